@@ -1,0 +1,66 @@
+# saturate on NVIDIA's PyTorch image.
+#
+#   docker build -t saturate . && mkdir -p runs
+#   docker run --rm --gpus all --init --shm-size 8g --ulimit memlock=-1 --ulimit stack=67108864 \
+#     --user "$(id -u):$(id -g)" -v /path/to/imagenet:/data:ro -v "$PWD/runs:/opt/saturate/runs" \
+#     saturate --nproc-per-node 1 train.py --config configs/imagenet/resnet50.yaml --data /data
+#
+# 26.09 carries torch 2.14.0a0+b2c75dd062.nv26.09, CUDA 13.4, Python 3.12 and Ubuntu 24.04, for drivers from R580 on:
+# https://docs.nvidia.com/deeplearning/frameworks/pytorch-release-notes/rel-26-09.html
+# Older ones have torch 2.11 from 26.02 on, but that one's DALI 2.0 cannot read stored pixels: the import check below says so.
+ARG BASE=nvcr.io/nvidia/pytorch:26.09-py3
+FROM ${BASE}
+
+SHELL ["/bin/bash", "-o", "pipefail", "-c"]
+WORKDIR /opt/saturate
+COPY requirements.txt ./
+
+# What the image brings stays as NVIDIA built it: torch and torchvision always; DALI and nvImageCodec when they are there,
+# because nvidia-dali-cuda120 beside a bundled nvidia-dali-cuda130 writes into the same folder.
+RUN set -eu; \
+    has() { python -c 'import importlib.util as u, sys; sys.exit(u.find_spec(sys.argv[1]) is None)' "$1" 2>/dev/null; }; \
+    bundled='torch|torchvision'; \
+    if has nvidia.dali; then bundled+='|nvidia-dali-cuda[0-9]+'; fi; \
+    if has nvidia.nvimgcodec; then bundled+='|nvidia-nvimgcodec-cu[0-9]+'; fi; \
+    grep -Eiv "^(${bundled})([^[:alnum:]_-]|$)" requirements.txt > requirements.image.txt
+
+# Since 25.03 these images pin every package they were made with in a constraint file (PIP_CONSTRAINT): where one is older than
+# our floor, the install would have no solution. So only what the image's own builds were compiled against stays pinned; pip
+# leaves every other package alone that is new enough.
+RUN set -eu; \
+    python -m pip list --format=freeze | grep -Ei '^(torch|torchvision|triton|pytorch-triton|numpy)==' > constraint.image.txt || true; \
+    PIP_CONSTRAINT="$PWD/constraint.image.txt" python -m pip install --no-cache-dir --requirement requirements.image.txt; \
+    rm requirements.image.txt constraint.image.txt
+
+COPY . .
+
+# Any user may run it (--user): caches, runs and home are writable for all, and USER names one for whom the image has no entry.
+ENV HOME=/home/saturate \
+    USER=saturate \
+    XDG_CACHE_HOME=/home/saturate/.cache \
+    TORCH_HOME=/home/saturate/.cache/torch \
+    TORCHINDUCTOR_CACHE_DIR=/home/saturate/.cache/torchinductor \
+    TRITON_CACHE_DIR=/home/saturate/.cache/triton \
+    NUMBA_CACHE_DIR=/home/saturate/.cache/numba
+RUN set -eu; \
+    useradd --no-log-init --create-home --home-dir "${HOME}" --uid 10001 saturate; \
+    install -d -m 1777 "${HOME}" runs "${XDG_CACHE_HOME}" \
+      "${TORCH_HOME}" "${TORCHINDUCTOR_CACHE_DIR}" "${TRITON_CACHE_DIR}" "${NUMBA_CACHE_DIR}"
+
+# video: nvJPEG's engine and NVDEC are not visible to a container without it.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
+
+USER 10001
+
+# Everything that saturate imports is here, and DALI is new enough (2.2 reads stored pixels) whoever brought it.
+RUN set -eu; \
+    python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)'; \
+    python -c 'import cv2, filelock, imageio, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
+    python -c 'import rich, tensorboard, tyro, yaml'; \
+    if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord'; fi; \
+    python -c 'import nvidia.dali as d; v = d.__version__; \
+      exit(f"DALI {v} of this BASE is too old: take a newer image" if tuple(map(int, v.split(".")[:2])) < (2, 2) else print("DALI", v))'; \
+    python train.py --help > /dev/null
+
+ENTRYPOINT ["torchrun", "--standalone"]
+CMD ["train.py", "--help"]

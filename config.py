@@ -1,0 +1,294 @@
+"""The typed schema of every setting: one field, its docstring is its --help. A YAML preset is overridden by flags.
+
+Must not know: any room. What a name means (a loader, an architecture) is checked by train.py against the room's table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, ValidationError
+
+from contracts import Mistake
+
+Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class Settings(BaseModel):
+    """Frozen, keyword-only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Data(Settings):
+    """What to train on."""
+
+    data: Path | None = None
+    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout). Not needed with --loader synthetic."""
+    source: Literal["folder"] = "folder"
+    """How --data is laid out."""
+    manifest_dir: Path | None = None
+    """Where the scanned columns are kept. Default: $XDG_CACHE_HOME/saturate. Never inside --data."""
+    rescan: bool = False
+    """Scan --data again although folders look unchanged (files were rewritten in place)."""
+
+
+class Augmentation(Settings):
+    """What the plan draws for each sample. The same numbers for every loader."""
+
+    image_size: Annotated[int, Field(ge=8)] | None = None
+    """Height and width of the training and validation images, pixels. Default: what the architecture was made for, mostly 224."""
+    train_window: Literal["random-resized", "center", "stretch"] = "random-resized"
+    """Training window: torchvision's RandomResizedCrop, the validation's centre crop, or the whole image stretched."""
+    crop_scale: tuple[FiniteFloat, FiniteFloat] = (0.08, 1.0)
+    """RandomResizedCrop: smallest and largest area, as a share of the image's."""
+    crop_ratio: tuple[FiniteFloat, FiniteFloat] = (3 / 4, 4 / 3)
+    """RandomResizedCrop: smallest and largest width / height."""
+    flip: Share = 0.5
+    """Probability of a left-right flip in training."""
+    val_window: Literal["center", "stretch"] = "center"
+    """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
+    val_resize: Annotated[int, Field(ge=8)] | None = None
+    """Validation: length of the shorter side before the centre crop, pixels. Default: image size * 256 / 224."""
+    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = (0.485, 0.456, 0.406)
+    """Subtracted from RGB in [0, 1]."""
+    std: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = (0.229, 0.224, 0.225)
+    """Divides RGB after the mean."""
+
+
+class Loading(Settings):
+    """How samples reach the device."""
+
+    loader: str = "auto"
+    """synthetic, torchvision, dali-cpu, dali-gpu, dali-fed; auto = dali-gpu with a GPU, else torchvision."""
+    reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"
+    """Decoder of the torchvision loader; auto = the fastest whose pixels are PIL's, bit for bit."""
+    batch_size: PositiveInt = 64
+    """Samples a rank and micro-batch."""
+    val_batch_size: PositiveInt | None = None
+    """Samples a rank in validation. Default: --batch-size."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Worker processes (torchvision, dali-fed) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks, less one."""
+    read_delay_ms: NotNegative = 0.0
+    """Each read of a file takes this much longer: is the run bound by its storage?"""
+
+
+class Model(Settings):
+    """What is trained."""
+
+    task: Literal["classification"] = "classification"
+    """What a batch means."""
+    arch: str = "resnet50"
+    """Any classification architecture of torchvision.models, by its name there."""
+    weights: str | None = None
+    """Start from a checkpoint file, or from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...)."""
+    precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
+    """auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
+    compile: bool = False
+    """torch.compile the model."""
+
+
+class Optimisation(Settings):
+    """How the weights move."""
+
+    epochs: PositiveInt = 90
+    """Passes over the training data."""
+    steps: PositiveInt | None = None
+    """End after this many optimiser steps in all, wherever the epoch is. The schedule still spans --epochs."""
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """SGD with Nesterov momentum, or AdamW."""
+    lr: Annotated[FiniteFloat, Field(gt=0)] = 0.1
+    """Peak learning rate, as it is used: nothing scales it with the batch."""
+    momentum: Share = 0.9
+    """SGD's momentum."""
+    nesterov: bool = True
+    """SGD's Nesterov form."""
+    weight_decay: NotNegative = 1e-4
+    """On weights of convolutions and linear layers."""
+    norm_weight_decay: NotNegative = 0.0
+    """On biases, norms and other one-dimensional parameters."""
+    schedule: Literal["cosine", "step", "constant"] = "cosine"
+    """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs, or constant."""
+    warmup_epochs: NotNegative = 5.0
+    """Linear warm-up from 1 % of --lr."""
+    final_lr: NotNegative = 0.0
+    """Where the cosine ends."""
+    lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = 30.0
+    """Step schedule: epochs between two drops."""
+    lr_gamma: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.1
+    """Step schedule: the factor of a drop."""
+    label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
+    """Share of the target spread over all classes."""
+    accumulate: PositiveInt = 1
+    """Micro-batches a step."""
+    clip_grad_norm: NotNegative = 0.0
+    """Largest gradient norm; 0 = no clipping."""
+
+
+class Run(Settings):
+    """What a run keeps, says and measures."""
+
+    config: Path | None = None
+    """YAML preset; flags win over it."""
+    output: Path | None = None
+    """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json. Default: a new one below runs/."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Key of every random number of the run."""
+    resume: str | None = None
+    """auto = last.pt of --output when there is one; or a checkpoint file."""
+    evaluate: bool = False
+    """Validate once (with --resume or --weights) and stop."""
+    ceilings: bool = True
+    """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each)."""
+    profile: bool = False
+    """Write a torch.profiler trace of ten steps for TensorBoard."""
+    val_every: Annotated[int, Field(ge=0)] = 1
+    """Epochs between validations; the last epoch is always validated. 0 = never."""
+    log_every: PositiveInt = 20
+    """Steps between two points of the training curves."""
+    save_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Write last.pt every N steps; 0 = only by --save-every-minutes and at the end of epochs."""
+    save_every_minutes: NotNegative = 15.0
+    """Write last.pt after this many minutes; 0 = never by time."""
+    min_window_s: Annotated[FiniteFloat, Field(gt=0)] = 2.0
+    """Shortest window of the rate, seconds."""
+
+
+class Config(Settings):
+    """Train image classifiers, see how fast it goes, how fast it could go, and what holds it back."""
+
+    run: Run = Run()
+    data: Data = Data()
+    augmentation: Augmentation = Augmentation()
+    loading: Loading = Loading()
+    model: Model = Model()
+    optimisation: Optimisation = Optimisation()
+
+    def flat(self) -> dict[str, Any]:
+        """Every setting by its flag's name, with JSON values, as a preset holds them."""
+        return {name: value for group in self.model_dump(mode="json").values() for name, value in group.items()}
+
+
+GROUPS = {name: info.annotation for name, info in Config.model_fields.items()}
+GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_fields}  # type: ignore[union-attr]
+
+
+def build(flat: dict[str, Any], origin: str = "settings") -> Config:
+    """A checked Config from flat keys. Raises Mistake naming the first bad key, what it got and the nearest name."""
+    nested: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
+    for key, value in flat.items():
+        name = str(key).replace("-", "_")
+        if name not in GROUP_OF:
+            raise Mistake(f"{origin}: unknown key '{key}'{nearest(name, GROUP_OF)}; --help lists every setting")
+        nested[GROUP_OF[name]][name] = value
+    try:
+        config = Config.model_validate(nested)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0]
+        said = first["msg"][0].lower() + first["msg"][1:]
+        raise Mistake(f"{origin}: --{str(name).replace('_', '-')} got {first['input']!r}: {said}") from None
+    _check_ranges(config, origin)
+    return config
+
+
+def _check_ranges(config: Config, origin: str) -> None:
+    for name, lowest in (("crop_scale", 0.0), ("crop_ratio", 0.0)):
+        low, high = getattr(config.augmentation, name)
+        if not lowest < low <= high or (name == "crop_scale" and high > 1):
+            flag = name.replace("_", "-")
+            raise Mistake(f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= high{' <= 1' if name == 'crop_scale' else ''}")
+    if min(config.augmentation.std) <= 0:
+        raise Mistake(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
+
+
+def nearest(name: str, known: Any) -> str:
+    """' (did you mean a or b?)', or nothing when no name is near."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.55)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def one_of(flag: str, name: str, known: Any, *, auto: str | None = None) -> str:
+    """`name` when `known` has it, `auto` for 'auto'. Raises Mistake with the nearest names."""
+    if name == "auto" and auto is not None:
+        return auto
+    if name in known:
+        return name
+    allowed = f"; known: {', '.join(known)}" if len(known) <= 12 else ""
+    raise Mistake(f"{flag} got '{name}'{nearest(name, known) or ', which is unknown'}{allowed}")
+
+
+def read_preset(path: Path) -> dict[str, Any]:
+    """The flat keys of a YAML preset. Raises Mistake when it is missing, does not parse or is no mapping."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise Mistake(f"--config {path}: {error.strerror or error}; presets are in configs/") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise Mistake(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise Mistake(f"--config {path}: got {type(content).__name__}, a preset is a mapping 'setting: value'")
+    return content
+
+
+def parse(argv: list[str]) -> Config:
+    """Flags over the preset that --config names over the defaults. Raises Mistake; --help prints and exits 0."""
+    preset: dict[str, Any] = {}
+    for at, word in enumerate(argv):
+        if word == "--config" and at + 1 < len(argv):
+            preset = read_preset(Path(argv[at + 1]))
+        elif word.startswith("--config="):
+            preset = read_preset(Path(word.partition("=")[2]))
+    defaults = build(preset, origin="--config")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            parsed = tyro.cli(
+                Config,
+                args=[word.capitalize() if word in ("true", "false") else word for word in argv],
+                default=defaults,
+                prog="train.py",
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise Mistake(_one_line(said.getvalue())) from None
+    return build(parsed.flat(), origin="flags")
+
+
+def _one_line(box: str) -> str:
+    """The parser's framed message as one line."""
+    text = re.sub(r"[│╭╮╰╯─]", " ", box)
+    text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
+    found = re.search(r"validation error for \w+ (\w+) (.*?) \[type=[^,]*, input_value=(.*?), input_type", text)
+    if found:
+        name, said, got = found.groups()
+        return f"flags: --{name.replace('_', '-')} got {got}: {said[0].lower() + said[1:]}"
+    text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error|Missing required options) ", "", text)
+    unknown = re.match(r"Unrecognized options: (\S+)", text)
+    if unknown:
+        name = unknown.group(1).lstrip("-").replace("-", "_")
+        return f"flags: unknown flag '{unknown.group(1)}'{nearest(name, GROUP_OF).replace('_', '-')}; --help lists every setting"
+    return f"flags: {text}"
+
+
+def as_yaml(config: Config) -> str:
+    """The whole configuration as a preset that `--config` reads back to the same Config."""
+    lines = []
+    for group, cls in GROUPS.items():
+        lines.append(f"# {(cls.__doc__ or '').strip()}")  # type: ignore[union-attr]
+        values = config.model_dump(mode="json")[group]
+        for name, value in values.items():
+            if name != "config":
+                lines.append(f"{name}: {json.dumps(value)}")
+    return "\n".join(lines) + "\n"

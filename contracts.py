@@ -1,0 +1,197 @@
+"""The nouns that rooms share. No behaviour beyond reading a field, and no import of ours.
+
+file -> Manifest -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
+        what        which,          pixels             what it means
+        exists      which window
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+    Array = np.ndarray[Any, Any]
+
+
+class Mistake(Exception):
+    """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2."""
+
+
+class LocalMistake(Mistake):
+    """A mistake that one rank alone has met, such as a file that changed; that rank says so, not rank 0."""
+
+
+class NotFinite(Exception):
+    """The loss stopped being a number; names the step and the samples. Exit code 3."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """One micro-batch of one rank, as numbers. Drawn by the plan, carried through every room unchanged.
+
+    A padded place has id -1, `valid` False, and the numbers of some real row. Axes: B samples, T frames, K colour draws.
+    """
+
+    ids: Array  # int64 [B], index into the manifest
+    regions: Array  # int64 [B, 4], x0 y0 x1 y1 in stored pixels: decode this, nothing outside is seen
+    windows: Array  # float64 [B, 4], x0 y0 x1 y1 in REGION coordinates: this part fills the output
+    sizes: Array  # int64 [B, 2], height and width of the output in pixels
+    flips: Array  # bool [B], mirror left to right after the resize
+    valid: Array  # bool [B]
+    frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
+    colour: Array | None = None  # float32 [B, K]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """One micro-batch on the device, yours until you ask for the next one.
+
+    The loader orders the streams itself: what you launch on the current stream after you got the batch sees finished
+    pixels, and everything launched there before you ask for the next batch may still read this one.
+    """
+
+    images: torch.Tensor  # [B, 3, H, W] channels_last (clips: [B, 3, T, H, W]), normalised, in the step's input dtype
+    sizes: torch.Tensor  # int64 [B, 2], the part of each image that is no padding
+    targets: dict[str, torch.Tensor]
+    valid: torch.Tensor  # bool [B], on the device
+    ids: Array  # int64 [B], on the HOST; -1 for padding
+    failed: tuple[int, ...] = ()  # ids whose pixels could not be decoded; their `valid` is False
+    transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
+
+
+class World(Protocol):
+    """Who takes part. Implemented by engine/distributed.py; the other rooms receive it."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+    def barrier(self) -> None:
+        """Wait until every rank's host is here. Does not touch the device."""
+
+    def sum(self, values: Array) -> Array:
+        """Elementwise sum of an int64 or float64 host array over the ranks, exact for int64."""
+
+    def gather(self, value: object) -> list[Any]:
+        """Every rank's (picklable) value, in rank order, on every rank."""
+
+
+class Source(Protocol):
+    """Row -> bytes. Picklable, cheap to copy into worker processes, opens nothing before it reads."""
+
+    read_delay_s: float
+
+    def __len__(self) -> int: ...
+
+    def path(self, sample: int) -> bytes:
+        """Absolute path of the sample's file, in the file system's encoding."""
+
+    def read(self, sample: int) -> bytes:
+        """The file's bytes, `read_delay_s` later than the storage gave them. Raises Mistake when the size has changed."""
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise Mistake when `size` bytes is not what the manifest recorded."""
+
+
+class Plan(Protocol):
+    """Which sample, which window, which flip, in which order, for one rank."""
+
+    @property
+    def samples(self) -> int:
+        """Of the whole data set."""
+
+    @property
+    def batch_size(self) -> int:
+        """Of a rank and micro-batch."""
+
+    @property
+    def step_samples(self) -> int:
+        """G = world size * batch size * accumulation."""
+
+    @property
+    def image_size(self) -> int:
+        """Largest side of an output, pixels."""
+
+    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
+        """This rank's micro-batches of an epoch from which `first` samples are already consumed; lazy, indexable."""
+
+    def steps(self, first: int = 0) -> int:
+        """Optimiser steps left in an epoch after `first` samples."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """What every loader turns decoded pixels into: (value / 255 - mean) / std, in `dtype`."""
+
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    dtype: str = "float32"  # of the step's input: float16, bfloat16 or float32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """All that a loader needs. It has no randomness, no rank arithmetic and no idea what a label means."""
+
+    plan: Plan
+    source: Source
+    columns: Any  # the manifest's columns that decoding may need: .height .width .format .components .depth .size
+    targets: Callable[[Rows], dict[str, Array]]
+    pixels: Pixels
+    device: torch.device
+    workers: int  # processes or threads that read and decode
+    reader: str = "auto"  # decoder of the torchvision loader
+    training: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Loader(Protocol):
+    """Rows in, batches on the device out. A context manager; one file in loaders/ each, opened by `open(feed)`."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
+
+    in_flight: int  # batches that may be ready or under way before anyone asks for them
+
+    def close(self) -> None:
+        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent."""
+
+    def __enter__(self) -> Loader: ...
+
+    def __exit__(self, *exc: object) -> None: ...
+
+
+class Metric(Protocol):
+    """Counts over a validation, exact whatever the number of ranks."""
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        """Add one batch. Reads nothing back from the device."""
+
+    def result(self, world: World) -> dict[str, float]:
+        """Sum over the ranks and name the figures; every rank gets the same."""
+
+
+class Task(Protocol):
+    """What a batch means."""
+
+    name: str
+    best: str  # the figure of Metric.result that picks best.pt; larger is better
+
+    def targets(self, rows: Rows) -> dict[str, Array]:
+        """Host arrays that travel with the images, one row a sample; padded rows get the ignore value."""
+
+    def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        """fp32 [B], one loss a sample, 0 where the sample is not valid."""
+
+    def metric(self, device: torch.device) -> Metric:
+        """A fresh metric."""

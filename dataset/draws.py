@@ -1,0 +1,56 @@
+"""The only random numbers of the project: uniforms that are a pure function of a key and a counter.
+
+A stream is named by (seed, epoch, purpose); its counters are sample ids. No generator has a state, so nothing has to be
+saved, and neither workers nor ranks can change what is drawn.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in SplitMix64
+_MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLY_2 = np.uint64(0x94D049BB133111EB)
+
+
+class Purpose(IntEnum):
+    """What a stream is for. Values are part of every key: never renumber."""
+
+    ORDER = 1
+    WINDOW = 2
+    FLIP = 3
+    FRAMES = 4
+    COLOUR = 5
+    MODEL = 6  # dropout and other draws on the device, see engine/step.py
+
+
+def _mix(words: Array) -> Array:
+    """SplitMix64's finaliser (Steele, Lea, Flood 2014), a bijection on uint64. Overflow is intended."""
+    words = (words ^ (words >> np.uint64(30))) * _MULTIPLY_1
+    words = (words ^ (words >> np.uint64(27))) * _MULTIPLY_2
+    return words ^ (words >> np.uint64(31))
+
+
+def key(*words: int) -> int:
+    """One 64-bit key out of several words; each is absorbed through the mixer, so no sum or product of them collides."""
+    state = np.zeros(1, np.uint64)
+    for word in words:
+        state = _mix((state ^ np.uint64(word & 0xFFFFFFFFFFFFFFFF)) + _INCREMENT)
+    return int(state[0])
+
+
+def bits(stream: int, counters: Array) -> Array:
+    """uint64, one for each counter, the same on every machine and NumPy version."""
+    stream_word = np.uint64(stream)
+    return _mix(_mix((np.asarray(counters).astype(np.uint64) ^ stream_word) + _INCREMENT) + stream_word)
+
+
+def uniforms(seed: int, epoch: int, purpose: Purpose, ids: Array, count: int) -> Array:
+    """float64 [len(ids), count] in [0, 1); row i depends on (seed, epoch, purpose, ids[i]) alone."""
+    columns = [bits(key(seed, epoch, purpose, column), ids) for column in range(count)]
+    return (np.stack(columns, axis=-1) >> np.uint64(11)) * 2.0**-53

@@ -1,0 +1,243 @@
+"""The manifest: what is known of every sample, as memory-mapped columns; must not know how a scan finds it, nor orders or windows.
+
+home/                     one for each data folder and list of classes
+    lock                  held while one process scans
+    current               name of the newest scan
+    scan-<id>/            never changed once it has this name
+        manifest.json     version, classes, identity, and size, date and digest of each column
+        <column>.npy      COLUMNS
+        visited.json      the folders seen and their dates
+        rejected.txt      what was left out, and why
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+VERSION = 1  # of the columns' names and meaning: a manifest of another version is made anew
+FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
+CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "other")  # the column `chroma`; none = no JPEG
+
+
+class Header(NamedTuple):
+    """What a scan reads of one file: a row of the manifest, less its path and label."""
+
+    size: int  # bytes of the file
+    height: int  # stored pixels, before any EXIF rotation
+    width: int
+    format: int  # index into FORMATS
+    depth: int  # bits a component (of the index, for a palette)
+    components: int  # 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
+    chroma: int = 0  # index into CHROMA
+    orientation: int = 0  # EXIF 1..8; 0 = not said, or nonsense
+    progressive: bool = False  # JPEG only
+    palette: bool = False
+
+
+HEADER = np.dtype(list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?"), strict=True)))
+COLUMNS: dict[str, np.dtype[Any]] = {
+    "path_bytes": np.dtype("u1"),  # relative paths, one after the other
+    "path_offsets": np.dtype("i8"),  # [n + 1], where each begins
+    "label": np.dtype("i4"),  # index into classes
+    **{name: HEADER[name] for name in Header._fields},
+}
+
+LISTING = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}  # raw files of a scan under way: bytes, [n + 1], [n]
+
+
+class Unusable(Exception):
+    """The folder holds no manifest of this version, or a damaged one. Not for users: a scan makes it anew."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Manifest:
+    """n samples in the order of their path's bytes. Pickles as the name of its folder, and is mapped again where it arrives.
+
+    While one is open, in any process, its folder is not removed by a newer scan.
+    """
+
+    folder: Path  # where the columns lie
+    root: Path  # absolute; the paths are relative to it
+    identity: str  # digest of paths, sizes, labels and classes: the same data elsewhere, or scanned again, has the same
+    classes: tuple[str, ...]
+    rejected: int  # lines of folder / rejected.txt: files left out, and class folders without an image
+    path_bytes: Array  # uint8 [bytes of all paths]
+    path_offsets: Array  # int64 [n + 1]
+    label: Array  # int32 [n], index into classes
+    size: Array  # int64 [n], bytes of the file
+    height: Array  # int32 [n], stored pixels, before any EXIF rotation
+    width: Array  # int32 [n]
+    format: Array  # uint8 [n], index into FORMATS
+    depth: Array  # uint8 [n], bits a component (of the index, for a palette)
+    components: Array  # uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
+    chroma: Array  # uint8 [n], index into CHROMA
+    orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
+    progressive: Array  # bool [n], JPEG only
+    palette: Array  # bool [n]
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def path(self, sample: int) -> bytes:
+        """Absolute path in the file system's encoding; any byte but 0 may occur."""
+        if not 0 <= sample < len(self.label):
+            raise IndexError(f"sample {sample} of {len(self.label)}")
+        return os.fsencode(self.root) + b"/" + self.path_bytes[self.path_offsets[sample] : self.path_offsets[sample + 1]].tobytes()
+
+    @classmethod
+    def open(cls, folder: Path) -> Manifest:
+        """Map the columns of a scan. Raises Unusable when anything about them is not as it was written."""
+        hold = _hold(folder)
+        try:
+            about = json.loads((folder / "manifest.json").read_text())
+            if about["version"] != VERSION:
+                raise Unusable(f"version {about['version']}, not {VERSION}")
+            columns = {name: _column(folder, name, about["columns"][name], about["samples"]) for name in COLUMNS}
+            if columns["path_offsets"][-1] != len(columns["path_bytes"]):
+                raise Unusable("paths and their offsets disagree")
+            opened = cls(
+                folder=folder,
+                root=Path(about["root"]),
+                identity=about["identity"],
+                classes=tuple(about["classes"]),
+                rejected=about["rejected"],
+                **columns,
+            )
+        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+            os.close(hold)
+            raise Unusable(f"{folder}: {error}") from error
+        except BaseException:
+            os.close(hold)
+            raise
+        weakref.finalize(opened, os.close, hold)
+        return opened
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Manifest.open, (self.folder,)
+
+
+def _hold(folder: Path) -> int:
+    """A shared lock on a scan's folder, as an open descriptor: while it lives, `sweep` leaves the folder alone."""
+    try:
+        descriptor = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise Unusable(f"{folder}: {error.strerror}") from None
+    with contextlib.suppress(OSError):  # a file system without locks; there `sweep` removes nothing
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
+
+
+def _column(folder: Path, name: str, expected: dict[str, Any], samples: int) -> Array:
+    path = folder / f"{name}.npy"
+    status = path.stat()
+    if status.st_size != expected["bytes"]:
+        raise Unusable(f"{path} has {status.st_size} bytes, not {expected['bytes']}")
+    # Reading every column would take a second for ten million samples, so only what was written to since, or copied, is read.
+    if status.st_mtime_ns != expected["mtime_ns"] and _digest(path) != expected["digest"]:
+        raise Unusable(f"{path} has other contents than were written")
+    values = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    length = {"path_bytes": len(values), "path_offsets": samples + 1}.get(name, samples)
+    if values.dtype != COLUMNS[name] or values.shape != (length,):
+        raise Unusable(f"{path} holds {values.dtype} {values.shape}, not {COLUMNS[name]} ({length},)")
+    return values
+
+
+def create_column(folder: Path, name: str, length: int) -> Array:
+    """A column to be filled, on disk from the start."""
+    made: Array = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=COLUMNS[name], shape=(length,))
+    return made
+
+
+def seal(folder: Path, *, root: Path, classes: Sequence[str], rejected: int, samples: int) -> None:
+    """Describe the finished columns of a folder and bring everything in it to the disk."""
+    columns = {}
+    identity = hashlib.blake2b(json.dumps(list(classes)).encode(), digest_size=16)
+    for name in COLUMNS:
+        path = folder / f"{name}.npy"
+        _sync(path)  # before its date is read: writing back what was mapped may change it
+        columns[name] = {"bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns, "digest": _digest(path)}
+        if name in ("path_bytes", "path_offsets", "size", "label"):
+            identity.update(memoryview(np.load(path, mmap_mode="r")))
+    about = {"version": VERSION, "root": str(root), "identity": identity.hexdigest(), "classes": list(classes), "rejected": rejected}
+    (folder / "manifest.json").write_text(json.dumps({**about, "samples": samples, "columns": columns}))
+    for path in [*folder.iterdir(), folder]:
+        _sync(path)
+
+
+def publish(home: Path, made: Path, name: str) -> Path:
+    """Give a sealed folder its name and make it the current one; a crash at any point leaves the old one or the new one."""
+    folder = home / name
+    os.rename(made, folder)
+    pointer = home / f"tmp-{name}.current"
+    pointer.write_text(name)
+    _sync(pointer)
+    os.replace(pointer, home / "current")
+    _sync(home)
+    return folder
+
+
+def sweep(home: Path, keep: Path | None) -> None:
+    """Remove the scans that nobody has open, and what interrupted ones left. Only for the holder of home's lock."""
+    for path in home.iterdir():
+        if path == keep or not path.name.startswith(("scan-", "tmp-")):
+            continue
+        with contextlib.suppress(OSError):
+            if not path.is_dir():
+                path.unlink()
+            elif not (path / "manifest.json").exists():
+                shutil.rmtree(path)
+            else:
+                descriptor = os.open(path / "manifest.json", os.O_RDWR | os.O_CLOEXEC)  # NFS: an exclusive lock needs write access
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
+                finally:
+                    os.close(descriptor)
+
+
+def printable(path: bytes) -> str:
+    """A path on one line: what is no printable UTF-8 is escaped."""
+    text = path.decode("utf-8", "backslashreplace")
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+
+
+class Rejects:
+    """rejected.txt: a line for each path that is left out, and why."""
+
+    def __init__(self, file: TextIO) -> None:
+        self.file, self.count, self.first = file, 0, ""
+
+    def __call__(self, path: bytes, why: str) -> None:
+        line = f"{printable(path)}\t{why}"
+        self.file.write(line + "\n")
+        self.count, self.first = self.count + 1, self.first or line.replace("\t", ": ")
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,245 @@
+"""Folder -> manifest: reads every file's header once, in parallel, and finds the result again; must not know pixels, orders or ranks.
+
+list   -> paths, offsets, labels on disk    one pass over the folders; from here on the total is known
+parse  -> a record for each file            processes, 500 files at a time
+keep   -> columns without the rejected      then sealed, renamed and made current
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+
+from contracts import Mistake
+from dataset import manifest
+from dataset.headers import Rejected
+from dataset.manifest import HEADER, LISTING, Array, Header, Manifest, Rejects
+
+CHUNK = 500  # files a task
+FEW = 2_000  # files that threads have read before processes have started
+PIECE = 1 << 20  # files by which a column is filled: bounds the memory
+LEFT_OUT = Header(-1, 0, 0, 0, 0, 0)
+
+Progress = Callable[[int, int, str], None]
+Read = Callable[[bytes], Header]  # raises headers.Rejected
+
+
+def open_folder(
+    root: Path,
+    *,
+    cache: Path,
+    classes: Sequence[str] | None = None,
+    rescan: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Manifest:
+    """The manifest of root/<class>/**/*: from `cache` when no folder has changed since, else from a new scan.
+
+    `classes` fixes the labels (validation has those of training); without it they are the sorted names of the folders that hold an image.
+    Of several processes that call this at once one scans and the others wait. `workers` processes read headers; 0 = four a core, 32 at
+    most, for they wait for the storage. `progress(done, total, what)` is called a few times a second; total is 0 while it is not known.
+    Raises Mistake.
+    """
+    called, say = time.time(), _throttled(progress)
+    real = Path(os.path.realpath(root))
+    if not real.is_dir():
+        raise Mistake(f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/")
+    key = json.dumps([str(real), None if classes is None else list(classes)]).encode()
+    name = re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40] + "-" + hashlib.blake2b(key, digest_size=8).hexdigest()
+    home = Path(os.path.realpath(cache)) / name
+    if home.is_relative_to(real):
+        raise Mistake(f"--manifest-dir {cache} lies inside the data {root}, which is never written to; choose a folder elsewhere")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home, say):
+            found = _reopen(home, real, after=called if rescan else 0.0)
+            return found if found is not None else _scan(real, classes, home, workers, say)
+    except OSError as error:
+        said = error.strerror or str(error)
+        raise Mistake(f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir") from error
+
+
+def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
+    lock = filelock.FileLock(home / "lock")
+    try:
+        return lock.acquire(timeout=0)
+    except filelock.Timeout:
+        say(0, 0, "waiting for another process's scan")
+        return lock.acquire()
+
+
+def _reopen(home: Path, real: Path, after: float) -> Manifest | None:
+    """The current scan when it is whole, was finished after that time (s since 1970), and no folder has changed since."""
+    from dataset.sources import folder as source  # not above: that package imports this module
+
+    with suppress(OSError, ValueError, TypeError, KeyError, manifest.Unusable):
+        folder, root = home / (home / "current").read_text(), os.fsencode(real)
+        seen = json.loads((folder / "visited.json").read_text())
+        if seen["finished"] > after and all(list(source.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]):
+            return Manifest.open(folder)
+    return None
+
+
+def _scan(real: Path, classes: Sequence[str] | None, home: Path, workers: int, say: Progress) -> Manifest:
+    from dataset.sources import folder as source
+
+    manifest.sweep(home, keep=None)
+    stamp = f"{time.time_ns():x}-{os.getpid()}"
+    made = home / f"tmp-{stamp}"
+    made.mkdir()
+    try:
+        with open(made / "rejected.txt", "w", encoding="utf-8") as file:
+            rejects = Rejects(file)
+            visits = [source.visit(os.fsencode(real))[0]]
+            source.settle(visits[0][1])
+            labels = source.labels(real, classes)
+            total = source.list_files(real, labels, made, visits, rejects, say)
+            records = _parse(source.header, real, total, made, workers, rejects, say)
+            used, samples = _keep(real, labels, records, made, rejects)
+        (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
+        for path in made.glob("listing.*"):
+            path.unlink()
+        manifest.seal(made, root=real, classes=used if classes is None else classes, rejected=rejects.count, samples=samples)
+        folder = manifest.publish(home, made, f"scan-{stamp}")
+    except BaseException:  # Ctrl-C too: nothing half is left
+        shutil.rmtree(made, ignore_errors=True)
+        raise
+    opened = Manifest.open(folder)
+    manifest.sweep(home, keep=folder)
+    return opened
+
+
+class _Parser:
+    """The header of one listed file after the other; what a worker process has."""
+
+    def __init__(self, read: Read, root: Path, made: Path, step: int) -> None:
+        self.read, self.root, self.step = read, os.fsencode(root) + b"/", step
+        self.paths, self.offsets, _ = (np.memmap(made / f"listing.{name}", dtype, "r") for name, dtype in LISTING.items())
+        self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)  # seen by every process: end after this file
+
+    def __call__(self, first: int) -> tuple[Array, list[tuple[bytes, str]]]:
+        offsets = self.offsets[first : first + self.step + 1]
+        blob = self.paths[offsets[0] : offsets[-1]].tobytes()
+        rows, bad = [], []
+        for start, end in pairwise((offsets - offsets[0]).tolist()):
+            if self.stop.value:
+                break
+            path = self.root + blob[start:end]
+            try:
+                rows.append(self.read(path))
+            except Rejected as why:
+                rows.append(LEFT_OUT)
+                bad.append((path, str(why)))
+        return np.array(rows, HEADER), bad
+
+
+def _parse(read: Read, root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
+    """A record a candidate, size -1 where it is left out."""
+    if not total:
+        return np.zeros(0, HEADER)
+    records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=HEADER, shape=(total,))
+    parser = _Parser(read, root, made, step=CHUNK if total > FEW else CHUNK // 10)
+    count, fork = workers or min(32, 4 * len(os.sched_getaffinity(0))), multiprocessing.get_context("fork")
+    pool: Executor = ProcessPoolExecutor(count, fork, _start, (parser, os.getpid())) if total > FEW else ThreadPoolExecutor(8)
+    try:
+        firsts = range(0, total, parser.step)
+        with warnings.catch_warnings():
+            # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the children use none but their own.
+            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the children, which start here
+            try:
+                results = pool.map(_work if total > FEW else parser, firsts)
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for first, (rows, bad) in zip(firsts, results, strict=True):
+            records[first : first + len(rows)] = rows
+            for path, why in bad:
+                rejects(path, why)
+            say(first + len(rows), total, "reading headers")
+    finally:
+        parser.stop.value = True
+        pool.shutdown(wait=True, cancel_futures=True)
+    return records
+
+
+_parser: _Parser | None = None  # of a worker process
+
+
+def _start(parser: _Parser, parent: int) -> None:
+    global _parser
+    _parser = parser
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
+        signal.signal(number, signal.SIG_IGN)
+
+    def end_with_parent() -> None:  # one that was killed would leave us waiting for work for ever
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+def _work(first: int) -> tuple[Array, list[tuple[bytes, str]]]:
+    assert _parser is not None
+    return _parser(first)
+
+
+def _keep(root: Path, labels: dict[str, int], records: Array, made: Path, rejects: Rejects) -> tuple[list[str], int]:
+    """Write the columns without what is left out; returns the classes that have an image, and the number of samples."""
+    good = records["size"] >= 0
+    samples = int(good.sum())
+    if not samples:
+        raise Mistake(f"--data: no image in {root}/<class>/; left out: {rejects.count}{rejects.first and ', first '}{rejects.first}")
+    paths, offsets, old = (np.memmap(made / f"listing.{name}", dtype, "r") for name, dtype in LISTING.items())
+    counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
+    for name, label in labels.items():
+        if not counts[label]:
+            rejects(os.fsencode(root / name), "class folder without an image")
+    lengths = np.diff(offsets)
+    columns = {name: manifest.create_column(made, name, samples) for name in (*Header._fields, "label")}
+    columns["path_bytes"] = manifest.create_column(made, "path_bytes", int(lengths[good].sum()))
+    columns["path_offsets"] = manifest.create_column(made, "path_offsets", samples + 1)
+    np.cumsum(lengths[good], out=columns["path_offsets"][1:])
+    row = byte = 0
+    for first in range(0, len(good), PIECE):
+        part = slice(first, first + PIECE)
+        rows, length = records[part][good[part]], lengths[part]
+        blob = paths[offsets[first] : offsets[first] + length.sum()][np.repeat(good[part], length)]
+        for name in Header._fields:
+            columns[name][row : row + len(rows)] = rows[name]
+        columns["label"][row : row + len(rows)] = old[part][good[part]]
+        columns["path_bytes"][byte : byte + len(blob)] = blob
+        row, byte = row + len(rows), byte + len(blob)
+    return [name for name, label in labels.items() if counts[label]], samples
+
+
+def _throttled(progress: Progress | None) -> Progress:
+    """At most ten calls a second, and the last one."""
+    last = 0.0
+
+    def say(done: int, total: int, what: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if progress is not None and (now - last >= 0.1 or done == total):
+            last = now
+            progress(done, total, what)
+
+    return say

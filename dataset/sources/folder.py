@@ -1,0 +1,194 @@
+"""Folders of image files, one folder a class: which files there are, and their bytes; must not know formats, orders or pixels."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from contracts import Mistake
+from dataset import headers
+from dataset.manifest import LISTING, Header, Manifest, printable
+
+HEAD = 4096  # bytes of a file read at first; nearly every header ends before
+
+Visit = tuple[str, int, int]  # a folder's path below the root (os.fsdecode), its date of change in ns, its inode
+Reject = Callable[[bytes, str], None]  # absolute path, reason
+
+
+class Folder:
+    """A contracts.Source over the files of a manifest."""
+
+    def __init__(self, manifest: Manifest, read_delay_s: float = 0.0) -> None:
+        self.manifest = manifest
+        self.read_delay_s = read_delay_s
+
+    def __len__(self) -> int:
+        return len(self.manifest)
+
+    def path(self, sample: int) -> bytes:
+        """Absolute path of the sample's file, in the file system's encoding."""
+        return self.manifest.path(sample)
+
+    def read(self, sample: int) -> bytes:
+        """The file's bytes, `read_delay_s` later than the storage gave them.
+
+        Raises Mistake when the file is gone or has another size than the manifest, OSError when the storage fails.
+        """
+        expected = int(self.manifest.size[sample])
+        try:
+            file = os.open(self.path(sample), os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise Mistake(f"a file of --data is gone: {printable(self.path(sample))}; run with --rescan") from None
+        try:
+            data = os.read(file, expected + 1)  # one byte more: a file that grew shows itself
+            while len(data) < expected and (piece := os.read(file, expected + 1 - len(data))):
+                data += piece
+            if len(data) != expected:
+                self.check(sample, os.fstat(file).st_size)
+        finally:
+            os.close(file)
+        if self.read_delay_s:
+            time.sleep(self.read_delay_s)
+        return data
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise Mistake when `size` bytes is not what the manifest recorded."""
+        expected = int(self.manifest.size[sample])
+        if size != expected:
+            path = printable(self.path(sample))
+            raise Mistake(f"a file of --data changed size: {path} has {size} bytes, the manifest says {expected}; run with --rescan")
+
+
+def labels(root: Path, classes: Sequence[str] | None) -> dict[str, int]:
+    """Label of each class folder (or link to one) in root: its place in `classes`, else among the sorted names, as in ImageFolder."""
+    try:
+        names = sorted(name for name in os.listdir(root) if not name.startswith(".") and os.path.isdir(root / name))
+    except OSError as error:
+        raise Mistake(f"--data: {root} cannot be listed: {error.strerror}") from None
+    if not names:
+        raise Mistake(f"--data: {root} has no class folders; images are expected in {root}/<class>/")
+    places = {name: place for place, name in enumerate(names if classes is None else classes)}
+    unknown = [printable(os.fsencode(name)) for name in names if name not in places]
+    if unknown:
+        raise Mistake(
+            f"--data: {root} has class folder '{unknown[0]}' ({len(unknown)} such), which is none of the {len(places)} classes of the "
+            "training data; remove or rename it, or add a folder of that name there"
+        )
+    return {name: places[name] for name in names}
+
+
+def list_files(
+    root: Path, labels: dict[str, int], made: Path, visits: list[Visit], reject: Reject, say: Callable[[int, int, str], None]
+) -> int:
+    """Write path, end and label of every candidate to made/listing.*, in the order of the paths' bytes; returns their number."""
+    total = end = 0
+    outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
+    with ExitStack() as stack:
+        paths, offsets, ids = (stack.enter_context(open(made / f"listing.{name}", "wb")) for name in LISTING)
+        offsets.write(np.zeros(1, LISTING["offsets"]).tobytes())
+        for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
+            for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
+                paths.write(b"".join(files))
+                ends = end + np.cumsum([len(file) for file in files], dtype=LISTING["offsets"])
+                offsets.write(ends.tobytes())
+                ids.write(np.full(len(files), labels[name], LISTING["labels"]).tobytes())
+                total, end = total + len(files), int(ends[-1])
+                say(total, 0, "listing files")
+    return total
+
+
+def header(path: bytes) -> Header:
+    """The header of one file. Raises headers.Rejected, and nothing else, when it cannot be read or is no image."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not stop the scan
+    except OSError as error:
+        broken = os.path.islink(path) and not os.path.exists(path)
+        raise headers.Rejected("broken link" if broken else f"cannot be read: {error.strerror}") from None
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise headers.Rejected("no regular file")
+        return headers.parse(os.pread(file, HEAD, 0), status.st_size, file)
+    except OSError as error:
+        raise headers.Rejected(f"cannot be read: {error.strerror}") from None
+    finally:
+        os.close(file)
+
+
+def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
+    """What a folder looks like from outside, and which folder it is (device, inode). Raises OSError."""
+    status = os.stat(root + b"/" + name if name else root)
+    return (os.fsdecode(name), status.st_mtime_ns, status.st_ino), (status.st_dev, status.st_ino)
+
+
+def settle(changed_ns: int) -> None:
+    """Wait until a change of the folder would get another date than its last one: clocks of file systems tick slowly."""
+    tick_ns = 2_000_000_000 if changed_ns % 1_000_000_000 == 0 else 20_000_000  # whole seconds: a coarse file system
+    left_ns = changed_ns + tick_ns - time.time_ns()
+    if 0 < left_ns <= tick_ns:
+        time.sleep(left_ns / 1e9)
+
+
+def walk(root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: list[Visit], reject: Reject) -> Iterator[list[bytes]]:
+    """The files below root/folder as paths relative to root, in the order of their bytes, a piece at a time.
+
+    Follows links, but not to a folder that the link lies in; `outside` are those above root/folder. Hidden files and folders are passed
+    over. What is no file, and folders that cannot be listed, go to `reject`; every folder seen is added to `visits`.
+    """
+    above = list(outside)  # (device, inode) of the folders that we are in
+    stack: list[tuple[bytes, Iterator[bytes]]] = []
+    entering: bytes | None = folder
+    while entering is not None or stack:
+        if entering is not None:
+            try:
+                seen, which = visit(root, entering)
+                if which in above:
+                    reject(root + b"/" + entering, "link to a folder that it lies in")
+                else:
+                    visits.append(seen)
+                    settle(seen[1])
+                    stack.append((entering + b"/", iter(_listing(root, entering, reject))))
+                    above.append(which)
+            except OSError as error:
+                reject(root + b"/" + entering, f"folder cannot be listed: {error.strerror}")
+            entering = None
+            continue
+        prefix, names = stack[-1]
+        files: list[bytes] = []
+        for name in names:
+            if name.endswith(b"/"):
+                entering = prefix + name[:-1]
+                break
+            files.append(prefix + name)
+            if len(files) == 10_000:
+                break
+        else:
+            stack.pop()
+            above.pop()
+        if files:
+            yield files
+
+
+def _listing(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
+    """Names in a folder; those of folders end in a slash, which also sorts them to where their files' paths belong."""
+    names = []
+    with os.scandir(root + b"/" + folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(b"."):
+                continue
+            try:
+                if entry.is_dir():
+                    names.append(entry.name + b"/")
+                elif entry.is_file() or entry.is_symlink():  # a broken link is rejected, by name, when it is opened
+                    names.append(entry.name)
+                else:
+                    reject(entry.path, "no regular file")
+            except OSError as error:  # for example a link to itself
+                reject(entry.path, f"cannot be read: {error.strerror}")
+    return sorted(names)

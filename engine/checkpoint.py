@@ -1,0 +1,71 @@
+"""Checkpoints: written under a new name, synced, renamed; loaded without running code."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from contracts import Mistake
+
+FORMAT = 1
+
+
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Replace `path` by `content` as one act: a kill or a full disk leaves the old file. Raises Mistake when it cannot be written."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with new.open("wb") as file:
+            torch.save({"format": FORMAT, **content}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        new.unlink(missing_ok=True)
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise Mistake(f"--output {path.parent}: cannot write {path.name}: {reason}; earlier checkpoints are untouched") from error
+
+
+def find(resume: str | None, output: Path | None) -> Path | None:
+    """The file that --resume names; `auto` is last.pt of the output folder where there is one."""
+    if resume is None:
+        return None
+    if resume == "auto":
+        if output is None:
+            raise Mistake("--resume auto looks for last.pt in --output, which was not given; or name the checkpoint: --resume FILE")
+        return last if (last := output / "last.pt").is_file() else None
+    path = Path(resume)
+    return path / "last.pt" if path.is_dir() else path
+
+
+def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str) -> dict[str, Any]:
+    """A checkpoint that fits this run. Raises Mistake naming both values where it does not."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise Mistake(f"--resume {path}: no checkpoint there; '--resume auto' starts anew when there is none") from None
+    except Exception as error:
+        raise Mistake(f"--resume {path}: not a checkpoint that can be read: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise Mistake(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); to start from plain weights use --weights")
+    for what, there, here in (
+        ("architecture", content["arch"], arch),
+        ("number of classes", len(content["classes"]), len(classes)),
+        ("classes", list(content["classes"]), list(classes)),
+        ("training data (manifest identity)", content["manifest"], manifest),
+    ):
+        if there != here:
+            raise Mistake(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run")
+    return content
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,161 @@
+"""The processes of a run: threads, device, process group. Everyone else receives a World and never asks torch.distributed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# before libgomp is loaded: a thread that waits must not spin on the core a loader's worker needs
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from contracts import Mistake
+
+
+def cores() -> int:
+    """CPU cores this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def prepare_process() -> torch.device:
+    """First call of every program: CUDA's variables before CUDA starts, threads, and the device of this rank.
+
+    CUDA maps streams onto 8 hardware queues by default, and a decoder's stream that shares a queue with training makes it
+    wait. With 32, ResNet-18 fed by nvJPEG rose from 71 % to 90 % of its compute ceiling, and on a stream of its own to 95 %
+    (docs/benchmarks/image.md). torchrun sets OMP_NUM_THREADS=1, which would leave a CPU run on one core.
+    """
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+        torch.set_num_threads(max(1, min(4, cores() // local_size)))
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = True
+        torch.backends.cudnn.allow_tf32 = True
+        return device
+    torch.set_num_threads(max(1, cores() // local_size))
+    return torch.device("cpu")
+
+
+def leave(code: int) -> None:
+    """End the process. With other ranks and an error, at once: tearing down would wait for ranks that wait for us."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code in (2, 3) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        os._exit(code)
+    sys.exit(code)
+
+
+class ProcessWorld:
+    """contracts.World over torch.distributed: gloo for host values, NCCL for device tensors; one process needs neither."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.local_rank, self.local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.device = device
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        """Inside, the ranks know each other. Call once the data is scanned: joining has a time-out."""
+        if self.size == 1:
+            yield
+            return
+        shared_gpu = self.device.type == "cuda" and self.local_size > torch.cuda.device_count()
+        if self.device.type == "cuda" and not shared_gpu:
+            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=self.device)
+        else:  # NCCL refuses two ranks on one GPU
+            dist.init_process_group("gloo")
+        yield
+        dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
+
+    def agree(self, what: object) -> None:
+        """Raise Mistake when the ranks do not see the same thing, such as one data set."""
+        seen = self.gather(what)
+        other = next((rank for rank, value in enumerate(seen) if value != seen[0]), None)
+        if other is not None:
+            raise Mistake(f"rank 0 and rank {other} see different data: {str(seen[0])[:200]} and {str(seen[other])[:200]}")
+
+    def synchronise(self) -> None:
+        """Wait for this rank's device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @contextmanager
+    def own_stream(self) -> Iterator[None]:
+        """Inside, work goes to a stream that no library waits for by default, as some do with the legacy default stream."""
+        if self.device.type != "cuda":
+            yield
+            return
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def wrap(self, module: nn.Module, *, compiled: bool) -> nn.Module:
+        """The module as the step calls it. Batch-norm statistics stay each rank's own until validation."""
+        called: nn.Module = torch.compile(module) if compiled else module  # type: ignore[assignment]
+        if self.size == 1:
+            return called
+        where = [self.device] if self.device.type == "cuda" else None
+        return DistributedDataParallel(called, device_ids=where, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+    def barrier(self) -> None:
+        self.sum(np.zeros(1, np.int64))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        if self.size == 1:
+            return values
+        total = torch.from_numpy(np.array(values))
+        dist.all_reduce(total)
+        return total.numpy()
+
+    def gather(self, value: object) -> list[Any]:
+        if self.size == 1:
+            return [value]
+        out: list[Any] = [None] * self.size
+        dist.all_gather_object(out, value)
+        return out
+
+    def broadcast_buffers(self, module: torch.nn.Module) -> None:
+        """Rank 0's batch-norm statistics to everyone: each rank's own follow its own samples."""
+        if self.size > 1:
+            for buffer in module.buffers():
+                dist.broadcast(buffer, src=0)
+
+
+class Vote:
+    """Flags that any rank may raise and all ranks see at the same step: started in step s, read in step s + 1."""
+
+    FLAGS = ("stop", "window", "save")
+
+    def __init__(self, world: ProcessWorld) -> None:
+        self._world = world
+        self._pending: tuple[torch.Tensor, Any] | None = None
+
+    def exchange(self, **raised: bool) -> dict[str, bool]:
+        """Start a vote with this step's flags; return what was decided with the flags of the step before."""
+        decided = self.drain()
+        flags = torch.tensor([int(raised.get(name, False)) for name in self.FLAGS], dtype=torch.int32)
+        work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True) if self._world.size > 1 else None
+        self._pending = (flags, work)
+        return decided
+
+    def drain(self) -> dict[str, bool]:
+        """Finish the vote under way (all ranks call this at the same point) and return its outcome."""
+        if self._pending is None:
+            return dict.fromkeys(self.FLAGS, False)
+        flags, work = self._pending
+        self._pending = None
+        if work is not None:
+            work.wait()
+        return {name: bool(flag) for name, flag in zip(self.FLAGS, flags.tolist(), strict=True)}

@@ -1,0 +1,49 @@
+"""Validation: every sample exactly once, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from contracts import Batch, Task
+from engine import precision as precisions
+from engine.distributed import ProcessWorld, Vote
+
+
+def evaluate(
+    module: nn.Module,
+    batches: Iterable[Batch],
+    *,
+    task: Task,
+    precision: str,
+    world: ProcessWorld,
+    vote: Vote,
+    stop_requested: Callable[[], bool],
+    progress: Callable[[int], None],
+) -> dict[str, Any] | None:
+    """The task's figures and `failed` ids over all ranks; None when a rank was asked to stop. `progress` gets samples done."""
+    world.broadcast_buffers(module)
+    was_training = module.training
+    module.eval()
+    metric = task.metric(world.device)
+    failed: list[int] = []
+    stopped = False
+    try:
+        with torch.inference_mode(), precisions.autocast(precision, world.device):
+            for batch in batches:
+                metric.update(module(batch.images), batch)
+                failed += batch.failed
+                progress(int((batch.ids >= 0).sum()))
+                if vote.exchange(stop=stop_requested())["stop"]:
+                    stopped = True
+                    break
+    finally:
+        module.train(was_training)
+    if vote.drain()["stop"] or stopped:
+        return None
+    result: dict[str, Any] = metric.result(world)
+    result["failed"] = sorted({sample for ids in world.gather(failed) for sample in ids})
+    return result

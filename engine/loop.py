@@ -1,0 +1,335 @@
+"""What happens over a run: epochs of steps, validation, checkpoints, stopping. Knows no loader, model or task by name."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from contracts import Batch, Loader, Mistake, NotFinite, Plan, Task
+from engine import checkpoint
+from engine.distributed import ProcessWorld, Vote
+from engine.evaluate import evaluate
+from engine.step import Step
+
+
+@dataclass
+class Progress:
+    """Where a run is. (epoch, consumed) is all that a loader needs to go on."""
+
+    epoch: int = 0
+    consumed: int = 0  # samples of this epoch, all ranks
+    step: int = 0  # optimiser steps of the whole run
+    best: float = float("-inf")
+    dropped: int = 0  # samples that were the tail of an epoch
+
+
+class StopRequest:
+    """SIGTERM or Ctrl-C as a flag; a second one is not needed and not obeyed."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __call__(self) -> bool:
+        return self.signal is not None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in before:
+            signal.signal(number, lambda got, _frame: setattr(self, "signal", self.signal or got))
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+class Recent:
+    """Device ring of the last steps' outcomes and host ring of their ids, read together every few steps."""
+
+    def __init__(self, size: int, world: ProcessWorld) -> None:
+        self._ring = torch.zeros(size, 4, device=world.device)
+        self._ids: list[tuple[int, np.ndarray]] = []
+        self._world = world
+
+    def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray]) -> None:
+        self._ring[len(self._ids)] = outcome
+        self._ids.append((step, np.concatenate(ids)))
+
+    def full(self) -> bool:
+        return len(self._ids) == len(self._ring)
+
+    def read(self) -> list[dict[str, float]]:
+        """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale. Waits for the device.
+
+        Raises NotFinite, on every rank, naming the first step whose loss is not finite, and that rank's samples.
+        """
+        count, steps = len(self._ids), self._ids
+        if count == 0:
+            return []
+        own = self._ring[:count].double().cpu().numpy()
+        self._ids = []
+        bad = next((i for i in range(count) if not np.isfinite(own[i, 0])), None)
+        told = None if bad is None else (steps[bad][0], own[bad, 0], steps[bad][1][:16].tolist())
+        first = min((t for t in self._world.gather(told) if t is not None), key=lambda t: t[0], default=None)
+        if first is not None:
+            step, value, ids = first
+            raise NotFinite(
+                f"the loss is {value} at step {step}; samples {ids}; nothing was saved after it. A lower --lr or --precision fp32/bf16?"
+            )
+        sums = self._world.sum(np.ascontiguousarray(own[:, :2]))
+        return [
+            {"step": steps[i][0], "loss": sums[i, 0] / max(sums[i, 1], 1.0), "grad_norm": own[i, 2], "loss_scale": own[i, 3]}
+            for i in range(count)
+        ]
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Everything a run is made of, and its loop. `report` is called on every rank and speaks on rank 0."""
+
+    world: ProcessWorld
+    plan: Plan
+    step: Step
+    module: nn.Module  # the bare module, whose state is saved
+    task: Task
+    precision: str
+    loader: Loader
+    open_validation: Callable[[], Loader] | None
+    validation_samples: int
+    learning_rate: Callable[[float], float]
+    report: Any
+    meter: Any
+    phases: Any
+    measure_ceilings: Callable[[Run, Batch], None] | None
+    profile: Any
+    output: Path
+    identity: dict[str, Any]  # arch, classes, manifest: what a checkpoint must agree with
+    epochs: int
+    steps: int | None
+    val_every: int
+    log_every: int
+    save_every_steps: int
+    save_every_s: float
+    bytes_of: Callable[[np.ndarray], int]
+    name_of: Callable[[int], str]
+    progress: Progress = field(default_factory=Progress)
+    failed: set[int] = field(default_factory=set)
+    validation: dict[str, Any] | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    def __post_init__(self) -> None:
+        self.vote = Vote(self.world)
+        self._recent = Recent(self.log_every, self.world)
+        self._saved_at = time.monotonic()
+        self._skipped = 0
+        self._last_scale: float | None = None
+        self._epoch_failed: set[int] = set()
+        self._read_bytes = 0
+
+    # -- the run ------------------------------------------------------------------------------------------------------
+
+    def fit(self) -> bool:
+        """Train to the end. False when a signal ended it early; a checkpoint has then been written."""
+        while self.progress.epoch < self.epochs and not self._enough():
+            if not self._epoch():
+                self.save()
+                return False
+            if self._enough() and self.plan.steps(self.progress.consumed) > 0:
+                break  # --steps ended it in mid-epoch
+            self.save()  # resumes into this epoch's validation
+            if not self._validate():
+                return False
+            self.progress.dropped += self.plan.samples - self.progress.consumed
+            self.progress.epoch, self.progress.consumed = self.progress.epoch + 1, 0
+            self.save()
+        if self.progress.consumed:
+            if not self._validate():
+                return False
+            self.save()
+        self.meter.flush()
+        return True
+
+    def _enough(self) -> bool:
+        return self.steps is not None and self.progress.step >= self.steps
+
+    def _epoch(self) -> bool:
+        """The rest of an epoch. False when a signal ended it."""
+        progress, total = self.progress, self.plan.steps(self.progress.consumed)
+        if total == 0:
+            return True
+        kept: Batch | None = None
+        batches = self._noting(self.loader.batches(progress.epoch, progress.consumed))
+        self._epoch_failed = set()
+        self.module.train()
+        self.phases.interrupt()
+        self.meter.resume(progress.epoch)
+        with self.report.epoch(progress.epoch, self.epochs, self.plan.samples, progress.consumed) as bar:
+            for _ in range(total):
+                epoch = progress.epoch + progress.consumed / self.plan.samples
+                lr = self.learning_rate(epoch)
+                logging = (progress.step + 1) % self.log_every == 0
+                self._seen: list[Batch] = []
+                outcome = self.step(batches, lr=lr, epoch=progress.epoch, position=progress.consumed, want_norm=logging)
+                self.phases.step()
+                progress.step += 1
+                progress.consumed += self.plan.step_samples
+                self._count(outcome)
+                self.profile.step()
+                kept = self._seen[-1]
+                if progress.step == 1:
+                    self.report.images(kept)
+                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due())
+                if logging or self._recent.full():
+                    self._log(lr, bar)
+                if decided["window"]:
+                    self._window(self.meter.point())
+                if decided["stop"] or self._enough():
+                    break
+                if decided["save"]:
+                    self._log(lr, bar)
+                    self._window(self.meter.pause())
+                    self.save()
+                    self.phases.interrupt()
+                    self.meter.resume(progress.epoch)
+            stopped = self.vote.drain()["stop"] or decided["stop"]
+            self._log(lr, bar)
+            self._window(self.meter.pause())
+        if self.measure_ceilings is not None and not stopped and kept is not None:
+            measure, self.measure_ceilings = self.measure_ceilings, None
+            measure(self, kept)
+        return not stopped
+
+    def _noting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Batches on their way into the step, remembered until it is counted."""
+        for batch in batches:
+            self._seen.append(batch)
+            yield batch
+
+    def _count(self, outcome: torch.Tensor) -> None:
+        ids = [batch.ids for batch in self._seen]
+        for batch in self._seen:
+            self._epoch_failed.update(batch.failed)
+            self.meter.add(int((batch.ids >= 0).sum()) - len(batch.failed))
+            self._read_bytes += self.bytes_of(batch.ids[batch.ids >= 0])
+        self._recent.add(self.progress.step, outcome, ids)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def _log(self, lr: float, bar: Any) -> None:
+        points = self._recent.read()
+        if not points:
+            return
+        for point in points:
+            if self._last_scale is not None and point["loss_scale"] < self._last_scale:
+                self._skipped += 1
+            self._last_scale = point["loss_scale"]
+        self._check_failed()
+        self.report.train(
+            points,
+            progress=asdict(self.progress),
+            lr=lr,
+            skipped_steps=self._skipped,
+            phases=self.phases.read(),
+            bar=bar,
+        )
+
+    def _check_failed(self) -> None:
+        """Every rank's failed samples; too many end the run. A sample may fail once an epoch, and is counted once."""
+        failed = {sample for ids in self.world.gather(sorted(self._epoch_failed)) for sample in ids}
+        new, self.failed = failed - self.failed, self.failed | failed
+        for sample in sorted(new)[:5]:
+            self.report.warn(f"cannot be decoded, left out: {self.name_of(sample)}")
+        limit = max(10, self.plan.samples // 100)
+        if len(failed) > limit:
+            named = ", ".join(self.name_of(sample) for sample in sorted(failed)[:3])
+            raise Mistake(f"{len(failed)} samples of this epoch cannot be decoded (more than {limit}), such as {named}")
+
+    def _window(self, window: Any) -> None:
+        if window is not None:
+            read, self._read_bytes = self._read_bytes, 0
+            total = float(self.world.sum(np.array([read], np.float64))[0])
+            self.report.window(window, step=self.progress.step, mib_per_s=total / 2**20 / window.seconds)
+
+    # -- validation and checkpoints -----------------------------------------------------------------------------------
+
+    def _validate(self) -> bool:
+        """False when a signal came; the epoch's checkpoint, already written, resumes into validation."""
+        epoch = self.progress.epoch
+        last = epoch + 1 >= self.epochs or self._enough()
+        due = self.val_every > 0 and (last or (epoch + 1) % self.val_every == 0)
+        if self.open_validation is None or not due:
+            return True
+        result = self.validate()
+        if result is None:
+            return False
+        if result[self.task.best] > self.progress.best:
+            self.progress.best = result[self.task.best]
+            over = self.plan.steps(self.progress.consumed) == 0
+            self.save("best.pt", replace(self.progress, epoch=epoch + 1, consumed=0) if over else self.progress)
+        return True
+
+    def validate(self) -> dict[str, Any] | None:
+        """Open the validation loader, pass over it once, close it: it holds no memory while training runs."""
+        assert self.open_validation is not None
+        with self.report.validation(self.validation_samples) as bar, self.open_validation() as loader:
+            result = evaluate(
+                self.module,
+                loader.batches(0, 0),
+                task=self.task,
+                precision=self.precision,
+                world=self.world,
+                vote=self.vote,
+                stop_requested=self.stop,
+                progress=bar,
+            )
+        if result is not None:
+            self.validation = result
+            self.report.validated(result, step=self.progress.step, epoch=self.progress.epoch)
+        return result
+
+    def _save_due(self) -> bool:
+        by_steps = self.save_every_steps > 0 and self.progress.step % self.save_every_steps == 0
+        return by_steps or (self.save_every_s > 0 and time.monotonic() - self._saved_at >= self.save_every_s)
+
+    def save(self, name: str = "last.pt", progress: Progress | None = None) -> None:
+        """Write a checkpoint from rank 0; the others wait. Nothing is saved past a loss that is not finite."""
+        self._recent.read()
+        error = None
+        if self.world.rank == 0:
+            try:
+                checkpoint.write(self.output / name, self._state(progress or self.progress))
+            except Mistake as mistake:
+                error = str(mistake)
+        self._saved_at = time.monotonic()
+        if (error := self.world.gather(error)[0]) is not None:
+            raise Mistake(error)
+
+    def _state(self, progress: Progress) -> dict[str, Any]:
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
+            "scaler": self.step.scaler.state_dict(),
+            "progress": asdict(progress),
+            **self.identity,
+        }
+
+    def load(self, content: dict[str, Any]) -> None:
+        """Take up where a checkpoint left off; hyper-parameters are this run's, not the checkpoint's."""
+        self.module.load_state_dict(content["model"])
+        own = [{k: v for k, v in group.items() if k != "params"} for group in self.step.optimizer.param_groups]
+        self.step.optimizer.load_state_dict(content["optimizer"])
+        for group, settings in zip(self.step.optimizer.param_groups, own, strict=True):
+            group.update(settings)
+        if content["scaler"]:
+            self.step.scaler.load_state_dict(content["scaler"])
+        self.progress = Progress(**content["progress"])

@@ -1,0 +1,20 @@
+"""SGD and AdamW, fused on CUDA, without weight decay on biases and norms."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def build(
+    module: nn.Module, *, name: str, lr: float, weight_decay: float, norm_weight_decay: float, momentum: float, nesterov: bool
+) -> torch.optim.Optimizer:
+    """Two groups: parameters with at least two axes, and the rest (biases, norms, scales)."""
+    weights = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
+    rest = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
+    groups = [{"params": weights, "weight_decay": weight_decay}, {"params": rest, "weight_decay": norm_weight_decay}]
+    groups = [group for group in groups if group["params"]]
+    fused = all(p.is_cuda for p in weights)
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=fused)
+    return torch.optim.AdamW(groups, lr=lr, fused=fused)

@@ -1,0 +1,101 @@
+"""The training step: wait, forward, loss, backward, scale, clip, update. The only backward() of the project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from contracts import Batch, World
+from engine import precision as precisions
+
+
+class Step:
+    """Calling it takes `accumulate` batches and moves the weights once. Precision, DDP and compile wrap it, none forks it.
+
+    Returns float32 [4] on the device: sum of losses, valid samples (both of this rank), gradient norm (nan unless it was
+    asked for or clips), loss scale before the update.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: nn.Module,
+        losses: Callable[[Any, Batch], torch.Tensor],
+        optimizer: torch.optim.Optimizer,
+        precision: str,
+        accumulate: int,
+        clip_grad_norm: float,
+        world: World,
+        draw_key: Callable[[int, int, int, int], int],
+        phases: Any,
+    ) -> None:
+        self.module, self.optimizer = module, optimizer
+        self.scaler = precisions.loss_scaler(precision, world.device)
+        self._losses, self._precision = losses, precision
+        self._accumulate, self._clip = accumulate, clip_grad_norm
+        self._world, self._draw_key, self.phases = world, draw_key, phases
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._outcome = torch.zeros(4, device=world.device)
+
+    def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int, want_norm: bool = False) -> torch.Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        loss_sum = valid = torch.zeros((), device=self._world.device)
+        counting = None
+        for micro in range(self._accumulate):
+            batch = next(batches)
+            self.phases.mark("data_wait")
+            # dropout and the like: keyed by (seed, epoch, position, rank), so no generator state is saved
+            torch.manual_seed(self._draw_key(epoch, position, micro, self._world.rank))
+            last = micro + 1 == self._accumulate
+            count = batch.valid.sum(dtype=torch.float32)
+            valid = valid + count
+            if last and self._world.size > 1:
+                everyone = valid.clone()
+                counting = dist.all_reduce(everyone, async_op=True)
+            with nullcontext() if last or self._world.size == 1 else self.module.no_sync():  # type: ignore[operator]
+                with precisions.autocast(self._precision, self._world.device):
+                    losses = self._losses(self.module(batch.images), batch)
+                self.phases.mark("forward")
+                mine = losses.sum()
+                self.scaler.scale(mine / (len(batch.ids) * self._accumulate)).backward()
+                self.phases.mark("backward")
+            loss_sum = loss_sum + mine.detach()
+            if batch.transfer is not None:
+                self.phases.span("transfer", *batch.transfer)
+        norm = self._rescale(valid if counting is None else (counting.wait(), everyone)[1], len(batch.ids), want_norm)
+        self._outcome = torch.stack([loss_sum, valid, norm, self._loss_scale()])
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.phases.mark("update")
+        return self._outcome
+
+    def _rescale(self, valid: Any, batch_size: int, want_norm: bool) -> torch.Tensor:
+        """Mean over places -> mean over valid samples of all ranks, then clip. Returns the norm before clipping."""
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        self.scaler.unscale_(self.optimizer)
+        factor = torch.where(valid > 0, batch_size * self._accumulate * self._world.size / valid, 0.0)
+        norm = torch.full_like(factor, torch.nan)
+        if want_norm or self._clip > 0:
+            norm = torch.nn.utils.get_total_norm(gradients) * factor
+        if self._clip > 0:
+            factor = factor * torch.clamp(self._clip / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_(gradients, factor)
+        return norm
+
+    def _loss_scale(self) -> torch.Tensor:
+        scale = getattr(self.scaler, "_scale", None)  # the device tensor: get_scale() would wait for the device
+        return torch.ones_like(self._outcome[0]) if scale is None else scale.clone()
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """Every tensor that a step changes and a later step reads; what is restored after a ceiling was measured."""
+        module_state = [*self.module.parameters(), *self.module.buffers()]
+        optimizer_state = [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+        scaler_state = [t for name in ("_scale", "_growth_tracker") if (t := getattr(self.scaler, name, None)) is not None]
+        return [*module_state, *optimizer_state, *scaler_state]

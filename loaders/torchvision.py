@@ -1,0 +1,102 @@
+"""`torchvision`: DataLoader workers decode a region, resize and flip it; pixels travel as uint8 and are normalised on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Batch, Feed, Rows
+from loaders._readers import READERS, Decode, Undecodable, choose, resize_window
+from loaders._staging import Ahead, Staged, Stager, hand_over
+from loaders._workers import Workers, shared_bytes
+
+JPEG, PLAIN_COMPONENTS = 0, (1, 3)
+
+
+class TorchvisionLoader:
+    """contracts.Loader. rows -> [worker: read, decode, resize, flip] -> uint8 in shared memory -> pinned -> device."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+        self.reader = choose(feed.reader)
+        plan = feed.plan
+        self._workers = Workers(
+            lambda: Decoding(feed, self.reader), workers=feed.workers, bytes_a_batch=3 * plan.batch_size * plan.image_size**2
+        )
+        self._stager = Stager(feed)
+        self._ahead: Ahead | None = None
+        self.in_flight = self._workers.in_flight + 2
+
+    def __enter__(self) -> TorchvisionLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self._stop()
+        rows = self._feed.plan.rows(epoch, first)
+        self._ahead = Ahead(lambda: self._staged(rows), depth=2, device=self._feed.device)
+        return hand_over(iter(self._ahead))
+
+    def close(self) -> None:
+        self._stop()
+        self._workers.close()
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        for pixels, its_rows, failed in self._workers.run(rows):
+            yield self._stager.stage(pixels, its_rows, failed)
+
+    def _stop(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+
+class Decoding:
+    """In a worker: rows -> (uint8 [B, H, W, 3], rows, failed ids)."""
+
+    def __init__(self, feed: Feed, reader: str) -> None:
+        self._source, self._columns = feed.source, feed.columns
+        self._decode: Decode = READERS[reader]()
+        self._pil: Decode = READERS["pil"]()
+
+    def __call__(self, rows: Rows) -> tuple[torch.Tensor, Rows, tuple[int, ...]]:
+        height, width = (int(side) for side in rows.sizes.max(axis=0))
+        pixels = shared_bytes((len(rows), height, width, 3))
+        out, failed = pixels.numpy(), []
+        for i in range(len(rows)):
+            if not rows.valid[i]:
+                out[i] = 0
+                continue
+            sample, (h, w) = int(rows.ids[i]), rows.sizes[i]
+            data = self._source.read(sample)
+            try:
+                region = self.region(sample, data, rows.regions[i])
+                image = resize_window(region, rows.windows[i], (int(h), int(w)))
+                out[i, :h, :w] = image[:, ::-1] if rows.flips[i] else image
+            except Undecodable:
+                out[i] = 0
+                failed.append(sample)
+        return pixels, rows, tuple(failed)
+
+    def region(self, sample: int, data: bytes, region: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """RGB uint8 of the region. PIL has the last word on what can be decoded. Raises Undecodable."""
+        box = (int(region[0]), int(region[1]), int(region[2]), int(region[3]))
+        columns = self._columns
+        decode: Decode = self._decode
+        if columns.format[sample] != JPEG or columns.components[sample] not in PLAIN_COMPONENTS:
+            decode = self._pil
+        try:
+            return decode(data, box)
+        except Exception:  # decoders raise what they like on damaged files
+            if decode is self._pil:
+                raise
+        return self._pil(data, box)
+
+
+def open(feed: Feed) -> TorchvisionLoader:
+    return TorchvisionLoader(feed)

@@ -1,0 +1,89 @@
+"""One sentence: what to change first, read off a run's summary.
+
+Must not know: how the figures were measured. Pure; every sentence is a case of a table in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BUSY, IDLE = 0.85, 0.6  # share of the CPU cores in use: above, they are the limit; below, something else is waited for
+READS_ON_CPU = ("torchvision", "dali-cpu")
+
+
+def advice(summary: Mapping[str, Any]) -> str:
+    """What to change first, from `summary` as DESIGN's "What a run leaves" has it; any part may be missing or None."""
+    efficiency = summary.get("efficiency")
+    ceiling = _part(summary, "ceiling")
+    if _part(summary, "rate").get("steady") is None:
+        return "Train for longer: no rate was taken, a window is at least 2 s and starts after the warm-up."
+    if efficiency is not None and efficiency > 1.03:
+        return "Measure again: the rate is above its own ceiling, so one of the two is wrong (another load on the machine?)."
+    if summary.get("loader") == "synthetic":
+        return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
+    if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
+        return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
+    return {"compute": _compute, "loader": _loader, "overlap": _overlap}[summary["bound"]](summary)
+
+
+def _compute(summary: Mapping[str, Any]) -> str:
+    hardware = _part(summary, "hardware")
+    if not _gpu(summary):
+        return "The model is the limit on this CPU and it is fed: a GPU, a smaller --image-size or a smaller --arch."
+    if summary.get("precision") == "fp32":
+        return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
+    if not _compiled(summary):
+        return "The GPU is fed: --compile true makes the step itself faster."
+    room, used = hardware.get("gpu_gib"), _part(summary, "memory").get("device_gib")
+    if room and used and used < room / 2:
+        return f"The GPU is fed and {room - used:.0f} GiB of its memory are free: a larger --batch-size, with --lr to match."
+    return "The GPU is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
+
+
+def _loader(summary: Mapping[str, Any]) -> str:
+    loader, busy, cores = summary.get("loader"), _part(summary, "cpu").get("utilisation"), _part(summary, "hardware").get("cores")
+    of_cores = f" of {cores:.0f} cores" if cores else ""
+    if busy is not None and busy < IDLE:
+        said = f"The loader is the limit and {1 - busy:.0%}{of_cores} are idle, so it waits:"
+        if loader == "dali-fed":
+            return f"{said} more --workers, each hides one read's latency; then faster storage."
+        if loader == "dali-gpu":
+            return f"{said} --loader dali-fed if the storage is slow to answer, else smaller images on disk for the GPU's JPEG decoder."
+        return f"{said} more --workers; if that changes nothing the storage is slow to answer, --loader dali-fed."
+    if loader in READS_ON_CPU and _gpu(summary):
+        return "The loader is the limit: --loader dali-gpu decodes on the GPU instead of the CPU cores."
+    if busy is not None and busy >= BUSY:
+        return (
+            f"The loader is the limit and {busy:.0%}{of_cores} are busy: more cores, or images stored smaller, so that decoding is cheaper."
+        )
+    return "The loader is the limit: try other --workers, then more cores, or images stored smaller."
+
+
+def _overlap(summary: Mapping[str, Any]) -> str:
+    busy = _part(summary, "cpu").get("utilisation")
+    said = "Loader and step hinder each other, each is faster alone:"
+    if not _gpu(summary):
+        return f"{said} they share the CPU cores, so try fewer --workers, then more cores."
+    if busy is not None and busy >= BUSY:
+        return f"{said} they share the CPU cores, so try fewer --workers and --compile true (fewer launches), then more cores."
+    if not _compiled(summary):
+        return f"{said} --compile true leaves fewer launches to be held up."
+    if summary.get("loader") in ("dali-gpu", "dali-fed"):
+        return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
+    return f"{said} look at a --profile true trace for the gaps between steps."
+
+
+def _gpu(summary: Mapping[str, Any]) -> bool:
+    return bool(_part(summary, "hardware").get("gpu"))
+
+
+def _compiled(summary: Mapping[str, Any]) -> bool:
+    command = summary.get("command") or ""
+    words = str(command if isinstance(command, str) else " ".join(command)).replace("=", " ").lower()
+    return bool(summary.get("compile")) or "--compile true" in words
+
+
+def _part(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = summary.get(name)
+    return part if isinstance(part, Mapping) else {}

@@ -1,0 +1,233 @@
+"""What a person sees while a run goes on: one bar an epoch on a terminal, plain lines elsewhere, a table at the end.
+
+Must not know: ranks (others than 0 get `enabled` False), how a figure is measured, TensorBoard.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich import box
+from rich.console import Console as Terminal
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from report.advice import advice
+
+WIDTH = 80  # of the table, and of plain output
+LIVE_S, PLAIN_S = 0.0, 10.0  # least time between two pictures of a bar, between two plain lines
+METRICS = {"top1": "top-1", "top5": "top-5", "ap": "AP", "ap50": "AP50", "psnr": "PSNR", "ssim": "SSIM", "loss": "loss"}
+CEILINGS = ("compute", "loader")
+SHARES = ("top1", "top5", "ap", "ap50")
+
+
+class Bar:
+    """One epoch or validation. `update` is cheap: it draws about five times a second, or prints every ten seconds."""
+
+    def __init__(
+        self, say: Callable[[Bar, bool], None], clock: Callable[[], float], *, title: str, total: int, unit: str, first: int, every_s: float
+    ) -> None:
+        self.title, self.total, self.unit, self.samples = title, total, unit, first
+        self.rate: float | None = None
+        self.loss: float | None = None
+        self.wait_ms: float | None = None
+        self._say, self._clock, self._first, self._every_s = say, clock, first, every_s
+        self._began = self._said = clock()
+
+    def update(
+        self, *, step: int, samples: int, rate: float | None = None, loss: float | None = None, wait_ms: float | None = None
+    ) -> None:
+        """`samples` of the epoch so far, those before a resume counted. A figure that is None keeps its last value."""
+        self.samples = samples
+        self.rate = self.rate if rate is None else rate
+        self.loss = self.loss if loss is None else loss
+        self.wait_ms = self.wait_ms if wait_ms is None else wait_ms
+        now = self._clock()
+        if now - self._said >= self._every_s:
+            self._said = now
+            self._say(self, False)
+
+    def end(self) -> None:
+        self._say(self, True)
+
+    def words(self, *, ended: bool) -> str:
+        """Rate, loss, data wait and the time left (or taken), as far as they are known."""
+        took = self._clock() - self._began
+        own = (self.samples - self._first) / took if took > 0 and self.samples > self._first else None
+        rate = self.rate or own
+        said = [f"{number(rate)} {self.unit}/s"]
+        said += [f"loss {self.loss:.3f}"] if self.loss is not None else []
+        said += [f"wait {self.wait_ms:.1f} ms"] if self.wait_ms is not None else []
+        if ended:
+            said.append(f"in {duration(took)}")
+        elif rate and self.total:
+            said.append(f"eta {duration(max(self.total - self.samples, 0) / rate)}")
+        return "  ".join(said)
+
+
+class Console:
+    """Rank 0 talks; with `enabled` False every method is silent. A terminal that went away ends the talking, not the run."""
+
+    def __init__(self, *, enabled: bool = True, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._enabled, self._clock = stream or sys.stdout, enabled, clock
+        live = enabled and self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+        self._terminal = Terminal(file=self._stream, highlight=False, force_terminal=True) if live else None
+
+    def info(self, line: str) -> None:
+        self._print(line)
+
+    def warn(self, line: str) -> None:
+        self._print(f"warning: {line}", style="yellow")
+
+    @contextlib.contextmanager
+    def counting(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
+        """Yields callback(done, total, what) for a scan; `total` may be 0 while it is not known."""
+        with self.epoch(title=what, total=0, unit="files") as bar:
+
+            def callback(done: int, total: int, what: str = what) -> None:
+                bar.title, bar.total = what, total
+                bar.update(step=done, samples=done)
+
+            yield callback
+
+    @contextlib.contextmanager
+    def epoch(self, *, title: str, total: int, unit: str = "img", first: int = 0) -> Iterator[Bar]:
+        """A bar from `first` (samples done before a resume) to `total`; ends with its last figures also when the body raises."""
+        progress = self._progress() if self._terminal else None
+        task = progress.add_task("", title=title, total=total or None, completed=first, words="") if progress else None
+
+        def say(bar: Bar, ended: bool) -> None:
+            share = f"{bar.samples / bar.total:4.0%}" if bar.total else ""
+            if progress is None or task is None:
+                of = f"/{bar.total:,}" if bar.total else ""
+                self._print(
+                    "  ".join(part for part in (bar.title, share, f"{bar.samples:,}{of} {bar.unit}", bar.words(ended=ended)) if part)
+                )
+                return
+            words = f"{share}  {bar.words(ended=ended)}"
+            with self._listening():
+                progress.update(task, title=bar.title, total=bar.total or None, completed=bar.samples, words=words, refresh=True)
+
+        bar = Bar(say, self._clock, title=title, total=total, unit=unit, first=first, every_s=LIVE_S if progress else PLAIN_S)
+        with self._listening():
+            if progress:
+                progress.start()
+        try:
+            yield bar
+        finally:
+            bar.end()
+            with self._listening():
+                if progress:
+                    progress.stop()
+
+    def result(self, summary: Mapping[str, Any], *, folder: Path | None = None) -> None:
+        """The final table: what came out, how fast, what held it back, what to change first; where it is, in lines one can copy."""
+        title = " · ".join(str(summary[name]) for name in ("arch", "loader", "precision") if summary.get(name)) or "result"
+        if self._terminal:
+            table = Table(title=Text(title, style="bold"), box=box.ROUNDED, show_header=False, width=min(WIDTH, self._terminal.width))
+            table.add_column(style="cyan", no_wrap=True)
+            table.add_column(overflow="fold")
+            for name, value in rows(summary):
+                table.add_row(name, Text(value, style="bold" if name in ("rate", "change first") else ""))
+            with self._listening():
+                self._terminal.print(table)
+        else:
+            folded = [line for name, value in rows(summary) for line in _folded(name, value)]
+            self._print("\n".join(["", title.replace("·", "|"), "-" * WIDTH, *folded, "-" * WIDTH]))
+        if folder is not None:
+            self._print(f"run folder:   {folder}")
+            self._print(f"TensorBoard:  tensorboard --logdir {shlex.quote(str(folder.parent))}")
+
+    def _progress(self) -> Progress:
+        # no refresh thread: a bar is drawn from update(), and takes nothing from the training thread in between
+        columns = (
+            TextColumn("{task.fields[title]}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[words]}", markup=False),
+        )
+        return Progress(*columns, console=self._terminal, auto_refresh=False, expand=True)
+
+    def _print(self, line: str, style: str = "") -> None:
+        if not self._enabled:
+            return
+        with self._listening():
+            if self._terminal:
+                self._terminal.print(Text(line, style=style), soft_wrap=True)
+                return
+            encoding = self._stream.encoding or "utf-8"
+            print(line.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+
+    @contextlib.contextmanager
+    def _listening(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError):  # the pipe or the terminal behind the stream was closed
+            self._enabled, self._terminal = False, None
+
+
+def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) lines of the final table; '-' for what was not measured."""
+    rate, ceiling, validation = (_part(summary, name) for name in ("rate", "ceiling", "validation"))
+    unit, efficiency, failed = rate.get("unit") or "img/s", summary.get("efficiency"), summary.get("samples_failed")
+    told = [(METRICS[name], _metric(name, validation[name])) for name in METRICS if name in validation] or [("top-1", "-")]
+    more = "   ".join(f"{name} {value}" for name, value in told[1:])
+    return [
+        (told[0][0], told[0][1] + (f"   ({more})" if more else "")),
+        ("rate", _rate(rate.get("steady"), rate.get("spread"), unit)),
+        *((f"{name} ceiling", _rate(_part(ceiling, name).get("rate"), _part(ceiling, name).get("spread"), unit)) for name in CEILINGS),
+        ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
+        ("bound by", str(summary.get("bound") or "-")),
+        ("data wait", _wait(summary.get("data_wait"))),
+        *([("not decoded", f"{len(failed)} samples, see summary.json")] if failed else []),
+        ("change first", advice(summary)),
+    ]
+
+
+def number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    minutes, left = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
+
+
+def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> str:
+    if value is None:
+        return "-"
+    return f"{number(value)} {unit}" + (
+        f"   ({number(spread['min'])} to {number(spread['max'])} in {spread['n']} windows)" if spread else ""
+    )
+
+
+def _metric(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2%}" if name in SHARES else f"{value:.2f} dB" if name == "psnr" else f"{value:.4f}"
+
+
+def _wait(wait: float | Mapping[str, Any] | None) -> str:
+    """Milliseconds, or {ms, share}."""
+    milliseconds, share = (wait.get("ms"), wait.get("share")) if isinstance(wait, Mapping) else (wait, None)
+    return "-" if milliseconds is None else f"{milliseconds:.2f} ms a step" + (f", {share:.1%} of the time" if share is not None else "")
+
+
+def _folded(name: str, value: str) -> list[str]:
+    folded = textwrap.wrap(value, WIDTH - 18, break_on_hyphens=False)
+    return [f"{name if index == 0 else '':<16}  {line}" for index, line in enumerate(folded)]
+
+
+def _part(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = summary.get(name)
+    return part if isinstance(part, Mapping) else {}

@@ -1,0 +1,229 @@
+"""What a run stood on and how busy it was: versions, machine, GPU and CPU load, memory. A reading that cannot be had is None.
+
+Must not know: what trains, the figures' use. Nothing here raises for a missing GPU, driver or library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import torch
+
+GIB = 1 << 30
+CGROUP = Path("/sys/fs/cgroup")
+# name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version
+DISTRIBUTIONS = {
+    **{name: name for name in ("torch", "torchvision", "triton", "numpy", "tensorboard", "decord", "av", "torchcodec", "pycocotools")},
+    "pillow": "pillow", "pillow-simd": "pillow-simd", "opencv": "opencv-python", "dali": "nvidia-dali-cuda", "nccl": "nvidia-nccl-cu",
+    "nvimgcodec": "nvidia-nvimgcodec-cu", "nvjpeg": "nvidia-nvjpeg-cu",
+}
+
+
+def versions() -> dict[str, str]:
+    """Of what is installed and can change a figure. Imports none of it (torch is imported already)."""
+    installed = {str(dist.metadata["Name"]).lower().replace("_", "-"): dist.version for dist in metadata.distributions() if dist.metadata}
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for name, distribution in DISTRIBUTIONS.items():
+        family = distribution[-1].isalpha() and distribution.startswith(("nvidia-", "opencv-"))
+        names = sorted(known for known in installed if known == distribution or (family and known.startswith(distribution)))
+        found[name] = installed[names[0]] if names else None
+    found["torch"] = torch.__version__
+    found["cuda"] = torch.version.cuda
+    cudnn = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+    found["cudnn"] = str(cudnn) if cudnn else None
+    found["driver"] = _nvml(lambda nvml: str(nvml.nvmlSystemGetDriverVersion()))
+    return {name: version for name, version in found.items() if version}
+
+
+def hardware(device: torch.device) -> dict[str, Any]:
+    """The machine as this process may use it: gpu gpus gpu_gib (None without one) cpu cores ram_gib shm_gib."""
+    cuda = device.type == "cuda" and torch.cuda.is_available()
+    gpu = torch.cuda.get_device_properties(device) if cuda else None
+    limits = [psutil.virtual_memory().total, *_cgroup("memory.max"), *_cgroup("memory/memory.limit_in_bytes")]
+    return {
+        "gpu": gpu.name if gpu else None,
+        "gpus": torch.cuda.device_count() if cuda else 0,
+        "gpu_gib": round(gpu.total_memory / GIB, 1) if gpu else None,
+        "cpu": _cpu_model(),
+        "cores": round(cores(), 2),
+        "ram_gib": round(min(limits) / GIB, 1),
+        "shm_gib": round(shm_free_bytes() / GIB, 2),
+    }
+
+
+def cores() -> float:
+    """CPU cores this process may use: its affinity, or the container's quota where that is less."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(float(affinity), _quota() or float(affinity))
+
+
+def host_gib(pid: int | None = None) -> float:
+    """Memory of the process and all its children: PSS, so that shared pages count once; RSS where the kernel has no PSS. Costs ms."""
+    total = 0
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += _pss(process.pid) or process.memory_info().rss
+    return total / GIB
+
+
+def device_gib(device: torch.device) -> float | None:
+    """Memory in use on the device by everything on it, other processes and libraries too."""
+    if device.type != "cuda":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    return (total - free) / GIB
+
+
+def shm_free_bytes() -> int:
+    """Room in /dev/shm, where worker processes hand batches over; 0 where there is none."""
+    try:
+        room = os.statvfs("/dev/shm")
+    except OSError:
+        return 0
+    return room.f_bavail * room.f_frsize
+
+
+class Sampler:
+    """Reads GPU and CPU load about once a second in a daemon thread. `read()` gives the means since the last one."""
+
+    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation")
+
+    def __init__(self, device: torch.device, *, every_s: float = 1.0) -> None:
+        self._every_s = every_s
+        self._handle = _nvml_handle(device)
+        self._sums: dict[str, tuple[float, int]] = {}
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._cpu = _cpu_load()
+
+    def start(self) -> Sampler:
+        if self._thread is None:
+            self._end.clear()
+            next(self._cpu)  # the load is counted from here
+            self._thread = threading.Thread(target=self._run, name="load-sampler", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+            self._thread = None
+
+    def read(self) -> dict[str, float | None]:
+        """gpu_utilisation and cpu_utilisation (shares 0..1), power_w, sm_mhz, device_gib; None where nothing was read."""
+        with self._lock:
+            sums, self._sums = self._sums, {}
+        return {name: sums[name][0] / sums[name][1] if name in sums else None for name in self.NAMES}
+
+    def _run(self) -> None:
+        while not self._end.wait(self._every_s):
+            self._add(self._sample())
+
+    def _add(self, sample: dict[str, float | None]) -> None:
+        with self._lock:
+            for name, value in sample.items():
+                if value is not None:
+                    total, count = self._sums.get(name, (0.0, 0))
+                    self._sums[name] = (total + value, count + 1)
+
+    def _sample(self) -> dict[str, float | None]:
+        at = self._handle
+        return {
+            "gpu_utilisation": at and _nvml(lambda nvml: nvml.nvmlDeviceGetUtilizationRates(at).gpu / 100),
+            "power_w": at and _nvml(lambda nvml: nvml.nvmlDeviceGetPowerUsage(at) / 1000),
+            "sm_mhz": at and _nvml(lambda nvml: float(nvml.nvmlDeviceGetClockInfo(at, nvml.NVML_CLOCK_SM))),
+            "device_gib": at and _nvml(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(at).used / GIB),
+            "cpu_utilisation": next(self._cpu),
+        }
+
+
+def _nvml(read: Callable[[Any], Any]) -> Any:
+    """What `read(pynvml)` gives, or None. nvmlInit counts its calls and is cheap after the first."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        try:
+            return read(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    except Exception:  # no library, driver, permission or such a reading on this GPU: all the same here
+        return None
+
+
+def _nvml_handle(device: torch.device) -> Any:
+    """NVML counts GPUs in its own order and does not know CUDA_VISIBLE_DEVICES: match by UUID."""
+    if device.type != "cuda":
+        return None
+    uuid = str(torch.cuda.get_device_properties(device).uuid)
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()  # kept open, or the handle would die
+        return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}")
+    return None
+
+
+def _cpu_load() -> Iterator[float | None]:
+    """Busy share of the cores this process may use, since the call before (the first: None)."""
+    before: tuple[float, float] | None = None
+    while True:
+        quota = _quota()
+        used = [*(us / 1e6 for us in _cgroup("cpu.stat", "usage_usec")), *(ns / 1e9 for ns in _cgroup("cpuacct/cpuacct.usage"))]
+        if quota and used:  # a container's own clock: /proc/stat is the whole machine's
+            busy, room = used[0], time.monotonic() * quota
+        else:
+            allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+            times = [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in allowed]
+            room = sum(sum(core[:8]) for core in times)  # guest time is within user time
+            busy = room - sum(core.idle + getattr(core, "iowait", 0.0) for core in times)
+        share = (busy - before[0]) / (room - before[1]) if before and room > before[1] else None
+        before = busy, room
+        yield share if share is None else min(max(share, 0.0), 1.0)
+
+
+def _quota() -> float | None:
+    for limit, period in (("cpu.max", "cpu.max"), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        values = [*_cgroup(limit), *_cgroup(period)]
+        if len(values) >= 2 and values[0] > 0 and values[-1] > 0:
+            return values[0] / values[-1]
+    return None
+
+
+def _cgroup(name: str, key: str = "") -> list[int]:
+    """The file's numbers (of the line that starts with `key`); none when it is missing or says 'max'."""
+    try:
+        lines = (CGROUP / name).read_text().splitlines()
+    except OSError:
+        return []
+    words = [word for line in lines if line.startswith(key) for word in line.split()]
+    return [] if "max" in words else [int(word) for word in words if word.lstrip("-").isdigit()]
+
+
+def _pss(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), None)
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,67 @@
+"""Where the time of a step goes, by marks on the device's own timeline (CUDA events; the host's clock on a CPU)."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+import torch
+
+
+class Phases:
+    """`mark(name)` ends the phase `name`; a phase began at the mark before it. Reading waits for nothing.
+
+    data_wait is thus the time from the end of step i to the point at which the device has waited for the batch of step
+    i + 1, whatever the cause: a slow loader, a late transfer, a busy host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: deque[tuple[str, Any]] = deque()
+        self._spans: deque[tuple[str, Any, Any]] = deque()
+        self._spare: list[Any] = []
+        self._totals: dict[str, float] = {}
+        self._steps = 0
+
+    def mark(self, name: str) -> None:
+        if not self._cuda:
+            self._marks.append((name, time.perf_counter()))
+            return
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append((name, event))
+
+    def span(self, name: str, start: Any, end: Any) -> None:
+        """Two timed events of another stream, such as a transfer."""
+        self._spans.append((name, start, end))
+
+    def step(self) -> None:
+        """One step is complete."""
+        self._steps += 1
+        self._drain()
+
+    def interrupt(self) -> None:
+        """What comes next does not follow on: the time until the next mark belongs to no phase."""
+        self.mark("interrupted")
+
+    def read(self) -> dict[str, float]:
+        """Mean milliseconds a step of each phase since the last read, of the marks that the device has passed."""
+        self._drain()
+        means = {name: total / max(self._steps, 1) for name, total in self._totals.items() if name != "interrupted"}
+        self._totals, self._steps = {}, 0
+        return means
+
+    def _drain(self) -> None:
+        while len(self._marks) >= 2 and (not self._cuda or self._marks[1][1].query()):
+            (_, start), (name, end) = self._marks.popleft(), self._marks[0]
+            if name != "interrupted":
+                self._add(name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3)
+            if self._cuda:
+                self._spare.append(start)
+        while self._spans and self._spans[0][2].query():
+            name, start, end = self._spans.popleft()
+            self._add(name, start.elapsed_time(end))
+
+    def _add(self, name: str, milliseconds: float) -> None:
+        self._totals[name] = self._totals.get(name, 0.0) + milliseconds

@@ -1,0 +1,184 @@
+"""Files of a run that programs read: config.yaml, metrics.jsonl, summary.json, each complete or absent.
+
+Must not know: what the figures mean, TensorBoard, the console.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts import Mistake
+
+LEFT_BY_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "last.pt", "best.pt", "events.out.tfevents.*")
+
+
+def default_folder(arch: str, loader: str, batch_size: int) -> Path:
+    """A new folder below runs/: by date, so that each run is a row of TensorBoard over runs/."""
+    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{arch}-{loader}-b{batch_size}"
+
+
+def claim(folder: Path, resuming: bool) -> None:
+    """Make `folder` ready for a run. Raises Mistake when it holds another run, is no folder, or cannot be written."""
+    if not resuming and folder.is_dir():
+        held = sorted(path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern))
+        if held:
+            raise Mistake(f"--output {folder} holds a run ({held[0]}); continue it with --resume auto, or name another folder")
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as file:
+            file.write(bytes(1 << 16))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+
+
+def unwritable(folder: Path, error: OSError) -> Mistake:
+    """The one line for a write into the run folder that failed; what the folder held before is unharmed."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Mistake(
+            f"--output {folder}: no space left; what is there is complete: free some, then --resume auto, or name another folder"
+        )
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        return Mistake(f"--output {folder}: this, or a part of it, is a file; name a folder")
+    said = (error.strerror or str(error)).lower()
+    return Mistake(f"--output {folder}: cannot be written ({said}); name a folder that can")
+
+
+class Appender:
+    """A file that only grows, by whole pieces: one that does not fit is taken back, and Mistake is raised."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._end = os.lseek(self._file, 0, os.SEEK_END)
+        except OSError as error:
+            raise unwritable(path.parent, error) from None
+
+    def append(self, piece: bytes) -> None:
+        written = 0
+        try:
+            while written < len(piece):
+                written += os.write(self._file, piece[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self._end)
+                os.lseek(self._file, self._end, os.SEEK_SET)
+            raise unwritable(self.path.parent, error) from None
+        self._end += written
+
+    def sync(self) -> None:
+        """Onto the disk, where the file system can."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write to a new name, sync, rename: `path` is the old or the new content, never a part. Raises Mistake."""
+    new = path.with_name(".unfinished")  # TensorBoard reads every name with "tfevents" in it
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            new.unlink()
+        raise unwritable(path.parent, error) from None
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON has it: NumPy scalars as Python's, paths as text, 'nan', 'inf', '-inf' (what float() reads) for those."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | set | np.ndarray):
+        return [plain(item) for item in value]
+    return str(value) if isinstance(value, os.PathLike) else value
+
+
+class Record:
+    """The run's files, written by rank 0; elsewhere `enabled` is False and nothing happens.
+
+    A resumed run (`resume_step`: last step of the checkpoint) cuts metrics.jsonl after that step; a point that is there
+    already (a validation repeated at the checkpoint's own step) is not written twice.
+    """
+
+    def __init__(self, folder: Path, *, enabled: bool = True, resume_step: int | None = None) -> None:
+        self.folder = folder
+        self.enabled = enabled
+        self._kept: set[tuple[str, int]] = set()
+        self._points: Appender | None = None
+        if enabled:
+            claim(folder, resuming=resume_step is not None)
+            if resume_step is not None:
+                self._cut(resume_step)
+            self._points = Appender(folder / "metrics.jsonl")
+
+    def config(self, text: str) -> None:
+        if self.enabled:
+            replace(self.folder / "config.yaml", text.encode())
+
+    def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """One line of metrics.jsonl, complete in the file when this returns; floats read back bit for bit."""
+        if self._points is not None and (kind, step) not in self._kept:
+            line = json.dumps({"kind": kind, "step": step, **plain(values)}, allow_nan=False)
+            self._points.append(line.encode() + b"\n")
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        if self.enabled:
+            replace(self.folder / "summary.json", (json.dumps(plain(values), indent=2, allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        if self._points is not None:
+            self._points.sync()
+            self._points.close()
+            self._points = None
+
+    def _cut(self, resume_step: int) -> None:
+        """Keep whole lines up to the step."""
+        path = self.folder / "metrics.jsonl"
+        kept = []
+        before = path.read_bytes() if path.exists() else b""
+        for line in before.splitlines(keepends=True):
+            try:
+                point = json.loads(line)
+                step = point["step"]
+            except (ValueError, TypeError, KeyError):
+                continue  # half a line, left by a kill in mid-write
+            if step <= resume_step and line.endswith(b"\n"):
+                kept.append(line)
+                if step == resume_step:
+                    self._kept.add((point["kind"], step))
+        after = b"".join(kept)
+        if after != before:
+            replace(path, after)

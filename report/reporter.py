@@ -1,0 +1,288 @@
+"""Everything a run tells, in one place: console, TensorBoard, metrics.jsonl, summary.json. Must not know how a figure came about.
+
+Every rank calls it, because some figures are sums over the ranks; rank 0 alone speaks.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from config import Config
+from contracts import Batch, World
+from report.console import Bar, Console
+from report.hardware import Sampler, device_gib, hardware, host_gib, versions
+from report.meter import Meter, Window, bound
+from report.record import Record
+from report.tensorboard import SETTINGS, Board
+
+
+def facts(config: Config, *, loader: Any, loader_name: str, world: World, **named: Any) -> dict[str, Any]:
+    """What a summary says of a run before it has begun; `settings` is its row of the HPARAMS page, `title` its first line."""
+    told = {"task": config.model.task, **named, "loader": loader_name, "world_size": world.size, "batch_size": config.loading.batch_size}
+    settings = {**config.flat(), **told, "reader": getattr(loader, "reader", ""), "gpu": _device_name(world.device)}
+    title = (
+        f"{told['arch']} · {told['loader']} · {told['precision']} · {told['image_size']} px · "
+        f"{world.size} x {config.loading.batch_size} samples a step · {_device_name(world.device)}"
+    )
+    return {**told, "reader": settings["reader"], "command": shlex.join(sys.argv), "settings": settings, "title": title}
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+PHASES = ("data_wait", "transfer", "forward", "backward", "update")
+
+
+class Reporter:
+    """Receives points, windows, validations and ceilings from the loop; writes the summary at the end."""
+
+    @staticmethod
+    def opened(
+        output: Path, *, world: World, console: Console, meter: Meter, facts: Mapping[str, Any], config_text: str, **rest: Any
+    ) -> Reporter:
+        """Opens the run's files. `resumed_at`: the step of the checkpoint, None for a fresh run."""
+        resumed_at: int | None = rest.pop("resumed_at")
+        here = world.rank == 0
+        record = Record(output, enabled=here, resume_step=resumed_at)
+        record.config(config_text)
+        board = Board(output, enabled=here, purge_step=None if resumed_at is None else resumed_at + 1)
+        return Reporter(world=world, console=console, board=board, record=record, meter=meter, facts=facts, **rest)
+
+    def __init__(
+        self,
+        *,
+        world: World,
+        console: Console,
+        board: Board,
+        record: Record,
+        meter: Meter,
+        facts: Mapping[str, Any],
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        self._channel_mean, self._channel_std = torch.tensor(mean), torch.tensor(std)
+        self._world, self._console, self._board, self._record, self._meter = world, console, board, record, meter
+        self._facts = dict(facts)
+        self._sampler = Sampler(world.device).start()
+        self._ceilings: dict[str, dict[str, Any] | None] = {"compute": None, "loader": None}
+        self._memory: dict[str, float | None] = {}
+        self._load: list[dict[str, float | None]] = []
+        self._phases: list[tuple[int, dict[str, float]]] = []
+        self._rate: float | None = None
+        self._validation: dict[str, Any] = {}
+        self._finished = False
+        board.layout()
+        board.hparams({name: value for name in SETTINGS if (value := self._facts["settings"].get(name)) is not None})
+        console.info(self._facts["title"])
+
+    # -- called by the loop -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def epoch(self, epoch: int, epochs: int, samples: int, consumed: int) -> Iterator[Bar]:
+        with self._console.epoch(title=f"epoch {epoch + 1}/{epochs}", total=samples, first=consumed) as bar:
+            yield bar
+
+    @contextmanager
+    def validation(self, samples: int) -> Iterator[Callable[[int], None]]:
+        done = 0
+        began = time.perf_counter()
+        with self._console.epoch(title="validation", total=samples) as bar:
+
+            def add(count: int) -> None:
+                nonlocal done
+                done += count * self._world.size
+                bar.update(step=0, samples=min(done, samples), rate=done / (time.perf_counter() - began))
+
+            yield add
+
+    def train(
+        self,
+        points: list[dict[str, float]],
+        *,
+        progress: Mapping[str, Any],
+        lr: float,
+        skipped_steps: int,
+        phases: dict[str, float],
+        bar: Bar,
+    ) -> None:
+        """`points`: step, loss, grad_norm, loss_scale of each step since the last call. Phases are means, milliseconds a step."""
+        last, loss = points[-1], float(np.mean([point["loss"] for point in points]))
+        norm = None if np.isnan(last["grad_norm"]) else last["grad_norm"]
+        step = int(last["step"])
+        self._phases.append((len(points), phases))
+        self._record.point(
+            "train",
+            step,
+            {
+                "epoch": progress["epoch"],
+                "consumed": progress["consumed"],
+                "losses": [point["loss"] for point in points],
+                "lr": lr,
+                "grad_norm": norm,
+                "loss_scale": last["loss_scale"],
+                "skipped_steps": skipped_steps,
+                "ms": phases,
+            },
+        )
+        self._board.scalars(
+            {
+                "train/loss": loss,
+                "train/lr": lr,
+                "train/grad_norm": norm,
+                "train/loss_scale": last["loss_scale"],
+                "train/skipped_steps": skipped_steps,
+                **{f"time/{name}_ms": phases[name] for name in PHASES if name in phases},
+            },
+            step,
+        )
+        bar.update(step=step, samples=progress["consumed"], rate=self._rate, loss=loss, wait_ms=phases.get("data_wait"))
+
+    def window(self, window: Window, *, step: int, mib_per_s: float) -> None:
+        """One closed window of the rate, and what the machine was doing meanwhile."""
+        self._rate = window.rate
+        load = self._sampler.read()
+        self._load.append(load)
+        self._measure_memory()
+        compute, loader = (self._ceiling(name) for name in ("compute", "loader"))
+        efficiency, _ = bound(window.rate, compute, loader)
+        values = {
+            "throughput/samples_per_s": window.rate,
+            "throughput/per_gpu": window.rate / self._world.size,
+            "throughput/compute_ceiling": compute,
+            "throughput/loader_ceiling": loader,
+            "throughput/efficiency": efficiency,
+            "io/mib_per_s": mib_per_s,
+            "gpu/utilisation": load["gpu_utilisation"],
+            "gpu/power_w": load["power_w"],
+            "gpu/sm_mhz": load["sm_mhz"],
+            **{f"memory/{name}": value for name, value in self._memory.items()},
+        }
+        self._board.scalars(values, step)
+        self._record.point(
+            "window", step, {"samples": window.samples, "seconds": window.seconds, "rate": window.rate, "epoch": window.epoch, **load}
+        )
+
+    def ceilings(self, *, compute: dict[str, Any], loader: dict[str, Any], step: int) -> None:
+        """Measured ceilings; measured again, the larger one stands."""
+        for name, found in (("compute", compute), ("loader", loader)):
+            if (self._ceiling(name) or 0.0) < found["rate"]:
+                self._ceilings[name] = found
+        self._board.scalars({f"throughput/{name}_ceiling": self._ceiling(name) for name in ("compute", "loader")}, step)
+        self._record.point("ceilings", step, {"compute": compute, "loader": loader})
+        self._console.info(f"ceilings: compute {compute['rate']:,.0f}/s, loader {loader['rate']:,.0f}/s")
+
+    def validated(self, result: Mapping[str, Any], *, step: int, epoch: int) -> None:
+        figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
+        self._validation = dict(result)
+        self._board.scalars({f"val/{name}": value for name, value in figures.items()}, step)
+        self._record.point("val", step, {"epoch": epoch, **figures, "failed": result["failed"]})
+        told = "  ".join(
+            f"{name} {value:.2%}" if name.startswith("top") else f"{name} {value:.4g}"
+            for name, value in figures.items()
+            if value or name != "losses_not_finite"
+        )
+        self._console.info(f"validated epoch {epoch + 1}: {told}")
+
+    def images(self, batch: Batch) -> None:
+        """A grid of augmented training images, once."""
+        if self._world.rank == 0:
+            count = min(16, len(batch.ids))
+            pixels = batch.images[:count].float().permute(0, 2, 3, 1).cpu() * self._channel_std + self._channel_mean
+            self._board.images("augmented", (pixels.clamp(0, 1) * 255).round().to(torch.uint8).numpy(), 0)
+
+    def info(self, line: str) -> None:
+        self._console.info(line)
+
+    def warn(self, line: str) -> None:
+        self._console.warn(line)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def finish(self, *, progress: Mapping[str, Any], failed: set[int], finished: bool) -> dict[str, Any]:
+        """Write and return the summary; rank 0 prints it as a table when the run came to its end."""
+        rate = self._meter.result()
+        efficiency, bound_by = bound(rate["steady"], self._ceiling("compute"), self._ceiling("loader"))
+        if not self._memory:
+            self._measure_memory()
+        summary = {
+            **{name: value for name, value in self._facts.items() if name not in ("settings", "title")},
+            "finished": finished,
+            "epochs": progress["epoch"],
+            "steps": progress["step"],
+            "samples": self._meter.total_samples(),
+            "samples_dropped": progress["dropped"],
+            "samples_failed": sorted(failed),
+            "versions": versions(),
+            "hardware": hardware(self._world.device),
+            "rate": rate,
+            "ceiling": self._ceilings,
+            "efficiency": efficiency,
+            "bound": bound_by,
+            "data_wait": self._data_wait(rate["steady"]),
+            "validation": {name: value for name, value in self._validation.items() if name != "failed"},
+            "memory": self._memory,
+            "gpu": {"utilisation": self._mean("gpu_utilisation"), "power_w": self._mean("power_w")},
+            "cpu": {"utilisation": self._mean("cpu_utilisation")},
+        }
+        self._record.summary(summary)
+        self._finished = finished
+        if finished:
+            self._board.scalars(
+                {
+                    "throughput/samples_per_s": rate["steady"],
+                    "throughput/per_gpu": rate["steady"] and rate["steady"] / self._world.size,
+                    "throughput/efficiency": efficiency,
+                },
+                progress["step"] + 1,
+            )
+            self._console.result(summary)
+            if efficiency is not None and efficiency > 1.03:
+                self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is wrong")
+        return summary
+
+    def close(self) -> None:
+        """Idempotent; the run counts as finished when `finish` said so."""
+        self._sampler.stop()
+        self._board.close(finished=self._finished)
+        self._record.close()
+
+    def _ceiling(self, name: str) -> float | None:
+        found = self._ceilings[name]
+        return None if found is None else float(found["rate"])
+
+    def _data_wait(self, rate: float | None) -> dict[str, float] | None:
+        """Mean over the steps, milliseconds, and as a share of the step's wall clock."""
+        steps = sum(count for count, _ in self._phases)
+        if not steps:
+            return None
+        wait = sum(count * phases.get("data_wait", 0.0) for count, phases in self._phases) / steps
+        whole = sum(count * sum(phases.get(name, 0.0) for name in PHASES if name != "transfer") for count, phases in self._phases) / steps
+        return {"ms": wait, "share": wait / whole if whole else 0.0}
+
+    def _mean(self, name: str) -> float | None:
+        values = [value for load in self._load if (value := load[name]) is not None]
+        return float(np.mean(values)) if values else None
+
+    def _measure_memory(self) -> None:
+        gib = 2**30
+        cuda = self._world.device.type == "cuda"
+        now = {
+            "allocated_gib": torch.cuda.max_memory_allocated() / gib if cuda else None,
+            "reserved_gib": torch.cuda.max_memory_reserved() / gib if cuda else None,
+            "device_gib": device_gib(self._world.device),
+            "host_gib": host_gib(),
+        }
+        self._memory = {
+            name: value if (before := self._memory.get(name)) is None or value is None else max(before, value)
+            for name, value in now.items()
+        }

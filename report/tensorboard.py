@@ -1,0 +1,221 @@
+"""What TensorBoard shows of a run: scalars, images, the HPARAMS row, the layout, in the run's own folder.
+
+Must not know: how a figure came about. Events are written here, at once, rather than through SummaryWriter: its thread dies with a
+traceback when the disk is full and leaves half a record, and its `purge_step` purges nothing in TensorBoard 2.21's Python server and only
+tags that come again in its fast one (both measured), so a resumed curve was doubled.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from report.record import Appender, replace
+
+if TYPE_CHECKING:
+    Array = np.ndarray[Any, Any]
+
+# The HPARAMS page takes its columns from the first run it meets and drops what only others have (tensorboard#5596,
+# pytorch#32651, #39250). So every run names all of these, and each keeps its type; a new one goes here.
+FIRST = ("arch", "batch_size", "loader", "precision", "world_size")  # the page opens with five columns of settings, and five metrics
+SETTINGS: dict[str, type] = {
+    "arch": str,
+    "batch_size": int,
+    "loader": str,
+    "precision": str,
+    "world_size": int,
+    "task": str,
+    "reader": str,
+    "compile": bool,
+    "accumulate": int,
+    "image_size": int,
+    "workers": int,
+    "optimizer": str,
+    "lr": float,
+    "epochs": int,
+    "read_delay_ms": float,
+    "gpu": str,
+}
+METRICS = (
+    *(f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")),
+    *(f"val/{name}" for name in ("top1", "top5", "ap", "psnr", "ssim", "loss")),
+    *("throughput/per_gpu", "time/data_wait_ms", "gpu/utilisation", "memory/device_gib", "memory/host_gib"),
+)
+LAYOUT = {
+    "throughput": {
+        "rate and its ceilings": ["samples_per_s", "compute_ceiling", "loader_ceiling"],
+        "efficiency": ["efficiency"],
+        "per GPU": ["per_gpu"],
+    },
+    "time": {"one step, ms": [f"{part}_ms" for part in ("data_wait", "transfer", "forward", "backward", "update")]},
+    "memory": {"GiB": ["allocated_gib", "reserved_gib", "device_gib", "host_gib"]},
+    "val": {"accuracy": ["top1", "top5", "ap", "ap50"], "quality": ["psnr", "ssim"], "loss": ["loss"]},
+    "gpu": {"utilisation": ["utilisation"], "power, W": ["power_w"], "SM clock, MHz": ["sm_mhz"]},
+}
+
+
+class Board:
+    """The event file of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens. All methods raise Mistake on a full disk.
+
+    A resumed run gives `purge_step`, its first new step: every point from there on is taken out of the earlier event files, so each
+    reader sees each step once. What is there already at the step before (a repeated validation) or of images is not written twice.
+    """
+
+    def __init__(self, folder: Path, *, enabled: bool = True, purge_step: int | None = None) -> None:
+        self._kept: set[tuple[str, int]] = set()
+        self._images: set[str] = set()
+        self._named = False
+        self._file: Appender | None = None
+        if not enabled:
+            return
+        earlier = sorted(folder.glob("events.out.tfevents.*"))
+        if purge_step is not None:
+            for path in earlier:
+                self._cut(path, purge_step)
+        self._file = Appender(folder / _name_after(earlier))
+        self._event(file_version="brain.Event:2")
+
+    def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
+        """One point a tag; None and what is not finite is left out."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        points = [
+            Summary.Value(tag=tag, simple_value=float(value))
+            for tag, value in values.items()
+            if value is not None and math.isfinite(value) and (tag, step) not in self._kept
+        ]
+        if points:
+            self._event(step=step, summary=Summary(value=points))
+
+    def images(self, tag: str, images: Array, step: int) -> None:
+        """uint8 [N, H, W, 3] as one grid, row by row. A resumed run keeps the earlier grid."""
+        if self._file is None or tag in self._images:
+            return
+        from torch.utils.tensorboard.summary import image
+
+        self._images.add(tag)
+        self._event(step=step, summary=image(tag, _grid(images), dataformats="HWC"))
+
+    def hparams(self, settings: Mapping[str, str | int | float | bool], metrics: Sequence[str] = METRICS) -> None:
+        """The run's row of the HPARAMS page: settings named in SETTINGS, metrics by their scalar's tag. Left out = an empty cell."""
+        unknown = sorted(set(settings) - set(SETTINGS))
+        if unknown:
+            raise ValueError(f"no HPARAMS column for {', '.join(unknown)}; a column is added in SETTINGS, so that every run has it")
+        from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+        from torch.utils.tensorboard.summary import hparams
+
+        columns, _, _ = hparams({name: _cell(kind()) for name, kind in SETTINGS.items()}, dict.fromkeys(metrics, 0.0))
+        _, row, _ = hparams({name: _cell(SETTINGS[name](value)) for name, value in settings.items()}, {})
+        content = HParamsPluginData.FromString(columns.value[0].metadata.plugin_data.content)
+        for info in content.experiment.hparam_infos:
+            info.differs = info.name in FIRST  # sorts before the others, which are by name
+        columns.value[0].metadata.plugin_data.content = content.SerializeToString()
+        self._event(summary=columns)
+        self._event(summary=row)
+        self._named = True
+
+    def layout(self) -> None:
+        """The CUSTOM SCALARS page."""
+        from torch.utils.tensorboard.summary import custom_scalars
+
+        charts = {
+            group: {title: ["Multiline", [f"^{group}/{name}$" for name in names]] for title, names in charts.items()}
+            for group, charts in LAYOUT.items()
+        }
+        self._event(summary=custom_scalars(charts))
+
+    def flush(self) -> None:
+        """Onto the disk. What was written is in the file already, for any reader."""
+        if self._file is not None:
+            self._file.sync()
+
+    def close(self, *, finished: bool = True) -> None:
+        """`finished` False: stopped or failed; the HPARAMS page then has its status as unknown."""
+        if self._file is None:
+            return
+        try:
+            if finished and self._named:
+                from torch.utils.tensorboard.summary import hparams
+
+                self._event(summary=hparams({}, {})[2])
+            self._file.sync()
+        finally:
+            self._file.close()
+            self._file = None
+
+    def _event(self, **fields: Any) -> None:
+        if self._file is None:
+            return
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        record = io.BytesIO()
+        RecordWriter(record).write(Event(wall_time=time.time(), **fields).SerializeToString())
+        self._file.append(record.getvalue())
+
+    def _cut(self, path: Path, purge_step: int) -> None:
+        """Take out the points from `purge_step` on, a half-written end, and the settings and layout, which each run writes anew."""
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        before = path.read_bytes()
+        kept = []
+        for record, data in _records(before):
+            event = Event.FromString(data)
+            plugins = {value.metadata.plugin_data.plugin_name for value in event.summary.value}
+            if event.step >= purge_step or plugins & {"hparams", "custom_scalars"}:
+                continue
+            kept.append(record)
+            self._images |= {value.tag for value in event.summary.value if value.HasField("image")}
+            if event.step == purge_step - 1:
+                self._kept |= {(value.tag, event.step) for value in event.summary.value}
+        after = b"".join(kept)
+        if after != before:
+            replace(path, after)
+
+
+def _cell(value: Any) -> Any:
+    return str(value).lower() if isinstance(value, bool) else value  # a bool would show as 0 or 1
+
+
+def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """(whole record, its data) of an event file: length uint64, its CRC, data, its CRC; ends before a record that is cut off."""
+    at = 0
+    while at + 12 <= len(content):
+        (length,) = struct.unpack_from("<Q", content, at)
+        end = at + 12 + length + 4
+        if end > len(content):
+            return
+        yield content[at:end], content[at + 12 : end - 4]
+        at = end
+
+
+def _name_after(earlier: Sequence[Path]) -> str:
+    """TensorBoard reads a folder's files in the order of their names: later than all, also after a clock set back."""
+    seconds = int(time.time())
+    for path in earlier:
+        digits = path.name.split(".")[3]
+        seconds = max(seconds, int(digits) + 1 if digits.isdigit() else 0)
+    return f"events.out.tfevents.{seconds:010d}.{socket.gethostname()}.{os.getpid()}"
+
+
+def _grid(images: Array) -> Array:
+    if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or not len(images):
+        raise ValueError(f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {images.dtype} {list(images.shape)}")
+    count, height, width, _ = images.shape
+    columns = math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
+    gap = 2
+    grid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
+    for index in range(count):
+        y, x = index // columns * (height + gap), index % columns * (width + gap)
+        grid[y : y + height, x : x + width] = images[index]
+    return grid

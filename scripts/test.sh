@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# Every check of the repository: style, types, tests. All of them run, and the last line says which failed.
+#
+#   scripts/test.sh [arguments of pytest]
+set -euo pipefail
+
+cd "$(dirname "$0")/.."
+python=$(scripts/setup.sh --dev)
+
+failed=()
+check() {
+  local name=$1
+  shift
+  printf '\n== %s\n' "$name"
+  "$@" || failed+=("$name")
+}
+
+# A worker holds about 1 GB once torch and DALI are loaded: more than eight of them need memory rather than cores.
+workers=$(nproc)
+if [ "$workers" -gt 8 ]; then workers=8; fi
+
+check 'ruff check' "$python" -m ruff check .
+check 'ruff format' "$python" -m ruff format --check .
+check mypy "$python" -m mypy
+check pytest "$python" -m pytest -n "$workers" "$@"
+
+if [ ${#failed[@]} -gt 0 ]; then
+  printf '\nfailed:'
+  printf ' [%s]' "${failed[@]}"
+  printf '\n'
+  exit 1
+fi
+printf '\nall checks passed\n'

@@ -1,0 +1,160 @@
+"""The demo's images: the file oddities are there, the bytes depend on the arguments alone, and colour does not give the class away."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from scripts import demo_set
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    dest = tmp_path_factory.mktemp("demo") / "set"
+    assert demo_set.write(dest, train_per_class=25, val_per_class=2, seed=3, progress=False)
+    return dest
+
+
+def test_every_class_has_its_files(small):
+    assert sorted(path.name for path in small.iterdir()) == ["demo_set.json", "train", "val"]
+    for split, count in (("train", 25), ("val", 2)):
+        assert tuple(sorted(path.name for path in (small / split).iterdir())) == demo_set.CLASSES
+        for folder in (small / split).iterdir():
+            assert len(list(folder.glob("*.JPEG"))) == len(list(folder.iterdir())) == count
+    assert len(demo_set.CLASSES) == 10
+
+
+def test_every_class_has_every_oddity_of_imagenet(small):
+    for name in demo_set.CLASSES:
+        modes, kinds, orientations, sizes = set(), set(), set(), []
+        for path in (small / "train" / name).iterdir():
+            with Image.open(path) as picture:
+                picture.load()
+                modes.add(picture.mode)
+                kinds.add(picture.format)
+                orientations.add(picture.getexif().get(0x0112))
+                sizes.append(picture.size)
+        assert modes == {"RGB", "L", "CMYK"}
+        assert kinds == {"JPEG", "PNG"}
+        assert None in orientations
+        assert orientations & {3, 6, 8}
+        assert any(width > height for width, height in sizes)
+        assert any(width < height for width, height in sizes)
+        assert len(set(sizes)) > 5
+        assert 250 <= np.median([min(size) for size in sizes]) <= 450
+
+
+def test_bytes_do_not_depend_on_the_number_of_processes(small, tmp_path):
+    demo_set.write(tmp_path / "one", 4, 2, seed=3, progress=False, processes=1)
+    demo_set.write(tmp_path / "three", 4, 2, seed=3, progress=False, processes=3)
+    one, three, more = files(tmp_path / "one"), files(tmp_path / "three"), files(small)
+    assert one == three
+    # A larger set begins with the smaller one.
+    assert all(more[name] == data for name, data in one.items() if name.endswith(".JPEG"))
+
+
+def test_images_differ_by_seed_split_class_and_index(tmp_path):
+    for seed in (0, 1):
+        demo_set.write(tmp_path / str(seed), 3, 3, seed=seed, progress=False)
+    images = [data for name, data in files(tmp_path).items() if name.endswith(".JPEG")]
+    assert len(set(images)) == len(images) == 2 * 2 * 10 * 3
+
+
+def test_motifs_are_five_shapes_apart_and_not_confusable_by_a_flip():
+    def canonical(points, mirror):
+        return tuple(sorted((round(mirror * x, 2) + 0.0, round(y, 2)) for x, y in points))
+
+    shapes = {name: frozenset(canonical(points, mirror) for mirror in (1, -1)) for name, points in demo_set.MOTIFS.items()}
+    assert len(set(shapes.values())) == 10
+    for points in map(np.array, demo_set.MOTIFS.values()):
+        assert points.shape == (5, 2)
+        assert np.abs(points).max() <= 1
+        gaps = np.hypot(*(points[:, None] - points[None]).T) + 9 * np.eye(5)
+        assert gaps.min() > 2 * 0.23  # the largest radius: shapes that overlap would paint less, and colour would tell
+
+
+def histogram_accuracy(pixels: list[np.ndarray], labels: np.ndarray) -> float:
+    """Share of the odd images put right by a ridge regression on the even images' colour histograms: 4 x 4 x 4 joint, 16 bins a channel."""
+    features = []
+    for image in pixels:
+        joint = np.bincount((image // 64 @ np.array([16, 4, 1])).ravel(), minlength=64)
+        single = [np.bincount(image[..., channel].ravel() // 16, minlength=16) for channel in range(3)]
+        features.append(np.sqrt(np.concatenate([joint, *single]) / (image.size / 3)))
+    x = np.array(features)
+    x = np.hstack([x - x[::2].mean(0), np.ones((len(x), 1))])
+    train, wanted = x[::2], np.eye(10)[labels[::2]]
+    weights = np.linalg.solve(train.T @ train + 0.1 * np.eye(x.shape[1]), train.T @ wanted)
+    return float((np.argmax(x[1::2] @ weights, 1) == labels[1::2]).mean())
+
+
+def test_colour_does_not_give_the_class_away():
+    labels = np.repeat(np.arange(10), 50)
+    pixels = [demo_set.image(np.random.default_rng([7, n]), int(label))[::3, ::3] for n, label in enumerate(labels)]
+    assert histogram_accuracy(pixels, labels) < 0.3  # 10 % is chance
+
+    # The plant: a tint per class must be found, or the line above proves nothing.
+    tints = np.random.default_rng(0).integers(0, 256, (10, 3))
+    tinted = [(image + tints[label]) // 2 for image, label in zip(pixels, labels, strict=True)]
+    assert histogram_accuracy(tinted, labels) > 0.8
+
+
+def test_a_finished_set_is_reused_and_another_seed_replaces_it(tmp_path):
+    dest = tmp_path / "set"
+    dest.mkdir()  # an empty folder is welcome
+    assert demo_set.write(dest, 1, 1, progress=False)
+    before = {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
+    assert not demo_set.write(dest, 1, 1, progress=False)
+    assert before == {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
+    first = files(dest)
+    assert demo_set.write(dest, 1, 1, seed=1, progress=False)
+    assert files(dest).keys() == first.keys()
+    assert files(dest) != first
+    assert [path.name for path in tmp_path.iterdir()] == ["set"]
+
+
+@pytest.mark.parametrize("content", ["mine.txt", "demo_set.json mine.txt", "train"])
+def test_a_foreign_folder_is_refused_in_one_line(content, tmp_path, capsys):
+    for name in content.split():
+        (tmp_path / name).write_text("{}")
+    before = files(tmp_path)
+    assert demo_set.main([str(tmp_path), "--train-per-class", "1", "--val-per-class", "1"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert str(tmp_path) in error
+    assert files(tmp_path) == before
+
+
+def test_nonsense_is_refused_in_one_line(tmp_path, capsys):
+    assert demo_set.main([str(tmp_path / "set"), "--train-per-class", "0"]) == 2
+    error = capsys.readouterr().err
+    assert "at least one image" in error
+    assert error.count("\n") == 1
+    (tmp_path / "file").touch()
+    assert demo_set.main([str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_an_interrupted_set_leaves_nothing(tmp_path, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_set, "track", interrupted)
+    assert demo_set.main([str(tmp_path / "set")]) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("program", [["-m", "scripts.demo_set"], ["scripts/demo_set.py"]])
+def test_starts_as_a_module_and_as_a_file(program, tmp_path):
+    command = [sys.executable, *program, str(tmp_path / "set"), "--train-per-class", "1", "--val-per-class", "1"]
+    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    assert len(files(tmp_path / "set")) == 21

@@ -1,0 +1,242 @@
+"""Header parsing against Pillow on every format, and against damage: a header or a reason, never another error."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from dataset.headers import Rejected, parse
+from dataset.manifest import CHROMA, FORMATS, Header
+from dataset.sources.folder import header
+
+SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data")
+COMPONENTS = {"1": 1, "L": 1, "P": 1, "I": 1, "I;16": 1, "I;16B": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
+ORIENTATION = 0x0112
+
+
+def encoded(mode: str = "RGB", size: tuple[int, int] = (37, 23), format: str = "JPEG", **options: Any) -> bytes:
+    """An image file of width, height `size`."""
+    noise = np.random.default_rng(7).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    if mode == "I;16":
+        image = Image.fromarray(noise[..., 0].astype(np.uint16) * 257)
+    elif mode != "RGB":
+        image = image.convert(mode)
+    target = io.BytesIO()
+    image.save(target, format, **options)
+    return target.getvalue()
+
+
+def exif(orientation: int, order: str = ">") -> bytes:
+    """An EXIF block that holds an orientation, in big (>) or little (<) endian."""
+    mark = b"MM" if order == ">" else b"II"
+    tags = struct.pack(order + "HIHHHIHHI", 42, 8, 1, ORIENTATION, 3, 1, orientation, 0, 0)
+    return b"Exif\0\0" + mark + tags
+
+
+def segment(code: int, content: bytes) -> bytes:
+    """A JPEG segment."""
+    return b"\xff" + bytes([code]) + struct.pack(">H", len(content) + 2) + content
+
+
+FILES = {
+    "jpeg rgb": encoded(),
+    "jpeg grey": encoded("L"),
+    "jpeg cmyk": encoded("CMYK"),
+    "jpeg progressive": encoded(progressive=True),
+    "jpeg exif big endian": encoded(exif=exif(6)),
+    "jpeg exif little endian": encoded(exif=exif(8, "<")),
+    "jpeg exif of no meaning": encoded(exif=exif(0)),
+    "jpeg behind a profile of 300 kB": encoded(icc_profile=bytes(300_000), exif=exif(3)),
+    "jpeg tall": encoded(size=(1, 1999)),
+    "png rgb": encoded(format="PNG"),
+    "png rgba": encoded("RGBA", format="PNG"),
+    "png grey": encoded("L", format="PNG"),
+    "png grey and alpha": encoded("LA", format="PNG"),
+    "png palette": encoded("P", format="PNG"),
+    "png 1 bit": encoded("1", format="PNG"),
+    "png 16 bit": encoded("I;16", format="PNG"),
+    "png exif": encoded(format="PNG", exif=exif(5)),
+    "gif": encoded("P", format="GIF"),
+    "gif with a comment": encoded("P", format="GIF", comment=b"x" * 700),
+    "bmp rgb": encoded(format="BMP"),
+    "bmp palette": encoded("P", format="BMP"),
+    "bmp rgba": encoded("RGBA", format="BMP"),
+    "bmp 1 bit": encoded("1", format="BMP"),
+    "webp lossy": encoded(format="WEBP"),
+    "webp lossless": encoded(format="WEBP", lossless=True),
+    "webp rgba": encoded("RGBA", format="WEBP"),
+    "webp lossless rgba": encoded("RGBA", format="WEBP", lossless=True),
+    "webp exif": encoded(format="WEBP", exif=exif(7)),
+    "tiff rgb": encoded(format="TIFF"),
+    "tiff rgba": encoded("RGBA", format="TIFF"),
+    "tiff grey": encoded("L", format="TIFF"),
+    "tiff palette": encoded("P", format="TIFF"),
+    "tiff 16 bit": encoded("I;16", format="TIFF"),
+    "tiff cmyk deflate": encoded("CMYK", format="TIFF", compression="tiff_deflate"),
+    "tiff turned by 180": encoded(format="TIFF", tiffinfo={ORIENTATION: 3}),
+    "tiff big": encoded(format="TIFF", big_tiff=True),
+    "ppm": encoded(format="PPM"),
+    "pgm": encoded("L", format="PPM"),
+    "pgm 16 bit": encoded("I;16", format="PPM"),
+    "pbm": encoded("1", format="PPM"),
+}
+
+
+def assert_like_pillow(found: Header, content: bytes) -> None:
+    """Same size, format, components, palette and orientation."""
+    with Image.open(io.BytesIO(content)) as image:
+        assert (found.height, found.width) == (image.height, image.width)
+        assert FORMATS[found.format].upper() == ("JPEG" if image.format == "MPO" else image.format)
+        assert found.components == COMPONENTS[image.mode]
+        if image.mode == "P" or image.format in ("PNG", "TIFF"):  # Pillow opens a GIF or BMP whose colour table is grey as L
+            assert found.palette == (image.mode == "P")
+        assert found.orientation == (image.getexif().get(ORIENTATION) or 0)
+        assert found.size == len(content)
+        if image.format == "JPEG":
+            assert found.progressive == bool(image.info.get("progressive"))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_header_is_pillows(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "named.JPEG"  # the name says nothing
+    path.write_bytes(FILES[name])
+    assert_like_pillow(header(os.fsencode(path)), FILES[name])
+
+
+@pytest.mark.parametrize("folder", ["imagenet_sample", "coco_sample"])
+def test_header_is_pillows_on_real_images(folder: str) -> None:
+    if not SAMPLES.is_dir():
+        pytest.skip(f"no real images in {SAMPLES}; set SATURATE_SAMPLES to a folder that holds {folder}")
+    paths = [path for path in (SAMPLES / folder).rglob("*") if path.suffix in (".JPEG", ".jpg")]
+    assert len(paths) == {"imagenet_sample": 200, "coco_sample": 72}[folder]
+    for path in paths:
+        found = header(os.fsencode(path))
+        assert_like_pillow(found, path.read_bytes())
+        with Image.open(path) as image:
+            layers = [(across, down) for _, across, down, _ in image.layer]  # type: ignore[attr-defined]
+        ratio = (layers[0][0] // layers[-1][0], layers[0][1] // layers[-1][1])
+        expected = "gray" if len(layers) == 1 else {(1, 1): "444", (2, 1): "422", (2, 2): "420", (1, 2): "440"}[ratio]
+        assert CHROMA[found.chroma] == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [("png 16 bit", 16), ("png 1 bit", 1), ("pgm 16 bit", 16), ("pbm", 1), ("tiff 16 bit", 16), ("jpeg rgb", 8)]
+)
+def test_depth_is_bits_a_component(name: str, bits: int) -> None:
+    assert parse(FILES[name], len(FILES[name])).depth == bits
+
+
+@pytest.mark.parametrize(("option", "chroma"), [(0, "444"), (1, "422"), (2, "420")])
+def test_chroma_of_a_jpeg(option: int, chroma: str) -> None:
+    content = encoded(subsampling=option)
+    assert CHROMA[parse(content, len(content)).chroma] == chroma
+
+
+@pytest.mark.parametrize(
+    ("factors", "chroma"),
+    [((0x12, 0x11, 0x11), "440"), ((0x41, 0x11, 0x11), "411"), ((0x22, 0x22, 0x22), "444"), ((0x22, 0x11, 0x21), "other")],
+)
+def test_chroma_from_sampling_factors(factors: tuple[int, int, int], chroma: str) -> None:
+    frame = struct.pack(">BHHB", 8, 5, 9, 3) + b"".join(bytes([i, factor, 0]) for i, factor in enumerate(factors))
+    content = b"\xff\xd8" + segment(0xC0, frame)
+    found = parse(content, len(content))
+    assert (found.height, found.width, CHROMA[found.chroma]) == (5, 9, chroma)
+
+
+def test_stray_and_fill_bytes_before_a_marker_are_skipped() -> None:
+    content = FILES["jpeg rgb"]
+    odd = content[:2] + b"\xff\xff\xff" + content[3:20] + b"\x00\x13\xff\x00" + content[20:]
+    assert parse(odd, len(odd)).width == parse(content, len(content)).width
+
+
+def test_damaged_exif_costs_no_sample() -> None:
+    content = FILES["jpeg rgb"]
+    for bad in (b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", exif(6)[:20], exif(4711), b"Exif\0\0XX" + exif(6)[8:]):
+        odd = content[:2] + segment(0xE1, bad) + content[2:]
+        assert parse(odd, len(odd)).orientation == 0
+
+
+def test_first_frame_of_a_gif_may_be_larger_than_its_screen() -> None:
+    content = bytearray(FILES["gif"])
+    content[6:10] = struct.pack("<HH", 5, 4)
+    assert_like_pillow(parse(bytes(content), len(content)), bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "empty file"),
+        (b"<html>", "no known image format (starts with 3c 68 74 6d 6c 3e)"),
+        (b"\xff\xd8", "no known image format"),
+        (b"BM is how this text begins", "BMP header is of no known kind"),
+        (b"P5 is how this text begins", "PPM header is cut short"),
+        (FILES["jpeg rgb"][:40], "JPEG header is cut short"),
+        (b"\xff\xd8\xff\xd9", "JPEG has no frame header"),
+        (b"\xff\xd8" + segment(0xC0, struct.pack(">BHHB", 8, 0, 9, 1) + b"\0\x11\0"), "JPEG of 9 x 0 pixels"),
+        (FILES["png rgb"][:33], "PNG header is cut short"),
+        (FILES["tiff rgb"][:9], "TIFF header is cut short"),
+    ],
+)
+def test_reason_is_said(content: bytes, reason: str) -> None:
+    with pytest.raises(Rejected) as error:
+        parse(content, len(content))
+    assert str(error.value).startswith(reason)
+
+
+def survives(content: bytes, path: Path | None = None) -> None:
+    """A header or a reason; through a file too, where the rest behind the first 4 KiB is read piece by piece."""
+    for file in (None, path) if path else (None,):
+        try:
+            found = header(os.fsencode(file)) if file else parse(content, len(content))
+        except Rejected as error:
+            assert str(error)
+        else:
+            np.array([found], "i8,i4,i4,u1,u1,u1,u1,u1,?,?")  # every number fits its column
+
+
+@settings(max_examples=150, deadline=None)
+@given(name=st.sampled_from(sorted(FILES)), data=st.data())
+def test_any_cut_gives_a_header_or_a_reason(name: str, data: st.DataObject) -> None:
+    content = FILES[name]
+    survives(content[: data.draw(st.integers(0, min(len(content), 600)))])
+
+
+@settings(max_examples=250, deadline=None)
+@given(name=st.sampled_from(sorted(FILES)), edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=8))
+def test_any_damage_gives_a_header_or_a_reason(name: str, edits: list[tuple[int, int]]) -> None:
+    content = bytearray(FILES[name])
+    for at, value in edits:
+        content[at % len(content)] = value
+    survives(bytes(content))
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    magic=st.sampled_from(
+        [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF\0\0\0\0WEBPVP8X", b"II*\0", b"MM\0+", b"P6 ", b""]
+    ),
+    rest=st.binary(max_size=300),
+)
+def test_random_bytes_give_a_header_or_a_reason(magic: bytes, rest: bytes) -> None:
+    survives(magic + rest)
+
+
+def test_endless_headers_end(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for content in (
+        b"\xff\xd8\xff" + bytes(2_000_000),
+        b"\xff\xd8" + segment(0xE0, b"") * 500_000,
+        b"GIF89a" + bytes(7) + b"!\xfe" + b"\1x" * 500_000,
+    ):
+        path.write_bytes(content)
+        survives(content, path)

@@ -1,0 +1,84 @@
+"""Every sentence of the advice, as a table of cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from report.advice import advice
+
+GPU = {"gpu": "H200", "gpu_gib": 139.0, "cores": 16}
+CPU = {"gpu": None, "cores": 2}
+
+
+def summary(bound: str | None, hardware: dict[str, Any] = GPU, busy: float | None = None, **more: Any) -> dict[str, Any]:
+    return {
+        "rate": {"steady": 100.0},
+        "ceiling": {"compute": {"rate": 110.0}, "loader": {"rate": 120.0}},
+        "bound": bound,
+        "efficiency": 0.9,
+        "loader": "dali-gpu",
+        "precision": "fp16",
+        "hardware": hardware,
+        "cpu": {"utilisation": busy},
+        "memory": {"device_gib": 100.0},
+        "command": "train.py --data x",
+    } | more
+
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({}, "Train for longer"),
+    (summary("compute", rate={"steady": None}), "Train for longer"),
+    (summary("compute", efficiency=1.2), "Measure again"),
+    (summary("compute", loader="synthetic"), "Name a real loader"),
+    (summary(None), "--ceilings true"),
+    (summary("loader", ceiling={"compute": None, "loader": None}), "--ceilings true"),
+    (summary("loader", ceiling=None), "--ceilings true"),
+    # the step is the limit
+    (summary("compute", precision="fp32"), "--precision fp16 or bf16"),
+    (summary("compute"), "--compile true makes"),
+    (
+        summary("compute", command="train.py --compile true", memory={"device_gib": 15.0}),
+        "124 GiB of its memory are free: a larger --batch-size",
+    ),
+    (summary("compute", command=["train.py", "--compile=True"]), "more GPUs"),
+    (summary("compute", compile=True, memory=None), "more GPUs"),
+    (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
+    # the loader is
+    (summary("loader", loader="torchvision"), "--loader dali-gpu"),
+    (summary("loader", busy=0.97, loader="torchvision"), "--loader dali-gpu"),
+    (summary("loader", busy=0.97, loader="dali-cpu"), "--loader dali-gpu"),
+    (summary("loader", busy=0.2, loader="torchvision"), "80% of 16 cores are idle, so it waits: more --workers"),
+    (summary("loader", busy=0.2, loader="dali-cpu"), "--loader dali-fed"),
+    (summary("loader", busy=0.2), "--loader dali-fed if the storage is slow"),
+    (summary("loader", busy=0.2, loader="dali-fed"), "more --workers, each hides"),
+    (summary("loader", busy=0.97), "97% of 16 cores are busy: more cores"),
+    (summary("loader", CPU, busy=1.0, loader="torchvision"), "100% of 2 cores are busy: more cores"),
+    (summary("loader", {"gpu": None}, busy=1.0, loader="torchvision"), "100% are busy"),
+    (summary("loader", busy=0.7), "try other --workers"),
+    (summary("loader", cpu=None), "try other --workers"),
+    # neither, but both together
+    (summary("overlap", CPU, busy=1.0), "fewer --workers, then more cores"),
+    (summary("overlap", busy=0.95), "fewer --workers and --compile true"),
+    (summary("overlap", busy=0.3), "--compile true leaves fewer launches"),
+    (summary("overlap", busy=0.3, compile=True), "--loader dali-cpu"),
+    (summary("overlap", busy=0.3, compile=True, loader="torchvision"), "--profile true"),
+]
+
+
+@pytest.mark.parametrize(("case", "said"), CASES)
+def test_advice(case: dict[str, Any], said: str) -> None:
+    sentence = advice(case)
+    assert said in sentence
+    assert sentence.endswith(".") and "\n" not in sentence
+    assert "  " not in sentence
+
+
+def test_advice_names_only_flags_that_exist() -> None:
+    import re
+
+    from config import GROUP_OF
+
+    named = {flag for case, _ in CASES for flag in re.findall(r"--([a-z-]+)", advice(case))}
+    assert named and {flag.replace("-", "_") for flag in named} <= set(GROUP_OF)

@@ -1,0 +1,226 @@
+"""What a person sees, through a real pseudo-terminal and through a pipe."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import tty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from report.console import Bar, Console, duration, number, rows
+
+ROOT = Path(__file__).parents[2]
+SUMMARY: dict[str, Any] = {
+    "arch": "resnet18",
+    "loader": "dali-gpu",
+    "precision": "fp16",
+    "rate": {"steady": 17907.2, "spread": {"n": 23, "min": 17100.0, "max": 18020.0, "iqr": 30.0}, "unit": "img/s"},
+    "ceiling": {"compute": {"rate": 18900.0, "spread": {"n": 5, "min": 18800.0, "max": 18950.0, "iqr": 1.0}}, "loader": {"rate": 21100.0}},
+    "efficiency": 0.9475,
+    "bound": "overlap",
+    "data_wait": {"ms": 1.234, "share": 0.045},
+    "validation": {"top1": 0.913, "top5": 0.991, "loss": 0.312},
+    "hardware": {"gpu": "H200", "cores": 16},
+    "cpu": {"utilisation": 0.93},
+    "samples_failed": [3, 5],
+}
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
+    """(stream of the program, what a person's screen got so far)."""
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    outer, inner = pty.openpty()
+    tty.setraw(inner)
+    os.set_blocking(outer, False)
+    stream = os.fdopen(inner, "w", encoding="utf-8")
+    seen = io.BytesIO()
+
+    def screen() -> str:
+        stream.flush()
+        while True:
+            try:
+                seen.write(os.read(outer, 1 << 16))
+            except (BlockingIOError, OSError):
+                return seen.getvalue().decode()
+
+    yield stream, screen
+    stream.close()
+    os.close(outer)
+
+
+def train(console: Console, clock: Clock, *, steps: int = 60, step_s: float = 0.5) -> Bar:
+    with console.epoch(title="epoch 1/2", total=steps * 100) as bar:
+        for step in range(1, steps + 1):
+            clock.now += step_s
+            bar.update(step=step, samples=step * 100, rate=200.0 if step > 5 else None, loss=3.0 / step, wait_ms=0.31)
+    return bar
+
+
+def test_a_pipe_gets_a_line_each_ten_seconds_and_one_at_the_end() -> None:
+    stream, clock = io.StringIO(), Clock()
+    train(Console(stream=stream, clock=clock), clock)
+    lines = stream.getvalue().splitlines()
+    assert "\x1b" not in stream.getvalue() and "\r" not in stream.getvalue()
+    assert [line.split()[3].split("/")[0] for line in lines] == ["2,000", "4,000", "6,000", "6,000"]
+    assert lines[0] == "epoch 1/2   33%  2,000/6,000 img  200 img/s  loss 0.150  wait 0.3 ms  eta 0:20"
+    assert lines[-1].endswith("in 0:30")
+
+
+def test_a_terminal_gets_one_bar_an_epoch_that_is_redrawn_at_most_five_times_a_second(terminal: tuple[Any, Any]) -> None:
+    stream, screen = terminal
+    clock = Clock()
+    train(Console(stream=stream, clock=clock), clock, steps=1000, step_s=0.01)
+    drawn = screen()
+    assert "\x1b[" in drawn and "━" in drawn
+    assert 40 <= len(re.findall(r"wait 0\.3 ms", drawn)) <= 60, "ten seconds"
+    last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn).rstrip().splitlines()[-1].split("\r")[-1]
+    assert last.startswith("epoch 1/2 ━") and "100%" in last and "200 img/s" in last and "in 0:10" in last
+    assert len(last.rstrip()) <= 80
+
+
+def test_a_line_said_during_an_epoch_stands_above_the_bar(terminal: tuple[Any, Any]) -> None:
+    stream, screen = terminal
+    console, clock = Console(stream=stream, clock=Clock()), Clock()
+    with console.epoch(title="epoch 1/1", total=10) as bar:
+        console.warn("cannot be decoded: [red]a[/red].jpg " + "x" * 90)
+        clock.now += 1
+        bar.update(step=1, samples=10)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen())
+    assert "warning: cannot be decoded: [red]a[/red].jpg " + "x" * 90 in drawn, "as it was said, in one line"
+
+
+@pytest.mark.parametrize("where", ["pipe", "terminal"])
+def test_the_result_fits_80_columns_and_names_everything(where: str, terminal: tuple[Any, Any]) -> None:
+    stream, screen = terminal if where == "terminal" else (io.StringIO(), lambda: stream.getvalue())
+    Console(stream=stream).result(SUMMARY, folder=Path("some runs/latest"))
+    text = screen()
+    assert ("\x1b" in text) == (where == "terminal")
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
+    assert max(len(line) for line in text.splitlines()) == 80
+    for said in (
+        *("resnet18", "dali-gpu", "fp16", "91.30%", "99.10%", "17,907 img/s", "17,100 to 18,020 in 23 windows", "18,900 img/s", "21,100"),
+        *(
+            "94.8%",
+            "overlap",
+            "1.23 ms a step, 4.5% of the time",
+            "change first",
+            "--workers",
+            "2 samples",
+            "run folder:   some runs/latest",
+        ),
+    ):
+        assert said in text, said
+    assert text.rstrip().splitlines()[-1] == "TensorBoard:  tensorboard --logdir 'some runs'", "one can copy it"
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    found = dict(rows({}))
+    assert {found[name] for name in ("top-1", "rate", "compute ceiling", "loader ceiling", "efficiency", "bound by", "data wait")} == {"-"}
+    nothing: dict[str, Any] = {"rate": None, "ceiling": {"compute": None, "loader": None}, "validation": {"top1": None}, "data_wait": None}
+    assert dict(rows(nothing)) == found
+
+
+@pytest.mark.parametrize(
+    ("validation", "first"),
+    [
+        ({"ap": 0.364, "ap50": 0.5}, ("AP", "36.40%   (AP50 50.00%)")),
+        ({"psnr": 30.127, "ssim": 0.91}, ("PSNR", "30.13 dB   (SSIM 0.9100)")),
+    ],
+)
+def test_other_tasks_have_their_own_figures(validation: dict[str, float], first: tuple[str, str]) -> None:
+    assert rows({"validation": validation})[0] == first
+
+
+def test_a_scan_shows_files_rate_and_time_left() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Console(stream=stream, clock=clock).counting("listing") as callback:
+        callback(1000, 0, "listing")
+        for done in range(0, 3000, 100):
+            clock.now += 1
+            callback(done, 3000, "reading headers")
+    lines = stream.getvalue().splitlines()
+    assert lines[0].startswith("reading headers   30%  900/3,000 files  90 files/s  eta 0:2")
+    assert "2,900/3,000" in lines[-1]
+
+
+def test_a_resumed_epoch_counts_its_own_samples_for_its_rate() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with Console(stream=stream, clock=clock).epoch(title="epoch 3/9", total=2000, first=1000) as bar:
+        clock.now += 10
+        bar.update(step=1, samples=1500)
+    assert stream.getvalue().splitlines()[0] == "epoch 3/9   75%  1,500/2,000 img  50 img/s  eta 0:10"
+
+
+def test_other_ranks_are_silent(terminal: tuple[Any, Any]) -> None:
+    for stream, seen in ((terminal[0], terminal[1]), (io.StringIO(), None)):
+        console, clock = Console(enabled=False, stream=stream), Clock()
+        console.info("a")
+        console.warn("b")
+        train(console, clock)
+        with console.counting("x") as callback:
+            callback(1, 2, "x")
+        console.result(SUMMARY)
+        assert (seen() if seen else stream.getvalue()) == ""
+
+
+def test_the_bar_ends_when_the_epoch_raises() -> None:
+    stream = io.StringIO()
+    with pytest.raises(RuntimeError), Console(stream=stream).epoch(title="epoch 1/1", total=10) as bar:
+        bar.update(step=1, samples=4)
+        raise RuntimeError
+    assert "4/10" in stream.getvalue()
+
+
+def test_a_closed_pipe_ends_the_talking_not_the_run(tmp_path: Path) -> None:
+    code = """
+import sys
+from report.console import Console
+console = Console()
+for i in range(20000):
+    console.info("a line that fills the pipe")
+sys.stdout = None
+open(sys.argv[1], "w").write("went on")
+"""
+    program = [sys.executable, "-c", code, str(tmp_path / "end")]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None and process.stderr is not None
+    with process.stdout, process.stderr:
+        process.stdout.readline()
+        process.stdout.close()
+        process.wait(timeout=60)
+    assert (tmp_path / "end").read_text() == "went on"
+
+
+def test_a_stream_that_knows_no_unicode() -> None:
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    console = Console(stream=stream)
+    console.info("bild-ä.jpg")
+    console.result(SUMMARY, folder=Path("läufe/x"))
+    assert b"bild-?.jpg" in raw.getvalue()
+
+
+def test_figures_as_people_read_them() -> None:
+    assert [number(value) for value in (None, 0.1234, 12.345, 99.94, 123.4, 17907.2)] == ["-", "0.123", "12.3", "99.9", "123", "17,907"]
+    assert [duration(seconds) for seconds in (0.2, 59.6, 61, 3600, 36061)] == ["0:00", "1:00", "1:01", "1:00:00", "10:01:01"]

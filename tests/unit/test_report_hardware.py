@@ -1,0 +1,162 @@
+"""Machine readings: right where they can be checked, None (never an exception) where they cannot be had."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil  # type: ignore[import-untyped]
+import pytest
+import torch
+
+from report import hardware
+from report.hardware import GIB, Sampler, cores, device_gib, host_gib, shm_free_bytes, versions
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+
+
+def test_versions_are_those_that_are_imported() -> None:
+    import numpy as np
+    import torchvision
+
+    found = versions()
+    assert (found["torch"], found["numpy"], found["torchvision"]) == (
+        torch.__version__,
+        np.__version__,
+        torchvision.__version__.split("+")[0],
+    )
+    assert found["python"] == ".".join(str(part) for part in sys.version_info[:3])
+    assert all(isinstance(version, str) and version for version in found.values())
+
+
+def test_versions_import_nothing_heavy() -> None:
+    heavy = ("nvidia.dali", "torchvision", "cv2", "decord")
+    code = f"import sys; from report.hardware import versions; versions(); print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "[]"
+
+
+def test_hardware_of_a_cpu() -> None:
+    found = hardware.hardware(CPU)
+    assert (found["gpu"], found["gpus"], found["gpu_gib"]) == (None, 0, None)
+    assert 0 < found["cores"] <= (os.cpu_count() or 1)
+    assert 0 < found["ram_gib"] <= psutil.virtual_memory().total / GIB + 0.1
+    assert found["cpu"]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8.0),
+        ({"cpu.max": "max 100000"}, 8.0),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "9900000 100000"}, 8.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8.0),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+    ],
+)
+def test_cores_respect_the_containers_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
+) -> None:
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert cores() == expected
+
+
+def test_cpu_load_in_a_container_is_that_of_its_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    clock = SimpleNamespace(now=10.0)
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: clock.now)
+    (tmp_path / "cpu.max").write_text("200000 100000\n")
+    (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 1000000\n")
+    load = hardware._cpu_load()
+    assert next(load) is None
+    clock.now += 2.0
+    (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 4000000\n")
+    assert next(load) == pytest.approx(3.0 / (2.0 * 2))
+
+
+def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
+    before = {thread.name for thread in threading.enumerate()}
+    sampler = Sampler(CPU, every_s=0.05).start()
+    end = time.monotonic() + 0.6
+    while time.monotonic() < end:
+        pass  # one core is busy
+    found = sampler.read()
+    assert set(found) == {"gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation"}
+    assert [found[name] for name in ("gpu_utilisation", "power_w", "sm_mhz", "device_gib")] == [None] * 4
+    assert found["cpu_utilisation"] is not None and 0.5 / cores() < found["cpu_utilisation"] <= 1.0
+    sampler.stop()
+    sampler.read()
+    assert sampler.read()["cpu_utilisation"] is None, "nothing since the last read"
+    sampler.stop()
+    assert {thread.name for thread in threading.enumerate()} == before
+
+
+def test_sampler_takes_the_gpu_by_uuid_and_the_mean_since_the_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's GPU 0 is not torch's cuda:0 under CUDA_VISIBLE_DEVICES; a reading that a GPU does not give is None."""
+    import pynvml
+
+    watts = iter([100_000, 300_000, 500_000])
+
+    def refuse(*_: Any) -> Any:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="aaaa-bbbb"))
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: f"handle of {uuid}")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda handle: next(watts) if handle == "handle of GPU-aaaa-bbbb" else 0)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=97))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", refuse)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(used=3 * GIB))
+    sampler = Sampler(torch.device("cuda:0"))
+    for expected in ((100.0 + 300.0) / 2, 500.0):
+        for _ in range(2 if expected == 200.0 else 1):
+            sampler._add(sampler._sample())
+        found = sampler.read()
+        assert found["power_w"] == expected
+        assert (found["gpu_utilisation"], found["sm_mhz"], found["device_gib"]) == (0.97, None, 3.0)
+
+
+def test_host_memory_counts_children_and_shared_pages_once() -> None:
+    code = "import time; data = bytearray(b'x') * (200 << 20); print('ready', flush=True); time.sleep(60)"
+    before = host_gib()
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        grown = host_gib() - before
+        own = host_gib(child.pid)
+        child.kill()
+    assert 0.19 < grown < 0.25
+    assert 0.19 < own < 0.25
+    assert host_gib(child.pid) == 0.0, "it is gone"
+
+
+def test_host_memory_without_pss_is_rss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "_pss", lambda _: None)
+    assert host_gib() >= psutil.Process().memory_info().rss / GIB * 0.9
+
+
+def test_room_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.path.isdir("/dev/shm"):
+        assert shm_free_bytes() == pytest.approx(psutil.disk_usage("/dev/shm").free, rel=0.05)
+
+    def missing(_: str) -> Any:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "statvfs", missing)
+    assert shm_free_bytes() == 0
+
+
+def test_a_cpu_has_no_device_memory() -> None:
+    assert device_gib(CPU) is None

@@ -1,0 +1,40 @@
+"""The trace holds ten steps and opens; switched off, nothing is written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import torch
+
+from report.profile import SKIPPED, STEPS, WARMUP, profiler
+
+
+def run(folder: Path, *, enabled: bool, steps: int) -> None:
+    weight = torch.ones(8, 8)
+    with profiler(folder, enabled=enabled) as profile:
+        for _ in range(steps):
+            with torch.profiler.record_function("one_step"):
+                torch.mm(weight, weight)
+            profile.step()
+
+
+def test_ten_steps_are_traced(tmp_path: Path) -> None:
+    run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + STEPS + 4)
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["operators-rank0.txt", "trace-rank0.json.gz"]
+    with gzip.open(tmp_path / "profile" / "trace-rank0.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    assert sum(event.get("name") == "one_step" and event.get("cat") == "user_annotation" for event in events) == STEPS
+    assert "aten::mm" in (tmp_path / "profile" / "operators-rank0.txt").read_text()
+
+
+def test_off_writes_nothing(tmp_path: Path) -> None:
+    run(tmp_path, enabled=False, steps=30)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_shorter_than_the_trace_ends_well(tmp_path: Path) -> None:
+    run(tmp_path, enabled=True, steps=3)
+    run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + 4)
+    assert (tmp_path / "profile" / "trace-rank0.json.gz").exists()

@@ -1,0 +1,189 @@
+"""The run's files are whole at any time: resume, a kill in mid-write, a full disk, a folder that is somebody else's."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts import Mistake
+from report.record import LEFT_BY_A_RUN, Appender, Record, claim
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    def fails(*_: Any, **__: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(f"report.record.{name}", fails)
+
+
+def test_points_survive_bit_for_bit_and_are_there_at_once(tmp_path: Path) -> None:
+    record = Record(tmp_path / "a" / "run")
+    values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "third": np.float32(1 / 3), "n": np.int64(2**62), "path": Path("x"), "none": None}
+    record.point("train", 7, values)
+    (point,) = lines(tmp_path / "a" / "run")  # not closed yet
+    assert (point["kind"], point["step"]) == ("train", 7)
+    assert (point["loss"].hex(), point["tiny"].hex()) == ((0.1 + 0.2).hex(), (5e-324).hex())
+    assert np.float32(point["third"]) == np.float32(1 / 3)
+    assert (point["n"], point["path"], point["none"]) == (2**62, "x", None)
+    record.close()
+
+
+def test_what_is_not_finite_is_valid_json_that_float_reads(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.point("train", 1, {"loss": math.nan, "each": [math.inf, -math.inf, 1.0], "in": {"deep": np.float32("nan")}})
+    record.summary({"rate": {"steady": math.nan}})
+    record.close()
+    (point,) = lines(tmp_path)
+    assert math.isnan(float(point["loss"]))
+    assert [float(value) for value in point["each"]] == [math.inf, -math.inf, 1.0]
+    assert point["in"] == {"deep": "nan"}
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"rate": {"steady": "nan"}}
+
+
+def test_what_is_no_figure_is_an_error_and_leaves_no_line(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    with pytest.raises(TypeError):
+        record.point("train", 1, {"loss": object()})
+    record.close()
+    assert lines(tmp_path) == []
+
+
+@pytest.mark.parametrize("torn", ["", '{"kind": "train", "st', '{"kind": "train", "step": 5}', "null\n"])
+def test_resume_keeps_each_step_once_whatever_the_kill_left(tmp_path: Path, torn: str) -> None:
+    record = Record(tmp_path)
+    for step in range(1, 11):
+        record.point("train", step, {"loss": step / 3})
+    record.point("val", 6, {"top1": 0.5})
+    record.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(torn)
+
+    resumed = Record(tmp_path, resume_step=6)
+    resumed.point("val", 6, {"top1": 0.5})  # repeated: the checkpoint came before the validation
+    resumed.point("window", 6, {"rate": 1.0})
+    for step in range(7, 13):
+        resumed.point("train", step, {"loss": step / 3})
+    resumed.close()
+    found = lines(tmp_path)
+    assert [point["step"] for point in found if point["kind"] == "train"] == list(range(1, 13))
+    assert [point["loss"] for point in found if point["kind"] == "train"] == [step / 3 for step in range(1, 13)]
+    assert [(point["kind"], point["step"]) for point in found if point["kind"] != "train"] == [("val", 6), ("window", 6)]
+
+
+def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> None:
+    for name in (*LEFT_BY_A_RUN[:-1], "events.out.tfevents.17.host.1"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / name).write_text("precious")
+        with pytest.raises(Mistake) as caught:
+            Record(folder)
+        said = str(caught.value)
+        assert str(folder) in said and name in said and "--resume auto" in said and "another folder" in said and "\n" not in said
+        assert {path.name: path.read_text() for path in folder.iterdir()} == {name: "precious"}
+        claim(folder, resuming=True)
+        assert [path.name for path in folder.iterdir()] == [name], "the probe is gone"
+
+
+def test_a_folder_of_other_things_is_welcome(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("x")
+    claim(tmp_path, resuming=False)
+    claim(tmp_path / "new" / "deep", resuming=False)
+    assert (tmp_path / "new" / "deep").is_dir()
+
+
+@pytest.mark.parametrize("resuming", [False, True])
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_file_in_place_of_the_folder(tmp_path: Path, resuming: bool, below: str) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(Mistake, match="is a file; name a folder"):
+        claim(tmp_path / "file" / below, resuming)
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied"), (errno.ENOSPC, "no space left"), (errno.EDQUOT, "no space")],
+)
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str) -> None:
+    fail_with(monkeypatch, "os.fsync", number)
+    with pytest.raises(Mistake, match=said) as caught:
+        claim(tmp_path / "run", resuming=False)
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "run").iterdir())
+
+
+def test_the_kernels_own_read_only_folder() -> None:
+    with pytest.raises(Mistake, match="cannot be written"):
+        claim(Path("/proc/saturate-run"), resuming=False)  # refuses root too
+
+
+def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(tmp_path)
+    record.point("train", 1, {"loss": 1.0})
+    record.summary({"steps": 1})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    fail_with(monkeypatch, "os.fsync", errno.ENOSPC)
+    with pytest.raises(Mistake, match="no space left"):
+        record.summary({"steps": 2})
+    with pytest.raises(Mistake, match="no space left"):
+        record.config("lr: 1\n")
+    really_write, calls = os.write, []
+
+    def half(file: int, content: bytes) -> int:
+        calls.append(file)
+        if len(calls) == 1:
+            return really_write(file, content[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("report.record.os.write", half)
+    with pytest.raises(Mistake, match="no space left"):
+        record.point("train", 2, {"loss": 2.0})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    monkeypatch.undo()
+    record.point("train", 3, {"loss": 3.0})
+    record.close()
+    assert [point["step"] for point in lines(tmp_path)] == [1, 3]
+
+
+def test_a_full_disk_while_a_resume_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(tmp_path)
+    for step in range(4):
+        record.point("train", step, {})
+    record.close()
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    monkeypatch.setattr("report.record.claim", lambda *_, **__: None)
+    fail_with(monkeypatch, "os.replace", errno.ENOSPC)
+    with pytest.raises(Mistake, match="no space left"):
+        Record(tmp_path, resume_step=2)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"metrics.jsonl": before}
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    record = Record(tmp_path / "run", enabled=False)
+    record.config("x")
+    record.point("train", 1, {})
+    record.summary({})
+    record.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_appender_goes_on_at_the_end(tmp_path: Path) -> None:
+    for piece in (b"one", b"two"):
+        appender = Appender(tmp_path / "file")
+        appender.append(piece)
+        appender.close()
+        appender.close()
+    assert (tmp_path / "file").read_bytes() == b"onetwo"

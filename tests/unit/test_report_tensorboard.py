@@ -1,0 +1,244 @@
+"""TensorBoard's own readers see each step once after a resume, the HPARAMS table whole over many runs, and whole records on a full disk."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing import data_provider, plugin_event_multiplexer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.context import RequestContext
+from tensorboard.plugins import base_plugin
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups
+
+from contracts import Mistake
+from report.tensorboard import FIRST, METRICS, SETTINGS, Board
+
+ROW = {"arch": "resnet18", "loader": "dali-gpu", "batch_size": 512, "precision": "fp16", "world_size": 1, "compile": True, "lr": 0.5}
+
+
+def points(folder: Path, tag: str) -> list[tuple[int, float]]:
+    return [(event.step, event.value) for event in read(folder).Scalars(tag)]
+
+
+def read(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def provider(parent: Path) -> data_provider.MultiplexerDataProvider:
+    multiplexer = plugin_event_multiplexer.EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(parent))
+    multiplexer.Reload()
+    return data_provider.MultiplexerDataProvider(multiplexer, str(parent))
+
+
+def table(parent: Path) -> tuple[api_pb2.Experiment, dict[str, tuple[dict[str, object], dict[str, float], int]]]:
+    """The HPARAMS page as its own backend makes it: columns, and (settings, metrics, status) a run."""
+    backend = backend_context.Context(base_plugin.TBContext(data_provider=provider(parent)))
+    ctx = RequestContext()
+    columns = get_experiment.Handler(ctx, backend, "", api_pb2.GetExperimentRequest()).run()
+    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=100, allowed_statuses=list(api_pb2.Status.values()))
+    groups = list_session_groups.Handler(ctx, backend, "", request).run().session_groups
+    return columns, {
+        group.name: (
+            {name: getattr(value, value.WhichOneof("kind")) for name, value in group.hparams.items()},
+            {value.name.tag: value.value for value in group.metric_values},
+            group.sessions[0].status,
+        )
+        for group in groups
+    }
+
+
+def write(board: Board, first: int, end: int, value: float, *, window: int = 77) -> None:
+    board.hparams(ROW)
+    board.layout()
+    board.images("train/images", np.full((5, 4, 6, 3), 7, np.uint8), 0)
+    for step in range(first, end, 10):
+        board.scalars({"train/loss": value}, step)
+    for step in range(first + 5, end, window):
+        board.scalars({"throughput/samples_per_s": value}, step)
+
+
+def test_scalars_are_read_back_and_what_is_no_number_is_left_out(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.scalars({"train/loss": 2.5, "train/lr": 1, "train/grad_norm": None, "train/loss_scale": math.inf, "val/loss": math.nan}, 3)
+    assert points(tmp_path, "train/loss") == [(3, 2.5)]  # before flush and close: a reader sees each point at once
+    board.close()
+    assert points(tmp_path, "train/lr") == [(3, 1.0)]
+    assert sorted(read(tmp_path).Tags()["scalars"]) == ["train/loss", "train/lr"]
+    assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.glob("events*")).name], "no sub-run, no other file"
+
+
+def test_a_disabled_board_writes_nothing(tmp_path: Path) -> None:
+    board = Board(tmp_path, enabled=False)
+    write(board, 0, 20, 1.0)
+    board.flush()
+    board.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    first = Board(run)
+    write(first, 0, 751, 1.0)
+    first.scalars({"val/top1": 0.1}, 600)
+    first.scalars({"val/top1": 0.9}, 700)
+    first.close(finished=False)
+
+    resumed = Board(run, purge_step=601)  # the checkpoint is of step 600
+    write(resumed, 610, 1001, 2.0)
+    resumed.scalars({"val/top1": 0.1, "val/loss": 3.0}, 600)  # the checkpoint came before the validation, which runs again
+    resumed.close()
+
+    loss = points(run, "train/loss")
+    assert loss == [(step, 1.0 if step <= 600 else 2.0) for step in range(0, 1001, 10)]
+    windows = [*range(5, 600, 77), *range(615, 1001, 77)]
+    assert [step for step, _ in points(run, "throughput/samples_per_s")] == windows, "no point of the lost stretch is left"
+    assert [step for step, _ in points(run, "val/top1")] == [600]
+    assert points(run, "val/loss") == [(600, 3.0)]
+    accumulator = read(run)
+    assert len(accumulator.Images("train/images")) == 1
+    assert len(accumulator.Tensors("custom_scalars__config__")) == 1
+    served = provider(tmp_path).read_scalars(RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000)["run"]
+    assert [datum.step for datum in served["train/loss"]] == list(range(0, 1001, 10))
+    assert [datum.step for datum in served["throughput/samples_per_s"]] == windows
+
+
+def test_summary_writers_purge_step_alone_would_double_the_curve(tmp_path: Path) -> None:
+    """Why Board cuts the files. When this fails TensorBoard has changed, and Board could be simpler."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for name, start, purge in (("a", 0, None), ("b", 60, 60)):
+        with SummaryWriter(str(tmp_path / "run"), purge_step=purge, filename_suffix=name) as writer:
+            for step in range(start, 100, 10):
+                writer.add_scalar("train/loss", 1.0, step)
+    served = provider(tmp_path).read_scalars(RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000)["run"]
+    steps = [datum.step for datum in served["train/loss"]]
+    assert len(steps) > len(set(steps))
+
+
+def test_a_run_killed_in_mid_write_resumes(tmp_path: Path) -> None:
+    first = Board(tmp_path)
+    write(first, 0, 50, 1.0)
+    first.flush()
+    (path,) = tmp_path.glob("events*")
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 3)
+    resumed = Board(tmp_path, purge_step=31)
+    write(resumed, 40, 80, 2.0)
+    resumed.close()
+    assert points(tmp_path, "train/loss") == [(step, 1.0 if step <= 30 else 2.0) for step in range(0, 80, 10)]
+    assert not (tmp_path / ".unfinished").exists()
+
+
+def test_files_are_read_in_the_order_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("report.tensorboard.time.time", lambda: 2_000_000_000.0)
+    Board(tmp_path).close()
+    monkeypatch.setattr("report.tensorboard.time.time", lambda: 1_900_000_000.0)  # the clock was set back
+    monkeypatch.setattr("report.tensorboard.os.getpid", lambda: 1)
+    Board(tmp_path, purge_step=0).close()
+    assert [path.name.split(".")[3] for path in sorted(tmp_path.iterdir())] == ["2000000000", "2000000001"]
+
+
+def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
+    rows = {
+        "a": {**ROW, "arch": "resnet18"},
+        "b": {**ROW, "arch": "resnet50", "reader": "pil", "gpu": "H200", "world_size": 4, "compile": False},
+        "c": {"arch": "alexnet", "loader": "torchvision", "batch_size": 64, "precision": "fp32", "world_size": 1, "read_delay_ms": 10.0},
+    }
+    for index, (name, settings) in enumerate(rows.items()):
+        (tmp_path / name).mkdir()
+        board = Board(tmp_path / name)
+        board.hparams(settings)
+        board.scalars({"throughput/samples_per_s": 5.0}, 1)
+        board.scalars({"throughput/samples_per_s": 1000.0 + index, "throughput/efficiency": 0.5}, 2)
+        if name == "b":
+            board.scalars({"val/top1": 0.75}, 2)
+        board.close(finished=name != "c")
+
+    columns, found = table(tmp_path)
+    assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
+    assert tuple(info.name for info in columns.hparam_infos)[: len(FIRST)] == FIRST, "these five open the page"
+    assert tuple(info.name.tag for info in columns.metric_infos) == METRICS
+    assert set(found) == {"a", "b", "c"}, "no sub-runs"
+    for index, (name, settings) in enumerate(rows.items()):
+        shown, metrics, status = found[name]
+        assert shown == {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
+        expected = {"throughput/samples_per_s": 1000.0 + index, "throughput/efficiency": 0.5}
+        assert metrics == pytest.approx(expected | ({"val/top1": 0.75} if name == "b" else {}))
+        assert status == (api_pb2.STATUS_UNKNOWN if name == "c" else api_pb2.STATUS_SUCCESS)
+
+
+def test_hparams_of_a_resumed_run_are_the_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for world_size, purge_step in ((1, None), (2, 11)):
+        board = Board(tmp_path / "run", purge_step=purge_step)
+        board.hparams({**ROW, "world_size": world_size})
+        board.scalars({"throughput/samples_per_s": 1.0}, 10 * world_size)
+        board.close()
+    _, found = table(tmp_path)
+    assert list(found) == ["run"]
+    assert found["run"][0]["world_size"] == 2
+
+
+def test_a_setting_without_a_column_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="momentum"):
+        Board(tmp_path).hparams({**ROW, "momentum": 0.9})
+
+
+def test_layout_names_tags_that_match_themselves_only(tmp_path: Path) -> None:
+    board = Board(tmp_path)
+    board.layout()
+    board.close()
+    (event,) = read(tmp_path).Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    assert [category.title for category in layout.category] == ["throughput", "time", "memory", "val", "gpu"]
+    first = layout.category[0].chart[0].multiline.tag
+    assert list(first) == [f"^throughput/{name}$" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling")]
+
+
+def test_images_become_one_grid_in_reading_order(tmp_path: Path) -> None:
+    import io
+
+    from PIL import Image
+
+    images = np.stack([np.full((4, 6, 3), value, np.uint8) for value in (10, 20, 30, 40, 50)])
+    board = Board(tmp_path)
+    board.images("train/images", images, 0)
+    board.images("train/images", images + 1, 5)  # once a run
+    with pytest.raises(ValueError, match="uint8"):
+        board.images("other", images.astype(np.float32), 0)
+    board.close()
+    (event,) = read(tmp_path).Images("train/images")
+    grid = np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))
+    assert grid.shape == (4 * 2 + 2, 6 * 3 + 2 * 2, 3)
+    assert [int(grid[y, x, 0]) for y in (0, 6) for x in (0, 8, 16)] == [10, 20, 30, 40, 50, 255]
+
+
+def test_a_full_disk_is_one_line_and_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Board(tmp_path)
+    board.scalars({"train/loss": 1.0}, 1)
+    really_write, calls = os.write, []
+
+    def fails(file: int, content: bytes) -> int:
+        calls.append(file)
+        if len(calls) == 1:
+            return really_write(file, content[:20])  # a part still fits
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("report.record.os.write", fails)
+    with pytest.raises(Mistake, match="no space left") as caught:
+        board.scalars({"train/loss": 2.0}, 2)
+    assert "\n" not in str(caught.value)
+    assert len(calls) == 2
+    monkeypatch.undo()
+    board.scalars({"train/loss": 3.0}, 3)  # space was freed
+    board.close()
+    assert points(tmp_path, "train/loss") == [(1, 1.0), (3, 3.0)]

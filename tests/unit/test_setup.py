@@ -1,0 +1,543 @@
+"""The way from a bare machine to a run: scripts, requirements and Dockerfile, without a Docker engine or 7 GB of packages.
+
+Only the last test installs anything, and only when a package index is within reach.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import textwrap
+import time
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
+
+# Modules whose distribution has another name. The longest prefix wins.
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "nvidia.dali": "nvidia-dali-cuda120",
+    "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu12",
+    "pynvml": "nvidia-ml-py",
+    "triton": "torch",
+    "typing_extensions": "pydantic",
+    "yaml": "pyyaml",
+}
+# All that the scripts call besides a Python and uv.
+COREUTILS = ("bash", "cat", "cp", "date", "dirname", "env", "mkdir", "mv", "nproc", "realpath", "rm", "sed", "sha256sum", "sleep", "tail")
+# Imported only where a user has installed it; never in requirements.txt.
+OPTIONAL = {"apex"}
+
+
+# --- requirements ----------------------------------------------------------------------------------------------------------------
+
+
+def requirements(name: str) -> dict[str, str]:
+    """Distribution -> its specifiers, from a file of requirements."""
+    found = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9-]+)([^;]*)(;.*)?", line)
+            assert match, f"{name}: {line!r} is not 'name>=version'"
+            found[match[1].lower()] = match[2].strip()
+    return found
+
+
+def third_party(source: str, ours: set[str]) -> Iterator[str]:
+    """Distributions that a piece of code imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            top = module.partition(".")[0]
+            if top in sys.stdlib_module_names or top in ours or top in OPTIONAL:
+                continue
+            parts = module.split(".")
+            prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            yield next((DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION), top).lower().replace("_", "-")
+
+
+def python_files() -> list[Path]:
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".") and path.name not in {"runs", "shared"}]
+    return [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+
+
+def test_every_requirement_has_a_floor():
+    for name, specifiers in requirements("requirements.txt").items():
+        assert re.fullmatch(r">=[0-9.]+", specifiers), f"{name}: wanted '>=version', got {specifiers!r}"
+    assert all(specifiers for specifiers in requirements("requirements-dev.txt").values())
+
+
+def test_apex_of_the_index_is_never_installed():
+    # It is a web toolkit by another author; NVIDIA's is not on the index.
+    assert "apex" not in requirements("requirements.txt") | requirements("requirements-dev.txt")
+
+
+def test_every_import_is_required():
+    run = set(requirements("requirements.txt"))
+    development = run | set(requirements("requirements-dev.txt"))
+    files = python_files()
+    ours = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in files}
+    missing = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files
+        for name in third_party(path.read_text(), ours)
+        if name not in (development if "tests" in path.relative_to(ROOT).parts else run)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_the_import_check_finds_a_plant():
+    planted = (
+        "import os, pandas, apex\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\nfrom PIL import Image\nfrom tasks import x\n"
+    )
+    assert list(third_party(planted, {"tasks"})) == ["pandas", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "pillow"]
+
+
+# --- shell scripts ---------------------------------------------------------------------------------------------------------------
+
+
+def program(name: str) -> str:
+    """A linter of requirements-dev.txt: beside this Python, or on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        pytest.skip(f"{name} is not installed (its wheel is in requirements-dev.txt)")
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_parse_and_are_executable(script: Path):
+    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert os.access(script, os.X_OK)
+
+
+def test_scripts_pass_shellcheck():
+    done = subprocess.run([program("shellcheck"), *SCRIPTS], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+FAKE_PYTHON = """\
+#!{bash}
+# A Python that makes empty environments and installs nothing; $FAKES says what goes wrong.
+case "$*" in
+  --version) echo Python 3.6.9 ;;
+  *version_info*) [[ $FAKES != *old* ]] ;;
+  '-c import ensurepip, venv') [[ $FAKES != *no-venv* ]] ;;
+  '-m venv '*) echo "python $*" >>"$LOG"; mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python"; [[ $FAKES != *venv-fails* ]] ;;
+  '-m pip --version' | '-m ensurepip') [[ $FAKES != *no-pip* ]] ;;
+  '-m pip install --quiet uv') echo 'pip install uv' >>"$LOG"; [[ $FAKES == *pip-has-uv* ]] && cp "$UV" "${{0%/*}}/uv" ;;
+  '-m pip install '*) echo 'pip install' "${{@: -1}}" >>"$LOG"; [[ $FAKES != *pip-fails* ]] ;;
+  '-m '*) echo "$*" >>"$LOG"; [[ $FAKES != *"fails:$2 "* ]] ;;
+  *) exec {python} "$@" ;;
+esac
+"""
+FAKE_UV = """\
+#!{bash}
+trap 'exit 2' INT  # as uv does: the caller sees a failure, not a signal
+case "$*" in
+  --version) ;;
+  venv*) echo "uv venv" >>"$LOG"; mkdir -p "${{@: -1}}/bin"; cp "$PYTHON" "${{@: -1}}/bin/python" ;;
+  'pip install '*)
+    if read -r; then echo 'uv was given a terminal' >>"$LOG"; fi
+    echo 'uv pip install' "${{@: -1}}" >>"$LOG"
+    sleep "${{UV_SECONDS:-0}}"
+    [[ $FAKES != *uv-fails* ]] ;;
+esac
+"""
+
+
+class Machine:
+    """A checkout with the scripts alone, on a machine that has coreutils, a Python and maybe uv: all of them ours."""
+
+    def __init__(self, folder: Path, *, uv: bool) -> None:
+        self.root = folder / "check out"  # a space: nothing may fall apart there
+        self.log = folder / "log"
+        self.bin = folder / "bin"
+        spare = folder / "spare"
+        for made in (self.root, self.bin, spare):
+            made.mkdir()
+        for name in ("scripts", ".ci"):
+            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        for name in ("requirements.txt", "requirements-dev.txt"):
+            shutil.copy(ROOT / name, self.root)
+        for tool in COREUTILS:
+            found = shutil.which(tool)
+            assert found, tool
+            (self.bin / tool).symlink_to(found)
+        for name, text in (("python3", FAKE_PYTHON), ("uv", FAKE_UV)):
+            (spare / name).write_text(text.format(bash=shutil.which("bash"), python=sys.executable))
+            (spare / name).chmod(0o755)
+        (self.bin / "python3").symlink_to(spare / "python3")
+        if uv:
+            (self.bin / "uv").symlink_to(spare / "uv")
+        self.python = self.root / ".venv" / "bin" / "python"
+        self.environment = {"PATH": str(self.bin), "HOME": str(folder), "LOG": str(self.log), "FAKES": ""}
+        self.environment |= {"UV": str(spare / "uv"), "PYTHON": str(spare / "python3")}
+
+    def start(self, script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.root / script, *arguments],
+            env=self.environment | environment,
+            cwd=self.bin,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, script: str, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        with self.start(script, *arguments, **environment) as process:
+            out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def calls(self) -> list[str]:
+        """What was called since the last look."""
+        said = self.log.read_text().splitlines() if self.log.exists() else []
+        self.log.unlink(missing_ok=True)
+        return [line.replace(f"{self.root}/", "") for line in said]
+
+    def stamps(self) -> set[str]:
+        return {path.name for path in (self.root / ".venv").glob(".installed-*")}
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path, uv=True)
+
+
+def test_setup_makes_the_environment_once(machine: Machine):
+    assert machine.run("scripts/setup.sh")[:2] == (0, f"{machine.python}\n")
+    assert machine.calls() == ["uv venv", "uv pip install requirements.txt"]
+    started = time.monotonic()
+    assert machine.run("scripts/setup.sh")[:2] == (0, f"{machine.python}\n")
+    assert time.monotonic() - started < 2
+    assert machine.calls() == []
+
+
+def test_setup_adds_the_tools_once_and_keeps_both(machine: Machine):
+    machine.run("scripts/setup.sh")
+    machine.calls()
+    machine.run("scripts/setup.sh", "--dev")
+    assert machine.calls() == ["uv pip install requirements-dev.txt"]
+    machine.run("scripts/setup.sh")
+    machine.run("scripts/setup.sh", "--dev")
+    assert machine.calls() == []
+
+
+def test_setup_installs_again_when_the_requirements_change(machine: Machine):
+    machine.run("scripts/setup.sh")
+    machine.calls()
+    with (machine.root / "requirements.txt").open("a") as file:
+        file.write("another>=1\n")
+    machine.run("scripts/setup.sh")
+    assert machine.calls() == ["uv pip install requirements.txt"]
+
+
+def test_a_failed_installation_leaves_no_stamp_and_is_tried_again(machine: Machine):
+    code, out, err = machine.run("scripts/setup.sh", FAKES="uv-fails pip-fails")
+    assert (code, out) == (1, "")
+    assert "the installation failed" in err.splitlines()[-1]
+    assert machine.stamps() == set()
+    machine.calls()
+    assert machine.run("scripts/setup.sh")[0] == 0
+    assert machine.calls() == ["uv pip install requirements.txt"]
+
+
+def test_a_failed_update_takes_the_old_stamp_away(machine: Machine):
+    machine.run("scripts/setup.sh", "--dev")
+    before = (machine.root / "requirements.txt").read_text()
+    (machine.root / "requirements.txt").write_text(before + "another>=1\n")
+    assert machine.run("scripts/setup.sh", FAKES="uv-fails pip-fails")[0] == 1
+    (machine.root / "requirements.txt").write_text(before)  # half of the update may be in .venv
+    machine.calls()
+    machine.run("scripts/setup.sh")
+    assert machine.calls() == ["uv pip install requirements.txt"]
+
+
+def test_pip_installs_where_uv_does_not_manage_it(machine: Machine):
+    code, _, err = machine.run("scripts/setup.sh", FAKES="uv-fails")
+    assert code == 0
+    assert machine.calls() == ["uv venv", "uv pip install requirements.txt", "pip install requirements.txt"]
+    assert "trying pip" in err
+
+
+def test_a_machine_without_uv_gets_it_from_pip(tmp_path: Path):
+    machine = Machine(tmp_path, uv=False)
+    assert machine.run("scripts/setup.sh", FAKES="pip-has-uv")[:2] == (0, f"{machine.python}\n")
+    assert machine.calls() == ["python -m venv --clear .venv", "pip install uv", "uv pip install requirements.txt"]
+
+
+def test_a_machine_without_uv_or_a_way_to_it_uses_pip(tmp_path: Path):
+    machine = Machine(tmp_path, uv=False)
+    assert machine.run("scripts/setup.sh")[0] == 0
+    assert machine.calls() == ["python -m venv --clear .venv", "pip install uv", "pip install requirements.txt"]
+
+
+@pytest.mark.parametrize(
+    ("fakes", "said"),
+    [
+        ("old", "no Python 3.10 or newer found (python3 is Python 3.6.9)"),
+        ("no-venv", "install python3-venv"),
+        ("venv-fails", "could not make"),
+    ],
+)
+def test_what_the_machine_lacks_is_said_in_one_line(tmp_path: Path, fakes: str, said: str):
+    machine = Machine(tmp_path, uv=False)
+    code, out, err = machine.run("scripts/setup.sh", FAKES=fakes)
+    assert (code, out) == (1, "")
+    assert said in err.splitlines()[-1]
+    assert len([line for line in err.splitlines() if "making .venv" not in line]) == 1
+    assert not machine.python.exists()
+
+
+def test_two_calls_at_once_install_once(machine: Machine):
+    both = [machine.start("scripts/setup.sh", UV_SECONDS="0.5") for _ in range(2)]
+    for process in both:
+        with process:
+            out, _ = process.communicate(timeout=60)
+        assert (process.returncode, out) == (0, f"{machine.python}\n")
+    assert machine.calls() == ["uv venv", "uv pip install requirements.txt"]
+
+
+def test_ctrl_c_during_the_installation_ends_it_without_a_stamp(machine: Machine):
+    with machine.start("scripts/setup.sh", UV_SECONDS="30") as process:
+        deadline = time.monotonic() + 20
+        while "uv pip install" not in (machine.log.read_text() if machine.log.exists() else ""):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=20)
+    assert process.returncode in (130, -signal.SIGINT)
+    assert machine.stamps() == set()
+    assert machine.calls() == ["uv venv", "uv pip install requirements.txt"]
+
+
+def test_an_environment_that_has_torch_is_used_as_it_is(machine: Machine, tmp_path: Path):
+    given = tmp_path / "python"
+    given.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"\n')
+    given.chmod(0o755)
+    code, out, err = machine.run("scripts/setup.sh", SATURATE_PYTHON=str(given))
+    assert (code, out) == (1, "")
+    assert "has no torch" in err
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    assert machine.run("scripts/setup.sh", "--dev", SATURATE_PYTHON=str(given)) == (0, f"{given}\n", "")
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [("video", "not there yet"), ("detection", "not there yet"), ("superres", "not there yet"), ("videos", "unknown task")],
+)
+def test_demo_of_another_task_says_so_in_one_line(machine: Machine, task: str, said: str):
+    code, out, err = machine.run("scripts/demo.sh", task)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert said in err
+    assert machine.calls() == []
+
+
+@pytest.mark.parametrize("task", [[], ["classification"]])
+def test_demo_makes_its_data_and_trains(machine: Machine, tmp_path: Path, task: list[str]):
+    # Relative to where the user stands, like every path on a command line.
+    code, _, err = machine.run("scripts/demo.sh", *task, "--epochs", "1", SATURATE_DEMO_DIR="../my runs")
+    assert code == 0, err
+    runs = tmp_path / "my runs"
+    *_, made, trained = machine.calls()
+    assert made == f"-m scripts.demo_set {runs}/demo-data"
+    pattern = r"-m torch\.distributed\.run --standalone --nproc-per-node 1 train\.py --config configs/demo\.yaml"
+    assert re.fullmatch(rf"{pattern} --data {runs}/demo-data --output {runs}/demo-\d{{8}}-\d{{6}} --epochs 1", trained)
+
+
+def test_demo_ends_with_the_exit_code_of_what_failed(machine: Machine):
+    assert machine.run("scripts/demo.sh", FAKES="fails:scripts.demo_set ")[0] == 1
+    assert not any("torch.distributed.run" in call for call in machine.calls())
+    assert machine.run("scripts/demo.sh", FAKES="fails:torch.distributed.run ")[0] == 1
+
+
+@pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
+@pytest.mark.parametrize(("fakes", "code", "last"), [("", 0, "all checks passed"), ("fails:mypy ", 1, "failed: [mypy]")])
+def test_checks_all_run_and_the_failed_are_named(machine: Machine, script: str, fakes: str, code: int, last: str):
+    done, out, _ = machine.run(script, FAKES=fakes)
+    assert (done, out.splitlines()[-1]) == (code, last)
+    calls = [call for call in machine.calls() if call.startswith("-m ")]
+    assert calls[:3] == ["-m ruff check .", "-m ruff format --check .", "-m mypy"]
+    assert re.fullmatch(r"-m pytest -n [1-8]", calls[3])
+
+
+def test_arguments_of_the_checks_go_to_pytest(machine: Machine):
+    machine.run("scripts/test.sh", "-k", "plan", FAKES="fails:pytest ")
+    assert machine.calls()[-1].endswith(" -k plan")
+
+
+# --- Dockerfile ------------------------------------------------------------------------------------------------------------------
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, argument) of the Dockerfile, continued lines joined as Docker joins them."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines())]
+
+
+def steps(containing: str) -> list[str]:
+    found = [argument for word, argument in instructions() if word == "RUN" and containing in argument]
+    assert found, f"no RUN with {containing!r}"
+    return found
+
+
+def test_dockerfile_passes_hadolint():
+    done = subprocess.run([program("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dockerfile_has_what_a_gpu_and_any_user_need():
+    found = instructions()
+    words = [word for word, _ in found]
+    assert re.fullmatch(r"BASE=nvcr\.io/nvidia/pytorch:\d\d\.\d\d-py3", dict(found)["ARG"])
+    assert words.index("ARG") < words.index("FROM")
+    assert dict(found)["FROM"] == "${BASE}"
+    variables = dict(re.findall(r"(\w+)=(\S+)", " ".join(argument for word, argument in found if word == "ENV")))
+    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility,video"
+    assert dict(found)["USER"] not in ("0", "root")
+    assert dict(found)["ENTRYPOINT"] == '["torchrun", "--standalone"]'
+    # Every cache lies in the home folder, and each is made writable for any user.
+    made = steps("install -d -m 1777")[0]
+    for name in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        assert variables[name].startswith("/home/saturate")
+        assert f"${{{name}}}" in made
+
+
+def test_dockerfile_checks_every_import():
+    checked = " ".join(re.findall(r"import ([\w., ]+)", " ".join(steps("import torch, torchvision"))))
+    modules = {distribution: module for module, distribution in DISTRIBUTION.items() if module not in ("triton", "typing_extensions")}
+    for name in requirements("requirements.txt"):
+        assert re.search(rf"(^|[ ,]){re.escape(modules.get(name, name))}\b", checked), f"{name} is not imported at build"
+
+
+def test_dockerignore_keeps_history_environments_and_results_out():
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "runs", ".gpu", "**/__pycache__"} <= set(ignored)
+    assert "requirements.txt" not in ignored
+
+
+def test_what_git_ignores_by_name_docker_ignores_too():
+    wanted = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")}
+    assert wanted <= set((ROOT / ".dockerignore").read_text().split())
+
+
+class Image:
+    """A fresh Python environment that stands for NVIDIA's image: RUN lines see it first on the PATH."""
+
+    def __init__(self, folder: Path, *, pip: bool) -> None:
+        self.prefix = folder / "environment"
+        self.work = folder / "work"
+        self.work.mkdir()
+        venv.create(self.prefix, with_pip=pip, symlinks=True)
+        self.site = next((self.prefix / "lib").glob("python3*")) / "site-packages"
+        shutil.copy(ROOT / "requirements.txt", self.work)
+
+    def module(self, name: str, version: str = "0") -> None:
+        folder = self.site
+        for part in name.split("."):
+            folder /= part
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").touch()
+        (folder / "__init__.py").write_text(f"__version__ = {version!r}\n")
+
+    def distribution(self, name: str, version: str) -> None:
+        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "INSTALLER").write_text("image\n")
+        (info / "RECORD").touch()
+
+    def run(self, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+        clean |= {"PATH": f"{self.prefix / 'bin'}:{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"} | environment
+        return subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=self.work, env=clean, capture_output=True, text=True)
+
+    def kept(self) -> list[str]:
+        lines = (self.work / "requirements.image.txt").read_text().splitlines()
+        return [re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if line.strip() and not line.startswith("#")]
+
+
+FILTER = "> requirements.image.txt"
+
+
+@pytest.mark.parametrize("bundled", [[], ["nvidia.dali"], ["nvidia.dali", "nvidia.nvimgcodec"]])
+def test_what_the_image_brings_is_not_installed(tmp_path: Path, bundled: list[str]):
+    image = Image(tmp_path, pip=False)
+    for name in bundled:
+        image.module(name)
+    done = image.run(*steps(FILTER))
+    assert done.returncode == 0, done.stderr
+    owned = {"torch", "torchvision", *(DISTRIBUTION[name] for name in bundled)}
+    assert image.kept() == [name for name in requirements("requirements.txt") if name not in owned]
+
+
+def test_the_filter_takes_whole_names(tmp_path: Path):
+    image = Image(tmp_path, pip=False)
+    image.module("nvidia.dali")
+    names = [
+        "torch",
+        "Torch>=2",
+        "torch==2.11 ; python_version>'3'",
+        "torchvision",
+        "torch-other",
+        "torchmetrics",
+        "nvidia-dali-cuda130",
+        "nvidia-ml-py",
+    ]
+    (image.work / "requirements.txt").write_text("\n".join(names) + "\n")
+    assert image.run(*steps(FILTER)).returncode == 0
+    assert image.kept() == ["torch-other", "torchmetrics", "nvidia-ml-py"]
+
+
+@pytest.mark.parametrize(("version", "code"), [("2.1.1", 1), ("2.2.0", 0), ("2.10.0", 0)])
+def test_an_image_whose_dali_is_too_old_is_refused(tmp_path: Path, version: str, code: int):
+    image = Image(tmp_path, pip=False)
+    image.module("nvidia.dali", version)
+    check = next(part for part in steps("import nvidia.dali as d")[0].split("; python ") if "import nvidia.dali as d" in part)
+    # The step is cut at the next command, which needs the whole repository.
+    done = image.run("python " + check.split(";     python train.py")[0])
+    assert done.returncode == code, done.stderr
+    assert ("too old" in done.stderr) == bool(code)
+
+
+@pytest.mark.slow
+def test_the_image_installs_what_it_lacks_and_nothing_else(tmp_path: Path):
+    """The Dockerfile's own lines, for real, in an environment that has torch and DALI and pins too old a TensorBoard."""
+    image = Image(tmp_path, pip=True)
+    probe = image.run("python -m pip install --dry-run --no-deps filelock", PIP_RETRIES="0", PIP_TIMEOUT="10")
+    if probe.returncode:
+        pytest.skip("no package index within reach")
+    for name in ("torch", "torchvision", "nvidia.dali", "nvidia.nvimgcodec"):
+        image.module(name, "2.14.0a0+image")
+    image.distribution("torch", "2.14.0a0+image")
+    image.distribution("nvidia-dali-cuda130", "2.14.0")
+    (image.work / "pins.txt").write_text("torch==2.14.0a0+image\ntensorboard==2.16.2\nprotobuf==4.25.8\n")
+    (image.work / "train.py").write_text(textwrap.dedent("import sys\nassert sys.argv[1:] == ['--help']\n"))
+    for step in (*steps(FILTER), *steps("pip install"), *steps("import torch, torchvision")):
+        done = image.run(step, PIP_CONSTRAINT=str(image.work / "pins.txt"))
+        assert done.returncode == 0, done.stdout + done.stderr
+    installed = {path.name.split("-")[0].lower() for path in image.site.glob("*.dist-info")}
+    assert not {"torchvision", "nvidia_dali_cuda120", "nvidia_nvimgcodec_cu12", "triton"} & installed
+    assert (image.site / "torch-2.14.0a0+image.dist-info").is_dir()
+    assert not list(image.work.glob("*.image.txt"))

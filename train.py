@@ -1,0 +1,155 @@
+"""Train: config -> manifest -> plan -> loader -> model -> step -> loop. `torchrun train.py --help` lists every setting."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+
+from engine.distributed import ProcessWorld, cores, leave, prepare_process
+
+DEVICE = prepare_process()  # before anything starts CUDA or threads
+
+import torch  # noqa: E402
+
+from config import Config, as_yaml, one_of, parse  # noqa: E402
+from contracts import Feed, LocalMistake, Mistake, NotFinite, Pixels  # noqa: E402
+from dataset import draws  # noqa: E402
+from dataset.plan import StillPlan, StillPolicy  # noqa: E402
+from dataset.sources import open_splits  # noqa: E402
+from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
+from engine.loop import Run  # noqa: E402
+from engine.step import Step  # noqa: E402
+from loaders import LOADERS, open_loader  # noqa: E402
+from models import classification as registry  # noqa: E402
+from report import ceilings, record  # noqa: E402
+from report.console import Console  # noqa: E402
+from report.meter import Meter  # noqa: E402
+from report.phases import Phases  # noqa: E402
+from report.profile import profiler  # noqa: E402
+from report.reporter import Reporter, facts  # noqa: E402
+from tasks.classification import Classification  # noqa: E402
+
+
+def train(config: Config, world: ProcessWorld, console: Console) -> int:
+    """One run; the exit code. Raises Mistake and NotFinite."""
+    run, opt, aug, load, model = config.run, config.optimisation, config.augmentation, config.loading, config.model
+    loader_name = one_of("--loader", load.loader, LOADERS, auto="dali-gpu" if DEVICE.type == "cuda" else "torchvision")
+    arch = one_of("--arch", model.arch, registry.names())
+    precise = precision.choose(model.precision, DEVICE)
+    size = aug.image_size or registry.native_size(arch)
+    workers = load.workers if load.workers is not None else max(1, cores() // world.local_size - 1)
+    resume = checkpoint.find(run.resume, run.output)
+    output = run.output or record.default_folder(arch, loader_name, load.batch_size)
+    if world.rank == 0:
+        record.claim(output, resuming=resume is not None)
+    splits = open_splits(config.data, loader_name, read_delay_s=load.read_delay_ms / 1e3, counting=console.counting)
+    train_set, val_set = splits["train"].columns, splits["val"].columns
+    ranks = {"seed": run.seed, "world_size": world.size, "rank": world.rank}
+    plan = StillPlan.of(train_set, StillPolicy.training(aug, size), batch_size=load.batch_size, accumulate=opt.accumulate, **ranks)
+    val_batch_size = load.val_batch_size or load.batch_size
+    val_plan = StillPlan.of(val_set, StillPolicy.validation(aug, size), batch_size=val_batch_size, training=False, **ranks)
+    plan.require_a_step()
+
+    with ExitStack() as stack:
+        stack.enter_context(world.joined())
+        identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity}
+        world.agree(identity)
+        state = checkpoint.read(resume, **identity) if resume else None
+        torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
+        module, fresh = registry.build(arch, classes=len(train_set.classes), image_size=size, weights=model.weights)
+        module = module.to(DEVICE).to(memory_format=torch.channels_last)
+        task = Classification(train_set.label, label_smoothing=opt.label_smoothing, auxiliary_weight=registry.auxiliary_weight(arch))
+        val_task = Classification(val_set.label)
+        phases = Phases(DEVICE)
+        chosen = opt.model_dump(include={"lr", "weight_decay", "norm_weight_decay", "momentum", "nesterov"})
+        step = Step(
+            module=world.wrap(module, compiled=model.compile),
+            losses=task.losses,
+            optimizer=optimizers.build(module, name=opt.optimizer, **chosen),
+            precision=precise,
+            accumulate=opt.accumulate,
+            clip_grad_norm=opt.clip_grad_norm,
+            world=world,
+            draw_key=partial(draws.key, run.seed, draws.Purpose.MODEL),
+            phases=phases,
+        )
+        stack.enter_context(world.own_stream())
+        common = Feed(
+            plan=plan,
+            source=splits["train"].source,
+            columns=train_set,
+            targets=task.targets,
+            pixels=Pixels(mean=aug.mean, std=aug.std, dtype=str(precision.DTYPES[precise]).removeprefix("torch.")),
+            device=DEVICE,
+            workers=workers,
+            reader=load.reader,
+        )
+        val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets, training=False)
+        loader = stack.enter_context(open_loader(loader_name, common))
+        meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
+        reporter = Reporter.opened(
+            output,
+            world=world,
+            console=console,
+            meter=meter,
+            facts=facts(
+                config, loader=loader, world=world, arch=arch, loader_name=loader_name, precision=precise, image_size=size, workers=workers
+            ),
+            config_text=as_yaml(config),
+            resumed_at=state and state["progress"]["step"],
+            mean=aug.mean,
+            std=aug.std,
+        )
+        stack.callback(reporter.close)
+        if fresh:
+            console.info(f"--weights are for other classes: {', '.join(fresh)} start anew")
+        training = Run(
+            world=world,
+            plan=plan,
+            step=step,
+            module=module,
+            task=val_task,
+            precision=precise,
+            loader=loader,
+            open_validation=lambda: open_loader(loader_name, val_feed),
+            validation_samples=val_plan.samples,
+            learning_rate=partial(schedules.learning_rate, **schedules.settings(opt)),
+            report=reporter,
+            meter=meter,
+            phases=phases,
+            measure_ceilings=ceilings.measure if run.ceilings else None,
+            profile=stack.enter_context(profiler(output, enabled=run.profile, rank=world.rank)),
+            output=output,
+            identity=identity,
+            epochs=opt.epochs,
+            steps=opt.steps,
+            val_every=run.val_every,
+            log_every=run.log_every,
+            save_every_steps=run.save_every_steps,
+            save_every_s=60 * run.save_every_minutes,
+            bytes_of=lambda ids: int(train_set.size[ids].sum()),
+            name_of=lambda sample: os.fsdecode(train_set.path(sample)),
+        )
+        if state:
+            training.load(state)
+        with training.stop.listening(), memory.explained(step, load.batch_size, size, world):
+            finished = training.validate() is not None if run.evaluate else training.fit()
+        reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished)
+        return 0 if finished or training.stop.signal is None else 128 + training.stop.signal
+
+
+def main() -> int:
+    world = ProcessWorld(DEVICE)
+    try:
+        return train(parse(sys.argv[1:]), world, Console(enabled=world.rank == 0))
+    except (Mistake, NotFinite, registry.WeightsError) as error:
+        if world.rank == 0 or isinstance(error, LocalMistake):
+            print(f"train.py: {error}", file=sys.stderr, flush=True)
+        return 3 if isinstance(error, NotFinite) else 2
+
+
+if __name__ == "__main__":
+    leave(main())
