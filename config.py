@@ -78,6 +78,8 @@ class Loading(Settings):
     """Samples a rank in validation. Default: --batch-size."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Worker processes (torchvision, dali-fed) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks, less one."""
+    decode_threads: PositiveInt | None = None
+    """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     read_delay_ms: NotNegative = 0.0
     """Each read of a file takes this much longer: is the run bound by its storage?"""
 

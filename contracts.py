@@ -149,6 +149,7 @@ class Feed:
     pixels: Pixels
     device: torch.device
     workers: int  # processes or threads that read and decode
+    threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
     training: bool = True
     options: dict[str, Any] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from config import Config, as_yaml, one_of, parse  # noqa: E402
 from contracts import Feed, LocalMistake, Mistake, NotFinite, Pixels  # noqa: E402
 from dataset import draws  # noqa: E402
 from dataset.plan import StillPlan, StillPolicy  # noqa: E402
-from dataset.sources import open_splits  # noqa: E402
+from dataset.splits import open_splits  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
@@ -85,6 +85,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             pixels=Pixels(mean=aug.mean, std=aug.std, dtype=str(precision.DTYPES[precise]).removeprefix("torch.")),
             device=DEVICE,
             workers=workers,
+            threads=load.decode_threads or workers,
             reader=load.reader,
         )
         val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets, training=False)

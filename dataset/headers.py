@@ -14,6 +14,8 @@ from dataset.manifest import CHROMA, FORMATS, Header
 
 READS = 20_000  # of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes
 
+TAIL = 64  # bytes in which a JPEG's end marker is looked for: some have a little padding behind it
+
 
 class Rejected(Exception):
     """Why a file is no sample, in words for rejected.txt."""
@@ -84,7 +86,9 @@ def _jpeg(file: _File) -> Header:
     sampling = file.at(at + 8, 3 * components)[1::3]
     chroma = CHROMA.index(_chroma(sampling))
     progressive = code in (0xC2, 0xC6, 0xCA, 0xCE)
-    return Header(file.size, height, width, FORMATS.index("jpeg"), depth, components, chroma, orientation, progressive)
+    tail = min(TAIL, file.size)
+    whole = b"\xff\xd9" in file.at(file.size - tail, tail)
+    return Header(file.size, height, width, FORMATS.index("jpeg"), depth, components, chroma, orientation, progressive, whole=whole)
 
 
 def _chroma(sampling: bytes) -> str:

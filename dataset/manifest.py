@@ -28,7 +28,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-VERSION = 1  # of the columns' names and meaning: a manifest of another version is made anew
+VERSION = 2  # of the columns' names and meaning: a manifest of another version is made anew
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
 CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "other")  # the column `chroma`; none = no JPEG
 
@@ -46,9 +46,10 @@ class Header(NamedTuple):
     orientation: int = 0  # EXIF 1..8; 0 = not said, or nonsense
     progressive: bool = False  # JPEG only
     palette: bool = False
+    whole: bool = True  # False: a JPEG whose end marker is missing, so it may be cut short
 
 
-HEADER = np.dtype(list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?"), strict=True)))
+HEADER = np.dtype(list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"), strict=True)))
 COLUMNS: dict[str, np.dtype[Any]] = {
     "path_bytes": np.dtype("u1"),  # relative paths, one after the other
     "path_offsets": np.dtype("i8"),  # [n + 1], where each begins
@@ -88,6 +89,7 @@ class Manifest:
     orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
     progressive: Array  # bool [n], JPEG only
     palette: Array  # bool [n]
+    whole: Array  # bool [n], False: a JPEG without an end marker, perhaps cut short
 
     def __len__(self) -> int:
         return len(self.label)
@@ -117,7 +119,7 @@ class Manifest:
                 rejected=about["rejected"],
                 **columns,
             )
-        except (OSError, ValueError, KeyError, TypeError, EOFError) as error:
+        except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
             os.close(hold)
             raise Unusable(f"{folder}: {error}") from error
         except BaseException:

@@ -32,6 +32,7 @@ from contracts import Mistake
 from dataset import manifest
 from dataset.headers import Rejected
 from dataset.manifest import HEADER, LISTING, Array, Header, Manifest, Rejects
+from dataset.sources import folder as source
 
 CHUNK = 500  # files a task
 FEW = 2_000  # files that threads have read before processes have started
@@ -88,9 +89,8 @@ def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
 
 def _reopen(home: Path, real: Path, after: float) -> Manifest | None:
     """The current scan when it is whole, was finished after that time (s since 1970), and no folder has changed since."""
-    from dataset.sources import folder as source  # not above: that package imports this module
 
-    with suppress(OSError, ValueError, TypeError, KeyError, manifest.Unusable):
+    with suppress(OSError, ValueError, TypeError, LookupError, manifest.Unusable):
         folder, root = home / (home / "current").read_text(), os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
         if seen["finished"] > after and all(list(source.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]):
@@ -99,7 +99,6 @@ def _reopen(home: Path, real: Path, after: float) -> Manifest | None:
 
 
 def _scan(real: Path, classes: Sequence[str] | None, home: Path, workers: int, say: Progress) -> Manifest:
-    from dataset.sources import folder as source
 
     manifest.sweep(home, keep=None)
     stamp = f"{time.time_ns():x}-{os.getpid()}"

@@ -121,6 +121,14 @@ def choose(name: str) -> str:
     return "pil"
 
 
+def exactly(decode: Decode, data: bytes, region: tuple[int, int, int, int]) -> Array:
+    """The region, all of it. Raises Undecodable when the image turns out smaller than its header said."""
+    pixels = decode(data, region)
+    if pixels.shape != (region[3] - region[1], region[2] - region[0], 3):
+        raise Undecodable(f"the region has {pixels.shape} pixels")
+    return pixels
+
+
 def resize_window(pixels: Array, window: Array, size: tuple[int, int]) -> Array:
     """uint8 [size, 3] (height, width): the window (x0 y0 x1 y1, may be fractional) of `pixels`, antialiased triangle filter."""
     height, width = pixels.shape[:2]

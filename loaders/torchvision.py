@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows
-from loaders._readers import READERS, Decode, Undecodable, choose, resize_window
+from loaders._readers import READERS, Decode, Undecodable, choose, exactly, resize_window
 from loaders._staging import Ahead, Staged, Stager, hand_over
 from loaders._workers import Workers, shared_bytes
 
@@ -73,12 +73,12 @@ class Decoding:
                 out[i] = 0
                 continue
             sample, (h, w) = int(rows.ids[i]), rows.sizes[i]
-            data = self._source.read(sample)
             try:
+                data = self._source.read(sample)
                 region = self.region(sample, data, rows.regions[i])
                 image = resize_window(region, rows.windows[i], (int(h), int(w)))
                 out[i, :h, :w] = image[:, ::-1] if rows.flips[i] else image
-            except Undecodable:
+            except (Undecodable, OSError):
                 out[i] = 0
                 failed.append(sample)
         return pixels, rows, tuple(failed)
@@ -88,14 +88,15 @@ class Decoding:
         box = (int(region[0]), int(region[1]), int(region[2]), int(region[3]))
         columns = self._columns
         decode: Decode = self._decode
-        if columns.format[sample] != JPEG or columns.components[sample] not in PLAIN_COMPONENTS:
+        odd = columns.format[sample] != JPEG or columns.components[sample] not in PLAIN_COMPONENTS
+        if odd or not columns.whole[sample]:
             decode = self._pil
         try:
-            return decode(data, box)
+            return exactly(decode, data, box)
         except Exception:  # decoders raise what they like on damaged files
             if decode is self._pil:
                 raise
-        return self._pil(data, box)
+        return exactly(self._pil, data, box)
 
 
 def open(feed: Feed) -> TorchvisionLoader:

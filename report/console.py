@@ -24,7 +24,7 @@ from rich.text import Text
 from report.advice import advice
 
 WIDTH = 80  # of the table, and of plain output
-LIVE_S, PLAIN_S = 0.0, 10.0  # least time between two pictures of a bar, between two plain lines
+LIVE_S, PLAIN_S = 0.2, 10.0  # least time between two pictures of a bar, between two plain lines
 METRICS = {"top1": "top-1", "top5": "top-5", "ap": "AP", "ap50": "AP50", "psnr": "PSNR", "ssim": "SSIM", "loss": "loss"}
 CEILINGS = ("compute", "loader")
 SHARES = ("top1", "top5", "ap", "ap50")

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 
 GIB = 1 << 30
@@ -23,8 +23,13 @@ CGROUP = Path("/sys/fs/cgroup")
 # name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version
 DISTRIBUTIONS = {
     **{name: name for name in ("torch", "torchvision", "triton", "numpy", "tensorboard", "decord", "av", "torchcodec", "pycocotools")},
-    "pillow": "pillow", "pillow-simd": "pillow-simd", "opencv": "opencv-python", "dali": "nvidia-dali-cuda", "nccl": "nvidia-nccl-cu",
-    "nvimgcodec": "nvidia-nvimgcodec-cu", "nvjpeg": "nvidia-nvjpeg-cu",
+    "pillow": "pillow",
+    "pillow-simd": "pillow-simd",
+    "opencv": "opencv-python",
+    "dali": "nvidia-dali-cuda",
+    "nccl": "nvidia-nccl-cu",
+    "nvimgcodec": "nvidia-nvimgcodec-cu",
+    "nvjpeg": "nvidia-nvjpeg-cu",
 }
 
 

@@ -201,7 +201,7 @@ def survives(content: bytes, path: Path | None = None) -> None:
         except Rejected as error:
             assert str(error)
         else:
-            np.array([found], "i8,i4,i4,u1,u1,u1,u1,u1,?,?")  # every number fits its column
+            np.array([found], HEADER)  # every number fits its column
 
 
 @settings(max_examples=150, deadline=None)

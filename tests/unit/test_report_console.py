@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pty
 import re
 import subprocess
 import sys
+import threading
+import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ import pytest
 
 from report.console import Bar, Console, duration, number, rows
 
+END = b"<end of what was written>"
 ROOT = Path(__file__).parents[2]
 SUMMARY: dict[str, Any] = {
     "arch": "resnet18",
@@ -52,20 +56,28 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Any]]:
     monkeypatch.delenv("NO_COLOR", raising=False)
     outer, inner = pty.openpty()
     tty.setraw(inner)
-    os.set_blocking(outer, False)
     stream = os.fdopen(inner, "w", encoding="utf-8")
-    seen = io.BytesIO()
+    seen = bytearray()
+
+    def look() -> None:  # all the time, as a person does: the terminal's own buffer is small
+        with contextlib.suppress(OSError):  # closed
+            while piece := os.read(outer, 1 << 16):
+                seen.extend(piece)
+
+    eyes = threading.Thread(target=look)
+    eyes.start()
 
     def screen() -> str:
         stream.flush()
-        while True:
-            try:
-                seen.write(os.read(outer, 1 << 16))
-            except (BlockingIOError, OSError):
-                return seen.getvalue().decode()
+        os.write(inner, END)
+        while not seen.endswith(END):
+            time.sleep(0.01)
+        del seen[-len(END) :]
+        return seen.decode()
 
     yield stream, screen
     stream.close()
+    eyes.join()
     os.close(outer)
 
 
@@ -112,7 +124,8 @@ def test_a_line_said_during_an_epoch_stands_above_the_bar(terminal: tuple[Any, A
 
 @pytest.mark.parametrize("where", ["pipe", "terminal"])
 def test_the_result_fits_80_columns_and_names_everything(where: str, terminal: tuple[Any, Any]) -> None:
-    stream, screen = terminal if where == "terminal" else (io.StringIO(), lambda: stream.getvalue())
+    pipe = io.StringIO()
+    stream, screen = terminal if where == "terminal" else (pipe, pipe.getvalue)
     Console(stream=stream).result(SUMMARY, folder=Path("some runs/latest"))
     text = screen()
     assert ("\x1b" in text) == (where == "terminal")

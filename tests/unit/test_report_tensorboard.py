@@ -18,7 +18,15 @@ from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment
 from contracts import Mistake
 from report.tensorboard import FIRST, METRICS, SETTINGS, Board
 
-ROW = {"arch": "resnet18", "loader": "dali-gpu", "batch_size": 512, "precision": "fp16", "world_size": 1, "compile": True, "lr": 0.5}
+ROW: dict[str, str | int | float | bool] = {
+    "arch": "resnet18",
+    "loader": "dali-gpu",
+    "batch_size": 512,
+    "precision": "fp16",
+    "world_size": 1,
+    "compile": True,
+    "lr": 0.5,
+}
 
 
 def points(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -148,7 +156,7 @@ def test_files_are_read_in_the_order_they_were_written(tmp_path: Path, monkeypat
 
 
 def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
-    rows = {
+    rows: dict[str, dict[str, str | int | float | bool]] = {
         "a": {**ROW, "arch": "resnet18"},
         "b": {**ROW, "arch": "resnet50", "reader": "pil", "gpu": "H200", "world_size": 4, "compile": False},
         "c": {"arch": "alexnet", "loader": "torchvision", "batch_size": 64, "precision": "fp32", "world_size": 1, "read_delay_ms": 10.0},

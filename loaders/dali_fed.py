@@ -1,0 +1,137 @@
+"""`dali-fed`: DataLoader workers only read the files' bytes, DALI decodes them, on the GPU where there is one.
+
+For storage with latency: as many reads wait at once as there are workers, and none of DALI's threads waits with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Batch, Feed, Rows
+from loaders._dali import (
+    DEPTH,
+    GpuOutputs,
+    Prepared,
+    Runner,
+    build,
+    encoded,
+    import_dali,
+    nothing,
+    numbers,
+    placeholder,
+    plain,
+    whole_image,
+)
+from loaders._readers import Undecodable
+from loaders._staging import Ahead, Staged, Stager, hand_over
+from loaders._workers import Workers, shared_bytes
+
+Array = np.ndarray[Any, Any]
+
+
+class Reading:
+    """In a worker: rows -> (all bytes, where each file begins [B + 1], rows, failed ids). Nothing is decoded but what only PIL can."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._source, self._columns = feed.source, feed.columns
+
+    def __call__(self, rows: Rows) -> tuple[torch.Tensor, Array, Rows, tuple[int, ...]]:
+        pieces, failed = [b""] * len(rows), []
+        for i in np.flatnonzero(rows.valid):
+            sample = int(rows.ids[i])
+            try:
+                data = self._source.read(sample)
+                pieces[i] = data if plain(self._columns, rows.ids[i : i + 1])[0] else encoded(whole_image(data, self._columns, sample))
+            except (Undecodable, OSError):
+                failed.append(sample)
+        begins = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
+        blob = shared_bytes((int(begins[-1]),))
+        blob.numpy()[:] = np.frombuffer(b"".join(pieces), np.uint8)
+        return blob, begins, rows, tuple(failed)
+
+
+class DaliFed:
+    """contracts.Loader."""
+
+    def __init__(self, feed: Feed) -> None:
+        import_dali()
+        self._feed = feed
+        self._placeholder = np.frombuffer(placeholder(), np.uint8)
+        mean_bytes = float(np.mean(feed.columns.size[:: max(len(feed.columns) // 4096, 1)]))
+        self._workers = Workers(lambda: Reading(feed), workers=feed.workers, bytes_a_batch=int(feed.plan.batch_size * mean_bytes))
+        self._stager = Stager(feed)
+        self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
+        side = feed.plan.image_size
+        self._runner = Runner(
+            lambda: build(
+                batch_size=feed.plan.batch_size,
+                threads=feed.threads or max(feed.workers, 1),
+                device=feed.device if self._gpu else None,
+                reads=False,
+                pixels=feed.pixels,
+            ),
+            warm=self._prepare(nothing(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, set()),
+            diagnose=self._diagnose,
+            again=lambda batch, bad: self._prepare(batch.rows, batch.data, bad | set(batch.failed)),
+            output_stream=self._gpu.raw_stream if self._gpu else None,
+        )
+        self._ahead: Ahead | None = None
+        self.in_flight = self._workers.in_flight + DEPTH + 2
+
+    def __enter__(self) -> DaliFed:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self._stop()
+        rows = self._feed.plan.rows(epoch, first)
+        self._ahead = Ahead(lambda: self._staged(rows), depth=2, device=self._feed.device)
+        return hand_over(iter(self._ahead))
+
+    def close(self) -> None:
+        self._stop()
+        self._runner.close()
+        self._workers.close()
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        for (images, _), batch in self._runner.run(self._prepared(rows)):
+            if self._gpu:
+                yield self._gpu.stage(images, batch)
+            else:
+                yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, batch.failed)
+
+    def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
+        for blob, begins, its_rows, failed in self._workers.run(rows):
+            data = [blob.numpy()[a:b] for a, b in zip(begins[:-1], begins[1:], strict=True)]
+            yield self._prepare(its_rows, data, self._runner.bad | set(failed))
+
+    def _prepare(self, rows: Rows, data: Sequence[Any], bad: set[int]) -> Prepared:
+        gone = np.isin(rows.ids, list(bad)) & rows.valid
+        absent = ~rows.valid | gone
+        given = [self._placeholder if absent[i] else data[i] for i in range(len(rows))]
+        return Prepared(rows, given, **numbers(rows, absent), failed=tuple(int(sample) for sample in rows.ids[gone]))
+
+    def _diagnose(self, batch: Prepared) -> set[int]:
+        found = set()
+        for sample, data in zip(batch.rows.ids, batch.data, strict=True):
+            try:
+                if data is not self._placeholder:
+                    whole_image(data.tobytes(), self._feed.columns, int(sample))
+            except Undecodable:
+                found.add(int(sample))
+        return found
+
+    def _stop(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
+
+
+def open(feed: Feed) -> DaliFed:
+    return DaliFed(feed)
