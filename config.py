@@ -80,6 +80,8 @@ class Loading(Settings):
     """Worker processes (torchvision, dali-fed) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks, less one."""
     decode_threads: PositiveInt | None = None
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
+    pin_memory: bool = True
+    """Copy to the GPU from page-locked memory; false shows what that is worth."""
     read_delay_ms: NotNegative = 0.0
     """Each read of a file takes this much longer: is the run bound by its storage?"""
 
@@ -180,8 +182,15 @@ class Config(Settings):
         return {name: value for group in self.model_dump(mode="json").values() for name, value in group.items()}
 
 
-GROUPS = {name: info.annotation for name, info in Config.model_fields.items()}
-GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_fields}  # type: ignore[union-attr]
+GROUPS: dict[str, type[Settings]] = {
+    "run": Run,
+    "data": Data,
+    "augmentation": Augmentation,
+    "loading": Loading,
+    "model": Model,
+    "optimisation": Optimisation,
+}
+GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_fields}
 
 
 def build(flat: dict[str, Any], origin: str = "settings") -> Config:
@@ -196,9 +205,9 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
         config = Config.model_validate(nested)
     except ValidationError as error:
         first = error.errors()[0]
-        name = first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0]
+        where = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
         said = first["msg"][0].lower() + first["msg"][1:]
-        raise Mistake(f"{origin}: --{str(name).replace('_', '-')} got {first['input']!r}: {said}") from None
+        raise Mistake(f"{origin}: --{where.replace('_', '-')} got {first['input']!r}: {said}") from None
     _check_ranges(config, origin)
     return config
 
@@ -288,7 +297,7 @@ def as_yaml(config: Config) -> str:
     """The whole configuration as a preset that `--config` reads back to the same Config."""
     lines = []
     for group, cls in GROUPS.items():
-        lines.append(f"# {(cls.__doc__ or '').strip()}")  # type: ignore[union-attr]
+        lines.append(f"# {(cls.__doc__ or '').strip()}")
         values = config.model_dump(mode="json")[group]
         for name, value in values.items():
             if name != "config":

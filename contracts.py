@@ -16,7 +16,7 @@ import numpy as np
 if TYPE_CHECKING:
     import torch
 
-    Array = np.ndarray[Any, Any]
+Array = np.ndarray[Any, Any]
 
 
 class Mistake(Exception):
@@ -96,6 +96,9 @@ class Source(Protocol):
     def path(self, sample: int) -> bytes:
         """Absolute path of the sample's file, in the file system's encoding."""
 
+    def paths(self, samples: Array) -> Array:
+        """uint8 [B, L], the same for many samples at once, each padded with NUL."""
+
     def read(self, sample: int) -> bytes:
         """The file's bytes, `read_delay_s` later than the storage gave them. Raises Mistake when the size has changed."""
 
@@ -151,6 +154,7 @@ class Feed:
     workers: int  # processes or threads that read and decode
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
+    pinned: bool = True  # copy to the device from page-locked memory
     training: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 

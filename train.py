@@ -87,6 +87,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             workers=workers,
             threads=load.decode_threads or workers,
             reader=load.reader,
+            pinned=load.pin_memory,
         )
         val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets, training=False)
         loader = stack.enter_context(open_loader(loader_name, common))

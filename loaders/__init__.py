@@ -18,4 +18,4 @@ LOADERS = {
 
 def open_loader(name: str, feed: Feed) -> Loader:
     """The loader of that name, ready to give batches. Raises Mistake where this machine cannot run it."""
-    return import_module(LOADERS[name]).open(feed)  # type: ignore[no-any-return]
+    return import_module(LOADERS[name]).open(feed)

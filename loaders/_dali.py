@@ -95,7 +95,7 @@ def nothing(batch_size: int, size: tuple[int, int]) -> Rows:
     )
 
 
-def numbers(rows: Rows, absent: Array) -> dict[str, Array]:
+def numbers(rows: Rows, absent: Array) -> dict[str, Any]:
     """The arrays of a Prepared; an absent row takes the placeholder whole."""
     regions, windows = rows.regions.copy(), rows.windows.copy()
     regions[absent] = windows[absent] = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)
@@ -120,28 +120,31 @@ class PathPreparer:
         self._batch_size, self._image_size = feed.plan.batch_size, feed.plan.image_size
 
     def __call__(self, rows: Rows, bad: set[int]) -> Prepared:
-        failed, files, own = [], [], np.zeros(len(rows), bool)
-        absent = ~rows.valid
-        paths = [bytes(self._placeholder)] * len(rows)
+        own = rows.valid.copy()
         own[rows.valid] = plain(self._columns, rows.ids[rows.valid])
-        for i in np.flatnonzero(rows.valid):
+        if bad:
+            own &= ~np.isin(rows.ids, list(bad))
+        files, others, failed = [], {}, []
+        absent = ~rows.valid
+        for i in np.flatnonzero(rows.valid & ~own):
             sample = int(rows.ids[i])
-            if sample in bad:
+            try:
+                if sample in bad:
+                    raise Undecodable
+                files.append(self._substitute(sample))
+                others[int(i)] = bytes(files[-1])
+            except (Undecodable, OSError):
                 failed.append(sample)
-                absent[i], own[i] = True, False
-            elif own[i]:
-                paths[i] = self._source.path(sample)
-            else:
-                try:
-                    files.append(self._substitute(sample))
-                    paths[i] = bytes(files[-1])
-                except Undecodable:
-                    failed.append(sample)
-                    absent[i] = True
+                absent[i] = True
         # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B
-        data = np.array(paths, dtype=f"S{max(map(len, paths)) + 1}")
-        as_bytes = np.ascontiguousarray(data).view(np.uint8).reshape(len(rows), -1)
-        return Prepared(rows, as_bytes, **numbers(rows, absent), failed=tuple(failed), own_bytes=own, files=files)
+        paths = self._source.paths(np.where(own, rows.ids, 0))
+        instead = [others.get(int(i), bytes(self._placeholder)) for i in np.flatnonzero(~own)]
+        width = max([paths.shape[1], *(len(path) + 1 for path in instead)])
+        data = np.zeros((len(rows), width), np.uint8)
+        data[:, : paths.shape[1]] = paths
+        for i, path in zip(np.flatnonzero(~own), instead, strict=True):
+            data[i] = np.frombuffer(path.ljust(width, b"\0"), np.uint8)
+        return Prepared(rows, data, **numbers(rows, absent), failed=tuple(failed), own_bytes=own, files=files)
 
     def nothing(self) -> Prepared:
         """A batch of placeholders."""
@@ -282,15 +285,22 @@ class Runner:
                 for file in done.files:
                     file.unlink(missing_ok=True)
         finally:
-            # an error may have broken the pipeline; what is under way is dropped with it
-            if waiting:
-                self._pipeline = None
+            self._drain(waiting)
             for batch in waiting:
                 for file in batch.files:
                     file.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._pipeline = None
+
+    def _drain(self, waiting: deque[Prepared]) -> None:
+        """Leave the pipeline empty, so that the next iterator finds it warm. One that an error has broken is dropped."""
+        try:
+            for _ in waiting:
+                self._pipeline.share_outputs()
+                self._pipeline.release_outputs()
+        except Exception:
+            self._pipeline = None
 
     def _outputs(self, waiting: deque[Prepared]) -> Any:
         while True:

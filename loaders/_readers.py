@@ -129,6 +129,12 @@ def exactly(decode: Decode, data: bytes, region: tuple[int, int, int, int]) -> A
     return pixels
 
 
+def resize_pil(pixels: Array, window: Array, size: tuple[int, int]) -> Array:
+    """uint8 [size, 3] by Pillow itself: with `--reader pil` a sample goes through nothing but Pillow, as in torchvision's transforms."""
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(window[0], window[1], window[2], window[3])))
+
+
 def resize_window(pixels: Array, window: Array, size: tuple[int, int]) -> Array:
     """uint8 [size, 3] (height, width): the window (x0 y0 x1 y1, may be fractional) of `pixels`, antialiased triangle filter."""
     height, width = pixels.shape[:2]
@@ -136,8 +142,8 @@ def resize_window(pixels: Array, window: Array, size: tuple[int, int]) -> Array:
     if (x0, y0, x1, y1) == (0, 0, width, height):
         if (height, width) == size:
             return pixels
-        tensor = torch.from_numpy(np.ascontiguousarray(pixels)).permute(2, 0, 1)[None]
+        owned = np.require(pixels, requirements=["C", "W"])  # PIL's arrays are read-only
+        tensor = torch.from_numpy(owned).permute(2, 0, 1)[None]
         resized = torch.nn.functional.interpolate(tensor, size, mode="bilinear", antialias=True, align_corners=False)
         return resized[0].permute(1, 2, 0).numpy()
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(x0, y0, x1, y1)))
+    return resize_pil(pixels, window, size)

@@ -24,6 +24,8 @@ import torch
 from contracts import Batch, Feed, Rows
 
 Item = TypeVar("Item")
+COPIES = 2
+"""Copies to the device that may be under way: page-locked memory that was staged three batches ago is free again."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -58,34 +60,54 @@ class Stager:
         # one being written, `ahead` waiting, one with the consumer, one whose step may still run
         self._slots = [_Slot() for _ in range(ahead + 3)] if self._cuda else []
         self._next = 0
+        self._recent: deque[_Slot] = deque()
         self._stream = torch.cuda.Stream(feed.device) if self._cuda else None
 
-    def stage(self, pixels: torch.Tensor, rows: Rows, failed: tuple[int, ...] = ()) -> Staged:
-        """Copy, normalise, attach the targets. May be called from a thread of its own."""
+    def stage(self, pixels: torch.Tensor, rows: Rows, failed: tuple[int, ...] = (), *, pinned: bool = False) -> Staged:
+        """Copy, normalise, attach the targets. May be called from a thread of its own.
+
+        `pinned`: `pixels` is page-locked and stays as it is until three more batches were staged; else it may be written
+        again as soon as this returns.
+        """
         valid = rows.valid & ~np.isin(rows.ids, failed)
         if not self._cuda:
-            images = self._normalise(pixels)
-            return Staged(self._batch(images, rows, valid, failed))
-        slot = self._slots[self._next]
-        self._next = (self._next + 1) % len(self._slots)
-        if slot.pinned is None or slot.pinned.shape != pixels.shape:
-            slot.pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
-            slot.bytes_ = torch.empty(pixels.shape, dtype=torch.uint8, device=self._feed.device)
-            slot.images = torch.empty(pixels.shape, dtype=self._dtype, device=self._feed.device)
-        if slot.copied is not None:
-            slot.copied.synchronize()  # the pinned bytes are still being read
-        slot.pinned.copy_(pixels)
+            return Staged(self._batch(self._normalise(pixels), rows, valid, failed))
+        slot = self._take(pixels.shape)
+        if not pinned and self._feed.pinned:
+            if slot.pinned is None or slot.pinned.shape != pixels.shape:
+                slot.pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
+            pixels = slot.pinned.copy_(pixels)
         begin, slot.copied, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(slot.done)  # type: ignore[union-attr]
             begin.record()
-            slot.bytes_.copy_(slot.pinned, non_blocking=True)  # type: ignore[union-attr]
+            slot.bytes_.copy_(pixels, non_blocking=True)  # type: ignore[union-attr]
             slot.copied.record()
             slot.images.copy_(self._normalise(slot.bytes_).permute(0, 2, 3, 1))  # type: ignore[union-attr, arg-type]
             batch = self._batch(slot.images.permute(0, 3, 1, 2), rows, valid, failed)  # type: ignore[union-attr]
             batch.transfer = (begin, slot.copied)
             ready.record()
         return Staged(batch, ready, slot.done)
+
+    def wait_for_copies(self) -> None:
+        """Until no copy to the device reads host memory any more."""
+        for slot in self._slots:
+            if slot.copied is not None:
+                slot.copied.synchronize()
+
+    def _take(self, shape: torch.Size) -> _Slot:
+        """The next slot, once the device has copied what was in it; the copy of the batch HELD before this one is then over too."""
+        slot = self._slots[self._next]
+        self._next = (self._next + 1) % len(self._slots)
+        if slot.images is None or slot.images.shape != shape:
+            slot.bytes_ = torch.empty(shape, dtype=torch.uint8, device=self._feed.device)
+            slot.images = torch.empty(shape, dtype=self._dtype, device=self._feed.device)
+        self._recent.append(slot)
+        if len(self._recent) > COPIES and (before := self._recent.popleft().copied) is not None:
+            before.synchronize()
+        if slot.copied is not None:
+            slot.copied.synchronize()
+        return slot
 
     def on_device(self, images: torch.Tensor, rows: Rows, failed: tuple[int, ...] = ()) -> Staged:
         """A batch that a decoder has finished on the device: [B, H, W, 3], normalised, written on the current stream."""

@@ -28,30 +28,48 @@ from loaders._dali import (
 )
 from loaders._readers import Undecodable
 from loaders._staging import Ahead, Staged, Stager, hand_over
-from loaders._workers import Workers, shared_bytes
+from loaders._workers import Workers
 
 Array = np.ndarray[Any, Any]
 
 
+def _room(feed: Feed) -> int:
+    """Bytes of a slot: a batch of files of mean size, four standard errors more, and the largest file."""
+    sizes = feed.columns.size[:: max(len(feed.columns) // 65536, 1)]
+    batch = feed.plan.batch_size
+    return int(batch * sizes.mean() + 4 * batch**0.5 * sizes.std() + sizes.max())
+
+
 class Reading:
-    """In a worker: rows -> (all bytes, where each file begins [B + 1], rows, failed ids). Nothing is decoded but what only PIL can."""
+    """In a worker: rows -> the files' bytes, one after the other, in a slot; returns (where each begins [B + 1], failed ids).
+
+    Nothing is decoded but what only PIL can. Bytes that do not fit into the slot are returned instead, by row.
+    """
 
     def __init__(self, feed: Feed) -> None:
         self._source, self._columns = feed.source, feed.columns
 
-    def __call__(self, rows: Rows) -> tuple[torch.Tensor, Array, Rows, tuple[int, ...]]:
-        pieces, failed = [b""] * len(rows), []
-        for i in np.flatnonzero(rows.valid):
-            sample = int(rows.ids[i])
-            try:
-                data = self._source.read(sample)
-                pieces[i] = data if plain(self._columns, rows.ids[i : i + 1])[0] else encoded(whole_image(data, self._columns, sample))
-            except (Undecodable, OSError):
-                failed.append(sample)
-        begins = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
-        blob = shared_bytes((int(begins[-1]),))
-        blob.numpy()[:] = np.frombuffer(b"".join(pieces), np.uint8)
-        return blob, begins, rows, tuple(failed)
+    def __call__(self, rows: Rows, slot: Array) -> tuple[Array, tuple[int, ...], dict[int, bytes]]:
+        begins, failed, spilled = np.zeros(len(rows) + 1, np.int64), [], {}
+        end = 0
+        for i in range(len(rows)):
+            data = b""
+            if rows.valid[i]:
+                sample = int(rows.ids[i])
+                try:
+                    data = self._source.read(sample)
+                    if not plain(self._columns, rows.ids[i : i + 1])[0]:
+                        data = encoded(whole_image(data, self._columns, sample))
+                except (Undecodable, OSError):
+                    data = b""
+                    failed.append(sample)
+            if end + len(data) <= len(slot):
+                slot[end : end + len(data)] = np.frombuffer(data, np.uint8)
+                end += len(data)
+            else:
+                spilled[i] = data
+            begins[i + 1] = end
+        return begins, tuple(failed), spilled
 
 
 class DaliFed:
@@ -61,8 +79,7 @@ class DaliFed:
         import_dali()
         self._feed = feed
         self._placeholder = np.frombuffer(placeholder(), np.uint8)
-        mean_bytes = float(np.mean(feed.columns.size[:: max(len(feed.columns) // 4096, 1)]))
-        self._workers = Workers(lambda: Reading(feed), workers=feed.workers, bytes_a_batch=int(feed.plan.batch_size * mean_bytes))
+        self._workers = Workers(lambda: Reading(feed), workers=feed.workers, slot_bytes=_room(feed))
         self._stager = Stager(feed)
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
         side = feed.plan.image_size
@@ -107,8 +124,10 @@ class DaliFed:
                 yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, batch.failed)
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
-        for blob, begins, its_rows, failed in self._workers.run(rows):
-            data = [blob.numpy()[a:b] for a, b in zip(begins[:-1], begins[1:], strict=True)]
+        for slot, its_rows, (begins, failed, spilled) in self._workers.run(rows):
+            data = [slot[begins[i] : begins[i + 1]] for i in range(len(its_rows))]
+            for i, piece in spilled.items():
+                data[i] = np.frombuffer(piece, np.uint8)
             yield self._prepare(its_rows, data, self._runner.bad | set(failed))
 
     def _prepare(self, rows: Rows, data: Sequence[Any], bad: set[int]) -> Prepared:

@@ -8,7 +8,7 @@ import numpy as np
 
 from contracts import Batch, Feed, Mistake, Rows
 from loaders._dali import DEPTH, GpuOutputs, PathPreparer, Prepared, Runner, build, import_dali, release_memory
-from loaders._staging import Staged, Stager, hand_over
+from loaders._staging import Ahead, Staged, Stager, hand_over
 
 
 class DaliGpu:
@@ -22,7 +22,8 @@ class DaliGpu:
         import_dali()
         self._feed = feed
         self._prepare = PathPreparer(feed)
-        self._gpu = GpuOutputs(feed, Stager(feed, ahead=0))
+        self._gpu = GpuOutputs(feed, Stager(feed, ahead=1))
+        self._ahead: Ahead | None = None
         self._runner = Runner(
             lambda: build(
                 batch_size=feed.plan.batch_size,
@@ -37,7 +38,7 @@ class DaliGpu:
             again=lambda batch, bad: self._prepare(batch.rows, bad),
             output_stream=self._gpu.raw_stream,
         )
-        self.in_flight = DEPTH
+        self.in_flight = DEPTH + 1
 
     def __enter__(self) -> DaliGpu:
         return self
@@ -46,9 +47,13 @@ class DaliGpu:
         self.close()
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        return hand_over(self._staged(self._feed.plan.rows(epoch, first)))
+        self._stop()
+        rows = self._feed.plan.rows(epoch, first)
+        self._ahead = Ahead(lambda: self._staged(rows), depth=1, device=self._feed.device)
+        return hand_over(iter(self._ahead))
 
     def close(self) -> None:
+        self._stop()
         self._runner.close()
         self._prepare.close()
         release_memory()
@@ -60,6 +65,11 @@ class DaliGpu:
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         return (self._prepare(one, self._runner.bad) for one in rows)
+
+    def _stop(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.close()
 
 
 def open(feed: Feed) -> DaliGpu:

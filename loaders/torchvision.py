@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows
-from loaders._readers import READERS, Decode, Undecodable, choose, exactly, resize_window
+from loaders._readers import READERS, Decode, Undecodable, choose, exactly, resize_pil, resize_window
 from loaders._staging import Ahead, Staged, Stager, hand_over
-from loaders._workers import Workers, shared_bytes
+from loaders._workers import Workers
 
 JPEG, PLAIN_COMPONENTS = 0, (1, 3)
 
@@ -24,7 +24,10 @@ class TorchvisionLoader:
         self.reader = choose(feed.reader)
         plan = feed.plan
         self._workers = Workers(
-            lambda: Decoding(feed, self.reader), workers=feed.workers, bytes_a_batch=3 * plan.batch_size * plan.image_size**2
+            lambda: Decoding(feed, self.reader),
+            workers=feed.workers,
+            slot_bytes=3 * plan.batch_size * plan.image_size**2,
+            pinned=feed.device.type == "cuda" and feed.pinned,
         )
         self._stager = Stager(feed)
         self._ahead: Ahead | None = None
@@ -47,8 +50,10 @@ class TorchvisionLoader:
         self._workers.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
-        for pixels, its_rows, failed in self._workers.run(rows):
-            yield self._stager.stage(pixels, its_rows, failed)
+        self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
+        for slot, its_rows, (shape, failed) in self._workers.run(rows):
+            pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
+            yield self._stager.stage(pixels, its_rows, failed, pinned=self._workers.pinned)
 
     def _stop(self) -> None:
         ahead, self._ahead = self._ahead, None
@@ -57,17 +62,18 @@ class TorchvisionLoader:
 
 
 class Decoding:
-    """In a worker: rows -> (uint8 [B, H, W, 3], rows, failed ids)."""
+    """In a worker: rows -> a slot's bytes as uint8 [B, H, W, 3]; returns (that shape, failed ids)."""
 
     def __init__(self, feed: Feed, reader: str) -> None:
         self._source, self._columns = feed.source, feed.columns
         self._decode: Decode = READERS[reader]()
+        self._resize = resize_pil if reader == "pil" else resize_window
         self._pil: Decode = READERS["pil"]()
 
-    def __call__(self, rows: Rows) -> tuple[torch.Tensor, Rows, tuple[int, ...]]:
+    def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         height, width = (int(side) for side in rows.sizes.max(axis=0))
-        pixels = shared_bytes((len(rows), height, width, 3))
-        out, failed = pixels.numpy(), []
+        shape = (len(rows), height, width, 3)
+        out, failed = slot[: np.prod(shape)].reshape(shape), []
         for i in range(len(rows)):
             if not rows.valid[i]:
                 out[i] = 0
@@ -76,12 +82,12 @@ class Decoding:
             try:
                 data = self._source.read(sample)
                 region = self.region(sample, data, rows.regions[i])
-                image = resize_window(region, rows.windows[i], (int(h), int(w)))
+                image = self._resize(region, rows.windows[i], (int(h), int(w)))
                 out[i, :h, :w] = image[:, ::-1] if rows.flips[i] else image
             except (Undecodable, OSError):
                 out[i] = 0
                 failed.append(sample)
-        return pixels, rows, tuple(failed)
+        return shape, tuple(failed)
 
     def region(self, sample: int, data: bytes, region: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """RGB uint8 of the region. PIL has the last word on what can be decoded. Raises Undecodable."""

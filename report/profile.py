@@ -47,5 +47,8 @@ def profiler(folder: Path, *, enabled: bool, rank: int = 0) -> Iterator[Steps]:
 
     activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if cuda else [])]
     schedule = torch.profiler.schedule(skip_first=SKIPPED, wait=0, warmup=WARMUP, active=STEPS, repeat=1)
-    with torch.profiler.profile(activities=activities, schedule=schedule, on_trace_ready=write, record_shapes=True) as profile:
+    # acc_events: with one cycle nothing accumulates, and torch 2.11 warns without it
+    with torch.profiler.profile(
+        activities=activities, schedule=schedule, on_trace_ready=write, record_shapes=True, acc_events=True
+    ) as profile:
         yield profile

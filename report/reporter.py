@@ -245,7 +245,7 @@ class Reporter:
                 },
                 progress["step"] + 1,
             )
-            self._console.result(summary)
+            self._console.result(summary, folder=self._record.folder)
             if efficiency is not None and efficiency > 1.03:
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is wrong")
         return summary

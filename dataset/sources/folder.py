@@ -13,7 +13,7 @@ import numpy as np
 
 from contracts import Mistake
 from dataset import headers
-from dataset.manifest import LISTING, Header, Manifest, printable
+from dataset.manifest import LISTING, Array, Header, Manifest, printable
 
 HEAD = 4096  # bytes of a file read at first; nearly every header ends before
 
@@ -34,6 +34,10 @@ class Folder:
     def path(self, sample: int) -> bytes:
         """Absolute path of the sample's file, in the file system's encoding."""
         return self.manifest.path(sample)
+
+    def paths(self, samples: Array) -> Array:
+        """uint8 [B, L], absolute paths, each padded with NUL."""
+        return self.manifest.paths(samples)
 
     def read(self, sample: int) -> bytes:
         """The file's bytes, `read_delay_s` later than the storage gave them.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dataset.headers import Rejected, parse
-from dataset.manifest import CHROMA, FORMATS, Header
+from dataset.manifest import CHROMA, FORMATS, HEADER, Header
 from dataset.sources.folder import header
 
 SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data")
