@@ -220,6 +220,9 @@ def _check_ranges(config: Config, origin: str) -> None:
             raise Mistake(f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= high{' <= 1' if name == 'crop_scale' else ''}")
     if min(config.augmentation.std) <= 0:
         raise Mistake(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
+    data, manifests = config.data.data, config.data.manifest_dir
+    if data and manifests and manifests.resolve().is_relative_to(data.resolve()):
+        raise Mistake(f"{origin}: --manifest-dir {manifests} lies inside --data {data}, which is never written to; name another folder")
 
 
 def nearest(name: str, known: Any) -> str:
@@ -253,13 +256,12 @@ def read_preset(path: Path) -> dict[str, Any]:
 
 def parse(argv: list[str]) -> Config:
     """Flags over the preset that --config names over the defaults. Raises Mistake; --help prints and exits 0."""
-    preset: dict[str, Any] = {}
-    for at, word in enumerate(argv):
-        if word == "--config" and at + 1 < len(argv):
-            preset = read_preset(Path(argv[at + 1]))
-        elif word.startswith("--config="):
-            preset = read_preset(Path(word.partition("=")[2]))
-    defaults = build(preset, origin="--config")
+    preset, origin = {}, "defaults"
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if (word == "--config" and following) or word.startswith("--config="):
+            path = following if word == "--config" else word.partition("=")[2]
+            preset, origin = read_preset(Path(path)), f"--config {path}"
+    defaults = build(preset, origin=origin)
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -286,11 +288,11 @@ def _one_line(box: str) -> str:
         name, said, got = found.groups()
         return f"flags: --{name.replace('_', '-')} got {got}: {said[0].lower() + said[1:]}"
     text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error|Missing required options) ", "", text)
-    unknown = re.match(r"Unrecognized options: (\S+)", text)
+    unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
     if unknown:
-        name = unknown.group(1).lstrip("-").replace("-", "_")
-        return f"flags: unknown flag '{unknown.group(1)}'{nearest(name, GROUP_OF).replace('_', '-')}; --help lists every setting"
-    return f"flags: {text}"
+        flags = [f"--{name.replace('_', '-')}" for name in GROUP_OF]
+        return f"flags: unknown flag '{unknown.group(1)}'{nearest(unknown.group(1), flags)}; --help lists every setting"
+    return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
 
 
 def as_yaml(config: Config) -> str:

@@ -193,7 +193,9 @@ def _tiff(file: _File) -> Header:
     if not (0 < depth <= 64 and 0 < components < 256):
         raise Rejected(f"has {components} components of {depth} bits")
     said = turned if turned <= 8 else 0
-    return Header(file.size, tags[257], tags[256], FORMATS.index("tiff"), depth, components, 0, said, palette=tags.get(262) == 3)
+    # Pillow, the reference, turns the pixels of this one format when it decodes them, and so does torchvision
+    height, width = (tags[256], tags[257]) if said >= 5 else (tags[257], tags[256])
+    return Header(file.size, height, width, FORMATS.index("tiff"), depth, components, 0, said, palette=tags.get(262) == 3)
 
 
 def _orientation(file: _File, base: int) -> int:

@@ -39,8 +39,8 @@ def random_resized(
 
     shape = width / height
     none = ~fits.any(axis=1)
-    fallback_w = np.where(shape > ratio[1], np.rint(height * ratio[1]), width)
-    fallback_h = np.where(shape < ratio[0], np.rint(width / ratio[0]), height)
+    fallback_w = np.where(shape > ratio[1], np.maximum(np.rint(height * ratio[1]), 1), width)
+    fallback_h = np.where(shape < ratio[0], np.maximum(np.rint(width / ratio[0]), 1), height)
     w, h = np.where(none, fallback_w, w), np.where(none, fallback_h, h)
     left = np.where(none, (width - w) // 2, left)
     top = np.where(none, (height - h) // 2, top)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ FORMAT = 1
 
 def write(path: Path, content: dict[str, Any]) -> None:
     """Replace `path` by `content` as one act: a kill or a full disk leaves the old file. Raises Mistake when it cannot be written."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    new = path.with_name(f".{path.name}.new")  # one name, so that what a kill leaves is written over
     try:
         with new.open("wb") as file:
             torch.save({"format": FORMAT, **content}, file)
@@ -51,8 +52,9 @@ def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str) -> d
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise Mistake(f"--resume {path}: no checkpoint there; '--resume auto' starts anew when there is none") from None
-    except Exception as error:
-        raise Mistake(f"--resume {path}: not a checkpoint that can be read: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # torch raises whatever the bytes make it stumble over
+        reason = str(error).split(". ")[0] if zipfile.is_zipfile(path) else "damaged, or another kind of file"
+        raise Mistake(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise Mistake(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); to start from plain weights use --weights")
     for what, there, here in (

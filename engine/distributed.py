@@ -107,7 +107,9 @@ class ProcessWorld:
         if self.size == 1:
             return called
         where = [self.device] if self.device.type == "cuda" else None
-        return DistributedDataParallel(called, device_ids=where, broadcast_buffers=False, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(called, device_ids=where, gradient_as_bucket_view=True)
+        wrapped.broadcast_buffers = False  # torch 2.15 warns when it is an argument
+        return wrapped
 
     def barrier(self) -> None:
         self.sum(np.zeros(1, np.int64))

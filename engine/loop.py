@@ -54,30 +54,41 @@ class StopRequest:
 
 
 class Recent:
-    """Device ring of the last steps' outcomes and host ring of their ids, read together every few steps."""
+    """Device ring of the last steps' outcomes and host ring of their ids, read together every few steps.
+
+    In mid-flight the last two steps are left for the next time: the device may not have finished them, and a host that waits
+    for it would have nothing ready for the device to do next.
+    """
+
+    LEFT = 2
 
     def __init__(self, size: int, world: ProcessWorld) -> None:
-        self._ring = torch.zeros(size, 4, device=world.device)
-        self._ids: list[tuple[int, np.ndarray]] = []
+        cuda = world.device.type == "cuda"
+        self._size = size + self.LEFT
+        self._ring = torch.zeros(2 * self._size, 4, device=world.device)
+        self._steps: list[tuple[int, np.ndarray, torch.cuda.Event | None]] = []
+        self._begin = 0  # place of the first unread step in the ring
         self._world = world
+        self._side = torch.cuda.Stream(world.device) if cuda else None
 
     def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray]) -> None:
-        self._ring[len(self._ids)] = outcome
-        self._ids.append((step, np.concatenate(ids)))
+        self._ring[(self._begin + len(self._steps)) % len(self._ring)] = outcome
+        self._steps.append((step, np.concatenate(ids), self._side and torch.cuda.current_stream().record_event()))
 
     def full(self) -> bool:
-        return len(self._ids) == len(self._ring)
+        return len(self._steps) >= self._size
 
-    def read(self) -> list[dict[str, float]]:
-        """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale. Waits for the device.
+    def read(self, *, everything: bool = True) -> list[dict[str, float]]:
+        """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale. All ranks call it together.
 
         Raises NotFinite, on every rank, naming the first step whose loss is not finite, and that rank's samples.
         """
-        count, steps = len(self._ids), self._ids
+        count = len(self._steps) if everything else max(len(self._steps) - self.LEFT, 0)
         if count == 0:
             return []
-        own = self._ring[:count].double().cpu().numpy()
-        self._ids = []
+        steps, self._steps = self._steps[:count], self._steps[count:]
+        own = self._to_host(count, steps[-1][2])
+        self._begin = (self._begin + count) % len(self._ring)
         bad = next((i for i in range(count) if not np.isfinite(own[i, 0])), None)
         told = None if bad is None else (steps[bad][0], own[bad, 0], steps[bad][1][:16].tolist())
         first = min((t for t in self._world.gather(told) if t is not None), key=lambda t: t[0], default=None)
@@ -91,6 +102,15 @@ class Recent:
             {"step": steps[i][0], "loss": sums[i, 0] / max(sums[i, 1], 1.0), "grad_norm": own[i, 2], "loss_scale": own[i, 3]}
             for i in range(count)
         ]
+
+    def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
+        """float64 [count, 4]; waits for the last of these steps and for nothing after it."""
+        places = (self._begin + np.arange(count)) % len(self._ring)
+        if self._side is None or last is None:
+            return self._ring[places].double().numpy()
+        with torch.cuda.stream(self._side):
+            self._side.wait_event(last)
+            return self._ring.cpu()[places].double().numpy()
 
 
 @dataclass(kw_only=True)
@@ -132,6 +152,7 @@ class Run:
         self._recent = Recent(self.log_every, self.world)
         self._saved_at = time.monotonic()
         self._skipped = 0
+        self._last_batch: Batch | None = None  # what ceilings are measured with
         self._last_scale: float | None = None
         self._epoch_failed: set[int] = set()
         self._read_bytes = 0
@@ -157,6 +178,8 @@ class Run:
                 return False
             self.save()
         self.meter.flush()
+        if self._last_batch is not None and self.report.above_ceiling():
+            self.measure_ceilings(self, self._last_batch)  # type: ignore[misc]
         return True
 
     def _enough(self) -> bool:
@@ -190,7 +213,7 @@ class Run:
                     self.report.images(kept)
                 decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due())
                 if logging or self._recent.full():
-                    self._log(lr, bar)
+                    self._log(lr, bar, everything=False)
                 if decided["window"]:
                     self._window(self.meter.point())
                 if decided["stop"] or self._enough():
@@ -204,9 +227,9 @@ class Run:
             stopped = self.vote.drain()["stop"] or decided["stop"]
             self._log(lr, bar)
             self._window(self.meter.pause())
-        if self.measure_ceilings is not None and not stopped and kept is not None:
-            measure, self.measure_ceilings = self.measure_ceilings, None
-            measure(self, kept)
+        if self.measure_ceilings is not None and self._last_batch is None and not stopped and kept is not None:
+            self._last_batch = kept
+            self.measure_ceilings(self, kept)
         return not stopped
 
     def _noting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -225,8 +248,8 @@ class Run:
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def _log(self, lr: float, bar: Any) -> None:
-        points = self._recent.read()
+    def _log(self, lr: float, bar: Any, *, everything: bool = True) -> None:
+        points = self._recent.read(everything=everything)
         if not points:
             return
         for point in points:
@@ -234,9 +257,10 @@ class Run:
                 self._skipped += 1
             self._last_scale = point["loss_scale"]
         self._check_failed()
+        unread = self.progress.step - int(points[-1]["step"])
         self.report.train(
             points,
-            progress=asdict(self.progress),
+            progress=asdict(self.progress) | {"consumed": self.progress.consumed - unread * self.plan.step_samples},
             lr=lr,
             skipped_steps=self._skipped,
             phases=self.phases.read(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -12,7 +14,7 @@ def build(
     """Two groups: parameters with at least two axes, and the rest (biases, norms, scales)."""
     weights = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
     rest = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
-    groups = [{"params": weights, "weight_decay": weight_decay}, {"params": rest, "weight_decay": norm_weight_decay}]
+    groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": weight_decay}, {"params": rest, "weight_decay": norm_weight_decay}]
     groups = [group for group in groups if group["params"]]
     fused = all(p.is_cuda for p in weights)
     if name == "sgd":

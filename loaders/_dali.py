@@ -201,7 +201,7 @@ def build(
         seed=0,
     )
     with pipeline:
-        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1)
+        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=not reads)  # files' bytes stay where they are
         start = fn.external_source(name="starts", dtype=types.INT32, ndim=1)
         shape = fn.external_source(name="shapes", dtype=types.INT32, ndim=1)
         window = fn.external_source(name="windows", dtype=types.FLOAT, ndim=1)

@@ -42,6 +42,9 @@ def _make_pil() -> Decode:
 def _make_torchvision() -> Decode:
     from torchvision.io import ImageReadMode, decode_jpeg
 
+    # torchvision 0.29 announces that TorchCodec will take its decoders over; as an error it would look like a damaged file
+    warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities", category=DeprecationWarning)
+
     def decode(data: bytes, region: tuple[int, int, int, int]) -> Array:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         pixels = decode_jpeg(buffer, mode=ImageReadMode.RGB)

@@ -4,8 +4,11 @@ PyTorch's DataLoader with persistent workers; its sampler is the plan's rows. Wo
 drained ceiling is only another sequence of rows. Results do not travel through /dev/shm: slots are mapped once, before the
 workers are forked, and used again, so no page is touched for the first time while training runs.
 
-    main     rows 0..7 -> workers      takes slot 0, copies it to the device, asks for more: row 8 may go to slot 0 again
-    worker   decodes row 3 into slot 3
+A batch is cut into parts of at most PART rows, so that all workers fill one batch together: the first batch of an epoch is
+there after a fraction of a second, and memory holds a few batches instead of two a worker.
+
+    slot 0   [part 0: worker 0][part 1: worker 1][part 2: worker 2]     -> batch 0 once its last part is there
+    slot 1   [part 0: worker 0] ...
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import shutil
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +28,9 @@ from torch.utils.data import DataLoader, Dataset
 from contracts import Mistake, Rows
 
 PREFETCH = 2
-"""Batches under way a worker."""
+"""Parts under way a worker."""
+PART = 32
+"""Most rows of a task: about 30 ms of decoding."""
 HELD = 3
 """Slots that the consumer may still read while workers fill the others."""
 QUEUES_BYTES = 16 << 20
@@ -40,27 +46,36 @@ class Work(Protocol):
 
 
 class Workers:
-    """`run(rows)` yields (slot, rows, what the work returned) for each rows. A slot is valid until HELD more were taken."""
+    """`run(rows)` yields (slot, rows, what the work returned for each part). A slot is valid until HELD more were taken.
 
-    def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool = False) -> None:
+    `part_bytes(rows)` is the room that this many rows take in a slot; part p of a batch begins at p * part_bytes(PART).
+    """
+
+    def __init__(
+        self, make_work: Callable[[], Work], *, workers: int, batch_size: int, part_bytes: Callable[[int], int], pinned: bool = False
+    ) -> None:
         require_shared_memory(QUEUES_BYTES if workers else 0)
-        self.in_flight = workers * PREFETCH
-        self._slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._count = max(self.in_flight, 1) + HELD
+        self.part_rows = min(PART, batch_size)
+        self.part_bytes = part_bytes(self.part_rows)
+        parts = -(-batch_size // self.part_rows)
+        self.in_flight = -(-workers * PREFETCH // parts)
+        self._slot_bytes = -(-max(parts * self.part_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._count = self.in_flight + 1 + HELD  # + 1: a batch is begun while the one before it is not complete
         try:
             self._memory = mmap.mmap(-1, self._count * self._slot_bytes)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise Mistake(
-                f"{self._count} batches of {self._slot_bytes / 2**20:.0f} MiB for {workers} workers do not fit into memory "
-                f"({error.strerror}): fewer --workers or a smaller --batch-size"
+                f"--batch-size {batch_size} with --workers {workers} takes {self._count * self._slot_bytes / 2**30:.0f} GiB of memory "
+                f"for {self._count} batches ({error}): fewer of either"
             ) from None
         self._slots = np.frombuffer(self._memory, np.uint8).reshape(self._count, self._slot_bytes)
         self._pinned, self._registered = pinned, False
-        self._sampler = _SlotSampler(self._count)
-        self._loader: DataLoader[Any] | None = DataLoader(
-            _RowDataset(make_work, self._slots),
+        self._sampler = _PartSampler(self._count, self.part_rows)
+        self._loader: _Loader | None = _Loader(
+            _PartDataset(make_work, self._slots, self.part_bytes),
             sampler=self._sampler,
             batch_size=None,
+            collate_fn=_unchanged,
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
@@ -68,16 +83,20 @@ class Workers:
             multiprocessing_context="fork" if workers else None,
         )
 
-    def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, Any]]:
+    def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
         """In the order of `rows`. Calling it again abandons the sequence before."""
         assert self._loader is not None, "closed"
         self._sampler.start(rows)
         results = iter(self._loader)
         self._pin()
-        for at, (kind, value) in enumerate(results):
-            if kind == "mistake":
-                raise value
-            yield self._slots[at % self._count], self._sampler.sent.popleft(), value
+        for at in range(len(rows)):
+            slot, said = self._slots[at % self._count], []
+            while not said or len(said) < self._sampler.parts(len(self._sampler.sent[0])):
+                kind, value = next(results)
+                if kind == "mistake":
+                    raise value
+                said.append(value)
+            yield slot, self._sampler.sent.popleft(), said
 
     def close(self) -> None:
         """End the worker processes: asked first, terminated after five seconds. Then give the memory back."""
@@ -100,41 +119,61 @@ class Workers:
         return self._registered
 
 
-class _SlotSampler:
-    """The plan's rows, each with the number of the slot that it goes to."""
+class _Loader(DataLoader[Any]):
+    def check_worker_number_rationality(self) -> None:
+        """No warning about more workers than cores: those that wait for the storage need none."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+
+def _unchanged(result: Any) -> Any:
+    """Instead of the default, which makes tensors of arrays and sends each through /dev/shm."""
+    return result
+
+
+class _PartSampler:
+    """The plan's rows in parts, each with the number of its slot and its place there."""
+
+    def __init__(self, slots: int, part_rows: int) -> None:
+        self._slots, self._part_rows = slots, part_rows
         self.start(())
 
     def start(self, rows: Sequence[Rows]) -> None:
         self._rows = rows
-        self.sent: deque[Rows] = deque()
+        self.sent: deque[Rows] = deque()  # batches that are under way
 
-    def __iter__(self) -> Iterator[tuple[int, Rows]]:
+    def parts(self, batch_size: int) -> int:
+        return -(-batch_size // self._part_rows)
+
+    def __iter__(self) -> Iterator[tuple[int, int, Rows]]:
         sent = self.sent
         for at in range(len(self._rows)):
             rows = self._rows[at]
             sent.append(rows)
-            yield at % self._slots, rows
+            for part in range(self.parts(len(rows))):
+                yield at % self._slots, part, part_of(rows, part * self._part_rows, (part + 1) * self._part_rows)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) * self.parts(len(self._rows[0])) if len(self._rows) else 0
 
 
-class _RowDataset(Dataset[Any]):
+def part_of(rows: Rows, begin: int, end: int) -> Rows:
+    """Rows `begin` to `end` of a batch."""
+    columns = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    return Rows(**{name: None if column is None else column[begin:end] for name, column in columns.items()})
+
+
+class _PartDataset(Dataset[Any]):
     """In a worker: makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
 
-    def __init__(self, make_work: Callable[[], Work], slots: Array) -> None:
-        self._make_work, self._slots = make_work, slots
+    def __init__(self, make_work: Callable[[], Work], slots: Array, part_bytes: int) -> None:
+        self._make_work, self._slots, self._part_bytes = make_work, slots, part_bytes
         self._work: Work | None = None
 
-    def __getitem__(self, slot_and_rows: tuple[int, Rows]) -> tuple[str, Any]:
-        slot, rows = slot_and_rows
+    def __getitem__(self, task: tuple[int, int, Rows]) -> tuple[str, Any]:
+        slot, part, rows = task
         if self._work is None:
             self._work = self._make_work()
         try:
-            return "done", self._work(rows, self._slots[slot])
+            return "done", self._work(rows, self._slots[slot, part * self._part_bytes : (part + 1) * self._part_bytes])
         except Mistake as mistake:  # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
 

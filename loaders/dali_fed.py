@@ -6,6 +6,7 @@ For storage with latency: as many reads wait at once as there are workers, and n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,17 +34,16 @@ from loaders._workers import Workers
 Array = np.ndarray[Any, Any]
 
 
-def _room(feed: Feed) -> int:
-    """Bytes of a slot: a batch of files of mean size, four standard errors more, and the largest file."""
+def _room(feed: Feed, rows: int) -> int:
+    """Bytes for this many files: of mean size, four standard errors more, and a large file."""
     sizes = feed.columns.size[:: max(len(feed.columns) // 65536, 1)]
-    batch = feed.plan.batch_size
-    return int(batch * sizes.mean() + 4 * batch**0.5 * sizes.std() + sizes.max())
+    return int(rows * sizes.mean() + 4 * rows**0.5 * sizes.std() + np.quantile(sizes, 0.999))
 
 
 class Reading:
-    """In a worker: rows -> the files' bytes, one after the other, in a slot; returns (where each begins [B + 1], failed ids).
+    """In a worker: rows -> the files' bytes, one after the other, in part of a slot; returns (where each begins [rows + 1], failed ids).
 
-    Nothing is decoded but what only PIL can. Bytes that do not fit into the slot are returned instead, by row.
+    Nothing is decoded but what only PIL can. Bytes that do not fit there are returned instead, by row.
     """
 
     def __init__(self, feed: Feed) -> None:
@@ -79,7 +79,12 @@ class DaliFed:
         import_dali()
         self._feed = feed
         self._placeholder = np.frombuffer(placeholder(), np.uint8)
-        self._workers = Workers(lambda: Reading(feed), workers=feed.workers, slot_bytes=_room(feed))
+        self._workers = Workers(
+            lambda: Reading(feed),
+            workers=feed.workers,
+            batch_size=feed.plan.batch_size,
+            part_bytes=lambda rows: _room(feed, rows),
+        )
         self._stager = Stager(feed)
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
         side = feed.plan.image_size
@@ -124,11 +129,17 @@ class DaliFed:
                 yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, batch.failed)
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
-        for slot, its_rows, (begins, failed, spilled) in self._workers.run(rows):
-            data = [slot[begins[i] : begins[i + 1]] for i in range(len(its_rows))]
-            for i, piece in spilled.items():
-                data[i] = np.frombuffer(piece, np.uint8)
-            yield self._prepare(its_rows, data, self._runner.bad | set(failed))
+        for slot, its_rows, parts in self._workers.run(rows):
+            data: list[Array] = []
+            bad = set(self._runner.bad)
+            for part, (begins, failed, spilled) in enumerate(parts):
+                its = slot[part * self._workers.part_bytes :]
+                pieces = [its[a:b] for a, b in pairwise(begins.tolist())]
+                for i, piece in spilled.items():
+                    pieces[i] = np.frombuffer(piece, np.uint8)
+                data += pieces
+                bad.update(failed)
+            yield self._prepare(its_rows, data, bad)
 
     def _prepare(self, rows: Rows, data: Sequence[Any], bad: set[int]) -> Prepared:
         gone = np.isin(rows.ids, list(bad)) & rows.valid

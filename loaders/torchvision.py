@@ -26,7 +26,8 @@ class TorchvisionLoader:
         self._workers = Workers(
             lambda: Decoding(feed, self.reader),
             workers=feed.workers,
-            slot_bytes=3 * plan.batch_size * plan.image_size**2,
+            batch_size=plan.batch_size,
+            part_bytes=lambda rows: 3 * rows * plan.image_size**2,
             pinned=feed.device.type == "cuda" and feed.pinned,
         )
         self._stager = Stager(feed)
@@ -51,8 +52,11 @@ class TorchvisionLoader:
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
-        for slot, its_rows, (shape, failed) in self._workers.run(rows):
+        for slot, its_rows, parts in self._workers.run(rows):
+            height, width = (int(side) for side in its_rows.sizes.max(axis=0))
+            shape = (len(its_rows), height, width, 3)
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
+            failed = tuple(sample for part in parts for sample in part)
             yield self._stager.stage(pixels, its_rows, failed, pinned=self._workers.pinned)
 
     def _stop(self) -> None:
@@ -62,7 +66,7 @@ class TorchvisionLoader:
 
 
 class Decoding:
-    """In a worker: rows -> a slot's bytes as uint8 [B, H, W, 3]; returns (that shape, failed ids)."""
+    """In a worker: rows -> part of a slot as uint8 [rows, H, W, 3]; returns the failed ids."""
 
     def __init__(self, feed: Feed, reader: str) -> None:
         self._source, self._columns = feed.source, feed.columns
@@ -70,7 +74,7 @@ class Decoding:
         self._resize = resize_pil if reader == "pil" else resize_window
         self._pil: Decode = READERS["pil"]()
 
-    def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[int, ...]:
         height, width = (int(side) for side in rows.sizes.max(axis=0))
         shape = (len(rows), height, width, 3)
         out, failed = slot[: np.prod(shape)].reshape(shape), []
@@ -87,7 +91,7 @@ class Decoding:
             except (Undecodable, OSError):
                 out[i] = 0
                 failed.append(sample)
-        return shape, tuple(failed)
+        return tuple(failed)
 
     def region(self, sample: int, data: bytes, region: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """RGB uint8 of the region. PIL has the last word on what can be decoded. Raises Undecodable."""

@@ -47,7 +47,6 @@ class Meter:
         self._samples, self._counted, self._active_s, self._epoch = 0, 0, 0.0, 0
         self._since: float | None = None
         self._paused_at = clock()
-        self._epoch_totals: dict[int, list[float]] = {}
 
     def add(self, samples: int) -> None:
         """Count this rank's valid samples of one step."""
@@ -101,8 +100,6 @@ class Meter:
         total, seconds = self._world.sum(np.array([own, self._active_s * (self._world.rank == 0)], np.float64))
         window = Window(int(total), own, float(seconds), self._epoch)
         self.windows.append(window)
-        totals = self._epoch_totals.setdefault(self._epoch, [0.0, 0.0])
-        totals[0], totals[1] = totals[0] + window.samples, totals[1] + window.seconds
         self._samples, self._active_s = 0, 0.0
         return window
 
@@ -123,11 +120,11 @@ class Meter:
 
 
 def steady(windows: list[Window]) -> list[Window]:
-    """The windows after warm-up: from the first one that is within STEADY_WITHIN of the median of the later half."""
+    """The windows after warm-up: from the first one within STEADY_WITHIN of the later half's median; that half when none is."""
     if not windows:
         return []
     level = float(np.median([window.rate for window in windows[len(windows) // 2 :]]))
-    start = next((i for i, window in enumerate(windows) if abs(window.rate - level) <= STEADY_WITHIN * level), len(windows) - 1)
+    start = next((i for i, window in enumerate(windows) if abs(window.rate - level) <= STEADY_WITHIN * level), len(windows) // 2)
     return windows[start:]
 
 

@@ -40,6 +40,7 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
+HIGHEST_EFFICIENCY = 1.03
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
@@ -117,7 +118,7 @@ class Reporter:
     ) -> None:
         """`points`: step, loss, grad_norm, loss_scale of each step since the last call. Phases are means, milliseconds a step."""
         last, loss = points[-1], float(np.mean([point["loss"] for point in points]))
-        norm = None if np.isnan(last["grad_norm"]) else last["grad_norm"]
+        norm = next((point["grad_norm"] for point in reversed(points) if not np.isnan(point["grad_norm"])), None)
         step = int(last["step"])
         self._phases.append((len(points), phases))
         self._record.point(
@@ -180,6 +181,11 @@ class Reporter:
         self._board.scalars({f"throughput/{name}_ceiling": self._ceiling(name) for name in ("compute", "loader")}, step)
         self._record.point("ceilings", step, {"compute": compute, "loader": loader})
         self._console.info(f"ceilings: compute {compute['rate']:,.0f}/s, loader {loader['rate']:,.0f}/s")
+
+    def above_ceiling(self) -> bool:
+        """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was measured."""
+        efficiency, _ = bound(self._meter.result()["steady"], self._ceiling("compute"), self._ceiling("loader"))
+        return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
 
     def validated(self, result: Mapping[str, Any], *, step: int, epoch: int) -> None:
         figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
@@ -246,7 +252,7 @@ class Reporter:
                 progress["step"] + 1,
             )
             self._console.result(summary, folder=self._record.folder)
-            if efficiency is not None and efficiency > 1.03:
+            if efficiency is not None and efficiency > HIGHEST_EFFICIENCY:
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is wrong")
         return summary
 

@@ -1,0 +1,18 @@
+"""Here the loaders run on the CPU; tests/gpu runs the same assertions on a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.conformance.fixtures import odd, parametrise, photographs, ramps, samples, small, temporary  # noqa: F401
+from tests.conformance.scenes import CPU
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parametrise(metafunc, CPU)
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return CPU

@@ -1,0 +1,116 @@
+"""What a loader delivered, copied to the host; the pixels it should have delivered; where in the source they came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from contracts import Batch, Feed, Rows
+from tests.conformance import pictures
+from tests.conformance.scenes import Open, Scene
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """Samples in the order of delivery; of one batch or of many."""
+
+    ids: Array  # int64 [N], -1 for padding
+    labels: Array  # int64 [N]
+    valid: Array  # bool [N]
+    raw: Array  # float32 [N, H, W, 3] as delivered
+    failed: tuple[int, ...]
+    levels: Array  # float32 [N, H, W, 3] grey levels 0..255: normalisation undone
+
+    @property
+    def real(self) -> Array:
+        """bool [N], no padding."""
+        return self.ids >= 0
+
+
+def seen(batch: Batch, feed: Feed) -> Seen:
+    """A copy that stays when the loader writes its memory again."""
+    raw = batch.images.detach().to("cpu", torch.float32, copy=True).permute(0, 2, 3, 1).numpy()
+    return Seen(
+        ids=np.array(batch.ids),
+        labels=batch.targets["labels"].cpu().numpy().copy(),
+        valid=batch.valid.cpu().numpy().copy(),
+        raw=raw,
+        failed=tuple(batch.failed),
+        levels=255 * (raw * np.array(feed.pixels.std, np.float32) + np.array(feed.pixels.mean, np.float32)),
+    )
+
+
+def joined(parts: Iterable[Seen]) -> Seen:
+    """Many batches as one."""
+    parts = list(parts)
+    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "labels", "valid", "raw", "levels")}
+    return Seen(**arrays, failed=tuple(sample for part in parts for sample in part.failed))
+
+
+def passed(open_: Open, feed: Feed, epoch: int = 0, first: int = 0) -> Seen:
+    """All of one pass of a loader that is opened for it."""
+    with open_(feed) as loader:
+        return joined(seen(batch, feed) for batch in loader.batches(epoch, first))
+
+
+def difference(levels: Array, reference: Array) -> Array:
+    """float [N], mean absolute difference of each image, grey levels."""
+    apart = np.abs(levels.astype(np.float32) - reference.astype(np.float32)).reshape(len(levels), -1)
+    return np.asarray(apart.mean(axis=1))
+
+
+def expected_levels(scene: Scene, rows: Rows, i: int) -> Array:
+    """uint8 [H, W, 3] of row i by Pillow alone: decode, cut the region out, resize the window, mirror."""
+    pixels = pictures.pil(scene.bytes_of[int(rows.ids[i])])
+    assert pixels is not None
+    x0, y0, x1, y1 = (int(edge) for edge in rows.regions[i])
+    height, width = (int(side) for side in rows.sizes[i])
+    region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
+    box = (rows.windows[i, 0], rows.windows[i, 1], rows.windows[i, 2], rows.windows[i, 3])
+    out = np.asarray(region.resize((width, height), Image.Resampling.BILINEAR, box=box))
+    return out[:, ::-1] if rows.flips[i] else out
+
+
+def torchvision_levels(content: bytes, size: int) -> Array:
+    """uint8 [size, size, 3] by torchvision's own transforms on Pillow's pixels."""
+    from torchvision.transforms import CenterCrop, Compose, Resize
+
+    pixels = pictures.pil(content)
+    assert pixels is not None
+    return np.asarray(Compose([Resize(round(size * 256 / 224)), CenterCrop(size)])(Image.fromarray(pixels)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Where in the stored image a delivered ramp came from: x0 y0 x1 y1 in pixels, and whether it was mirrored."""
+
+    window: tuple[float, float, float, float]
+    flipped: bool
+
+
+def fitted(levels: Array, height: int, width: int) -> Fit:
+    """Read a window back from float [H, W, 3] of a `pictures.ramp` of that stored size.
+
+    A straight line through the inner 60 % of the columns' (rows') means: filters bend the ends, where source pixels run out.
+    """
+    left, right = _ends(levels[..., 0].mean(axis=0), width)
+    top, bottom = _ends(levels[..., 1].mean(axis=1), height)
+    flipped = left > right
+    return Fit((min(left, right), top, max(left, right), bottom), flipped)
+
+
+def _ends(means: Array, source_pixels: int) -> tuple[float, float]:
+    """Source coordinates of the first output pixel's outer edge and the last one's."""
+    count = len(means)
+    inner = np.arange(count // 5, count - count // 5)
+    low, high = pictures.RAMP
+    slope, start = np.polyfit(inner, (means[inner] - low) / (high - low) * (source_pixels - 1), 1)
+    # the lowest level is the centre of the first source pixel, half a pixel from the image's edge
+    return float(start - 0.5 * slope + 0.5), float(start + (count - 0.5) * slope + 0.5)

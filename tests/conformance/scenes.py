@@ -1,0 +1,191 @@
+"""A folder of images, its manifest, and the feed that a loader is opened with; and how far from Pillow a loader may be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Feed, Loader, Pixels
+from dataset.manifest import Manifest
+from dataset.plan import StillPlan, StillPolicy
+from dataset.scan import open_folder
+from dataset.sources.folder import Folder
+from loaders import LOADERS, open_loader
+from tasks.classification import Classification
+from tests.conformance import pictures
+
+Array = np.ndarray[Any, Any]
+Open = Callable[[Feed], Loader]
+
+NO_FILES = ("synthetic",)
+"""Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
+NEED_GPU = ("dali-gpu",)
+"""Loaders that open nowhere else."""
+DECODE_ON_GPU = ("dali-gpu", "dali-fed")
+"""Loaders whose pixels come from the GPU's decoder where there is one."""
+CPU = torch.device("cpu")
+CLASSES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A loader on a device: what a test is repeated for. Differences are in grey levels, 0 to 255."""
+
+    name: str
+    device: torch.device = CPU
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def open(self) -> Open:
+        return partial(open_loader, self.name)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def decodes_on_gpu(self) -> bool:
+        return self.on_gpu and self.name in DECODE_ON_GPU
+
+    @property
+    def pixel_difference(self) -> float:
+        """Mean absolute difference to Pillow that one image may have: filters round alike, nvJPEG's chroma does not."""
+        return 2.0 if self.decodes_on_gpu else 0.5
+
+    @property
+    def repeat_difference(self) -> float:
+        """The same between two passes: nvJPEG's two engines differ, and which one a file meets depends on its neighbours."""
+        return 2.0 if self.decodes_on_gpu else 0.0
+
+    @property
+    def dtype(self) -> str:
+        return "float16" if self.on_gpu else "float32"
+
+
+def backends(device: torch.device, *, files: bool) -> list[Backend]:
+    """Of every loader in the table that runs there; `files`: only those that read files."""
+    left_out = (NO_FILES if files else ()) + (() if device.type == "cuda" else NEED_GPU)
+    return [Backend(name=name, device=device) for name in LOADERS if name not in left_out]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """Images in a folder. `bytes_of[sample]` is what was written, before anything may have changed it."""
+
+    folder: Path
+    manifest: Manifest
+    bytes_of: tuple[bytes, ...]
+    names: tuple[str, ...]
+
+    @property
+    def samples(self) -> int:
+        return len(self.bytes_of)
+
+    def feed(
+        self,
+        device: torch.device = CPU,
+        *,
+        batch_size: int = 4,
+        image_size: int = 48,
+        training: bool = True,
+        workers: int = 2,
+        delay_s: float = 0.0,
+        window: str = "",
+        scale: tuple[float, float] = (0.08, 1.0),
+        **changes: Any,
+    ) -> Feed:
+        """What train.py would give a loader, with windows and flips drawn (training) or the centre crop (validation)."""
+        policy = StillPolicy(
+            window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
+            image_size=image_size,
+            resize=round(image_size * 256 / 224),
+            scale=scale,
+            flip=0.5 if training else 0.0,
+        )
+        fields: dict[str, Any] = {
+            "plan": StillPlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training),
+            "source": Folder(self.manifest, delay_s),
+            "columns": self.manifest,
+            "targets": Classification(self.manifest.label).targets,
+            "pixels": Pixels(dtype="float16" if device.type == "cuda" else "float32"),
+            "device": device,
+            "workers": workers,
+            "training": training,
+        }
+        return Feed(**(fields | changes))
+
+    def path(self, sample: int) -> Path:
+        return Path(os.fsdecode(self.manifest.path(sample)))
+
+
+def scene(folder: Path, files: Mapping[str, bytes]) -> Scene:
+    """Write the files, dealt out to CLASSES class folders, and scan them. All of them must pass the scan."""
+    data = folder / "data"
+    for place, (name, content) in enumerate(files.items()):
+        path = data / f"class-{place % CLASSES}" / f"{name}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return scanned(data, folder / "manifests")
+
+
+def scanned(data: Path, cache: Path) -> Scene:
+    """A scene of a folder that is there already."""
+    manifest = open_folder(data, cache=cache)
+    assert manifest.rejected == 0, (manifest.folder / "rejected.txt").read_text()
+    paths = [Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))]
+    contents, names = tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
+    return Scene(folder=folder_of(data), manifest=manifest, bytes_of=contents, names=names)
+
+
+def folder_of(data: Path) -> Path:
+    return data.resolve()
+
+
+def ramps() -> dict[str, bytes]:
+    """Images whose pixels encode x (red), y (green) and the file (blue); lossless or nearly so; landscape, portrait, tiny, narrow."""
+    shapes = [(96, 128), (128, 96), (200, 150), (90, 90), (64, 200), (200, 64), (23, 31), (180, 240)]
+    files = {}
+    for place in range(3 * len(shapes)):
+        height, width = shapes[place % len(shapes)]
+        pixels = pictures.ramp(height, width, blue=blue_of(place))
+        lossless = place % 2 == 0
+        files[f"ramp-{place:02d}"] = pictures.png(pixels) if lossless else pictures.jpeg(pixels, quality=100)
+    return files
+
+
+def blue_of(place: int) -> int:
+    """The blue level of the ramp of that number."""
+    return 15 + 9 * place
+
+
+def small(count: int = 42) -> dict[str, bytes]:
+    """Many quick files; a count that no batch size of the tests divides leaves a tail."""
+    return {f"small-{i:03d}": pictures.jpeg(pictures.photograph(100 + i, 40 + i % 7, 56 - i % 5), quality=92) for i in range(count)}
+
+
+def photographs() -> dict[str, bytes]:
+    """JPEGs like ImageNet's in size, chroma and content; some ask to be turned, some are smaller than the output."""
+    shapes = [(375, 500), (500, 333), (240, 320), (120, 150), (300, 300), (180, 600)]
+    files = {}
+    for place in range(18):
+        pixels = pictures.photograph(500 + place, *shapes[place % len(shapes)])
+        kind = ("444", "420", "422", "grey", "progressive", "turned")[(place + place // 6) % 6]
+        if kind == "turned":
+            content = pictures.turned(pixels, orientation=(6, 3, 8)[place % 3])
+        elif kind == "grey":
+            content = pictures.jpeg(pixels[..., 1], quality=90)
+        else:
+            content = pictures.jpeg(
+                pixels, quality=90, subsampling={"444": 0, "422": 1}.get(kind, 2), progressive=kind == "progressive"
+            )
+        files[f"photo-{place:02d}-{kind}"] = content
+    return files

@@ -1,0 +1,114 @@
+"""Files that cannot be decoded, have changed or are gone: a place that is masked and named, or one line for the user."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from contracts import Mistake
+from loaders._dali import DEPTH
+from tests.conformance import checks, pictures, scenes
+from tests.conformance.looking import joined, passed, seen
+from tests.conformance.scenes import Backend, Scene, scene
+
+BATCH = 4
+
+
+def mixed(folder: Path, pattern: str) -> Scene:
+    """A scene whose files are good (.) or broken (x), in validation's order."""
+    files = {}
+    for place, kind in enumerate(pattern):
+        content = pictures.jpeg(pictures.photograph(900 + place, 60, 70), quality=92)
+        if kind == "x":
+            content = (content[: len(content) // 2], b"".join((content[:700], b"\xff\xd9")), content[: len(content) * 9 // 10])[place % 3]
+            while pictures.pil(content) is not None:  # whatever is decodable with an end marker is so without
+                content = content[: len(content) - 100]
+        files[f"{place:03d}-{kind}"] = content
+    # one class folder only, so that the ids follow the names
+    before, scenes.CLASSES = scenes.CLASSES, 1
+    try:
+        return scene(folder, files)
+    finally:
+        scenes.CLASSES = before
+
+
+def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
+    """Among good files; Pillow decides what can be decoded, and what it can must arrive with Pillow's pixels."""
+    damaged = pictures.damaged_files()
+    files = {**scenes.small(14), **damaged}
+    made = scene(tmp_path, files)
+    feed = made.feed(backend.device, batch_size=5, image_size=40)
+    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, max(backend.pixel_difference, 0.5))
+    assert {made.names[sample] for sample in bad} == {name for name, content in damaged.items() if pictures.pil(content) is None}
+    assert 5 <= len(bad) < len(damaged)
+    feed = made.feed(backend.device, batch_size=5, image_size=40, training=False)
+    checks.damaged_samples_keep_their_place(backend.open, feed, made, max(backend.pixel_difference, 0.5))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "x...............",  # the first of all
+        ".xx.....x.......",  # several in one batch
+        "..x..x....x....x",  # in consecutive batches, more than are under way at once
+        "................x.",  # in the last batch, a padded one
+        "....xxxx........",  # a batch of nothing else
+        "xxxxxxxx",  # nothing else at all
+        "......xxxxxxxx",  # and up to the end
+    ],
+)
+def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> None:
+    assert DEPTH < len(pattern) / BATCH or pattern == "xxxxxxxx"
+    made = mixed(tmp_path, pattern)
+    feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
+    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1))
+    assert bad == {place for place, kind in enumerate(pattern) if kind == "x"}
+
+
+def test_a_failure_does_not_outlast_its_loader(backend: Backend, small: Scene, tmp_path: Path) -> None:
+    """Abandoned right at the damage, resumed behind it, and another loader at the same time."""
+    made = mixed(tmp_path, "...x....x.......")
+    feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
+    with backend.open(feed) as loader:
+        for _ in range(3):
+            assert seen(next(iter(loader.batches(0, 0))), feed).failed == (3,)
+        other = small.feed(backend.device, image_size=32, training=False)
+        assert passed(backend.open, other).failed == ()
+        tail = joined(seen(batch, feed) for batch in loader.batches(0, 6))
+        assert tail.failed == (8,)
+        assert tail.ids[tail.real].tolist() == list(range(6, 16))
+
+
+def spoiled(small: Scene, folder: Path) -> Scene:
+    """A copy of the scene whose files may be changed."""
+    shutil.copytree(small.folder, folder / "data")
+    return scenes.scanned(folder / "data", folder / "manifests")
+
+
+@pytest.mark.parametrize(("what", "said"), [("grown", "changed size"), ("shrunk", "changed size"), ("emptied", "changed size"), ("gone", "is gone")])
+def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
+    backend: Backend, small: Scene, tmp_path: Path, what: str, said: str
+) -> None:
+    made = spoiled(small, tmp_path)
+    path, content = made.path(20), made.bytes_of[20]
+    feed = made.feed(backend.device, image_size=32, training=False)
+    with backend.open(feed) as loader:
+        if what == "gone":
+            path.unlink()
+        else:
+            path.write_bytes({"grown": content + b"more", "shrunk": content[:-9], "emptied": b""}[what])
+        with pytest.raises(Mistake, match=f"{said}.*{re.escape(path.name)}|{re.escape(path.name)}|{said}") as caught:
+            for _ in loader.batches(0, 0):
+                pass
+        told = str(caught.value)
+        assert said in told
+        assert path.name in told
+        assert "--rescan" in told
+        assert "\n" not in told
+        path.write_bytes(content)
+        again = joined(seen(batch, feed) for batch in loader.batches(0, 0))
+        assert again.ids[again.real].tolist() == list(range(small.samples))
+        assert not again.failed

@@ -1,0 +1,70 @@
+"""Readers of the torchvision loader against Pillow, bit for bit; no loader and no device."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from loaders._readers import FASTEST_FIRST, READERS, Undecodable, choose, exactly
+from tests.conformance import pictures
+from tests.conformance.scenes import Scene
+
+DIFFERENCE = {"opencv": 0.02, "imageio": 0.0}
+"""Mean grey levels that readers which `auto` never chooses may differ by; those that it may choose must be equal."""
+
+
+def regions(height: int, width: int, seed: int) -> list[tuple[int, int, int, int]]:
+    draws = np.random.default_rng(seed)
+    found = [(0, 0, width, height), (width - 1, height - 1, width, height)]
+    for _ in range(4):
+        x0, y0 = int(draws.integers(0, width)), int(draws.integers(0, height))
+        found.append((x0, y0, int(draws.integers(x0, width)) + 1, int(draws.integers(y0, height)) + 1))
+    return found
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("source", ["photographs", "samples"])
+def test_regions_are_pillows(reader: str, source: str, request: pytest.FixtureRequest) -> None:
+    """4:4:4, 4:2:2, 4:2:0, grey, progressive, and with an orientation in EXIF."""
+    scene: Scene = request.getfixturevalue(source)
+    decode, worst = READERS[reader](), 0.0
+    for sample in range(0, scene.samples, max(1, scene.samples // 25)):
+        expected = pictures.pil(scene.bytes_of[sample])
+        assert expected is not None
+        for region in regions(*expected.shape[:2], seed=sample):
+            x0, y0, x1, y1 = region
+            pixels = exactly(decode, scene.bytes_of[sample], region)
+            worst = max(worst, float(np.abs(pixels.astype(int) - expected[y0:y1, x0:x1]).mean()))
+    print(f"{reader} on {source}: worst {worst:.4f} grey levels")
+    assert worst <= DIFFERENCE.get(reader, 0.0)
+
+
+def test_auto_chooses_among_equals_only() -> None:
+    assert choose("auto") in FASTEST_FIRST
+    assert not set(FASTEST_FIRST) & {name for name, allowed in DIFFERENCE.items() if allowed}
+    assert choose("opencv") == "opencv"
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
+    """A reader may refuse more than Pillow, for Pillow is asked then; it must never give other pixels, nor pixels where Pillow has none."""
+    decode = READERS[reader]()
+    for name, content in pictures.damaged_files().items():
+        with Image.open(io.BytesIO(content)) as image:
+            region = (0, 0, *image.size)
+        expected = pictures.pil(content)
+        try:
+            pixels = exactly(decode, content, region)
+        except Exception:  # readers raise what they like, see TorchvisionLoader.region
+            continue
+        assert expected is not None, name
+        np.testing.assert_array_equal(pixels, expected, err_msg=name)
+
+
+def test_a_smaller_image_than_promised_is_no_image() -> None:
+    content = pictures.jpeg(pictures.photograph(1, 40, 50))
+    with pytest.raises(Undecodable, match="has"):
+        exactly(READERS["pil"](), content, (0, 0, 51, 40))

@@ -1,0 +1,189 @@
+"""Runs of train.py for tests: start one, watch it, stop it, read what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 120.0
+
+
+def draw(folder: Path, *, classes: Sequence[str], train: int, val: int, seed: int = 0) -> Path:
+    """An image folder of small JPEGs; a class is a colour in noise. Counts are of a class."""
+    rng = np.random.default_rng(seed)
+    for split, count in (("train", train), ("val", val)):
+        for label, name in enumerate(classes):
+            (folder / split / name).mkdir(parents=True)
+            for i in range(count):
+                height, width = rng.integers(40, 90, 2)
+                pixels = rng.integers(0, 128, (height, width, 3), dtype=np.uint8)
+                pixels[..., label % 3] += 100
+                Image.fromarray(pixels).save(folder / split / name / f"{i:03d}.jpg", quality=90)
+    return folder
+
+
+@dataclass
+class Process:
+    """One process of a run, in a session of its own."""
+
+    pid: int
+    folder: Path  # of its stdout, stderr, status
+
+    def poll(self) -> int | None:
+        """The exit status (-signal when one ended it), None while it runs."""
+        status = self.folder / "status"
+        return int(status.read_text()) if status.exists() else None
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        until(lambda: self.poll() is not None, timeout_s, f"process {self.pid} to end")
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send(self, number: signal.Signals) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as a terminal sends it: to every process of the run."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    @property
+    def err(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    def done(self) -> Process:
+        """Waits, and requires that it went well and that nothing was said on stderr."""
+        assert (self.wait(), self.err) == (0, ""), self.out[-2000:]
+        return self
+
+    def mistake(self) -> str:
+        """Waits, requires a user's mistake as it must look, and returns its line."""
+        assert self.wait() == 2, self.err[-3000:]
+        lines = self.err.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("train.py: "), self.err
+        assert len(lines[0]) < 600, "too long for one line"
+        return lines[0].removeprefix("train.py: ")
+
+
+def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, f"waited {timeout_s:.0f} s for {what}"
+        time.sleep(0.01)
+
+
+@dataclass
+class Runner:
+    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with the manifest cache of the session."""
+
+    cwd: Path
+    env: dict[str, str]
+    zygote: subprocess.Popen[str]
+    started: list[Process] = field(default_factory=list)
+
+    def __call__(self, *argv: object, limits: dict[str, int] | None = None, env: dict[str, str] | None = None) -> Process:
+        folder = self.cwd / f"process-{len(self.started)}"
+        folder.mkdir()
+        for name in ("stdout", "stderr"):
+            (folder / name).touch()
+        order = {
+            "argv": [str(word) for word in argv],
+            "cwd": str(self.cwd),
+            "env": {**self.env, **(env or {})},
+            "limits": limits or {},
+            **{name: str(folder / name) for name in ("stdout", "stderr", "status")},
+        }
+        assert self.zygote.stdin and self.zygote.stdout
+        self.zygote.stdin.write(json.dumps(order) + "\n")
+        self.zygote.stdin.flush()
+        self.started.append(Process(int(self.zygote.stdout.readline()), folder))
+        return self.started[-1]
+
+    def ranks(self, count: int, *argv: object) -> list[Process]:
+        """The same command in `count` processes that meet, as torchrun would start them."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+        return [self(*argv, env={**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+
+    @contextmanager
+    def command(self, *words: object) -> Iterator[subprocess.Popen[str]]:
+        """A real command line in a new session, its stderr piped; killed with its children at the end."""
+        process = subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            cwd=self.cwd,
+            env=self.env,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            end_session(process.pid)
+            process.communicate()
+
+    def end(self) -> None:
+        for process in self.started:
+            end_session(process.pid)
+
+
+def end_session(pid: int) -> None:
+    for member in session(pid):
+        os.kill(member, signal.SIGKILL)
+
+
+def session(leader: int) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and os.getsid(int(folder.name)) == leader and " Z " not in (folder / "stat").read_text():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def points(output: Path, kind: str) -> list[dict[str, Any]]:
+    """Whole lines of metrics.jsonl of that kind."""
+    try:
+        lines = (output / "metrics.jsonl").read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [point for line in lines if line.endswith("\n") and (point := json.loads(line))["kind"] == kind]
+
+
+def losses(output: Path) -> list[float]:
+    """The loss of every step; each step must be there once, in order."""
+    found: list[float] = []
+    for point in points(output, "train"):
+        found += point["losses"]
+        assert point["step"] == len(found), f"step {point['step']} after {len(found)} losses"
+    return found
+
+
+def summary(output: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((output / "summary.json").read_text())
+    return content

@@ -1,0 +1,75 @@
+"""Starts runs of train.py quickly: imports once what train.py imports, then forks a process for each run that it is asked for.
+
+The child runs train.py as `__main__`, in a session of its own; only the seconds of importing are saved. One JSON object a line
+on stdin (see runs.Zygote), the child's process id as the answer; its exit status goes to a file.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import os
+import resource
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
+
+
+def imported_by(file: Path) -> list[str]:
+    """The modules that a program imports at its top level."""
+    found = []
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found += [node.module]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return found
+
+
+def become(order: dict[str, Any]) -> None:
+    """In the child: everything that a fresh process would have been given."""
+    os.setsid()
+    for number, (file, how) in enumerate(((os.devnull, os.O_RDONLY), *((order[name], os.O_WRONLY) for name in ("stdout", "stderr")))):
+        os.dup2(os.open(file, how), number)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    for name, value in order["limits"].items():
+        resource.setrlimit(getattr(resource, name), (value, value))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [str(TRAIN), *order["argv"]]
+
+
+def main() -> None:
+    for module in (*imported_by(TRAIN), "torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.torchvision"):
+        importlib.import_module(module)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, and then our stdin
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
+    for line in sys.stdin:
+        order = json.loads(line)
+        told, tell = os.pipe()
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            child = os.fork()
+            if child == 0:
+                become(order)
+                runpy.run_path(str(TRAIN), run_name="__main__")
+                return
+            os.write(tell, b"%d\n" % child)
+            _, status = os.waitpid(child, 0)
+            new = Path(order["status"] + ".new")
+            new.write_text(str(os.waitstatus_to_exitcode(status)))
+            new.rename(order["status"])
+            os._exit(0)
+        os.close(tell)
+        with open(told) as answer:
+            print(answer.readline().strip(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""The ceilings: right against known durations, training left as it was bit for bit, nothing that was prefetched counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from contracts import Batch
+from dataset import draws
+from engine import optimizers
+from engine.distributed import ProcessWorld
+from engine.step import Step
+from report import ceilings
+from report.phases import Phases
+from tasks.classification import Classification
+from tests.unit.test_meter import Clock, Threads, alone, on_ranks
+
+CPU = torch.device("cpu")
+SIZE = 8
+
+
+def batch_of(size: int = SIZE, *, failed: int = 0, seed: int = 0) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    return Batch(
+        images=torch.randn(size, 3, 8, 8, generator=generator),
+        sizes=torch.full((size, 2), 8),
+        targets={"labels": torch.randint(0, 5, (size,), generator=generator)},
+        valid=torch.arange(size) >= failed,
+        ids=np.arange(size),
+        failed=tuple(range(failed)),
+    )
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 5))
+
+
+def step_of(module: nn.Module, *, optimizer: str = "sgd", precision: str = "fp32", accumulate: int = 1) -> Step:
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-3, "norm_weight_decay": 0.0, "momentum": 0.9, "nesterov": True}
+    return Step(
+        module=module,
+        losses=Classification(np.zeros(SIZE, np.int64)).losses,
+        optimizer=optimizers.build(module, name=optimizer, **settings),
+        precision=precision,
+        accumulate=accumulate,
+        clip_grad_norm=0.0,
+        world=ProcessWorld(CPU),
+        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
+        phases=Phases(CPU),
+    )
+
+
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A clock for the ceilings that only this moves: a busy machine is no slower."""
+    clock = Clock()
+    monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=clock))
+    return clock.sleep
+
+
+class FakeStep:
+    """Takes as long as it is told and remembers what it was given."""
+
+    def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.seconds, self.sleep, self.calls = seconds, sleep, 0
+        self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+        self.phases = Phases(CPU)
+        self.given: list[Batch] = []
+
+    def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int) -> None:
+        self.given = list(batches)
+        self.calls += 1
+        self.sleep(self.seconds)
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        return []
+
+
+def nothing() -> None:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Networks as small as these lose time to threads that wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# --- the step without a loader --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[float], None]) -> None:
+    step = FakeStep(0.02, sleep)
+    found = ceilings.compute_ceiling(step, batch_of(failed=2), accumulate=accumulate, world=alone(), synchronise=nothing)
+    assert found["rate"] == pytest.approx(SIZE * accumulate / 0.02)
+    assert found["spread"]["n"] == ceilings.BLOCKS and found["spread"]["min"] <= found["rate"] <= found["spread"]["max"]
+    assert found["steps"] * 0.02 >= 2.0, "at least two seconds"
+    assert step.calls == found["steps"] + 8, "eight to warm up"
+    assert len(step.given) == accumulate and all(batch.valid.all() for batch in step.given)
+    assert step.optimizer.param_groups[0]["lr"] == 0.5
+    assert step.phases.read() == {}, "nothing of it is told as training"
+
+
+def test_the_rate_is_that_of_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.3)
+    step = FakeStep(0.02)
+    began = time.perf_counter()
+    found = ceilings.compute_ceiling(step, batch_of(), accumulate=1, world=alone(), synchronise=nothing)
+    slowest = SIZE * found["steps"] / (time.perf_counter() - began)
+    assert slowest <= found["spread"]["max"] and found["rate"] <= 1.001 * SIZE / 0.02
+
+
+def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps meet in collectives: a rank that took one more would wait for ever. The slowest sets the rate."""
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.2)
+
+    def work(world: Threads) -> Any:
+        step = FakeStep(0.01 * (world.rank + 1))
+        return ceilings.compute_ceiling(step, batch_of(), accumulate=1, world=world, synchronise=nothing), step.calls
+
+    (one, calls), (other, other_calls) = on_ranks(2, work)
+    assert one == other and calls == other_calls
+    assert one["rate"] == pytest.approx(2 * SIZE / 0.02, rel=0.3)  # a busy machine
+
+
+def everything(step: Step) -> dict[str, Any]:
+    """Copies of all that a checkpoint holds."""
+    return {
+        "model": {name: value.clone() for name, value in step.module.state_dict().items()},
+        "optimizer": {
+            (i, name): value.clone()
+            for i, state in step.optimizer.state_dict()["state"].items()
+            for name, value in state.items()
+            if isinstance(value, torch.Tensor)
+        },
+        "groups": step.optimizer.state_dict()["param_groups"],
+        "scaler": dict(step.scaler.state_dict()),
+        "gradients": [p.grad for p in step.module.parameters()],
+    }
+
+
+def assert_same(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_same(one[name], other[name])
+    elif isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    else:
+        assert one == other
+
+
+def train(step: Step, first: int, last: int) -> list[list[float]]:
+    return [step(iter([batch_of(seed=i)]), lr=0.05, epoch=0, position=i * SIZE).tolist()[:2] for i in range(first, last)]
+
+
+@pytest.mark.parametrize(("optimizer", "precision"), [("sgd", "fp32"), ("adamw", "fp32"), ("sgd", "fp16"), ("adamw", "bf16")])
+def test_training_goes_on_bit_for_bit(optimizer: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
+    plain = step_of(net(), optimizer=optimizer, precision=precision)
+    expected = train(plain, 0, 6)
+
+    measured = step_of(net(), optimizer=optimizer, precision=precision)
+    if precision == "fp16":
+        assert measured.scaler.is_enabled()
+        measured.scaler._growth_interval = plain.scaler._growth_interval = 5  # the measurement would grow it
+    assert train(measured, 0, 3) == expected[:3]
+    before = everything(measured)
+    ceilings.compute_ceiling(measured, batch_of(), accumulate=1, world=alone(), synchronise=nothing)
+    assert_same(everything(measured), before)
+    assert train(measured, 3, 6) == expected[3:]
+
+
+def test_a_state_that_is_not_put_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
+    step = step_of(net())
+    train(step, 0, 3)
+    before = everything(step)
+    monkeypatch.setattr(step, "state_tensors", lambda: list(step.module.parameters()))  # momentum and statistics forgotten
+    ceilings.compute_ceiling(step, batch_of(), accumulate=1, world=alone(), synchronise=nothing)
+    with pytest.raises(AssertionError):
+        assert_same(everything(step), before)
+
+
+def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the loader's memory: the resident one is a copy."""
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
+    step, batch = FakeStep(0.001), batch_of(failed=1)
+    ceilings.compute_ceiling(step, batch, accumulate=1, world=alone(), synchronise=nothing)
+    (given,) = step.given
+    assert given.images.data_ptr() != batch.images.data_ptr() and torch.equal(given.images, batch.images)
+    assert batch.valid.tolist() == [False] + [True] * 7
+
+
+# --- the loader without a step ----------------------------------------------------------------------------------------------------------
+
+
+class FakeLoader:
+    """A batch every `seconds`; the first `ready` of the first epoch are there at once."""
+
+    def __init__(
+        self,
+        seconds: float,
+        sleep: Callable[[float], None] = time.sleep,
+        *,
+        in_flight: int = 1,
+        ready: int = 0,
+        epoch_batches: int = 10**9,
+        failed: int = 0,
+    ) -> None:
+        self.seconds, self.sleep, self.in_flight = seconds, sleep, in_flight
+        self.ready, self.epoch_batches, self.failed = ready, epoch_batches, failed
+        self.asked: list[tuple[int, int]] = []
+        self.abandoned = 0
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self.asked.append((epoch, first))
+        try:
+            for _ in range(self.epoch_batches):
+                self.sleep(self.seconds if self.ready <= 0 else 0)
+                self.ready -= 1
+                yield batch_of(failed=self.failed)
+        except GeneratorExit:
+            self.abandoned += 1
+
+    def close(self) -> None:
+        pass
+
+    def __enter__(self) -> FakeLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("in_flight", [0, 4, 400])
+def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(in_flight: int, sleep: Callable[[float], None]) -> None:
+    """400 batches of 10 ms that are ready at once would make four seconds read a hundred times too fast."""
+    loader = FakeLoader(0.01, sleep, in_flight=in_flight, ready=in_flight)
+    found = ceilings.loader_ceiling(loader, epoch=3, world=alone(), synchronise=nothing)
+    assert found["rate"] == pytest.approx(SIZE / 0.01)
+    assert found["spread"] == pytest.approx({"n": found["rounds"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0}, abs=1e-6)
+    assert found["rounds"] >= 3 and found["rounds"] * max(in_flight, 1) * 0.01 >= 2.0
+    assert loader.asked == [(3, 0)] and loader.abandoned == 1, "whoever iterates next is not in its way"
+
+
+def test_prefetched_batches_that_are_not_declared_are_seen(sleep: Callable[[float], None]) -> None:
+    loader = FakeLoader(0.01, sleep, in_flight=4, ready=7)
+    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing)
+    assert found["spread"]["max"] > 3 * SIZE / 0.01
+
+
+def test_a_small_data_set_is_passed_over_several_times(sleep: Callable[[float], None]) -> None:
+    loader = FakeLoader(0.01, sleep, in_flight=2, epoch_batches=7, failed=2)
+    found = ceilings.loader_ceiling(loader, epoch=1, world=alone(), synchronise=nothing)
+    assert loader.asked[:3] == [(1, 0), (2, 0), (3, 0)]
+    assert found["rate"] == pytest.approx((SIZE - 2) / 0.01), "samples that failed are not delivered"
+
+
+def test_each_batch_is_awaited_on_the_device(sleep: Callable[[float], None]) -> None:
+    loader = FakeLoader(0.001, sleep)
+    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=lambda: sleep(0.01))  # the copy
+    assert found["rate"] == pytest.approx(SIZE / 0.011)
+
+
+def test_the_loaders_of_all_ranks_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.3)
+
+    def work(world: Threads) -> Any:
+        loader = FakeLoader(0.01 * (world.rank + 1))
+        return ceilings.loader_ceiling(loader, epoch=0, world=world, synchronise=nothing)["rate"]
+
+    one, other = on_ranks(2, work)
+    assert one == other == pytest.approx(SIZE / 0.01 + SIZE / 0.02, rel=0.3)  # a busy machine

@@ -1,0 +1,199 @@
+"""The random numbers: fixed for ever, keyed without collisions, uniform and independent. Every key here is fixed."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise, product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataset.draws import Purpose, bits, key, uniforms
+
+WORDS = st.integers(0, 2**64 - 1)
+
+
+def distance(sample: np.ndarray) -> float:
+    """Kolmogorov-Smirnov distance to the uniform distribution, times sqrt(n): above 1.95 once in a thousand."""
+    ordered = np.sort(sample)
+    n = len(ordered)
+    steps = np.arange(n + 1) / n
+    return float(np.maximum(steps[1:] - ordered, ordered - steps[:-1]).max() * math.sqrt(n))
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Pearson's, in units of its standard deviation under independence."""
+    return float(np.corrcoef(a, b)[0, 1] * math.sqrt(len(a)))
+
+
+# --- golden values: what was drawn for a run of last year is drawn today ----------------------------------------------------------
+
+
+GOLDEN_KEYS = [
+    0,
+    16294208416658607535,
+    10451216379200822465,
+    6791897765849424158,
+    627405149472732430,
+    16490336266968443936,
+    668567293345086073,
+]
+GOLDEN_BITS = [
+    [5197578548964807871, 15916886550466581944, 16576549522093199164],
+    [16159956376739350834, 4309646137001794772, 9318016551795488320],
+]
+GOLDEN_UNIFORMS = [
+    ["0x1.635eae43269e0p-3", "0x1.d1c21f9b2e938p-2"],
+    ["0x1.42018d158fad0p-3", "0x1.f68750306faf5p-1"],
+    ["0x1.085e12a69aa79p-1", "0x1.3566b364a3fc5p-1"],
+]
+
+
+def test_golden_keys() -> None:
+    assert [key(), key(0), key(1), key(1, 0), key(0, 1), key(2**64 - 1), key(7, 3, 2)] == GOLDEN_KEYS
+
+
+def test_golden_bits() -> None:
+    assert bits(0, np.arange(3)).tolist() == GOLDEN_BITS[0]
+    assert bits(key(7, 3), np.array([0, 1, 1281166])).tolist() == GOLDEN_BITS[1]
+
+
+def test_golden_uniforms() -> None:
+    drawn = uniforms(7, 3, Purpose.WINDOW, np.array([0, 1, 49999]), 2)
+    assert drawn.dtype == np.float64
+    assert [[value.hex() for value in row] for row in drawn.tolist()] == GOLDEN_UNIFORMS
+
+
+def test_purposes_are_never_renumbered() -> None:
+    assert {purpose.name: purpose.value for purpose in Purpose} == {
+        "ORDER": 1,
+        "WINDOW": 2,
+        "FLIP": 3,
+        "FRAMES": 4,
+        "COLOUR": 5,
+        "MODEL": 6,
+    }
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_seeds_are_combined_as_keys() -> None:
+    """seed + epoch, seed * epoch and the like repeat streams; of 62,500 keys near each other none is met twice."""
+    small = range(25)
+    keys = {key(*words) for words in product(small, small, range(1, 5), small)}
+    assert len(keys) == 25 * 25 * 4 * 25
+    assert key(1, 0) != key(0, 1) and key(2, 1) != key(1, 2) and key(0, 0) != key(0) != key(0, 0, 0)
+
+
+@settings(deadline=None)
+@given(WORDS, WORDS, WORDS, WORDS)
+def test_two_words_are_not_their_sum_product_or_exclusive_or(a: int, b: int, c: int, d: int) -> None:
+    assert (key(a, b) == key(c, d)) == ((a, b) == (c, d))
+
+
+@settings(deadline=None)
+@given(st.integers(-(2**63), 2**64 - 1))
+def test_a_key_is_a_word(word: int) -> None:
+    assert 0 <= key(word) < 2**64
+    assert key(word) == key(word % 2**64)
+
+
+def test_no_stream_is_a_part_of_another() -> None:
+    """Streams of neighbouring seeds and epochs share no value, at the same counter or shifted."""
+    ids = np.arange(1000)
+    streams = [bits(key(seed, epoch, purpose), ids) for seed in range(6) for epoch in range(6) for purpose in (Purpose.ORDER, Purpose.FLIP)]
+    assert len(np.unique(np.concatenate(streams))) == 72 * 1000
+
+
+def test_all_columns_and_purposes_differ() -> None:
+    drawn = np.concatenate([uniforms(0, 0, purpose, np.arange(1000), 22) for purpose in Purpose], axis=1)
+    assert len(np.unique(drawn)) == drawn.size
+
+
+# --- a row is a function of its id --------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 1000),
+    st.sampled_from(Purpose),
+    st.lists(st.integers(0, 2**40), min_size=1, max_size=20),
+    st.integers(1, 5),
+)
+def test_a_row_depends_on_its_id_alone(seed: int, epoch: int, purpose: Purpose, ids: list[int], count: int) -> None:
+    together = uniforms(seed, epoch, purpose, np.array(ids), count)
+    assert together.shape == (len(ids), count)
+    assert ((together >= 0) & (together < 1)).all()
+    for row, sample in zip(together, ids, strict=True):
+        assert (row == uniforms(seed, epoch, purpose, np.array([sample]), count + 2)[0, :count]).all()
+
+
+def test_no_ids() -> None:
+    assert uniforms(0, 0, Purpose.FLIP, np.zeros(0, np.int64), 3).shape == (0, 3)
+
+
+def test_the_integer_type_of_ids_does_not_matter() -> None:
+    expected = uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=np.int64), 1)
+    for kind in (np.uint64, np.int32, np.uint16):
+        assert (uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=kind), 1) == expected).all()
+
+
+# --- uniform and independent ----------------------------------------------------------------------------------------------------------
+
+N = 100_000
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 12345, 2**63 - 1])
+@pytest.mark.parametrize("purpose", [Purpose.ORDER, Purpose.WINDOW, Purpose.FLIP])
+def test_uniform_over_ids(seed: int, purpose: Purpose) -> None:
+    assert distance(uniforms(seed, 0, purpose, np.arange(N), 1)[:, 0]) < 1.95
+
+
+def test_uniform_over_epochs_seeds_and_columns() -> None:
+    one = np.zeros(1, np.int64)
+    assert distance(np.array([uniforms(0, epoch, Purpose.FLIP, one, 1)[0, 0] for epoch in range(5000)])) < 1.95
+    assert distance(np.array([uniforms(seed, 0, Purpose.FLIP, one, 1)[0, 0] for seed in range(5000)])) < 1.95
+    assert distance(uniforms(0, 0, Purpose.FLIP, one, 5000)[0]) < 1.95
+
+
+def test_every_bit_is_fair() -> None:
+    words = bits(key(3, 4), np.arange(N))
+    ones = np.array([int(((words >> np.uint64(place)) & np.uint64(1)).sum()) for place in range(64)])
+    assert np.abs(ones - N / 2).max() < 4 * math.sqrt(N) / 2
+
+
+def test_pairs_fill_the_square() -> None:
+    """Chi-square of (draw of id i, draw of id i + 1) in 20 x 20 cells; 399 degrees of freedom have 0.1 % beyond 490."""
+    drawn = uniforms(0, 0, Purpose.WINDOW, np.arange(N), 1)[:, 0]
+    cells = np.histogram2d(drawn[:-1], drawn[1:], bins=20, range=((0, 1), (0, 1)))[0]
+    expected = (N - 1) / 400
+    assert ((cells - expected) ** 2 / expected).sum() < 490
+
+
+def test_neighbours_are_not_correlated() -> None:
+    ids = np.arange(N)
+    base = uniforms(5, 5, Purpose.WINDOW, ids, 4)
+    others = {
+        "next epoch": uniforms(5, 6, Purpose.WINDOW, ids, 1)[:, 0],
+        "next seed": uniforms(6, 5, Purpose.WINDOW, ids, 1)[:, 0],
+        "seed and epoch swapped by one": uniforms(4, 6, Purpose.WINDOW, ids, 1)[:, 0],
+        "other purpose": uniforms(5, 5, Purpose.FLIP, ids, 1)[:, 0],
+        "next column": base[:, 1],
+        "next id": np.roll(base[:, 0], 1),
+        "id with another lowest bit": base[ids ^ 1, 0],
+    }
+    far = {name: correlation(base[:, 0], other) for name, other in others.items()}
+    assert max(map(abs, far.values())) < 3.9, far
+    for a, b in pairwise(range(4)):
+        assert abs(correlation(base[:, a], base[:, b])) < 3.9
+
+
+def test_these_tests_can_fail() -> None:
+    ids = np.arange(N)
+    assert distance(uniforms(0, 0, Purpose.FLIP, ids, 1)[:, 0] ** 1.05) > 1.95
+    slightly = uniforms(0, 0, Purpose.FLIP, ids, 2)
+    assert correlation(slightly[:, 0], slightly[:, 1] + 0.02 * slightly[:, 0]) > 3.9

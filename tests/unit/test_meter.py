@@ -1,0 +1,301 @@
+"""The rate: what is counted, what the clock skips, what steady means, and that ranks decide alike. Clock and world are fakes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from report.meter import STEADY_WITHIN, Meter, Window, bound, spread, steady
+
+
+class Threads:
+    """contracts.World of one rank among several; the ranks are threads that meet at every collective call."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, rank: int, size: int, meeting: threading.Barrier, board: list[Any]) -> None:
+        self.rank, self.size, self.local_rank = rank, size, rank
+        self._meeting, self._board = meeting, board
+
+    def gather(self, value: object) -> list[Any]:
+        self._board[self.rank] = value
+        self._meeting.wait(timeout=20)
+        everyone = list(self._board)
+        self._meeting.wait(timeout=20)
+        return everyone
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        everyone: list[np.ndarray] = self.gather(values)
+        return np.sum(everyone, axis=0)
+
+    def barrier(self) -> None:
+        self.gather(None)
+
+    def synchronise(self) -> None:
+        pass
+
+
+def on_ranks(size: int, work: Callable[[Threads], Any]) -> list[Any]:
+    """What `work(world)` gives on each rank."""
+    meeting, board, results = threading.Barrier(size), [None] * size, [None] * size
+
+    def rank(number: int) -> None:
+        results[number] = work(Threads(number, size, meeting, board))
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def alone() -> Threads:
+    return Threads(0, 1, threading.Barrier(1), [None])
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def meter_of(world: Any = None, *, min_window_s: float = 2.0, synchronise: Callable[[], None] = lambda: None) -> tuple[Meter, Clock]:
+    clock = Clock()
+    return Meter(world or alone(), min_window_s=min_window_s, synchronise=synchronise, clock=clock), clock
+
+
+def train(meter: Meter, clock: Clock, steps: int, *, samples: int = 10, seconds: float = 0.5) -> None:
+    """Steps as the loop does them: count, then close the window when it is due."""
+    for _ in range(steps):
+        clock.sleep(seconds)
+        meter.add(samples)
+        if meter.due():
+            meter.point()
+
+
+# --- windows ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_windows_of_at_least_two_seconds() -> None:
+    meter, clock = meter_of()
+    meter.resume(0)
+    train(meter, clock, 12)
+    assert [(w.samples, w.own_samples, w.seconds, w.epoch) for w in meter.windows] == [(40, 40, 2.0, 0)] * 3
+    assert {w.rate for w in meter.windows} == {20.0}
+    assert meter.total_samples() == 120
+
+
+def test_paused_time_is_not_counted() -> None:
+    meter, clock = meter_of()
+    clock.sleep(30)  # opening, scanning: before the first epoch
+    meter.resume(0)
+    train(meter, clock, 3)  # 1.5 s
+    assert meter.pause() is None, "too short for a window: goes on after the pause"
+    clock.sleep(100)  # validation
+    meter.resume(1)
+    assert meter.paused_s == 130
+    train(meter, clock, 1)
+    assert [(w.samples, w.seconds) for w in meter.windows] == [(40, 2.0)]
+    train(meter, clock, 4)
+    clock.sleep(1.0)
+    assert meter.pause() is None
+    assert meter.result()["steady"] == 20.0
+
+
+def test_a_pause_closes_a_window_that_is_long_enough() -> None:
+    meter, clock = meter_of()
+    meter.resume(0)
+    clock.sleep(5)
+    meter.add(50)
+    window = meter.pause()
+    assert window is not None and (window.samples, window.seconds, window.rate) == (50, 5.0, 10.0)
+    assert not meter.due() and meter.point() is None, "the clock stands"
+
+
+def test_waiting_for_the_device_is_inside_the_window() -> None:
+    """A step is only queued when the host has launched it; its time belongs to the window that ends behind it."""
+    clock = Clock()
+    meter = Meter(alone(), min_window_s=2.0, synchronise=lambda: clock.sleep(3.0), clock=clock)
+    meter.resume(0)
+    clock.sleep(2.0)
+    meter.add(10)
+    window = meter.point()
+    assert window is not None and window.seconds == 5.0
+
+
+def test_windows_leave_no_gap() -> None:
+    clock = Clock()
+    meter = Meter(alone(), min_window_s=1.0, synchronise=lambda: clock.sleep(0.25), clock=clock)
+    meter.resume(0)
+    began = clock.now
+    train(meter, clock, 20)
+    assert sum(w.seconds for w in meter.windows) == pytest.approx(clock.now - began)
+    assert sum(w.samples for w in meter.windows) == 200
+
+
+# --- what is said of them -------------------------------------------------------------------------------------------------------------
+
+
+def windows(*rates: float, epoch: int = 0) -> list[Window]:
+    return [Window(samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch) for rate in rates]
+
+
+@pytest.mark.parametrize(
+    ("rates", "warm_up"),
+    [
+        ((), 0),
+        ((100,), 0),
+        ((50, 100), 1),
+        ((10, 60, 95, 100, 102, 98), 2),
+        ((89, 91, 100, 100, 100, 100), 1),  # within 10 %
+        ((100, 100, 100, 50, 100, 100), 0),  # a slow window after warm-up stays: it was slow
+        ((300, 100, 100, 100), 1),  # a first window fed by what was prefetched is no rate either
+        ((1, 2, 4, 8, 16, 32), 4),  # never steady: the later half's median
+        ((10, 30, 10, 30), 2),  # never near its own median: the later half, whose spread says so
+    ],
+)
+def test_warm_up_ends_near_the_median_of_the_later_half(rates: tuple[float, ...], warm_up: int) -> None:
+    assert len(rates) - len(steady(windows(*rates))) == warm_up
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=30))
+def test_steady_windows_are_a_tail_and_never_none(rates: list[float]) -> None:
+    made = windows(*[float(round(rate)) for rate in rates])
+    kept = steady(made)
+    assert kept and kept == made[-len(kept) :]
+    level = np.median([w.rate for w in made[len(made) // 2 :]])
+    assert abs(kept[0].rate - level) <= STEADY_WITHIN * level or len(kept) == len(made) - len(made) // 2
+
+
+def test_result() -> None:
+    meter, _ = meter_of()
+    meter.windows = [*windows(20, 90, 100), *windows(101, 102, 110, epoch=1)]
+    found = meter.result("clip/s")
+    assert found == {
+        "steady": 101.5,  # of 100 101 102 110
+        "spread": {"n": 4, "min": 100.0, "max": 110.0, "iqr": 3.25},
+        "first_epoch": 70.0,
+        "per_rank": [(100 + 101 + 102 + 110) / 8],
+        "unit": "clip/s",
+        "warmup_windows": 2,
+    }
+
+
+def test_spread() -> None:
+    assert spread([]) is None
+    assert spread([5.0]) == {"n": 1, "min": 5.0, "max": 5.0, "iqr": 0.0}
+    assert spread([4.0, 1.0, 2.0, 3.0, 5.0]) == {"n": 5, "min": 1.0, "max": 5.0, "iqr": 2.0}
+
+
+def test_a_run_too_short_for_a_window_still_has_a_rate() -> None:
+    meter, clock = meter_of()
+    meter.resume(0)
+    train(meter, clock, 2)
+    assert meter.pause() is None
+    meter.flush()
+    assert meter.result()["steady"] == 20.0 and meter.result()["first_epoch"] == 20.0
+
+
+def test_a_run_without_a_step_has_none() -> None:
+    meter, _ = meter_of()
+    meter.flush()
+    nothing = dict.fromkeys(("steady", "spread", "first_epoch"))
+    assert meter.result() == {**nothing, "per_rank": [None], "unit": "img/s", "warmup_windows": 0}
+
+
+def test_what_is_left_over_at_the_end_is_no_window() -> None:
+    """A tail of a few milliseconds would be a rate with an error of its own length."""
+    meter, clock = meter_of()
+    meter.resume(0)
+    train(meter, clock, 5)
+    meter.pause()
+    meter.flush()
+    assert len(meter.windows) == 1
+
+
+# --- several ranks ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_of_all_ranks_over_the_clock_of_rank_0() -> None:
+    def work(world: Threads) -> Any:
+        meter, clock = meter_of(world)
+        meter.resume(0)
+        clock.sleep(2.0 + world.rank)  # clocks differ
+        meter.add(10 * (world.rank + 1))
+        meter.pause()
+        return meter.windows, meter.result(), meter.total_samples()
+
+    results = on_ranks(3, work)
+    for rank, (made, result, total) in enumerate(results):
+        assert [(w.samples, w.own_samples, w.seconds) for w in made] == [(60, 10 * (rank + 1), 2.0)]
+        assert result["steady"] == 30.0 and result["per_rank"] == [5.0, 10.0, 15.0] and total == 60
+
+
+@pytest.mark.parametrize(("seconds", "closed"), [((2.5, 0.1), True), ((0.1, 2.5), False)])
+def test_ranks_close_a_window_together_or_not_at_all(seconds: tuple[float, float], closed: bool) -> None:
+    """One rank finds it due and the other does not; every rank comes to the point and rank 0 decides."""
+
+    def work(world: Threads) -> Any:
+        meter, clock = meter_of(world)
+        meter.resume(0)
+        clock.sleep(seconds[world.rank])
+        due = meter.due()
+        return due, meter.point() is not None
+
+    results = on_ranks(2, work)
+    assert [due for due, _ in results] == [s >= 2.0 for s in seconds]
+    assert [made for _, made in results] == [closed, closed]
+
+
+def test_a_resume_meets_the_other_ranks_first() -> None:
+    """The slowest rank's start is the start: no rank's time begins while another still validates."""
+    arrived: list[int] = []
+
+    def work(world: Threads) -> int:
+        meter, _ = meter_of(world, synchronise=lambda: arrived.append(world.rank))
+        meter.resume(0)
+        return len(arrived)
+
+    assert on_ranks(3, work) == [3, 3, 3]
+
+
+# --- the bound ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rate", "compute", "loader", "efficiency", "name"),
+    [
+        (95.0, 100.0, 200.0, 0.95, "compute"),
+        (94.99, 100.0, 200.0, 0.9499, "overlap"),
+        (95.0, 200.0, 100.0, 0.95, "loader"),
+        (94.99, 200.0, 100.0, 0.9499, "overlap"),
+        (100.0, 100.0, 100.0, 1.0, "compute"),  # compute is asked first
+        (95.0, 100.0, 50.0, 1.9, "compute"),
+        (80.0, 100.0, 100.0, 0.8, "overlap"),
+        (130.0, 100.0, 100.0, 1.3, "compute"),
+        (None, 100.0, 100.0, None, None),
+        (100.0, None, 100.0, None, None),
+        (100.0, 100.0, None, None, None),
+        (0.0, 100.0, 100.0, None, None),
+    ],
+)
+def test_bound(rate: float | None, compute: float | None, loader: float | None, efficiency: float | None, name: str | None) -> None:
+    found, said = bound(rate, compute, loader)
+    assert said == name
+    assert found == (None if efficiency is None else pytest.approx(efficiency))

@@ -1,0 +1,155 @@
+"""The phases of a step on the host's clock: they add up, and what lies between two epochs belongs to none."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from report import phases
+from report.phases import Phases
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, as a list of one."""
+    now = [100.0]
+    monkeypatch.setattr(phases.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def step(measured: Phases, clock: list[float], durations: dict[str, float]) -> None:
+    for name, seconds in durations.items():
+        clock[0] += seconds
+        measured.mark(name)
+    measured.step()
+
+
+DURATIONS = {"data_wait": 0.010, "forward": 0.020, "backward": 0.040, "update": 0.005}
+
+
+def test_marks_add_up_to_the_step(clock: list[float]) -> None:
+    measured = Phases(torch.device("cpu"))
+    measured.interrupt()
+    for _ in range(3):
+        step(measured, clock, DURATIONS)
+    found = measured.read()
+    assert found == pytest.approx({name: seconds * 1e3 for name, seconds in DURATIONS.items()})
+    assert sum(found.values()) == pytest.approx(75.0)
+
+
+def test_data_wait_begins_at_the_end_of_the_step_before(clock: list[float]) -> None:
+    """Also what the host does between two steps, such as logging: the device waits whatever the cause."""
+    measured = Phases(torch.device("cpu"))
+    measured.interrupt()
+    step(measured, clock, DURATIONS)
+    measured.read()
+    clock[0] += 0.5
+    step(measured, clock, DURATIONS)
+    assert measured.read()["data_wait"] == pytest.approx(510.0)
+
+
+def test_micro_batches_of_a_step_are_summed(clock: list[float]) -> None:
+    measured = Phases(torch.device("cpu"))
+    measured.interrupt()
+    for name in ("data_wait", "forward", "backward") * 2 + ("update",):
+        clock[0] += 0.010
+        measured.mark(name)
+    measured.step()
+    assert measured.read() == pytest.approx({"data_wait": 20.0, "forward": 20.0, "backward": 20.0, "update": 10.0})
+
+
+def test_an_interruption_belongs_to_no_phase(clock: list[float]) -> None:
+    measured = Phases(torch.device("cpu"))
+    measured.interrupt()
+    step(measured, clock, DURATIONS)
+    clock[0] += 60.0  # validation
+    measured.interrupt()
+    step(measured, clock, DURATIONS)
+    found = measured.read()
+    assert found == pytest.approx({name: seconds * 1e3 for name, seconds in DURATIONS.items()})
+    assert "interrupted" not in found
+
+
+def test_a_read_begins_anew(clock: list[float]) -> None:
+    measured = Phases(torch.device("cpu"))
+    measured.interrupt()
+    assert measured.read() == {}
+    step(measured, clock, DURATIONS)
+    assert measured.read() and measured.read() == {}
+    step(measured, clock, dict.fromkeys(DURATIONS, 1.0))
+    assert measured.read() == pytest.approx(dict.fromkeys(DURATIONS, 1000.0))
+
+
+def test_the_first_mark_of_all_only_begins(clock: list[float]) -> None:
+    measured = Phases(torch.device("cpu"))
+    clock[0] += 5.0
+    measured.mark("data_wait")
+    clock[0] += 0.1
+    measured.mark("forward")
+    measured.step()
+    assert measured.read() == pytest.approx({"forward": 100.0})
+
+
+def test_marks_do_not_pile_up() -> None:
+    measured = Phases(torch.device("cpu"))
+    for _ in range(1000):
+        for name in DURATIONS:
+            measured.mark(name)
+        measured.step()
+    assert len(measured._marks) <= 1
+
+
+class Event:
+    """A CUDA event on a timeline of whole milliseconds; the device has passed those below `reached`."""
+
+    ticks = itertools.count()
+    reached = 0
+    made = 0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        assert enable_timing
+        Event.made += 1
+
+    def record(self) -> None:
+        self.at = next(Event.ticks)
+
+    def query(self) -> bool:
+        return self.at < Event.reached
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query() and end.query(), "reading must wait for nothing"
+        return float(end.at - self.at)
+
+
+def test_on_a_device_only_what_it_has_passed_is_read_and_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(Event, "ticks", itertools.count())
+    monkeypatch.setattr(Event, "made", 0)
+    monkeypatch.setattr(Event, "reached", 0)
+    measured = Phases(torch.device("cuda"))
+
+    def one_step() -> None:
+        for name in DURATIONS:
+            measured.mark(name)
+        start: Any = Event(enable_timing=True)
+        end: Any = Event(enable_timing=True)
+        start.record()
+        end.record()
+        measured.span("transfer", start, end)
+        measured.step()
+
+    measured.interrupt()
+    one_step()
+    assert measured.read() == {}, "the device has not begun"
+    monkeypatch.setattr(Event, "reached", 1000)
+    one_step()
+    found = measured.read()
+    # two steps were on the device since the last read, of one of them the host had known before
+    assert set(found) == {*DURATIONS, "transfer"}
+    before = Event.made
+    for _ in range(50):
+        one_step()
+    assert Event.made - before == 100, "marks take old events, only this test's own transfers make new ones"

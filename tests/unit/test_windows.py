@@ -1,0 +1,246 @@
+"""Windows: torchvision's distribution, tested against torchvision itself; the validation's pixels, against torchvision's transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import InterpolationMode, RandomResizedCrop
+from torchvision.transforms import functional as torchvision_functional
+
+from dataset.draws import Purpose, uniforms
+from dataset.windows import UNIFORMS, filling, random_resized, resize_then_center, whole
+
+SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+SIDES = st.integers(1, 4000)
+
+
+def crops(height: int, width: int, count: int, *, seed: int = 0, **how: Any) -> np.ndarray:
+    draws = uniforms(seed, 0, Purpose.WINDOW, np.arange(count), UNIFORMS)
+    return random_resized(np.full(count, height), np.full(count, width), draws, **how)
+
+
+def figures(regions: np.ndarray, height: int, width: int) -> dict[str, np.ndarray]:
+    left, top, right, bottom = regions.astype(np.float64).T
+    w, h = right - left, bottom - top
+    return {
+        "width": w,
+        "height": h,
+        "area": w * h,
+        "aspect": w / h,
+        "left": left,
+        "top": top,
+        "place across": left / np.maximum(width - w, 1),
+        "place down": top / np.maximum(height - h, 1),
+    }
+
+
+# --- the distribution -------------------------------------------------------------------------------------------------------------
+
+COUNT = 8000
+LIMIT = 2.2
+"""Two-sample Kolmogorov-Smirnov distance times sqrt(n / 2): above this once in 8,000 when the distributions agree."""
+
+
+def torchvisions(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> np.ndarray:
+    """[COUNT, 4] regions that torchvision itself draws."""
+    image = torch.empty(1).expand(3, height, width)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = [RandomResizedCrop.get_params(image, list(scale), list(ratio)) for _ in range(COUNT)]
+    top, left, h, w = np.array(drawn).T
+    return np.stack([left, top, left + w, top + h], axis=1)
+
+
+def distances(ours: np.ndarray, theirs: np.ndarray, height: int, width: int) -> dict[str, float]:
+    """Figure -> Kolmogorov-Smirnov distance times sqrt(n / 2)."""
+    a, b = figures(ours, height, width), figures(theirs, height, width)
+    found = {}
+    for name in a:
+        everything = np.unique(np.concatenate([a[name], b[name]]))
+        below = [np.searchsorted(np.sort(values[name]), everything, side="right") / len(values[name]) for values in (a, b)]
+        found[name] = float(np.abs(below[0] - below[1]).max() * math.sqrt(COUNT / 2))
+    return found
+
+
+SIZES = [(375, 500), (500, 375), (256, 256), (64, 48), (1200, 1600), (7, 9), (300, 420), (100, 260), (260, 100), (90, 900), (1, 40)]
+
+
+@pytest.mark.parametrize(("height", "width", "scale"), [(*size, SCALE) for size in SIZES] + [(*size, (0.5, 1.0)) for size in SIZES[::4]])
+def test_the_distribution_is_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
+    far = distances(crops(height, width, COUNT, scale=scale), torchvisions(height, width, scale, RATIO), height, width)
+    assert max(far.values()) < LIMIT, far
+
+
+def planted(change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+    """[COUNT, 4] regions of a 375 x 500 image from a broken version: `change(draws, regions)`."""
+    draws = uniforms(0, 0, Purpose.WINDOW, np.arange(COUNT), UNIFORMS)
+    heights, widths = np.full(COUNT, 375), np.full(COUNT, 500)
+    return change(draws, random_resized(heights, widths, draws))
+
+
+def uniform_aspect(draws: np.ndarray, _: np.ndarray) -> np.ndarray:
+    draws = draws.copy()
+    aspect = RATIO[0] + draws[:, 1:20:2] * (RATIO[1] - RATIO[0])
+    draws[:, 1:20:2] = np.log(aspect / RATIO[0]) / np.log(RATIO[1] / RATIO[0])
+    return random_resized(np.full(COUNT, 375), np.full(COUNT, 500), draws)
+
+
+def uniform_side(draws: np.ndarray, _: np.ndarray) -> np.ndarray:
+    draws = draws.copy()
+    share = (np.sqrt(SCALE[0]) + draws[:, 0:20:2] * (1 - np.sqrt(SCALE[0]))) ** 2
+    draws[:, 0:20:2] = (share - SCALE[0]) / (1 - SCALE[0])
+    return random_resized(np.full(COUNT, 375), np.full(COUNT, 500), draws)
+
+
+def first_try_only(draws: np.ndarray, _: np.ndarray) -> np.ndarray:
+    draws = draws.copy()
+    draws[:, 2:20:2], draws[:, 3:20:2] = draws[:, 0:1], draws[:, 1:2]
+    return random_resized(np.full(COUNT, 375), np.full(COUNT, 500), draws)
+
+
+def always_central(_: np.ndarray, regions: np.ndarray) -> np.ndarray:
+    size = regions[:, 2:] - regions[:, :2]
+    low = (np.array([500, 375]) - size) // 2
+    return np.concatenate([low, low + size], axis=1)
+
+
+def one_pixel_less(_: np.ndarray, regions: np.ndarray) -> np.ndarray:
+    return regions - np.array([0, 0, 8, 0])
+
+
+PLANTS = [
+    (uniform_aspect, "aspect"),
+    (uniform_side, "area"),
+    (first_try_only, "area"),
+    (always_central, "place across"),
+    (one_pixel_less, "aspect"),
+]
+
+
+@pytest.mark.parametrize(("change", "figure"), PLANTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_planted_distribution_is_rejected(change: Callable[[np.ndarray, np.ndarray], np.ndarray], figure: str) -> None:
+    far = distances(planted(change), torchvisions(375, 500, SCALE, RATIO), 375, 500)
+    assert far[figure] > LIMIT, far
+
+
+# --- always a window, always inside ---------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(SIDES, SIDES, st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS))
+@example(1, 1, [0.0] * UNIFORMS)
+@example(4000, 1, [1 - 2**-53] * UNIFORMS)
+@example(3, 4000, [1 - 2**-53] * UNIFORMS)
+def test_inside_the_image_and_at_least_a_pixel(height: int, width: int, draws: list[float]) -> None:
+    ((left, top, right, bottom),) = random_resized(np.array([height]), np.array([width]), np.array([draws])).tolist()
+    assert 0 <= left < right <= width and 0 <= top < bottom <= height
+
+
+@settings(deadline=None)
+@given(SIDES, SIDES, st.floats(0.01, 20), st.floats(1, 20), st.floats(0.001, 1))
+@example(10, 1, 2.0, 1.5, 1.0)
+@example(1, 10, 0.1, 3.0, 1.0)
+def test_inside_for_any_setting(height: int, width: int, low: float, factor: float, smallest: float) -> None:
+    regions = crops(height, width, 20, ratio=(low, low * factor), scale=(smallest, 1.0))
+    assert (regions[:, :2] >= 0).all() and (regions[:, :2] < regions[:, 2:]).all()
+    assert (regions[:, 2:] <= np.array([width, height])).all()
+
+
+@settings(deadline=None)
+@given(SIDES, SIDES)
+@example(1, 3000)
+@example(3000, 1)
+@example(300, 400)
+def test_the_fallback_is_torchvisions(height: int, width: int) -> None:
+    """Where no try can fit (areas of 1e6 images), get_params is not random and every number must agree."""
+    (ours,) = crops(height, width, 1, scale=(1e6, 1e6)).tolist()
+    top, left, h, w = RandomResizedCrop.get_params(torch.empty(1).expand(3, height, width), [1e6, 1e6], list(RATIO))
+    assert ours == [left, top, left + w, top + h]
+
+
+def test_a_batch_is_its_samples() -> None:
+    heights, widths = np.array([375, 90, 1, 500]), np.array([500, 900, 1, 333])
+    draws = uniforms(4, 4, Purpose.WINDOW, np.arange(4), UNIFORMS)
+    together = random_resized(heights, widths, draws)
+    for i in range(4):
+        assert (together[i] == random_resized(heights[i : i + 1], widths[i : i + 1], draws[i : i + 1])[0]).all()
+
+
+# --- validation ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_whole_and_filling() -> None:
+    regions = whole(np.array([3, 50]), np.array([4, 20]))
+    assert regions.tolist() == [[0, 0, 4, 3], [0, 0, 20, 50]]
+    assert filling(np.array([[2, 3, 10, 7]])).tolist() == [[0.0, 0.0, 8.0, 4.0]]
+
+
+SHAPES = [
+    *[(375, 500), (500, 375), (333, 500), (256, 256), (257, 255), (1201, 1803), (48, 64), (31, 97), (5, 7), (1, 1), (1, 300), (300, 1)],
+    *[(500, 501), (224, 224), (225, 1000), (1000, 223), (2, 3)],
+]
+
+
+def noise(height: int, width: int) -> Image.Image:
+    """Half noise, half ramps: every misplacement shows."""
+    random = np.random.Generator(np.random.Philox(height * 10007 + width)).integers(0, 256, (height, width, 3))
+    y, x = np.mgrid[0:height, 0:width]
+    ramps = np.stack([x * 255 / max(width - 1, 1), y * 255 / max(height - 1, 1), (x + y) % 256], axis=-1)
+    return Image.fromarray(((random + ramps) / 2).astype(np.uint8))
+
+
+def difference(image: Image.Image, resize: int, crop: int, shift: float = 0.0) -> np.ndarray:
+    """Grey levels between Pillow's resize of our window and torchvision's Resize + CenterCrop, pixel by pixel."""
+    resized = torchvision_functional.resize(image, [resize], InterpolationMode.BILINEAR)
+    expected = np.asarray(torchvision_functional.center_crop(resized, [crop, crop]), np.float64)
+    regions, inner = resize_then_center(np.array([image.height]), np.array([image.width]), resize=resize, crop=crop)
+    seen = image.crop(tuple(regions[0].tolist()))
+    left, top, right, bottom = inner[0].tolist()
+    assert 0 <= left < right <= seen.width + 1e-9 and 0 <= top < bottom <= seen.height + 1e-9
+    box = (max(left - shift, 0.0), top, min(right, seen.width) - shift, min(bottom, seen.height))
+    ours = np.asarray(seen.resize((crop, crop), Image.Resampling.BILINEAR, box=box), np.float64)
+    return np.abs(ours - expected)
+
+
+@pytest.mark.parametrize(("height", "width"), SHAPES)
+@pytest.mark.parametrize(("resize", "crop"), [(256, 224), (73, 64), (224, 224)])
+def test_the_preimage_has_the_pixels_of_resize_then_center_crop(height: int, width: int, resize: int, crop: int) -> None:
+    image = noise(height, width)
+    assert difference(image.getchannel(1).convert("F"), resize, crop).max() < 0.02, "in floating point they are equal"
+    rounded = difference(image, resize, crop)
+    # Pillow resizes long images down first, then across, and rounds to whole levels between; ours across first, as it is square.
+    assert rounded.max() <= 1
+    assert rounded.mean() < (0.05 if max(height, width) < 2.5 * min(height, width) else 0.3)
+
+
+def test_a_window_out_of_place_is_seen() -> None:
+    assert difference(noise(375, 500), 256, 224, shift=0.1).mean() > 0.05
+
+
+def test_nothing_outside_the_region_is_needed_and_little_of_it_is_spare() -> None:
+    """The region holds the support of the triangle filter, at most two pixels more."""
+    regions, inner = resize_then_center(np.array([1000, 375]), np.array([2000, 500]), resize=256, crop=224)
+    for (left, top, right, bottom), (x0, y0, x1, y1), step in zip(regions, inner, (1000 / 256, 375 / 256), strict=True):
+        for margin in (x0, y0, right - left - x1, bottom - top - y1):
+            assert step <= margin <= step + 2
+
+
+@settings(deadline=None)
+@given(SIDES, SIDES, st.integers(8, 600), st.integers(0, 200))
+def test_the_preimage_is_inside_and_square(height: int, width: int, crop: int, more: int) -> None:
+    regions, inner = resize_then_center(np.array([height]), np.array([width]), resize=crop + more, crop=crop)
+    (left, top, right, bottom), (x0, y0, x1, y1) = regions[0].tolist(), inner[0].tolist()
+    assert 0 <= left < right <= width and 0 <= top < bottom <= height
+    assert -1e-6 <= x0 < x1 and x1 <= right - left + 1e-6 and -1e-6 <= y0 < y1 and y1 <= bottom - top + 1e-6
+    # the shorter side has exactly `resize` pixels after the resize, so its step is exact
+    step = min(height, width) / (crop + more)
+    across = (x1 - x0) if width <= height else (y1 - y0)
+    assert across == pytest.approx(crop * step)
