@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import io
-import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -250,14 +249,15 @@ def read_preset(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise Mistake(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise Mistake(f"--config {path}: got {type(content).__name__}, a preset is a mapping 'setting: value'")
+        raise Mistake(f"--config {path}: got {type(content).__name__ if content else 'nothing'}, a preset is a mapping 'setting: value'")
     return content
 
 
 def parse(argv: list[str]) -> Config:
     """Flags over the preset that --config names over the defaults. Raises Mistake; --help prints and exits 0."""
-    preset, origin = {}, "defaults"
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+    preset: dict[str, Any] = {}
+    origin = "defaults"
+    for word, following in zip(argv, [*argv, ""][1:], strict=True):
         if (word == "--config" and following) or word.startswith("--config="):
             path = following if word == "--config" else word.partition("=")[2]
             preset, origin = read_preset(Path(path)), f"--config {path}"
@@ -267,7 +267,7 @@ def parse(argv: list[str]) -> Config:
         with contextlib.redirect_stderr(said):
             parsed = tyro.cli(
                 Config,
-                args=[word.capitalize() if word in ("true", "false") else word for word in argv],
+                args=[re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word) for word in argv],
                 default=defaults,
                 prog="train.py",
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
@@ -290,8 +290,8 @@ def _one_line(box: str) -> str:
     text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error|Missing required options) ", "", text)
     unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
     if unknown:
-        flags = [f"--{name.replace('_', '-')}" for name in GROUP_OF]
-        return f"flags: unknown flag '{unknown.group(1)}'{nearest(unknown.group(1), flags)}; --help lists every setting"
+        name = unknown.group(1).lstrip("-").replace("-", "_")
+        return f"flags: unknown flag '{unknown.group(1)}'{nearest(name, GROUP_OF).replace('_', '-')}; --help lists every setting"
     return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
 
 
@@ -303,5 +303,6 @@ def as_yaml(config: Config) -> str:
         values = config.model_dump(mode="json")[group]
         for name, value in values.items():
             if name != "config":
-                lines.append(f"{name}: {json.dumps(value)}")
+                # JSON would do, but for names beyond the basic plane, which it writes as two halves that YAML does not join
+                lines.append(f"{name}: {yaml.safe_dump([value], default_flow_style=True, width=float('inf'))[1:-2]}")
     return "\n".join(lines) + "\n"

@@ -23,10 +23,6 @@ class Mistake(Exception):
     """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2."""
 
 
-class LocalMistake(Mistake):
-    """A mistake that one rank alone has met, such as a file that changed; that rank says so, not rank 0."""
-
-
 class NotFinite(Exception):
     """The loss stopped being a number; names the step and the samples. Exit code 3."""
 

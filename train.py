@@ -15,7 +15,7 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 import torch  # noqa: E402
 
 from config import Config, as_yaml, one_of, parse  # noqa: E402
-from contracts import Feed, LocalMistake, Mistake, NotFinite, Pixels  # noqa: E402
+from contracts import Feed, Mistake, NotFinite, Pixels  # noqa: E402
 from dataset import draws  # noqa: E402
 from dataset.plan import StillPlan, StillPolicy  # noqa: E402
 from dataset.splits import open_splits  # noqa: E402
@@ -41,26 +41,28 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     precise = precision.choose(model.precision, DEVICE)
     size = aug.image_size or registry.native_size(arch)
     workers = load.workers if load.workers is not None else max(1, cores() // world.local_size - 1)
-    resume = checkpoint.find(run.resume, run.output)
-    output = run.output or record.default_folder(arch, loader_name, load.batch_size)
+    resume = checkpoint.find(run.resume, run.output, required=run.evaluate and not model.weights)
+    output = record.folder(run.output, resume, evaluate=run.evaluate, name=f"{arch}-{loader_name}-b{load.batch_size}")
     if world.rank == 0:
-        record.claim(output, resuming=resume is not None)
+        record.claim(output, resuming=run.resume == "auto" or (resume is not None and resume.parent == output))
     splits = open_splits(config.data, loader_name, read_delay_s=load.read_delay_ms / 1e3, counting=console.counting)
     train_set, val_set = splits["train"].columns, splits["val"].columns
     ranks = {"seed": run.seed, "world_size": world.size, "rank": world.rank}
+    colours = {"mean": aug.mean, "std": aug.std}
+    named = {"arch": arch, "precision": precise, "image_size": size, "workers": workers}
     plan = StillPlan.of(train_set, StillPolicy.training(aug, size), batch_size=load.batch_size, accumulate=opt.accumulate, **ranks)
     val_batch_size = load.val_batch_size or load.batch_size
     val_plan = StillPlan.of(val_set, StillPolicy.validation(aug, size), batch_size=val_batch_size, training=False, **ranks)
     plan.require_a_step()
-
     with ExitStack() as stack:
         stack.enter_context(world.joined())
+        output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity}
         world.agree(identity)
         state = checkpoint.read(resume, **identity) if resume else None
         torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
-        module, fresh = registry.build(arch, classes=len(train_set.classes), image_size=size, weights=model.weights)
-        module = module.to(DEVICE).to(memory_format=torch.channels_last)
+        net, new = registry.build(arch, classes=len(train_set.classes), image_size=size, batch_size=load.batch_size, weights=model.weights)
+        module = net.to(DEVICE).to(memory_format=torch.channels_last)
         task = Classification(train_set.label, label_smoothing=opt.label_smoothing, auxiliary_weight=registry.auxiliary_weight(arch))
         val_task = Classification(val_set.label)
         phases = Phases(DEVICE)
@@ -82,7 +84,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             source=splits["train"].source,
             columns=train_set,
             targets=task.targets,
-            pixels=Pixels(mean=aug.mean, std=aug.std, dtype=str(precision.DTYPES[precise]).removeprefix("torch.")),
+            pixels=Pixels(**colours, dtype=str(precision.DTYPES[precise]).removeprefix("torch.")),
             device=DEVICE,
             workers=workers,
             threads=load.decode_threads or workers,
@@ -90,24 +92,17 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             pinned=load.pin_memory,
         )
         val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets, training=False)
-        loader = stack.enter_context(open_loader(loader_name, common))
+        with memory.explained(step, load.batch_size, size, world):
+            loader = stack.enter_context(open_loader(loader_name, common))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
+        told = facts(config, loader=loader, loader_name=loader_name, world=world, **named)
+        resumed_at = state["progress"]["step"] if state else 0 if run.resume == "auto" else None
         reporter = Reporter.opened(
-            output,
-            world=world,
-            console=console,
-            meter=meter,
-            facts=facts(
-                config, loader=loader, world=world, arch=arch, loader_name=loader_name, precision=precise, image_size=size, workers=workers
-            ),
-            config_text=as_yaml(config),
-            resumed_at=state and state["progress"]["step"],
-            mean=aug.mean,
-            std=aug.std,
+            output, world=world, console=console, meter=meter, facts=told, config_text=as_yaml(config), resumed_at=resumed_at, **colours
         )
         stack.callback(reporter.close)
-        if fresh:
-            console.info(f"--weights are for other classes: {', '.join(fresh)} start anew")
+        if new:
+            console.info(f"--weights are for other classes: {', '.join(new)} start anew")
         training = Run(
             world=world,
             plan=plan,
@@ -125,12 +120,9 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             measure_ceilings=ceilings.measure if run.ceilings else None,
             profile=stack.enter_context(profiler(output, enabled=run.profile, rank=world.rank)),
             output=output,
-            identity=identity,
-            epochs=opt.epochs,
-            steps=opt.steps,
-            val_every=run.val_every,
-            log_every=run.log_every,
-            save_every_steps=run.save_every_steps,
+            identity={**identity, "config": config.flat()},
+            **opt.model_dump(include={"epochs", "steps"}),
+            **run.model_dump(include={"val_every", "log_every", "save_every_steps"}),
             save_every_s=60 * run.save_every_minutes,
             bytes_of=lambda ids: int(train_set.size[ids].sum()),
             name_of=lambda sample: os.fsdecode(train_set.path(sample)),
@@ -140,16 +132,17 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         with training.stop.listening(), memory.explained(step, load.batch_size, size, world):
             finished = training.validate() is not None if run.evaluate else training.fit()
         reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished)
-        return 0 if finished or training.stop.signal is None else 128 + training.stop.signal
+        return 0 if finished else 128 + max(world.gather(training.stop.signal or 0))
 
 
 def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         return train(parse(sys.argv[1:]), world, Console(enabled=world.rank == 0))
-    except (Mistake, NotFinite, registry.WeightsError) as error:
-        if world.rank == 0 or isinstance(error, LocalMistake):
-            print(f"train.py: {error}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:  # before there was anything to save
+        return 130
+    except (Mistake, NotFinite, registry.Unusable) as error:
+        world.complain(f"train.py: {error}")
         return 3 if isinstance(error, NotFinite) else 2
 
 

@@ -34,8 +34,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
         raise Mistake(f"--output {path.parent}: cannot write {path.name}: {reason}; earlier checkpoints are untouched") from error
 
 
-def find(resume: str | None, output: Path | None) -> Path | None:
-    """The file that --resume names; `auto` is last.pt of the output folder where there is one."""
+def find(resume: str | None, output: Path | None, *, required: bool = False) -> Path | None:
+    """The file that --resume names; `auto` is last.pt of the output folder where there is one. `required`: by --evaluate."""
+    if required and (resume is None or (resume == "auto" and output and not (output / "last.pt").is_file())):
+        raise Mistake("--evaluate needs a model: --resume FILE, --resume auto with an --output that holds last.pt, or --weights")
     if resume is None:
         return None
     if resume == "auto":
@@ -53,19 +55,27 @@ def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str) -> d
     except FileNotFoundError:
         raise Mistake(f"--resume {path}: no checkpoint there; '--resume auto' starts anew when there is none") from None
     except Exception as error:  # torch raises whatever the bytes make it stumble over
-        reason = str(error).split(". ")[0] if zipfile.is_zipfile(path) else "damaged, or another kind of file"
+        reason = str(error).partition("\n")[0].split(". ")[0] if _is_archive(path) else "damaged, or another kind of file"
         raise Mistake(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != FORMAT or not {"arch", "classes", "manifest"} <= content.keys():
         raise Mistake(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); to start from plain weights use --weights")
+    other_class = next((pair for pair in zip(content["classes"], classes, strict=False) if pair[0] != pair[1]), ("", ""))
     for what, there, here in (
         ("architecture", content["arch"], arch),
         ("number of classes", len(content["classes"]), len(classes)),
-        ("classes", list(content["classes"]), list(classes)),
+        ("a class", *other_class),
         ("training data (manifest identity)", content["manifest"], manifest),
     ):
         if there != here:
             raise Mistake(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run")
     return content
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except (OSError, zipfile.BadZipFile):  # an end record that is damaged too
+        return False
 
 
 def _short(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from contracts import Mistake
+
+ALONE_AFTER_S = 10.0
+"""What rank 0 needs, at most, to meet and say a mistake that every rank makes."""
 
 
 def cores() -> int:
@@ -50,7 +54,7 @@ def leave(code: int) -> None:
     """End the process. With other ranks and an error, at once: tearing down would wait for ranks that wait for us."""
     sys.stdout.flush()
     sys.stderr.flush()
-    if code in (2, 3) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if code in (2, 3, 130) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         os._exit(code)
     sys.exit(code)
 
@@ -77,12 +81,20 @@ class ProcessWorld:
         yield
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
-    def agree(self, what: object) -> None:
-        """Raise Mistake when the ranks do not see the same thing, such as one data set."""
-        seen = self.gather(what)
-        other = next((rank for rank, value in enumerate(seen) if value != seen[0]), None)
-        if other is not None:
-            raise Mistake(f"rank 0 and rank {other} see different data: {str(seen[0])[:200]} and {str(seen[other])[:200]}")
+    def agree(self, what: dict[str, Any]) -> None:
+        """Raise Mistake, on every rank, naming what the ranks do not see alike, such as the data set."""
+        first, *others = self.gather(what)
+        for rank, other in enumerate(others, start=1):
+            apart = [name for name in first if other[name] != first[name]]
+            said = [f"{name} is {str(first[name])[:80]} on rank 0, {str(other[name])[:80]} on rank {rank}" for name in apart]
+            if said:
+                raise Mistake(f"the ranks see different data: {'; '.join(said)}")
+
+    def complain(self, line: str) -> None:
+        """Say what went wrong, once: rank 0's end ends the others; a rank that is still there later has met it alone."""
+        if self.rank > 0:
+            time.sleep(ALONE_AFTER_S)
+        print(line, file=sys.stderr, flush=True)
 
     def synchronise(self) -> None:
         """Wait for this rank's device."""
@@ -95,7 +107,8 @@ class ProcessWorld:
         if self.device.type != "cuda":
             yield
             return
-        stream = torch.cuda.Stream(self.device)
+        # of high priority: a decoder's kernels fill what training leaves free, not the other way round
+        stream = torch.cuda.Stream(self.device, priority=-1)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             yield

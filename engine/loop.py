@@ -133,7 +133,7 @@ class Run:
     measure_ceilings: Callable[[Run, Batch], None] | None
     profile: Any
     output: Path
-    identity: dict[str, Any]  # arch, classes, manifest: what a checkpoint must agree with
+    identity: dict[str, Any]  # arch, classes, manifest: what a checkpoint must agree with; config
     epochs: int
     steps: int | None
     val_every: int
@@ -165,9 +165,9 @@ class Run:
             if not self._epoch():
                 self.save()
                 return False
+            self.save()  # resumes into the validation
             if self._enough() and self.plan.steps(self.progress.consumed) > 0:
                 break  # --steps ended it in mid-epoch
-            self.save()  # resumes into this epoch's validation
             if not self._validate():
                 return False
             self.progress.dropped += self.plan.samples - self.progress.consumed
@@ -349,7 +349,14 @@ class Run:
 
     def load(self, content: dict[str, Any]) -> None:
         """Take up where a checkpoint left off; hyper-parameters are this run's, not the checkpoint's."""
-        self.module.load_state_dict(content["model"])
+        there, here = content["config"]["optimizer"], self.identity["config"]["optimizer"]
+        if there != here:
+            raise Mistake(f"--resume: --optimizer is {there} in the checkpoint, {here} in this run; --weights takes over the weights alone")
+        try:
+            self.module.load_state_dict(content["model"])
+        except RuntimeError as error:  # such as the position embedding of a transformer
+            said = str(error).splitlines()[-1].strip()
+            raise Mistake(f"--resume: the weights do not fit, was --image-size another one? {said}") from None
         own = [{k: v for k, v in group.items() if k != "params"} for group in self.step.optimizer.param_groups]
         self.step.optimizer.load_state_dict(content["optimizer"])
         for group, settings in zip(self.step.optimizer.param_groups, own, strict=True):

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import torch
 
-from contracts import LocalMistake, World
+from contracts import Mistake, World
 from engine.step import Step
 
 
 @contextmanager
 def explained(step: Step, batch_size: int, image_size: int, world: World) -> Iterator[None]:
-    """Turns running out of memory into a LocalMistake that names a batch size which was tried and fits."""
+    """Turns running out of memory into a Mistake that names a batch size which was tried and fits."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -27,7 +27,7 @@ def explained(step: Step, batch_size: int, image_size: int, world: World) -> Ite
         return
     fits = largest_fit(step, batch_size, image_size, world.device)
     advice = f"--batch-size {fits} fits" if fits else "not even one sample fits: a smaller --arch or --image-size"
-    raise LocalMistake(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
+    raise Mistake(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
 
 
 def largest_fit(step: Step, batch_size: int, image_size: int, device: torch.device) -> int:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from PIL import Image
@@ -30,7 +31,8 @@ def _pil(data: bytes, region: tuple[int, int, int, int]) -> Array:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a damaged EXIF block is no business of the pixels
             with Image.open(io.BytesIO(data)) as image:
-                return np.asarray(image.convert("RGB"))[region[1] : region[3], region[0] : region[2]]
+                colour = image if image.mode == "RGB" else image.convert("RGB")
+                return np.asarray(colour.crop(region))
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
         raise Undecodable(str(error)) from error
 
@@ -54,8 +56,6 @@ def _make_torchvision() -> Decode:
 
 
 def _make_opencv() -> Decode:
-    import cv2
-
     cv2.setNumThreads(0)
 
     def decode(data: bytes, region: tuple[int, int, int, int]) -> Array:
@@ -132,21 +132,35 @@ def exactly(decode: Decode, data: bytes, region: tuple[int, int, int, int]) -> A
     return pixels
 
 
-def resize_pil(pixels: Array, window: Array, size: tuple[int, int]) -> Array:
-    """uint8 [size, 3] by Pillow itself: with `--reader pil` a sample goes through nothing but Pillow, as in torchvision's transforms."""
-    image = Image.fromarray(np.ascontiguousarray(pixels))
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=(window[0], window[1], window[2], window[3])))
+def resize_pil(out: Array, pixels: Array, window: Array, flip: bool) -> None:
+    """As `resize_window`, by Pillow itself: with `--reader pil` a sample goes through nothing else, as in torchvision's transforms."""
+    height, width = out.shape[:2]
+    box = (window[0], window[1], window[2], window[3])
+    image = Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), Image.Resampling.BILINEAR, box=box)
+    _write(out, np.asarray(image), flip)
 
 
-def resize_window(pixels: Array, window: Array, size: tuple[int, int]) -> Array:
-    """uint8 [size, 3] (height, width): the window (x0 y0 x1 y1, may be fractional) of `pixels`, antialiased triangle filter."""
+def resize_window(out: Array, pixels: Array, window: Array, flip: bool) -> None:
+    """Fill `out` (uint8 [h, w, 3]) with the window (x0 y0 x1 y1, may be fractional) of `pixels`; antialiased triangle filter."""
     height, width = pixels.shape[:2]
-    x0, y0, x1, y1 = window
-    if (x0, y0, x1, y1) == (0, 0, width, height):
-        if (height, width) == size:
-            return pixels
-        owned = np.require(pixels, requirements=["C", "W"])  # PIL's arrays are read-only
-        tensor = torch.from_numpy(owned).permute(2, 0, 1)[None]
-        resized = torch.nn.functional.interpolate(tensor, size, mode="bilinear", antialias=True, align_corners=False)
-        return resized[0].permute(1, 2, 0).numpy()
-    return resize_pil(pixels, window, size)
+    if tuple(window) != (0, 0, width, height):
+        resize_pil(out, pixels, window, flip)
+    elif out.shape == pixels.shape:
+        _write(out, pixels, flip)
+    elif flip or not out.flags.c_contiguous:
+        upright = np.empty(out.shape, np.uint8)
+        _resize_whole(upright, pixels)
+        _write(out, upright, flip)
+    else:
+        _resize_whole(out, pixels)
+
+
+def _resize_whole(out: Array, pixels: Array) -> None:
+    """torch's interpolate, written where it belongs: through the public function 0.24 ms an image instead of 0.08."""
+    owned = np.require(pixels, requirements=["C", "W"])  # PIL's arrays are read-only
+    given, result = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (owned, out))
+    torch.ops.aten._upsample_bilinear2d_aa.out(given, list(out.shape[:2]), False, None, None, out=result)
+
+
+def _write(out: Array, image: Array, flip: bool) -> None:
+    np.copyto(out, cv2.flip(image, 1) if flip else image)  # NumPy mirrors at a twentieth of OpenCV's speed

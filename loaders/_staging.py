@@ -29,6 +29,11 @@ COPIES = 2
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
+def sleeping_event(*, timed: bool = False) -> torch.cuda.Event:
+    """An event that a host thread sleeps on: the default spins, and takes a core from the workers."""
+    return torch.cuda.Event(enable_timing=timed, blocking=True)
+
+
 @dataclass(slots=True)
 class Staged:
     """A batch with the two events that guard its memory."""
@@ -44,7 +49,7 @@ class _Slot:
     bytes_: torch.Tensor | None = None
     images: torch.Tensor | None = None
     copied: torch.cuda.Event | None = None
-    done: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    done: torch.cuda.Event = field(default_factory=sleeping_event)
 
 
 class Stager:
@@ -77,7 +82,7 @@ class Stager:
             if slot.pinned is None or slot.pinned.shape != pixels.shape:
                 slot.pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
             pixels = slot.pinned.copy_(pixels)
-        begin, slot.copied, ready = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True), torch.cuda.Event()
+        begin, slot.copied, ready = torch.cuda.Event(enable_timing=True), sleeping_event(timed=True), torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(slot.done)  # type: ignore[union-attr]
             begin.record()

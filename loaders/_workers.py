@@ -14,11 +14,15 @@ there after a fraction of a second, and memory holds a few batches instead of tw
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import signal
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +39,11 @@ HELD = 3
 """Slots that the consumer may still read while workers fill the others."""
 QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
+
+GRACE_S = 1.0
+"""What a worker gets to finish its part when the loader is closed."""
+FORKING = threading.Lock()
+"""One pool forks at a time: a worker of another one would inherit the pipe whose end tells that this pool's worker has ended."""
 
 Array = np.ndarray[Any, Any]
 
@@ -70,6 +79,7 @@ class Workers:
             ) from None
         self._slots = np.frombuffer(self._memory, np.uint8).reshape(self._count, self._slot_bytes)
         self._pinned, self._registered = pinned, False
+        self._stopping = mmap.mmap(-1, 1)  # shared with the workers
         self._sampler = _PartSampler(self._count, self.part_rows)
         self._loader: _Loader | None = _Loader(
             _PartDataset(make_work, self._slots, self.part_bytes),
@@ -79,7 +89,7 @@ class Workers:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=_ignore_signals if workers else None,
+            worker_init_fn=partial(_begin, self._stopping, os.getpid()) if workers else None,
             multiprocessing_context="fork" if workers else None,
         )
 
@@ -87,7 +97,8 @@ class Workers:
         """In the order of `rows`. Calling it again abandons the sequence before."""
         assert self._loader is not None, "closed"
         self._sampler.start(rows)
-        results = iter(self._loader)
+        with FORKING:
+            results = iter(self._loader)
         self._pin()
         for at in range(len(rows)):
             slot, said = self._slots[at % self._count], []
@@ -98,8 +109,13 @@ class Workers:
                 said.append(value)
             yield slot, self._sampler.sent.popleft(), said
 
+    def stop(self) -> None:
+        """Tell the workers to end, whatever they wait for; a thread that is inside `run` then meets an error within seconds."""
+        self._stopping[0] = 1
+
     def close(self) -> None:
-        """End the worker processes: asked first, terminated after five seconds. Then give the memory back."""
+        """End the worker processes. Then give the memory back."""
+        self.stop()
         loader, self._loader = self._loader, None
         if loader is not None and (iterator := getattr(loader, "_iterator", None)) is not None:
             iterator._shutdown_workers()
@@ -178,11 +194,22 @@ class _PartDataset(Dataset[Any]):
             return "mistake", mistake
 
 
-def _ignore_signals(_worker: int) -> None:
+def _begin(stopping: mmap.mmap, parent: int, _worker: int) -> None:
     # Ctrl-C and torchrun's SIGTERM reach the whole process group; the main process decides when workers end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
+    threading.Thread(target=_end, args=(stopping, parent), daemon=True).start()
+
+
+def _end(stopping: mmap.mmap, parent: int) -> None:
+    """A worker whose main process was killed must not stay; one that hangs in a read must not keep it from ending."""
+    while os.getppid() == parent:
+        if stopping[0]:
+            time.sleep(GRACE_S)  # it ends in order, unless it cannot
+            os._exit(0)
+        time.sleep(0.2)
+    os._exit(1)
 
 
 def require_shared_memory(needed: int) -> None:

@@ -117,6 +117,7 @@ class DaliFed:
         return hand_over(iter(self._ahead))
 
     def close(self) -> None:
+        self._workers.stop()
         self._stop()
         self._runner.close()
         self._workers.close()

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows
-from loaders._staging import DTYPES, Staged, hand_over
+from loaders._staging import DTYPES, Staged, hand_over, sleeping_event
 
 
 class Synthetic:
@@ -38,7 +38,7 @@ class Synthetic:
         """Nothing runs."""
 
     def _staged(self, rows: Rows) -> Staged:
-        done = torch.cuda.Event() if self._feed.device.type == "cuda" else None
+        done = sleeping_event() if self._feed.device.type == "cuda" else None
         batch = Batch(
             images=self._images,
             sizes=self._to_device(rows.sizes),

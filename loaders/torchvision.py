@@ -47,6 +47,7 @@ class TorchvisionLoader:
         return hand_over(iter(self._ahead))
 
     def close(self) -> None:
+        self._workers.stop()
         self._stop()
         self._workers.close()
 
@@ -86,8 +87,7 @@ class Decoding:
             try:
                 data = self._source.read(sample)
                 region = self.region(sample, data, rows.regions[i])
-                image = self._resize(region, rows.windows[i], (int(h), int(w)))
-                out[i, :h, :w] = image[:, ::-1] if rows.flips[i] else image
+                self._resize(out[i, :h, :w], region, rows.windows[i], bool(rows.flips[i]))
             except (Undecodable, OSError):
                 out[i] = 0
                 failed.append(sample)

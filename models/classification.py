@@ -105,7 +105,7 @@ def _state_dict(arch: str, weights: str) -> dict[str, torch.Tensor]:
         try:
             content = torch.load(weights, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises whatever the bytes make it stumble over
-            reason = str(error).split(". ")[0] if zipfile.is_zipfile(weights) else "damaged, or another kind of file"
+            reason = str(error).partition("\n")[0].split(". ")[0] if _is_archive(weights) else "damaged, or another kind of file"
             raise Unusable(f"--weights {weights} is no checkpoint that can be read safely ({reason})") from None
         state = content.get("model", content) if isinstance(content, dict) else None
         if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
@@ -120,3 +120,10 @@ def _state_dict(arch: str, weights: str) -> dict[str, torch.Tensor]:
         return dict(published[weights].get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
         raise Unusable(f"--weights {weights} cannot be downloaded from {published[weights].url} ({error}); or name a file") from None
+
+
+def _is_archive(path: str) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except (OSError, zipfile.BadZipFile):  # an end record that is damaged too
+        return False

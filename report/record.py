@@ -22,9 +22,20 @@ from contracts import Mistake
 LEFT_BY_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "last.pt", "best.pt", "events.out.tfevents.*")
 
 
-def default_folder(arch: str, loader: str, batch_size: int) -> Path:
-    """A new folder below runs/: by date, so that each run is a row of TensorBoard over runs/."""
-    return Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{arch}-{loader}-b{batch_size}"
+def folder(chosen: Path | None, resume: Path | None, *, evaluate: bool, name: str) -> Path:
+    """`chosen`, or a new one below runs/: by date, so that each run is a row of TensorBoard over runs/.
+
+    Evaluating a run's checkpoint goes below that run's own folder, whose files stay as they are.
+    """
+    now = time.strftime("%Y%m%d-%H%M%S")
+    if chosen is None:
+        new = Path("runs") / f"{now}-{name}"
+    elif evaluate and resume and resume.parent == chosen:
+        new = chosen / f"evaluate-{now}"
+    else:
+        return chosen
+    names = (new.with_name(new.name + more) for more in ("", *(f"-{n}" for n in range(2, 100))))
+    return next((path for path in names if not path.exists()), new)
 
 
 def claim(folder: Path, resuming: bool) -> None:

@@ -216,6 +216,9 @@ class Reporter:
 
     def finish(self, *, progress: Mapping[str, Any], failed: set[int], finished: bool) -> dict[str, Any]:
         """Write and return the summary; rank 0 prints it as a table when the run came to its end."""
+        if finished and not self._meter.total_samples() and not self._validation:
+            self._console.info("nothing was left to do, and the summary stays as it was: more --epochs or --steps go on from here")
+            return {}
         rate = self._meter.result()
         efficiency, bound_by = bound(rate["steady"], self._ceiling("compute"), self._ceiling("loader"))
         if not self._memory:

@@ -7,6 +7,7 @@ on stdin (see runs.Zygote), the child's process id as the answer; its exit statu
 from __future__ import annotations
 
 import ast
+import atexit
 import importlib
 import json
 import os
@@ -14,18 +15,21 @@ import resource
 import runpy
 import signal
 import sys
+import threading
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
 def imported_by(file: Path) -> list[str]:
-    """The modules that a program imports at its top level."""
+    """The modules that a program imports at its top level; `from room import file` means room.file."""
     found = []
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [node.module]
+            found += [f"{node.module}.{alias.name}" for alias in node.names if (file.parent / node.module / f"{alias.name}.py").exists()]
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
     return found
@@ -45,6 +49,25 @@ def become(order: dict[str, Any]) -> None:
     sys.argv = [str(TRAIN), *order["argv"]]
 
 
+def run() -> NoReturn:
+    """train.py as `__main__`, to the end of its process; what it leaves to the interpreter's own end is done as there."""
+    code: Any = None
+    try:
+        runpy.run_path(str(TRAIN), run_name="__main__")
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)  # giving back every object one by one takes a second
+
+
 def main() -> None:
     for module in (*imported_by(TRAIN), "torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.torchvision"):
         importlib.import_module(module)
@@ -58,8 +81,7 @@ def main() -> None:
             child = os.fork()
             if child == 0:
                 become(order)
-                runpy.run_path(str(TRAIN), run_name="__main__")
-                return
+                run()
             os.write(tell, b"%d\n" % child)
             _, status = os.waitpid(child, 0)
             new = Path(order["status"] + ".new")

@@ -1,0 +1,130 @@
+"""What a loader leaves behind: processes, threads, open files, temporary folders, and memory from epoch to epoch."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from contracts import Feed
+from report.hardware import device_gib, host_gib
+from tests.conformance.scenes import Open
+
+WITHIN_S = 6.0
+"""In which everything must be gone."""
+MIB_AN_EPOCH = 0.5
+"""Growth of memory above which an epoch leaks: between noise (0.1) and the planted leak (1)."""
+WARM_EPOCHS, EPOCHS, ATTEMPTS = 4, 10, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Of this process; what a loader has made must be in none of them once it is closed."""
+
+    children: frozenset[int]
+    threads: frozenset[str]  # names of ours
+    os_threads: int  # of all, DALI's and PyTorch's too
+    files: int  # open descriptors
+    temporary: frozenset[str]
+
+    @staticmethod
+    def now(temporary: Path) -> Traces:
+        process = psutil.Process()
+        return Traces(
+            children=frozenset(child.pid for child in process.children(recursive=True)),
+            threads=frozenset(thread.name for thread in threading.enumerate() if thread.name.startswith("saturate")),
+            os_threads=process.num_threads(),
+            files=process.num_fds(),
+            temporary=frozenset(os.listdir(temporary)),
+        )
+
+    def beyond(self, before: Traces) -> list[str]:
+        """What is here and was not before, in words."""
+        return [
+            *(f"child process {pid}" for pid in self.children - before.children),
+            *(f"thread {name}" for name in self.threads - before.threads),
+            *([f"{self.os_threads - before.os_threads} threads more"] if self.os_threads > before.os_threads else []),
+            *([f"{self.files - before.files} open files more"] if self.files > before.files else []),
+            *(f"temporary {name}" for name in self.temporary - before.temporary),
+        ]
+
+
+def nothing_is_left(before: Traces, temporary: Path, within_s: float = WITHIN_S) -> None:
+    """Waits for what ends on its own within that time."""
+    until = time.monotonic() + within_s
+    while (left := Traces.now(temporary).beyond(before)) and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.05)
+    assert not left
+
+
+def slope(values: Sequence[float]) -> float:
+    """Median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
+    return float(np.median([(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)]))
+
+
+def host_mib() -> float:
+    """Memory of this process and its children, shared pages once (PSS), without libraries and other files.
+
+    Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever a test beside this one starts a program.
+    """
+    total = 0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+        if "Pss_Anon:" not in kib:  # Linux before 5.3
+            return 1024 * host_gib()
+        total += kib["Pss_Anon:"] + kib["Pss_Shmem:"]
+    return total / 1024
+
+
+def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float]]:
+    """name -> (reading, most that an epoch may add)."""
+    process = psutil.Process()
+    found: dict[str, tuple[Callable[[], float], float]] = {
+        "host MiB": (host_mib, MIB_AN_EPOCH),
+        "open files": (process.num_fds, 0.0),
+        "threads": (process.num_threads, 0.0),
+        "processes": (lambda: len(process.children(recursive=True)), 0.0),
+    }
+    if device.type == "cuda":
+        found["device MiB"] = (lambda: 1024 * (device_gib(device) or 0.0), MIB_AN_EPOCH)
+    return found
+
+
+def epochs_are_flat(open_: Open, feed: Feed) -> dict[str, float]:
+    """Passes over EPOCHS epochs add nothing. Returns the growth of an epoch.
+
+    A leak shows every time, so growth must be seen in ATTEMPTS windows in a row: allocators and forked pages settle slowly.
+    """
+    readings = measures(feed.device)
+    with open_(feed) as loader:
+        epoch = 0
+        for _ in range(WARM_EPOCHS):
+            epoch = _pass(loader, epoch)
+        for _ in range(ATTEMPTS):
+            values: dict[str, list[float]] = {name: [] for name in readings}
+            for _ in range(EPOCHS):
+                epoch = _pass(loader, epoch)
+                for name, (read, _limit) in readings.items():
+                    values[name].append(read())
+            growth = {name: slope(value) for name, value in values.items()}
+            grown = {name: value for name, value in growth.items() if value > readings[name][1]}
+            if not grown:
+                return growth
+    raise AssertionError(f"an epoch adds {grown}: {values}")
+
+
+def _pass(loader, epoch: int) -> int:
+    for _ in loader.batches(epoch, 0):
+        pass
+    return epoch + 1

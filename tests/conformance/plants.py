@@ -1,0 +1,251 @@
+"""A loader as small as can be, and loaders with one fault each: every assertion of the suite must refuse the fault it is there for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from contracts import Batch, Feed, Rows
+from tests.conformance import pictures
+
+Array = np.ndarray[Any, Any]
+
+
+class Plain:
+    """contracts.Loader without threads, processes or faults: Pillow and the plan."""
+
+    in_flight = 0
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+
+    def __enter__(self) -> Plain:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        for rows in self.feed.plan.rows(epoch, first):
+            yield self.batch(rows)
+
+    def batch(self, rows: Rows) -> Batch:
+        failed, images = [], np.zeros((len(rows), *map(int, rows.sizes[0]), 3), np.float32)
+        for i in np.flatnonzero(rows.valid):
+            levels = self.levels(rows, int(i))
+            if levels is None:
+                failed.append(int(rows.ids[i]))
+            else:
+                images[i] = (levels.astype(np.float32) / 255 - np.float32(self.feed.pixels.mean)) / np.float32(self.feed.pixels.std)
+        valid = rows.valid & ~np.isin(rows.ids, failed)
+        labels = np.where(valid, self.feed.targets(rows)["labels"], -1)
+        device, dtype = self.feed.device, getattr(torch, self.feed.pixels.dtype)
+        return Batch(
+            images=torch.from_numpy(images).to(device, dtype).permute(0, 3, 1, 2),
+            sizes=torch.from_numpy(rows.sizes).to(device),
+            targets={"labels": torch.from_numpy(labels).to(device)},
+            valid=torch.from_numpy(valid).to(device),
+            ids=rows.ids,
+            failed=tuple(failed),
+        )
+
+    def levels(self, rows: Rows, i: int) -> Array | None:
+        """uint8 [H, W, 3] of row i, None where Pillow has none."""
+        pixels = pictures.pil(self.feed.source.read(int(rows.ids[i])))
+        if pixels is None:
+            return None
+        x0, y0, x1, y1 = self.region(rows, i)
+        height, width = (int(side) for side in rows.sizes[i])
+        region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
+        window = tuple(float(edge) for edge in rows.windows[i]) if (x0, y0, x1, y1) == tuple(rows.regions[i]) else None
+        out = np.asarray(region.resize((width, height), Image.Resampling.BILINEAR, box=window))  # type: ignore[arg-type]
+        return out[:, ::-1] if self.flipped(rows, i) else out
+
+    def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
+        x0, y0, x1, y1 = (int(edge) for edge in rows.regions[i])
+        return x0, y0, x1, y1
+
+    def flipped(self, rows: Rows, i: int) -> bool:
+        return bool(rows.flips[i])
+
+
+class OwnCrop(Plain):
+    """Draws its own windows, as DALI's and torchvision's own transforms would."""
+
+    def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
+        x0, y0, x1, y1 = super().region(rows, i)
+        draws = np.random.default_rng(i)
+        return x0, y0, max(x0 + 1, x1 - int(draws.integers(1, 9))), y1
+
+
+class OnePixelOff(Plain):
+    """Reads the region one pixel to the right."""
+
+    def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
+        x0, y0, x1, y1 = super().region(rows, i)
+        return x0 + 1, y0, x1 + 1, y1
+
+
+class NoFlips(Plain):
+    """Ignores the plan's flips."""
+
+    def flipped(self, rows: Rows, i: int) -> bool:
+        return False
+
+
+class NeighboursLabel(Plain):
+    """Labels are one place off."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = super().batch(rows)
+        made.targets["labels"] = made.targets["labels"].roll(1)
+        return made
+
+
+class NeighboursPixels(Plain):
+    """Images are one place off."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = super().batch(rows)
+        made.images = made.images.roll(1, 0)
+        return made
+
+
+class Doubled(Plain):
+    """The second sample of a batch is the first once more."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = super().batch(rows)
+        made.ids = made.ids.copy()
+        made.ids[1:2] = made.ids[0]
+        return made
+
+
+class WrongPlace(Plain):
+    """Goes on at the beginning of a batch, wherever the run was stopped."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        size = self.feed.plan.batch_size
+        yield from super().batches(epoch, first // size * size)
+
+
+class SameWindowsEachEpoch(Plain):
+    """Draws the windows of epoch 0 for ever, in the right order."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        for rows in self.feed.plan.rows(epoch, first):
+            drawn = {int(sample): (zero, i) for zero in self.feed.plan.rows(0, 0) for i, sample in enumerate(zero.ids)}
+            made = self.batch(rows)
+            for i, sample in enumerate(rows.ids):
+                zero, at = drawn.get(int(sample), (rows, i))
+                made.images[i] = self.batch(zero).images[at]
+            yield made
+
+
+class NeighbourInstead(Plain):
+    """Replaces what cannot be decoded by the sample before it, as some libraries do."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = super().batch(rows)
+        for i, sample in enumerate(rows.ids.tolist()):
+            if sample in made.failed:
+                made.images[i], made.valid[i], made.targets["labels"][i] = made.images[i - 1], True, made.targets["labels"][i - 1]
+        return made
+
+
+class Silent(Plain):
+    """Masks what cannot be decoded and tells nobody."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = super().batch(rows)
+        made.failed = ()
+        return made
+
+
+class Brighter(Plain):
+    """One grey level too bright."""
+
+    def levels(self, rows: Rows, i: int) -> Array | None:
+        found = super().levels(rows, i)
+        return None if found is None else np.minimum(found, 254) + np.uint8(1)
+
+
+class LeavesThread(Plain):
+    """Its thread goes on after close."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
+        self.end = threading.Event()
+        threading.Thread(target=self.end.wait, args=(60,), name="saturate-plant", daemon=True).start()
+
+
+class LeavesProcess(Plain):
+    """Its process goes on after close."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
+        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+class LeavesFile(Plain):
+    """A file stays open after close."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
+        self.file = os.open(os.devnull, os.O_RDONLY)
+
+
+class LeavesFolder(Plain):
+    """A temporary folder stays after close."""
+
+    def __init__(self, feed: Feed) -> None:
+        super().__init__(feed)
+        self.folder = tempfile.mkdtemp(prefix="saturate-")
+
+
+def tidied(plant: Plain) -> None:
+    """What the plants left."""
+    if isinstance(plant, LeavesThread):
+        plant.end.set()
+    if isinstance(plant, LeavesProcess):
+        plant.process.kill()
+        plant.process.wait()
+    if isinstance(plant, LeavesFile):
+        os.close(plant.file)
+    if isinstance(plant, LeavesFolder):
+        with contextlib.suppress(OSError):
+            os.rmdir(plant.folder)
+
+
+class Leaks:
+    """A real loader around which each epoch keeps `mib` MiB."""
+
+    def __init__(self, feed: Feed, inner: Any, mib: int = 1) -> None:
+        self.inner, self.mib, self.in_flight = inner(feed), mib, 0
+        self.kept: list[bytes] = []
+
+    def __enter__(self) -> Leaks:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.inner.close()
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self.kept.append(os.urandom(self.mib << 20))
+        yield from self.inner.batches(epoch, first)

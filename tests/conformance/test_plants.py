@@ -1,0 +1,77 @@
+"""The suite can fail: each fault is refused by its assertion, and a plain loader passes them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import checks, pictures, plants, scenes
+from tests.conformance.leaving import Traces, epochs_are_flat, nothing_is_left
+from tests.conformance.plants import Plain
+from tests.conformance.scenes import Backend, Scene, scene
+
+Check = Callable[[type[Plain]], object]
+
+
+@pytest.fixture
+def of_checks(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) -> dict[str, Check]:
+    """name -> the assertion, as the tests of the loaders use it."""
+    ramp, few = ramps.feed(batch_size=6, image_size=64), small.feed(batch_size=5, image_size=32)
+    val = small.feed(batch_size=5, image_size=32, training=False)
+    damaged = scene(tmp_path, {**scenes.small(10), **pictures.damaged_files()})
+    broken = damaged.feed(batch_size=5, image_size=40, training=False)
+    return {
+        "rows": lambda open_: checks.rows_are_the_plans(open_, few, small),
+        "windows": lambda open_: [checks.windows_are_the_plans(open_, ramp, ramps, epoch) for epoch in (0, 1)],
+        "own pixels": lambda open_: checks.pixels_are_the_samples_own(open_, ramp, ramps),
+        "once": lambda open_: checks.each_sample_once(open_, val, small),
+        "pixels": lambda open_: checks.pixels_are_pillows(open_, photographs.feed(image_size=64), photographs, 0.5),
+        "resume": lambda open_: checks.resumes_at(open_, few, small, (0, 5, 13), 0.0),
+        "damage": lambda open_: checks.damaged_samples_keep_their_place(open_, broken, damaged, 0.5, epochs=(0,)),
+    }
+
+
+FAULTS: dict[type[Plain], tuple[str, ...]] = {
+    plants.OwnCrop: ("windows", "pixels", "damage"),
+    plants.OnePixelOff: ("windows", "pixels"),
+    plants.NoFlips: ("windows", "pixels"),
+    plants.NeighboursLabel: ("rows",),
+    plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
+    plants.Doubled: ("rows", "once"),
+    plants.WrongPlace: ("resume",),
+    plants.SameWindowsEachEpoch: ("windows",),
+    plants.NeighbourInstead: ("damage",),
+    plants.Silent: ("damage",),
+    plants.Brighter: ("pixels", "damage"),
+}
+
+
+def test_a_plain_loader_passes(of_checks: dict[str, Check]) -> None:
+    for check in of_checks.values():
+        check(Plain)
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_fault_is_refused(plant: type[Plain], of_checks: dict[str, Check]) -> None:
+    for name in FAULTS[plant]:
+        assert checks.raises(of_checks[name], plant), f"{name} lets {plant.__name__} pass"
+
+
+@pytest.mark.parametrize("plant", [plants.LeavesThread, plants.LeavesProcess, plants.LeavesFile, plants.LeavesFolder])
+def test_what_is_left_is_seen(plant: type[Plain], small: Scene, temporary: Path) -> None:
+    before = Traces.now(temporary)
+    planted = plant(small.feed())
+    planted.close()
+    try:
+        assert checks.raises(nothing_is_left, before, temporary, within_s=0.3)
+    finally:
+        plants.tidied(planted)
+    nothing_is_left(before, temporary)
+
+
+def test_a_leak_of_1_mib_an_epoch_is_seen(backend: Backend, small: Scene) -> None:
+    feed = small.feed(backend.device, batch_size=8, image_size=32)
+    assert checks.raises(epochs_are_flat, partial(plants.Leaks, inner=backend.open), feed)

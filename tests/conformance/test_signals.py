@@ -1,0 +1,77 @@
+"""Ctrl-C, SIGTERM and SIGKILL in the middle of an epoch: the program is gone within seconds, and its workers with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conformance.scenes import Backend, Scene
+
+ROOT = Path(__file__).parents[2]
+GONE_S = 10.0
+
+
+@contextmanager
+def running(backend: Backend, scene: Scene, cache: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+    """The consumer in the middle of its first epoch, in a process group of its own, and its workers."""
+    arguments = [backend.name, str(backend.device), str(scene.folder), str(cache), "0"]
+    consumer = subprocess.Popen(
+        [sys.executable, "-m", "tests.conformance.consumer", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    workers: list[psutil.Process] = []
+    try:
+        assert consumer.stdout is not None and consumer.stderr is not None
+        assert consumer.stdout.readline() == "running\n", consumer.stderr.read()
+        workers = psutil.Process(consumer.pid).children(recursive=True)
+        yield consumer, workers
+    finally:
+        consumer.kill()
+        for worker in workers:
+            if worker.is_running():
+                worker.kill()
+        consumer.communicate()
+
+
+def assert_gone(consumer: subprocess.Popen[str], workers: list[psutil.Process]) -> None:
+    until = time.monotonic() + GONE_S
+    consumer.wait(GONE_S)
+    _, alive = psutil.wait_procs(workers, timeout=max(0.1, until - time.monotonic()))
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["alone", "group"])
+def test_ctrl_c(backend: Backend, small: Scene, tmp_path: Path, group: bool) -> None:
+    """To the program alone, and to its whole group as a terminal does: one traceback of the program, none of a worker's."""
+    with running(backend, small, tmp_path) as (consumer, workers):
+        (os.killpg if group else os.kill)(consumer.pid, signal.SIGINT)
+        assert_gone(consumer, workers)
+        assert consumer.stderr is not None
+        said = consumer.stderr.read()
+        assert consumer.returncode == -signal.SIGINT
+        assert said.count("Traceback") == 1, said
+        assert said.rstrip().endswith("KeyboardInterrupt")
+    assert not list(tmp_path.glob("saturate-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
+def test_an_end_that_the_loader_does_not_see(backend: Backend, small: Scene, tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM without a handler to the whole group, SIGKILL to the program alone: workers find out by themselves."""
+    with running(backend, small, tmp_path) as (consumer, workers):
+        (os.killpg if number is signal.SIGTERM else os.kill)(consumer.pid, number)
+        assert_gone(consumer, workers)
+        assert consumer.returncode == -number

@@ -1,0 +1,169 @@
+"""Each mistake of a user: exit code 2, one line on stderr, once, that says what was got, what is allowed or what to do."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.runs import Runner, draw, summary
+
+SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 8, "--workers", 0, "--epochs", 1, "--ceilings", "false")
+
+# flags behind a run that would work, and what the line must say
+VALUES = (
+    (("--arch", "resnet"), ("'resnet'", "resnet50", "resnet18")),
+    (("--arch", "alexnet", "--image-size", 32), ("--image-size 32", "alexnet", "224")),
+    (("--arch", "inception_v3", "--image-size", 72), ("--image-size 72", "inception_v3", "299")),
+    (("--arch", "vit_b_16", "--image-size", 50), ("--image-size 50", "vit_b_16", "indivisible by patch size")),
+    (("--arch", "maxvit_t", "--image-size", 100), ("--image-size 100", "maxvit_t", "224")),
+    (("--arch", "resnet18", "--image-size", 8, "--batch-size", 1), ("--batch-size 1", "more than 1 value per channel")),
+    (("--loader", "tochvision"), ("'tochvision'", "did you mean torchvision", "dali-cpu, dali-gpu, dali-fed")),
+    (("--loader", "dali-gpu"), ("dali-gpu", "GPU", "dali-cpu", "dali-fed")),
+    (("--reader", "pilow"), ("'pilow'", "'pil'")),
+    (("--batch-size", 0), ("--batch-size", "0", "greater than 0")),
+    (("--batch-size", "many"), ("--batch-size", "'many'")),
+    (("--batch-size", 97), ("97", "96 training samples", "the largest that fits is --batch-size 96")),
+    (("--batch-size", 50, "--accumulate", 2), ("100 samples a step", "the largest that fits is --batch-size 48")),
+    (("--lr", "nan"), ("--lr", "nan", "finite")),
+    (("--lr", "inf"), ("--lr", "inf", "finite")),
+    (("--lr", -1), ("--lr", "-1", "greater than 0")),
+    (("--workers", -1), ("--workers", "-1", "greater than or equal to 0")),
+    (("--epochs", 0), ("--epochs", "greater than 0")),
+    (("--seed", 2**64), ("--seed", str(2**64))),
+    (("--flip", 1.5), ("--flip", "1.5", "less than or equal to 1")),
+    (("--image-size", 4), ("--image-size", "4", "greater than or equal to 8")),
+    (("--crop-scale", 0.9, 0.1), ("--crop-scale", "0.9 0.1", "low <= high")),
+    (("--crop-ratio", 2, 1), ("--crop-ratio", "low <= high")),
+    (("--std", 0, 1, 1), ("--std", "above 0")),
+    (("--val-resize", 16), ("--val-resize 16", "--image-size 32")),
+    (("--precision", "fp8"), ("'fp8'", "bf16")),
+    (("--ceilings", "maybe"), ("'maybe'", "true, false")),
+    (("--batchsize", 3), ("'--batchsize'", "did you mean batch-size")),
+    (("--evaluate", "true"), ("--evaluate", "--resume", "--weights")),
+    (("--evaluate", "true", "--resume", "auto", "--output", "new"), ("--evaluate", "--resume", "--weights")),
+    (("--resume", "auto"), ("--resume auto", "--output")),
+    (("--resume", "nowhere.pt"), ("--resume nowhere.pt", "no checkpoint there")),
+    (("--resume", "text"), ("--resume text", "not a checkpoint")),
+    (("--resume", "dict.pt"), ("--resume dict.pt", "--weights")),
+    (("--weights", "nowhere.pt"), ("nowhere.pt", "no such file", "IMAGENET1K_V1")),
+    (("--weights", "text"), ("--weights text", "no checkpoint")),
+    (("--weights", "dict.pt"), ("--weights dict.pt", "no state dict")),
+    (("--weights", "dict.pt", "--loader", "synthetic"), ("--weights dict.pt",)),
+    (("--output", "text"), ("--output text", "file", "name a folder")),
+    (("--output", "text/below"), ("--output text/below", "name a folder")),
+    (("--output", "/proc/there"), ("--output /proc/there", "cannot be written")),
+    (("--manifest-dir", "text"), ("text", "--manifest-dir")),
+)
+
+
+@pytest.mark.parametrize(("flags", "said"), VALUES, ids=[" ".join(map(str, flags)) for flags, _ in VALUES])
+def test_value(train: Runner, pictures: Path, flags: tuple[object, ...], said: tuple[str, ...]) -> None:
+    (train.cwd / "text").write_text("no checkpoint, no folder")
+    torch.save({"a": 1}, train.cwd / "dict.pt")
+    line = train("--data", pictures, *SMALL, *flags).mistake()
+    assert all(part in line for part in said), line
+
+
+PRESETS = {
+    "arch: [resnet18\n": ("does not parse as YAML", "line 2"),
+    "batchsize: 3\n": ("unknown key 'batchsize'", "batch_size"),
+    "batch_size: many\n": ("--batch-size", "'many'"),
+    "batch_size: 0\n": ("--batch-size", "greater than 0"),
+    "loading:\n  batch_size: 3\n": ("unknown key 'loading'",),
+    "- arch\n": ("list", "setting: value"),
+    "": ("setting: value",),
+    "\x00": ("does not parse as YAML",),
+}
+
+
+def test_presets(train: Runner) -> None:
+    for at, (text, said) in enumerate(PRESETS.items()):
+        (train.cwd / f"{at}.yaml").write_text(text)
+        line = train("--config", f"{at}.yaml").mistake()
+        assert line.startswith(f"--config {at}.yaml: "), line
+        assert all(part in line for part in said), line
+    assert "presets are in configs/" in train("--config=nowhere.yaml").mistake()
+
+
+def test_folders(train: Runner, pictures: Path, environment: dict[str, str]) -> None:
+    def mistake(data: object, *more: object) -> str:
+        return train("--data", data, *SMALL, *more).mistake()
+
+    here = train.cwd
+    for folder in ("no-train/val", "no-val/train", "no-classes/train", "no-classes/val", "no-images/train/a", "no-images/val/a"):
+        (here / folder).mkdir(parents=True)
+    draw(here / "more", classes=("a", "b"), train=9, val=2)
+    (here / "more" / "val" / "b").rename(here / "more" / "val" / "c")
+
+    assert "--data nowhere: no such folder" in mistake("nowhere")
+    assert "has no train/ folder" in mistake("no-train")
+    assert "has no val/ folder" in mistake("no-val")
+    assert "no class folders" in mistake("no-classes")
+    assert "no image in" in mistake("no-images")
+    line = mistake("more")
+    assert "'c'" in line and "none of the 2 classes of the training data" in line
+    inside = mistake(pictures, "--manifest-dir", pictures / "manifests")
+    assert "inside --data" in inside and not (pictures / "manifests").exists()
+    line = train().mistake()
+    assert "--data is missing" in line and "--loader synthetic" in line
+
+
+def test_checkpoints_of_other_runs(train: Runner, pictures: Path) -> None:
+    start = train("--data", pictures, *SMALL, "--steps", 1, "--output", "run")
+    data = {
+        "renamed": draw(train.cwd / "renamed", classes=("blue", "green", "red", "yellow"), train=24, val=2),
+        "five": draw(train.cwd / "five", classes=("blue", "green", "red", "white", "yellow"), train=24, val=2),
+        "other": draw(train.cwd / "other", classes=("blue", "green", "red", "white"), train=25, val=2),
+    }
+    start.done()
+    checkpoint = (train.cwd / "run" / "last.pt").read_bytes()
+    (train.cwd / "cut.pt").write_bytes(checkpoint[: len(checkpoint) // 2])
+
+    def mistake(*flags: object, data: Path = pictures) -> str:
+        return train("--data", data, *SMALL, *flags).mistake()
+
+    line = mistake("--resume", "run/last.pt", "--arch", "resnet18")
+    assert "architecture is squeezenet1_1 in the checkpoint, resnet18 in this run" in line
+    line = mistake("--resume", "run", data=data["renamed"])
+    assert "class" in line and "white" in line and "yellow" in line
+    assert "number of classes is 4 in the checkpoint, 5 in this run" in mistake("--resume", "run", data=data["five"])
+    assert "training data (manifest identity) is " in mistake("--resume", "run", data=data["other"])
+    assert "not a checkpoint that can be read" in mistake("--resume", "cut.pt")
+    assert "does not fit --arch resnet18" in mistake("--weights", "run/last.pt", "--arch", "resnet18")
+    line = mistake("--output", "run")
+    assert "holds a run" in line and "--resume auto" in line
+    line = mistake("--resume", "run", "--optimizer", "adamw")
+    assert "--optimizer is sgd in the checkpoint, adamw in this run" in line and "--weights" in line
+    content = torch.load(train.cwd / "run" / "last.pt", weights_only=True)
+    content["model"]["classifier.1.bias"] = torch.zeros(9)  # as a vision transformer's position embedding differs by image size
+    torch.save(content, train.cwd / "shape.pt")
+    line = mistake("--resume", "shape.pt")
+    assert "--image-size" in line and "torch.Size([9])" in line and "torch.Size([4])" in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_output_folder(train: Runner, pictures: Path) -> None:
+    (train.cwd / "closed").mkdir(mode=0o500)
+    assert "cannot be written (permission denied)" in train("--data", pictures, *SMALL, "--output", "closed").mistake()
+
+
+def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) -> None:
+    """Names one that does, which is then tried under the same limit; also when it is the loader's own memory."""
+    status = Path(f"/proc/{train.zygote.pid}/status").read_text()
+    mapped = int(status.split("VmSize:")[1].split()[0]) << 10
+    limit = {"RLIMIT_AS": mapped + (1 << 29)}
+    flags = ("--loader", "synthetic", *SMALL, "--steps", 1, "--val-every", 0, "--precision", "fp32")
+
+    line = train(*flags, "--batch-size", 4000, limits=limit).mistake()
+    assert "--batch-size 4000 does not fit" in line and "--accumulate" in line
+    fits = line.split("--batch-size ")[2].split(" ")[0]
+    assert 0 < int(fits) < 4000
+    train(*flags, "--batch-size", fits, "--output", "fits", limits=limit).done()
+    assert summary(train.cwd / "fits")["steps"] == 1
+
+    assert "--batch-size 400000 does not fit" in train(*flags, "--batch-size", 400_000, limits=limit).mistake()
+    line = train("--data", pictures, *SMALL, "--workers", 8, "--batch-size", 96, "--image-size", 800, limits=limit).mistake()
+    assert "memory" in line and "--workers" in line and "--batch-size" in line

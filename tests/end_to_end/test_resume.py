@@ -1,0 +1,146 @@
+"""A run that was stopped or killed anywhere and resumed: the same losses bit for bit, each sample of an epoch once."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dataset.order import order
+from tests.end_to_end.runs import Process, Runner, losses, points, summary, until
+
+N, EPOCHS, STEP = 96, 2, 8  # samples of an epoch, epochs, samples of a step
+STEPS = EPOCHS * N // STEP
+SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--workers", 2, "--epochs", EPOCHS, "--ceilings", "false", "--log-every", 1)
+"""squeezenet1_1 has dropout; `workers` is a rank's."""
+
+
+def start(train: Runner, pictures: Path, output: str, *, ranks: int = 1, flags: Sequence[object] = ()) -> list[Process]:
+    batch = STEP // ranks
+    return train.ranks(ranks, "--data", pictures, *SMALL, "--batch-size", batch, "--output", output, "--resume", "auto", *flags)
+
+
+def steps(output: Path) -> int:
+    found = points(output, "train")
+    return found[-1]["step"] if found else 0
+
+
+def check_same(uninterrupted: Path, resumed: Path) -> None:
+    """Losses, what was consumed, validations and the final weights."""
+    assert losses(resumed) == losses(uninterrupted)
+    for kind, parts in (("train", ("step", "epoch", "consumed", "losses", "lr")), ("val", ("step", "epoch", "top1", "top5", "loss"))):
+        told = [[{part: point[part] for part in parts} for point in points(output, kind)] for output in (uninterrupted, resumed)]
+        assert told[0] == told[1]
+    first, second = (torch.load(output / "last.pt", weights_only=True) for output in (uninterrupted, resumed))
+    assert first["progress"] == second["progress"]
+    assert all(torch.equal(value, second["model"][name]) for name, value in first["model"].items())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> None:
+    """SIGTERM and SIGKILL in turns, until the run comes to its end; a checkpoint every 1, 2 or 3 steps."""
+    for process in start(train, pictures, "whole", ranks=ranks):
+        process.done()
+    whole, killed = train.cwd / "whole", train.cwd / "killed"
+    consumed = [(point["epoch"], point["consumed"]) for point in points(whole, "train")]
+    assert consumed == [(epoch, done) for epoch in range(EPOCHS) for done in range(STEP, N + 1, STEP)]
+
+    draws = random.Random(ranks)
+    for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 4))):
+        flags = ("--save-every-steps", draws.randint(1, 3))
+        processes = start(train, pictures, "killed", ranks=ranks, flags=flags)
+        before = steps(killed)
+        until(lambda at=at, before=before: steps(killed) > max(at - 1, before) or processes[0].poll() is not None, 60, f"step {at}")
+        how = (signal.SIGTERM, signal.SIGKILL)[number % 2]
+        for process in processes if how == signal.SIGKILL else processes[-1:]:  # one rank hears it, all stop
+            process.send(how)
+        codes = {process.wait(20) for process in processes}
+        assert codes <= ({-signal.SIGKILL} if how == signal.SIGKILL else {128 + signal.SIGTERM, 0}), [p.err for p in processes]
+    for process in start(train, pictures, "killed", ranks=ranks):
+        process.done()
+    check_same(whole, killed)
+
+
+def test_killed_before_the_first_checkpoint(train: Runner, pictures: Path) -> None:
+    """--resume auto starts anew, over what the killed run has left."""
+    (process,) = start(train, pictures, "run")
+    until(lambda: steps(train.cwd / "run") > 1, 60, "two steps")
+    process.send(signal.SIGKILL)
+    process.wait()
+    start(train, pictures, "run")[0].done()
+    assert len(losses(train.cwd / "run")) == STEPS
+
+
+def test_stopped_while_validating(train: Runner, pictures: Path) -> None:
+    """A checkpoint at an epoch's end resumes into validation; the next one into the next epoch."""
+    slow = ("--val-batch-size", 1, "--read-delay-ms", 20)
+    (process,) = start(train, pictures, "run", flags=slow)
+    until(lambda: steps(train.cwd / "run") == N // STEP, 60, "the end of the epoch")
+    until(lambda: (train.cwd / "run" / "last.pt").exists(), 60, "its checkpoint")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert points(train.cwd / "run", "val") == []
+    progress = torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]
+    assert (progress["epoch"], progress["consumed"], progress["step"]) == (0, N, N // STEP)
+
+    start(train, pictures, "run")[0].done()
+    assert [(point["epoch"], point["step"]) for point in points(train.cwd / "run", "val")] == [(0, N // STEP), (1, STEPS)]
+    assert len(losses(train.cwd / "run")) == STEPS
+    assert summary(train.cwd / "run")["samples_dropped"] == 0
+
+
+def test_other_batch_and_world_size_go_on_with_the_tail(train: Runner, pictures: Path) -> None:
+    """24 samples in steps of 8, 30 in steps of 2 x 15, then steps of 7: each takes the order where the one before stopped."""
+    stages: tuple[tuple[int, int, int], ...] = ((1, 8, 3), (2, 15, 4), (1, 7, 5))
+    for ranks, batch, until_step in stages:
+        flags = ("--batch-size", batch, "--steps", until_step, "--val-every", 0, "--lr", 1e-9, "--save-every-steps", 1)
+        for process in start(train, pictures, "run", ranks=ranks, flags=flags):
+            process.done()
+    assert [point["consumed"] for point in points(train.cwd / "run", "train")] == [8, 16, 24, 54, 61]
+    # with a vanishing learning rate and no dropout a step's loss is that of its samples: here only that they are the right ones
+    ids = order(0, 0, N)
+    assert sorted(np.concatenate([ids[:24], ids[24:54], ids[54:61]]).tolist()) == sorted(ids[:61].tolist())
+
+
+def test_a_finished_run_stays_as_it_was(train: Runner, pictures: Path) -> None:
+    flags = ("--steps", 13)
+    start(train, pictures, "run", flags=("--epochs", 1))[0].done()
+    before = (train.cwd / "run" / "summary.json").read_bytes()
+    process = start(train, pictures, "run", flags=("--epochs", 1))[0].done()
+    assert "nothing was left to do" in process.out
+    assert (train.cwd / "run" / "summary.json").read_bytes() == before
+    start(train, pictures, "run", flags=flags)[0].done()
+    assert summary(train.cwd / "run")["steps"] == 13
+    assert len(losses(train.cwd / "run")) == 13
+
+
+def test_best_and_last(train: Runner, pictures: Path) -> None:
+    """best.pt is the first of the best epochs; last.pt is at the end of everything."""
+    start(train, pictures, "run", flags=("--epochs", 4, "--lr", 0.02))[0].done()
+    top1 = [point["top1"] for point in points(train.cwd / "run", "val")]
+    assert len(top1) == 4
+    best, last = (torch.load(train.cwd / "run" / name, weights_only=True)["progress"] for name in ("best.pt", "last.pt"))
+    assert best["best"] == last["best"] == max(top1)
+    assert best["epoch"] == top1.index(max(top1)) + 1
+    assert best["consumed"] == 0
+    assert best["step"] == best["epoch"] * N // STEP
+    assert last["epoch"] == 4 and last["step"] == 4 * N // STEP
+
+
+def test_a_full_disk_loses_no_checkpoint(train: Runner, pictures: Path) -> None:
+    """No file may grow beyond a limit that is smaller than a checkpoint: one line, exit code 2, and the checkpoint before is whole."""
+    start(train, pictures, "run", flags=("--steps", 5))[0].done()
+    last = train.cwd / "run" / "last.pt"
+    before = last.read_bytes()
+    arguments = ("--data", pictures, *SMALL, "--batch-size", STEP, "--output", "run", "--resume", "auto", "--save-every-steps", 2)
+    line = train(*arguments, limits={"RLIMIT_FSIZE": len(before) // 2}).mistake()
+    assert "--output run" in line and "last.pt" in line and "untouched" in line
+    assert last.read_bytes() == before
+    assert sorted(path.name for path in (train.cwd / "run").glob(".*")) == []
+    start(train, pictures, "run")[0].done()
+    assert len(losses(train.cwd / "run")) == STEPS

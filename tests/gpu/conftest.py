@@ -1,0 +1,60 @@
+"""Needs a CUDA device. Without one every test here is skipped; with one a skip is a failure, but for images that are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conformance.fixtures import (  # noqa: F401
+    SAMPLES,
+    odd,
+    parametrise,
+    photographs,
+    ramps,
+    samples,
+    small,
+    temporary,
+)
+
+HERE = Path(__file__).parent
+CUDA = torch.device("cuda", 0)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    parametrise(metafunc, CUDA)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    absent = pytest.mark.skip(reason="no CUDA device")
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker("gpu")
+            if not torch.cuda.is_available():
+                item.add_marker(absent)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.skipped and torch.cuda.is_available() and "gpu" in item.keywords:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if SAMPLES not in reason:
+            report.outcome, report.longrepr = "failed", f"skipped where there is a CUDA device: {reason}"
+    return report
+
+
+@pytest.fixture(scope="session", autouse=True)
+def prepared() -> None:
+    """CUDA's variables and this process's device, as in every program."""
+    if torch.cuda.is_available():
+        from engine.distributed import prepare_process
+
+        prepare_process()
+
+
+@pytest.fixture
+def device() -> torch.device:
+    return CUDA

@@ -1,0 +1,225 @@
+"""Checkpoints: whole at any time, loaded without running code, and a mismatch that prints both values."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from contracts import Mistake
+from engine import checkpoint
+
+ROOT = Path(__file__).resolve().parents[2]
+FITS: dict[str, Any] = {"arch": "resnet18", "classes": ["ant", "bee", "cow"], "manifest": "a1b2c3"}
+CONTENT: dict[str, Any] = {
+    **FITS,
+    "model": {"weight": torch.arange(1000.0), "steps": torch.tensor(3)},
+    "optimizer": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+    "progress": {"epoch": 2, "consumed": 640, "best": float("-inf")},
+}
+
+
+def refusal(path: Path, **fits: Any) -> str:
+    with pytest.raises(Mistake) as caught:
+        checkpoint.read(path, **FITS | fits)
+    said = str(caught.value)
+    assert "\n" not in said and said.startswith(f"--resume {path}: ")
+    return said
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    checkpoint.write(tmp_path / "last.pt", CONTENT)
+    return tmp_path / "last.pt"
+
+
+def test_round_trip(written: Path) -> None:
+    found = checkpoint.read(written, **FITS)
+    assert torch.equal(found["model"]["weight"], CONTENT["model"]["weight"])
+    assert {name: found[name] for name in ("progress", "arch", "classes", "manifest")} == {
+        name: CONTENT[name] for name in ("progress", "arch", "classes", "manifest")
+    }
+    assert [path.name for path in written.parent.iterdir()] == ["last.pt"]
+
+
+# --- whole at any time ----------------------------------------------------------------------------------------------------------------
+
+WRITER = """
+    import itertools, pathlib, sys, torch
+    from engine import checkpoint
+    path = pathlib.Path(sys.argv[1])
+    for i in itertools.count():
+        checkpoint.write(path, {"i": i, "model": {"a": torch.full((400_000,), float(i)), "b": torch.full((10,), i)}})
+        print(i, flush=True)
+"""
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
+    path, moments = tmp_path / "last.pt", random.Random(0)
+    for _ in range(3):
+        program = [sys.executable, "-c", textwrap.dedent(WRITER), str(path)]
+        process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        assert process.stdout
+        said = process.stdout.readline()
+        time.sleep(moments.uniform(0, 0.1))
+        process.send_signal(signal.SIGKILL)
+        said += process.communicate()[0]
+        content = torch.load(path, weights_only=True)
+        assert content["i"] >= int(said.split()[-1]), "what was said to be written is"
+        assert {float(content["i"])} == set(content["model"]["a"].tolist()) == set(content["model"]["b"].tolist())
+        assert len(list(tmp_path.iterdir())) <= 2, "what the kills left does not pile up"
+    checkpoint.write(path, CONTENT)
+    assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
+
+
+FULL = """
+    import pathlib, resource, sys, torch
+    from contracts import Mistake
+    from engine import checkpoint
+    path = pathlib.Path(sys.argv[1])
+    checkpoint.write(path, {"i": 0})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    for size in (10_000, 40_000, 1_000_000):
+        try:
+            checkpoint.write(path, {"i": 1, "a": torch.zeros(size)})
+        except Mistake as mistake:
+            print(mistake)
+"""
+
+
+def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(FULL), str(path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()
+    assert len(said) == 2, "the first fitted"
+    for line in said:
+        assert line.startswith(f"--output {tmp_path}: cannot write last.pt: ") and "earlier checkpoints are untouched" in line
+    assert torch.load(path, weights_only=True)["i"] == 1
+    assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.os, call, fails)
+    with pytest.raises(Mistake, match=r"No space left on device; earlier checkpoints are untouched") as caught:
+        checkpoint.write(written, {"arch": "other"})
+    assert "\n" not in str(caught.value)
+    monkeypatch.undo()
+    assert checkpoint.read(written, **FITS)["arch"] == "resnet18"
+    assert [left.name for left in written.parent.iterdir()] == ["last.pt"]
+
+
+def test_a_folder_that_is_gone(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="No such file"):
+        checkpoint.write(tmp_path / "gone" / "last.pt", CONTENT)
+
+
+def test_the_file_and_its_folder_are_synced_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
+    checkpoint.write(tmp_path / "last.pt", CONTENT)
+    assert done[1:] == ["rename", tmp_path.name] and done[0] != "last.pt"
+
+
+# --- what does not fit ------------------------------------------------------------------------------------------------------------------
+
+MANY = [f"class {i}" for i in range(1000)]
+
+
+@pytest.mark.parametrize(
+    ("fits", "both"),
+    [
+        ({"arch": "resnet50"}, ("architecture", "resnet18", "resnet50")),
+        ({"classes": ["ant", "bee"]}, ("number of classes", "3", "2")),
+        ({"classes": ["ant", "bee", "dog"]}, ("class", "cow", "dog")),
+        ({"manifest": "d4e5f6"}, ("manifest identity", "a1b2c3", "d4e5f6")),
+    ],
+)
+def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ...], written: Path) -> None:
+    said = refusal(written, **fits)
+    assert all(value in said for value in both), said
+    assert "in the checkpoint" in said and "in this run" in said
+
+
+def test_one_class_of_a_thousand_is_named(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "last.pt", {**CONTENT, "classes": MANY})
+    said = refusal(tmp_path / "last.pt", classes=[*MANY[:-1], "another"])
+    assert "class 999" in said and "another" in said and len(said) < 300
+    checkpoint.read(tmp_path / "last.pt", **FITS | {"classes": MANY})
+
+
+class Evil:
+    """Unpickling this would make a file."""
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("evil"),))
+
+
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format": checkpoint.FORMAT, **FITS, "model": Evil()}, tmp_path / "a.pt")
+    assert "not a checkpoint that can be read" in refusal(tmp_path / "a.pt")
+    assert not Path("evil").exists()
+    torch.load(tmp_path / "a.pt", weights_only=False)
+    assert Path("evil").exists(), "the plant works"
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000)])
+def test_what_is_no_checkpoint(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.pt").write_bytes(content)
+    assert "not a checkpoint" in refusal(tmp_path / "a.pt")
+
+
+@pytest.mark.parametrize("content", [{"weight": torch.zeros(1)}, [1], {"format": 99}, {"format": 1}, 3])
+def test_what_is_anothers(content: Any, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "a.pt")
+    assert "--weights" in refusal(tmp_path / "a.pt")
+
+
+def test_damage_is_one_line_or_harmless(written: Path) -> None:
+    whole, places = written.read_bytes(), random.Random(1)
+    refused = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        for _ in range(places.randint(1, 20)):
+            damaged[places.randrange(len(whole))] = places.randrange(256)
+        written.write_bytes(damaged if places.random() < 0.7 else damaged[: places.randrange(len(whole))])
+        try:
+            checkpoint.read(written, **FITS)
+        except Mistake as mistake:
+            refused += 1
+            assert "\n" not in str(mistake)  # noqa: PT017
+    assert refused > 50
+
+
+# --- which file -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_which_file_is_resumed(tmp_path: Path) -> None:
+    assert checkpoint.find(None, tmp_path) is None
+    assert checkpoint.find("auto", tmp_path) is None, "starts anew"
+    (tmp_path / "last.pt").touch()
+    assert checkpoint.find("auto", tmp_path) == tmp_path / "last.pt"
+    assert checkpoint.find(str(tmp_path), None) == tmp_path / "last.pt"
+    assert checkpoint.find("x/best.pt", tmp_path) == Path("x/best.pt")
+    with pytest.raises(Mistake, match="--output, which was not given"):
+        checkpoint.find("auto", None)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert "no checkpoint there" in refusal(tmp_path / "last.pt")

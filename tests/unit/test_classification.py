@@ -1,0 +1,193 @@
+"""The classification task: targets, losses, and a metric whose numbers depend neither on order nor on ranks."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts import Batch, Metric, Rows, Task
+from tasks.classification import IGNORE, LARGEST_LOSS, LOSS_UNIT, Classification, TopK
+from tests.unit.test_meter import Threads, alone, on_ranks
+
+CPU = torch.device("cpu")
+LABELS = np.array([3, 0, 2, 1, 3], np.int32)
+
+
+def rows(ids: list[int]) -> Rows:
+    count = len(ids)
+    return Rows(
+        ids=np.array(ids),
+        regions=np.zeros((count, 4), np.int64),
+        windows=np.zeros((count, 4)),
+        sizes=np.zeros((count, 2), np.int64),
+        flips=np.zeros(count, bool),
+        valid=np.array(ids) >= 0,
+    )
+
+
+def batch_of(labels: torch.Tensor, valid: torch.Tensor | None = None) -> Batch:
+    valid = torch.ones(len(labels), dtype=torch.bool) if valid is None else valid
+    return Batch(
+        images=torch.zeros(len(labels), 3, 1, 1),
+        sizes=torch.ones(len(labels), 2, dtype=torch.int64),
+        targets={"labels": torch.where(valid, labels, IGNORE)},
+        valid=valid,
+        ids=np.where(valid.numpy(), np.arange(len(labels)), -1),
+    )
+
+
+def random(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(logits, labels, valid), a third of them not valid."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(count, classes, generator=generator)
+    return logits, torch.randint(0, classes, (count,), generator=generator), torch.rand(count, generator=generator) > 0.33
+
+
+def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[str, float]:
+    metric = Classification(LABELS).metric(CPU)
+    for logits, batch in batches:
+        metric.update(logits, batch)
+    return metric.result(world or alone())
+
+
+# --- targets ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_labels_of_the_rows_and_ignore_for_padding() -> None:
+    found = Classification(LABELS).targets(rows([4, 1, 0, -1, -1]))
+    assert list(found) == ["labels"] and found["labels"].dtype == np.int64
+    assert found["labels"].tolist() == [3, 0, 3, IGNORE, IGNORE]
+    assert Classification(LABELS).targets(rows([-1, -1]))["labels"].tolist() == [IGNORE, IGNORE]
+
+
+def test_the_task_is_the_contract() -> None:
+    task: Task = Classification(LABELS)
+    metric: Metric = task.metric(CPU)
+    assert task.name == "classification" and task.best in metric.result(alone())
+
+
+# --- losses -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_one_loss_a_sample(smoothing: float) -> None:
+    logits, labels, valid = random(20, 7)
+    losses = Classification(LABELS, label_smoothing=smoothing).losses(logits, batch_of(labels, valid))
+    assert losses.dtype == torch.float32 and losses.shape == (20,)
+    for i in range(20):
+        expected = functional.cross_entropy(logits[i], labels[i], label_smoothing=smoothing) if valid[i] else torch.tensor(0.0)
+        assert float(losses[i]) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_half_precision_logits_are_summed_in_single() -> None:
+    logits, labels, _ = random(20, 1000)
+    batch = batch_of(labels)
+    losses = Classification(LABELS).losses(logits.half(), batch)
+    assert losses.dtype == torch.float32
+    torch.testing.assert_close(losses, functional.cross_entropy(logits.half().float(), labels, reduction="none"))
+
+
+def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
+    heads = [random(9, 7, seed)[0] for seed in range(3)]
+    _, labels, valid = random(9, 7)
+    batch = batch_of(labels, valid)
+    task = Classification(LABELS, auxiliary_weight=0.3)
+    each = [task.losses(head, batch) for head in heads]
+    torch.testing.assert_close(task.losses(tuple(heads), batch), each[0] + 0.3 * each[1] + 0.3 * each[2])
+    torch.testing.assert_close(task.losses([heads[0]], batch), each[0])
+    assert measured((tuple(heads), batch)) == measured((heads[0], batch))  # type: ignore[arg-type]
+
+
+def test_a_sample_that_is_not_valid_has_no_gradient() -> None:
+    logits, labels, valid = random(12, 7)
+    logits.requires_grad_()
+    Classification(LABELS, label_smoothing=0.1).losses(logits, batch_of(labels, valid)).sum().backward()
+    assert logits.grad is not None
+    assert (logits.grad[~valid] == 0).all() and (logits.grad[valid] != 0).any(dim=1).all()
+
+
+# --- the metric ---------------------------------------------------------------------------------------------------------------------
+
+
+def naive(logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor, k: int) -> int:
+    count = 0
+    for row, label, counts in zip(logits.tolist(), labels.tolist(), valid.tolist(), strict=True):
+        best = sorted(range(len(row)), key=lambda i: -row[i])[:k]
+        count += counts and label in best
+    return count
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4, 5, 6, 10, 1000])
+def test_top_1_and_top_5_are_exact_counts(classes: int) -> None:
+    logits, labels, valid = random(200, classes)
+    found = measured((logits, batch_of(labels, valid)))
+    samples = int(valid.sum())
+    assert found["samples"] == samples
+    assert found["top1"] == naive(logits, labels, valid, 1) / samples
+    assert found["top5"] == naive(logits, labels, valid, 5) / samples
+    if classes <= 5:
+        assert found["top5"] == 1.0
+    losses = functional.cross_entropy(logits[valid].double(), labels[valid], reduction="none")
+    assert found["loss"] == pytest.approx(float(losses.mean()), abs=1e-6)
+    assert found["losses_not_finite"] == 0
+
+
+def test_the_loss_is_plain_whatever_training_smooths() -> None:
+    logits, labels, valid = random(50, 7)
+    metric = Classification(LABELS, label_smoothing=0.3).metric(CPU)
+    metric.update(logits, batch_of(labels, valid))
+    assert metric.result(alone()) == measured((logits, batch_of(labels, valid)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.permutations(range(24)), st.lists(st.integers(1, 23), max_size=5, unique=True))
+def test_neither_order_nor_batches_change_a_bit(permutation: list[int], cuts: list[int]) -> None:
+    """fp32 sums would: they depend on which is added first."""
+    logits, labels, valid = random(24, 7)
+    expected = measured((logits, batch_of(labels, valid)))
+    edges = [0, *sorted(cuts), 24]
+    places = [torch.tensor(permutation[a:b]) for a, b in pairwise(edges)]
+    assert measured(*[(logits[place], batch_of(labels[place], valid[place])) for place in places]) == expected
+
+
+def test_three_ranks_are_as_one() -> None:
+    logits, labels, valid = random(30, 7)
+    expected = measured((logits, batch_of(labels, valid)))
+
+    def work(world: Threads) -> dict[str, float]:
+        mine = torch.arange(world.rank, 30, 3)
+        return measured((logits[mine], batch_of(labels[mine], valid[mine])), world=world)
+
+    assert on_ranks(3, work) == [expected] * 3
+
+
+def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:
+    logits = torch.zeros(6, 3)
+    logits[1], logits[2, 0], logits[3, 1] = math.nan, -math.inf, 2 * LARGEST_LOSS
+    logits[4] = math.nan  # of a sample that is not valid: counts nowhere
+    labels, valid = torch.zeros(6, dtype=torch.int64), torch.tensor([True, True, True, True, False, True])
+    found = measured((logits, batch_of(labels, valid)))
+    assert (found["samples"], found["losses_not_finite"]) == (5, 3)
+    assert found["loss"] == pytest.approx(math.log(3), abs=LOSS_UNIT)
+
+
+def test_no_sample_at_all() -> None:
+    found = measured((torch.zeros(2, 3), batch_of(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))))
+    assert found == {"top1": 0.0, "top5": 0.0, "loss": 0.0, "samples": 0, "losses_not_finite": 0} == measured()
+
+
+def test_the_sum_has_room_for_a_million_of_the_largest_losses() -> None:
+    assert 1e6 * LARGEST_LOSS / LOSS_UNIT < 2**63
+    metric = TopK(CPU)
+    logits = torch.tensor([[0.0, LARGEST_LOSS]]).expand(1000, 2)
+    for _ in range(10):
+        metric.update(logits, batch_of(torch.zeros(1000, dtype=torch.int64)))
+    assert metric.result(alone())["loss"] == LARGEST_LOSS

@@ -1,0 +1,274 @@
+"""The settings: preset < flags, one line for every mistake, a round trip through YAML, and a --help that says everything."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import config
+from config import GROUP_OF, GROUPS, Config, as_yaml, build, nearest, one_of, parse, read_preset
+from contracts import Mistake
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def preset(folder: Path, text: str, name: str = "preset.yaml") -> str:
+    (folder / name).write_text(text, encoding="utf-8")
+    return str(folder / name)
+
+
+def mistake(argv: list[str]) -> str:
+    with pytest.raises(Mistake) as caught:
+        parse(argv)
+    said = str(caught.value)
+    assert said and "\n" not in said and not re.search("[│╭╰─]|  ", said), said
+    return said
+
+
+# --- precedence ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
+    path = preset(tmp_path, "batch_size: 32\nlr: 0.5\narch: alexnet\n")
+    found = parse(["--config", path, "--lr", "0.25"])
+    assert (found.optimisation.lr, found.loading.batch_size, found.model.arch) == (0.25, 32, "alexnet")
+    assert found.optimisation.momentum == 0.9 == Config().optimisation.momentum
+    assert found.run.config == Path(path)
+    assert parse([f"--config={path}", "--lr=0.25"]) == found
+    assert parse(["--lr", "0.25", "--config", path]) == found, "whatever their order"
+
+
+def test_a_flag_with_the_defaults_value_still_wins(tmp_path: Path) -> None:
+    path = preset(tmp_path, "lr: 0.5\nceilings: false\nsteps: 7\n")
+    found = parse(["--config", path, "--lr", "0.1", "--ceilings", "true", "--steps", "None"])
+    assert (found.optimisation.lr, found.run.ceilings, found.optimisation.steps) == (0.1, True, None)
+
+
+def test_keys_with_dashes_are_those_with_underscores(tmp_path: Path) -> None:
+    assert parse(["--config", preset(tmp_path, "batch-size: 3\n")]).loading.batch_size == 3
+    assert parse(["--batch-size", "3"]) == parse(["--batch_size", "3"])
+
+
+def test_an_exponent_in_yaml_is_a_number(tmp_path: Path) -> None:
+    assert parse(["--config", preset(tmp_path, "weight_decay: 5e-5\n")]).optimisation.weight_decay == 5e-5
+
+
+@pytest.mark.parametrize("word", ["true", "True"])
+@pytest.mark.parametrize("form", ["{} {}", "{}={}"])
+def test_true_and_false_in_both_cases(word: str, form: str) -> None:
+    for flag in ("--evaluate", "--compile", "--rescan", "--profile"):
+        name = flag.removeprefix("--")
+        assert parse(form.format(flag, word).split()).flat()[name] is True
+        assert parse(form.format(flag, word.replace("rue", "alse").replace("t", "f").replace("T", "F")).split()).flat()[name] is False
+    assert parse(["--ceilings", "false"]).run.ceilings is False
+
+
+def test_tuples_take_their_values_one_by_one() -> None:
+    assert parse(["--crop-scale", "0.25", "1", "--mean", "0", "0", "0"]).augmentation.crop_scale == (0.25, 1.0)
+
+
+# --- round trip -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_run_writes_is_the_preset_of_the_same_run(tmp_path: Path) -> None:
+    for argv in ([], ["--lr", "1e-5", "--steps", "3", "--crop-scale", "0.5", "1", "--data", "my data: 'x'", "--compile", "true"]):
+        found = parse(argv)
+        assert parse(["--config", preset(tmp_path, as_yaml(found))]).flat() == found.flat() | {"config": str(tmp_path / "preset.yaml")}
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.text(min_size=1), st.floats(0, 1e9), st.integers(1, 10**12), st.booleans(), st.none() | st.integers(1, 5))
+def test_any_value_comes_back_from_yaml(text: str, number: float, whole: int, flag: bool, perhaps: int | None) -> None:
+    if "\0" in text:
+        return
+    values = {"weights": text, "weight_decay": number, "epochs": whole, "compile": flag, "steps": perhaps, "data": "/" + text}
+    made = build(values)
+    written = as_yaml(made).encode("utf-8", "strict").decode()
+    assert build(yaml.safe_load(written)) == made
+
+
+@pytest.mark.parametrize(
+    "path", ["/a/\udcff\udc80.data", "/a/😀", "/a/\u2028b", "/a/\x85", "/a/é", "/a/#b", "/a/: b", "/a/ b ", "null", "1e-5"]
+)
+def test_any_path_comes_back_from_yaml(path: str) -> None:
+    """\\udcff is how Python spells a byte of a file name that is no UTF-8."""
+    made = build({"data": path, "weights": path})
+    assert build(yaml.safe_load(as_yaml(made).encode("utf-8").decode())) == made
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
+def test_the_presets_of_the_repository(path: Path) -> None:
+    found = parse(["--config", str(path)])
+    for name, value in read_preset(path).items():
+        assert str(found.flat()[name.replace("-", "_")]) == str(value) or found.flat()[name] == pytest.approx(float(value)), name
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------------------------
+
+WRONG_FLAGS = [
+    (["--batch-size", "0"], ["--batch-size", "0", "greater than 0"]),
+    (["--batch-size", "-3"], ["--batch-size", "-3"]),
+    (["--batch-size", "many"], ["--batch-size", "many"]),
+    (["--batch-size", "1.5"], ["--batch-size", "1.5"]),
+    (["--batch-size"], ["--batch-size"]),
+    (["--lr", "nan"], ["--lr", "nan", "finite"]),
+    (["--lr", "inf"], ["--lr", "inf"]),
+    (["--lr", "0"], ["--lr", "greater than 0"]),
+    (["--lr", "fast"], ["--lr", "fast"]),
+    (["--epochs", "0"], ["--epochs"]),
+    (["--steps", "0"], ["--steps"]),
+    (["--image-size", "4"], ["--image-size", "8"]),
+    (["--flip", "1.5"], ["--flip", "1.5"]),
+    (["--label-smoothing", "1"], ["--label-smoothing", "less than 1"]),
+    (["--momentum", "2"], ["--momentum"]),
+    (["--crop-scale", "0.5", "0.2"], ["--crop-scale", "0.5 0.2", "low <= high"]),
+    (["--crop-scale", "0", "1"], ["--crop-scale", "0 <"]),
+    (["--crop-scale", "0.1", "2"], ["--crop-scale", "<= 1"]),
+    (["--crop-ratio", "-1", "1"], ["--crop-ratio"]),
+    (["--crop-ratio", "1"], ["--crop-ratio"]),
+    (["--std", "1", "1", "0"], ["--std", "above 0"]),
+    (["--precision", "fp8"], ["--precision", "fp8", "bf16"]),
+    (["--optimizer", "adam"], ["--optimizer", "adam", "adamw"]),
+    (["--reader", "jpeg"], ["--reader", "pil"]),
+    (["--compile", "yes"], ["--compile", "yes"]),
+    (["--compile"], ["--compile"]),
+    (["--bach-size", "3"], ["--bach-size", "did you mean --batch-size", "--help"]),
+    (["--qqqq", "3"], ["--qqqq", "--help"]),
+    (["--lr", "0.1", "stray"], ["stray"]),
+    (["--seed", "-1"], ["--seed"]),
+    (["--seed", str(2**63)], ["--seed"]),
+    (["--workers", "-1"], ["--workers"]),
+    (["--config", "/nowhere/x.yaml"], ["--config /nowhere/x.yaml", "No such file", "configs/"]),
+    (["--config", "/"], ["--config /", "directory"]),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), WRONG_FLAGS, ids=lambda value: " ".join(value)[:30])
+def test_wrong_flags_get_one_line(argv: list[str], words: list[str]) -> None:
+    said = mistake(argv)
+    assert all(word in said for word in words), said
+    assert len(said) < 300, said
+
+
+WRONG_PRESETS = [
+    ("bach_size: 3", ["unknown key 'bach_size'", "batch_size", "--help"]),
+    ("batch_size: 0", ["--batch-size", "0", "greater than 0"]),
+    ("batch_size: [1, 2]", ["--batch-size", "[1, 2]"]),
+    ("batch_size:", ["--batch-size", "None"]),
+    ("lr: .nan", ["--lr", "nan", "finite"]),
+    ("lr: fast", ["--lr", "'fast'"]),
+    ("precision: fp8", ["--precision", "'fp8'"]),
+    ("crop_scale: [0.5]", ["--crop-scale"]),
+    ("crop_scale: [0.5, 0.1]", ["--crop-scale", "low <= high"]),
+    ("run: {seed: 1}", ["unknown key 'run'"]),
+    ("- a\n- b", ["list", "mapping"]),
+    ("just words", ["str", "mapping"]),
+    ("# only a comment", ["nothing", "mapping"]),
+    ("lr: [0.1", ["does not parse as YAML"]),
+    ("lr: 0.1\n\tepochs: 3", ["does not parse as YAML"]),
+    ("a: !!python/object/apply:os.system [ls]", ["does not parse as YAML"]),
+    ("3: 4", ["unknown key '3'"]),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), WRONG_PRESETS, ids=lambda value: str(value)[:30])
+def test_wrong_presets_get_one_line_that_names_the_file(text: str, words: list[str], tmp_path: Path) -> None:
+    path = preset(tmp_path, text)
+    said = mistake(["--config", path])
+    assert all(word in said for word in [*words, path]), said
+
+
+def test_a_preset_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00\x01")
+    assert "does not parse" in mistake(["--config", str(tmp_path / "x.yaml")])
+
+
+def test_a_preset_of_defaults_alone_is_empty_braces(tmp_path: Path) -> None:
+    assert parse(["--config", preset(tmp_path, "{}")]).optimisation == Config().optimisation
+
+
+# --- names --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_nearest_names() -> None:
+    known = ["resnet18", "resnet50", "alexnet"]
+    assert nearest("resnet5", known).startswith(" (did you mean resnet50")
+    assert nearest("zzz", known) == ""
+    assert one_of("--arch", "alexnet", known) == "alexnet"
+    assert one_of("--loader", "auto", known, auto="alexnet") == "alexnet"
+    for name, words in (("alexnett", "did you mean alexnet?"), ("zzz", "which is unknown; known: resnet18, resnet50, alexnet")):
+        with pytest.raises(Mistake, match=re.escape(words)) as caught:
+            one_of("--arch", name, known)
+        assert str(caught.value).startswith(f"--arch got '{name}'") and "\n" not in str(caught.value)
+    with pytest.raises(Mistake) as caught:
+        one_of("--arch", "zzz", [f"net{i}" for i in range(80)])
+    assert len(str(caught.value)) < 80, "a list of 80 names is no help"
+
+
+def test_names_of_settings_are_unique_over_groups() -> None:
+    assert len(GROUP_OF) == sum(len(group.model_fields) for group in GROUPS.values())
+    assert set(GROUPS) == set(Config.model_fields)
+
+
+# --- help ---------------------------------------------------------------------------------------------------------------------------
+
+
+def documented() -> dict[str, dict[str, str]]:
+    """Class -> field -> its docstring, from the source."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(Path(config.__file__).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            fields = found.setdefault(node.name, {})
+            for statement, after in zip(node.body, [*node.body[1:], ast.Pass()], strict=True):
+                if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+                    is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+                    fields[statement.target.id] = after.value.value if is_text else ""  # type: ignore[attr-defined]
+    return found
+
+
+def test_every_setting_has_a_docstring() -> None:
+    texts = documented()
+    for group in GROUPS.values():
+        assert set(texts[group.__name__]) == set(group.model_fields)
+        for name, text in texts[group.__name__].items():
+            assert text.strip().endswith((".", "?")) and len(text) > 10, f"{group.__name__}.{name}"
+        assert (group.__doc__ or "").strip().endswith(".")
+
+
+def test_help_lists_every_setting_in_groups(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as stop:
+        parse(["--help"])
+    assert not stop.value.code
+    text = " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
+    places = [text.index(f"{group} options") for group in GROUPS]
+    assert places == sorted(places)
+    ends = [*places[1:], len(text)]
+    for (group, cls), start, end in zip(GROUPS.items(), places, ends, strict=True):
+        part = text[start:end]
+        assert (cls.__doc__ or "").strip() in part
+        for name, said in documented()[cls.__name__].items():
+            flag = f"--{name.replace('_', '-')} "
+            assert flag in part, f"{flag} is not among the {group} options"
+            assert " ".join(said.split()) in part.replace("- ", "-") or " ".join(said.split()) in part, f"{flag} is not explained"
+
+
+STABLE = """config task data source arch loader reader batch-size val-batch-size accumulate epochs steps image-size workers precision lr
+optimizer seed output manifest-dir rescan resume evaluate weights compile ceilings profile read-delay-ms"""
+
+
+def test_flags_that_stay_stable() -> None:
+    assert {flag.replace("-", "_") for flag in STABLE.split()} <= set(GROUP_OF)
+
+
+def test_settings_are_frozen() -> None:
+    made: Any = Config()
+    with pytest.raises(ValueError, match="frozen"):
+        made.optimisation.lr = 3

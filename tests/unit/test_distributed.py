@@ -1,0 +1,259 @@
+"""Processes that agree: votes, sums, gathers and the training step, with two and three gloo processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from filelock import FileLock
+from torch import nn
+
+from contracts import Mistake, World
+from engine.distributed import ProcessWorld, Vote, prepare_process
+from engine.step import Step
+from tests.unit.test_step import Net, assert_alike, batch_of, step_of
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+HUGE = 2**53 + 1  # no float64 holds it
+STOP_AT, SAVE_AT = 3, 5
+VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank 1, ...]
+    [None, [0], [1, 2, 3], [4]],
+    [[0, 1], [], None, [5]],
+    [[], [2], [3, 4], None],
+]
+"""Which samples of six count in each micro-batch of a step; None = all."""
+
+
+# --- what every rank does, in its own process ---------------------------------------------------------------------------------------------
+
+
+def work(world: ProcessWorld) -> dict[str, Any]:
+    """Everything that needs company, one after the other; a file a rank takes the findings home."""
+    found: dict[str, Any] = {"rank": world.rank}
+    vote = Vote(world)
+    found["votes"] = [vote.exchange(stop=world.rank == 1 and k == STOP_AT, save=world.rank == 0 and k == SAVE_AT) for k in range(8)]
+    found["drained"] = vote.drain()
+    vote.exchange(window=world.rank == world.size - 1)
+    found["drained raised"] = vote.drain()
+
+    found["sum"] = world.sum(np.array([HUGE, -1, world.rank], np.int64)).tolist()
+    mine = np.array([1.0, 2.0])
+    found["sum of floats"] = world.sum(mine).tolist()
+    found["own array"] = mine.tolist()
+    found["gather"] = world.gather({"rank": world.rank, "bytes": bytes(world.rank)})
+    world.barrier()
+
+    world.agree({"arch": "a", "manifest": "m"})
+    try:
+        world.agree({"arch": "a", "classes": ["x"] * 1000, "manifest": f"m{world.rank // 2}"})
+        found["agree"] = "agreed"
+    except Mistake as mistake:
+        found["agree"] = str(mistake)
+
+    norm = nn.BatchNorm1d(2)
+    norm(torch.full((4, 2), float(world.rank)) + torch.arange(4.0)[:, None])
+    dict(norm.named_buffers())["num_batches_tracked"].add_(world.rank)
+    world.broadcast_buffers(norm)
+    found["buffers"] = {name: buffer.tolist() for name, buffer in norm.named_buffers()}
+    found["training"] = train(world)
+    return found
+
+
+def train(world: ProcessWorld) -> dict[str, Any]:
+    """Three steps of as many micro-batches as there are, the ranks taking turns."""
+    net, accumulate = Net(), len(VALID[0]) // world.size
+    step = step_of(net, accumulate=accumulate, clip=0.5)
+    step._world = world
+    step.module = world.wrap(net, compiled=False)
+    outcomes = []
+    for k, counted in enumerate(VALID):
+        micro = [batch_of(10 * k + m, counted[m]) for m in range(world.rank, len(counted), world.size)]
+        outcomes.append(step(iter(micro), lr=0.1, epoch=0, position=k, want_norm=True).tolist())
+    return {"outcomes": outcomes, "weights": [p.detach().numpy() for p in net.parameters()]}
+
+
+def main(results: Path) -> None:
+    world = ProcessWorld(prepare_process())
+    with world.joined():
+        found = work(world)
+    (results / f"{world.rank}.pickle").write_bytes(pickle.dumps(found))
+
+
+def run(size: int, folder: Path) -> list[dict[str, Any]]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    code = "import pathlib, sys; from tests.unit.test_distributed import main; main(pathlib.Path(sys.argv[1]))"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", code, str(folder)],
+            cwd=ROOT,
+            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    try:
+        said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * size, said
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two and of three processes found; they are started once, also when pytest itself is several processes."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return run(request.param, tmp_path_factory.mktemp("ranks"))
+    folder = tmp_path_factory.getbasetemp().parent / f"{request.param} ranks"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            run(request.param, folder)
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(request.param)]
+
+
+# --- what they found ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["votes"] == [{"stop": k == STOP_AT + 1, "window": False, "save": k == SAVE_AT + 1} for k in range(8)]
+        assert found["drained"] == {"stop": False, "window": False, "save": False}
+        assert found["drained raised"] == {"stop": False, "window": True, "save": False}
+
+
+def test_integers_are_summed_exactly_and_the_own_array_is_left_alone(ranks: list[dict[str, Any]]) -> None:
+    size = len(ranks)
+    for found in ranks:
+        assert found["sum"] == [size * HUGE, -size, sum(range(size))]
+        assert found["sum of floats"] == [size * 1.0, size * 2.0] and found["own array"] == [1.0, 2.0]
+
+
+def test_gather_is_in_rank_order_on_every_rank(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        assert found["gather"] == [{"rank": rank, "bytes": bytes(rank)} for rank in range(len(ranks))]
+
+
+def test_every_rank_learns_that_one_sees_other_data_and_what(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        if len(ranks) == 2:
+            assert found["agree"] == "agreed"
+        else:
+            assert "manifest is m0 on rank 0, m1 on rank 2" in found["agree"] and "\n" not in found["agree"]
+            assert "classes" not in found["agree"], "which are alike"
+
+
+def test_statistics_are_rank_0s(ranks: list[dict[str, Any]]) -> None:
+    norm = nn.BatchNorm1d(2)
+    norm(torch.zeros(4, 2) + torch.arange(4.0)[:, None])
+    for found in ranks:
+        assert found["buffers"] == {name: buffer.tolist() for name, buffer in norm.named_buffers()}
+
+
+def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]]) -> None:
+    """Ranks with one valid sample and with six: the gradient is the mean over samples, not over ranks."""
+    size = len(ranks)
+    used = len(VALID[0]) // size * size
+    net = Net()
+    alone = step_of(net, accumulate=used, clip=0.5)
+    for k, counted in enumerate(VALID):
+        loss, valid, norm, _ = alone(
+            iter([batch_of(10 * k + m, counted[m]) for m in range(used)]), lr=0.1, epoch=0, position=k, want_norm=True
+        ).tolist()
+        outcomes = [found["training"]["outcomes"][k] for found in ranks]
+        assert sum(outcome[0] for outcome in outcomes) == pytest.approx(loss, rel=1e-4)
+        assert sum(outcome[1] for outcome in outcomes) == valid
+        assert [outcome[2] for outcome in outcomes] == [pytest.approx(norm, rel=1e-3)] * size
+    for found in ranks:
+        other = Net()
+        with torch.no_grad():
+            for p, value in zip(other.parameters(), found["training"]["weights"], strict=True):
+                p.copy_(torch.from_numpy(value))
+        assert_alike(other, net)
+        assert all((a == b).all() for a, b in zip(found["training"]["weights"], ranks[0]["training"]["weights"], strict=True))
+
+
+# --- one process --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_one_process_needs_no_company() -> None:
+    world: World = ProcessWorld(CPU)
+    assert (world.rank, world.size, world.local_rank) == (0, 1, 0)
+    assert world.sum(np.array([HUGE])).tolist() == [HUGE]
+    assert world.gather("x") == ["x"]
+    world.barrier()
+    alone = ProcessWorld(CPU)
+    alone.agree({"a": 1})
+    alone.synchronise()
+    with alone.joined(), alone.own_stream():
+        pass
+    net = nn.Linear(1, 1)
+    assert alone.wrap(net, compiled=False) is net
+
+
+def test_a_vote_alone_has_the_same_delay() -> None:
+    vote = Vote(ProcessWorld(CPU))
+    assert vote.drain() == dict.fromkeys(Vote.FLAGS, False)
+    assert vote.exchange(stop=True)["stop"] is False
+    assert vote.exchange()["stop"] is True
+    assert vote.exchange(save=True)["stop"] is False
+    assert vote.drain() == {"stop": False, "window": False, "save": True}
+    assert vote.drain() == dict.fromkeys(Vote.FLAGS, False), "a vote is read once"
+
+
+def test_a_step_of_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *_, **__: pytest.fail("asked"))
+    step: Step = step_of(Net())
+    step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
+
+
+# --- the process itself -------------------------------------------------------------------------------------------------------------------
+
+PREPARED = """
+import os
+from engine.distributed import cores, prepare_process
+device = prepare_process()
+import torch
+print(device.type, os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], torch.get_num_threads(), cores(), os.environ["OMP_WAIT_POLICY"])
+"""
+
+
+def prepared(**environment: str) -> list[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "OMP_", "LOCAL_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", PREPARED],
+        cwd=ROOT,
+        env=clean | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_a_process_is_prepared_before_cuda_starts() -> None:
+    device, connections, threads, cores, policy = prepared(OMP_NUM_THREADS="1")
+    assert (device, connections, policy) == ("cpu", "32", "PASSIVE")
+    assert threads == cores, "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
+
+
+def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
+    _, connections, threads, cores, policy = prepared(
+        CUDA_DEVICE_MAX_CONNECTIONS="1", OMP_WAIT_POLICY="ACTIVE", LOCAL_WORLD_SIZE="2", LOCAL_RANK="1", OMP_NUM_THREADS="1"
+    )
+    assert (connections, policy) == ("1", "ACTIVE")
+    assert int(threads) == max(1, int(cores) // 2)

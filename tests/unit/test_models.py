@@ -1,0 +1,191 @@
+"""The registry of architectures: heads fitted to the classes, weights from files, and one line when they do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from models.classification import AUXILIARY_WEIGHTS, Unusable, auxiliary_weight, build, names, native_size
+
+FAMILIES = [
+    *["alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5"],
+    *["mobilenet_v2", "mobilenet_v3_small", "resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t"],
+    *["swin_v2_t", "vgg11", "vit_b_32", "wide_resnet50_2"],
+]
+
+
+def shapes(arch: str, classes: int, image_size: int | None = None) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        module, fresh = build(arch, classes=classes, image_size=image_size or native_size(arch))
+    assert fresh == []
+    return {name: tuple(value.shape) for name, value in module.state_dict().items()}
+
+
+def small(classes: int = 10, *, weights: Path | None = None, arch: str = "squeezenet1_1") -> tuple[nn.Module, list[str]]:
+    return build(arch, classes=classes, image_size=64, weights=None if weights is None else str(weights))
+
+
+def save(path: Path, content: Any) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def assert_equal(one: nn.Module, other: nn.Module, *, but: list[str]) -> None:
+    for (name, a), b in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
+        assert (name in but) or torch.equal(a, b), name
+
+
+# --- names and sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_classification_architecture_and_nothing_else() -> None:
+    found = names()
+    assert len(found) >= 80 and len(set(found)) == len(found)
+    assert set(FAMILIES) < set(found)
+    assert not [name for name in found if any(word in name for word in ("rcnn", "deeplab", "r3d", "raft", "ssd", "quantized"))]
+
+
+@pytest.mark.parametrize(
+    ("arch", "size"),
+    [
+        *[("resnet50", 224), ("alexnet", 224), ("inception_v3", 299), ("googlenet", 224), ("efficientnet_b0", 224)],
+        *[("efficientnet_b3", 300), ("efficientnet_b7", 600), ("efficientnet_v2_s", 384), ("swin_t", 224), ("swin_v2_t", 256)],
+        *[("vit_b_16", 224), ("vit_h_14", 224), ("maxvit_t", 224), ("mnasnet0_75", 224), ("regnet_y_128gf", 224)],
+    ],
+)
+def test_the_size_it_was_made_for(arch: str, size: int) -> None:
+    assert native_size(arch) == size
+
+
+# --- the head -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", FAMILIES)
+def test_heads_are_fitted_to_the_classes(arch: str) -> None:
+    """The number of classes changes the shape of the last layer and of the auxiliary heads' last layers, of nothing else."""
+    seven, eleven = shapes(arch, 7), shapes(arch, 11)
+    assert seven.keys() == eleven.keys()
+    other = {name for name in seven if seven[name] != eleven[name]}
+    heads = {name.rpartition(".")[0] for name in other}
+    assert len(heads) == {"googlenet": 3, "inception_v3": 2}.get(arch, 1)
+    assert {seven[f"{head}.weight"][0] for head in heads} == {7} and {eleven[f"{head}.weight"][0] for head in heads} == {11}
+
+
+def test_auxiliary_heads_speak_in_training_and_have_a_weight() -> None:
+    module, _ = build("googlenet", classes=3, image_size=64)
+    images = torch.zeros(2, 3, 64, 64)
+    outputs = module.train()(images)
+    assert [tuple(out.shape) for out in outputs] == [(2, 3)] * 3
+    assert isinstance(module.eval()(images), torch.Tensor)
+    assert auxiliary_weight("googlenet") == 0.3 and auxiliary_weight("inception_v3") == 0.4 and auxiliary_weight("resnet50") == 0.0
+    assert set(AUXILIARY_WEIGHTS) == {arch for arch in FAMILIES if any("aux" in name.lower() for name in shapes(arch, 2))}
+
+
+@pytest.mark.parametrize(("arch", "size", "name"), [("vit_b_32", 96, "encoder.pos_embedding"), ("maxvit_t", 448, None)])
+def test_architectures_with_a_fixed_size_are_built_for_it(arch: str, size: int, name: str | None) -> None:
+    if name:
+        assert shapes(arch, 5, size)[name] == (1, 1 + (size // 32) ** 2, 768)
+    with torch.device("meta"):
+        module, _ = build(arch, classes=5, image_size=size)
+        assert module.eval()(torch.zeros(1, 3, size, size)).shape == (1, 5)
+
+
+@pytest.mark.parametrize(("arch", "size"), [("vit_b_32", 100), ("maxvit_t", 100)])
+def test_a_size_that_cannot_be_taken_is_one_line(arch: str, size: int) -> None:
+    with pytest.raises(Unusable, match=f"--image-size {size} .*--arch {arch}") as caught:
+        build(arch, classes=5, image_size=size)
+    assert "\n" not in str(caught.value)
+
+
+# --- weights ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_weights_from_a_checkpoint_and_from_a_plain_state_dict(tmp_path: Path) -> None:
+    module, _ = small()
+    for content in ({"format": 1, "model": module.state_dict(), "arch": "squeezenet1_1"}, module.state_dict()):
+        loaded, fresh = small(weights=save(tmp_path / "a.pt", content))
+        assert fresh == []
+        assert_equal(loaded, module, but=[])
+
+
+HEADS = {
+    "squeezenet1_1": ["classifier.1.weight", "classifier.1.bias"],
+    "resnet18": ["fc.weight", "fc.bias"],
+    "mobilenet_v3_small": ["classifier.3.weight", "classifier.3.bias"],
+    "googlenet": ["aux1.fc2.weight", "aux1.fc2.bias", "aux2.fc2.weight", "aux2.fc2.bias", "fc.weight", "fc.bias"],
+    "vit_b_32": ["heads.head.weight", "heads.head.bias"],
+}
+
+
+@pytest.mark.parametrize("arch", HEADS)
+def test_for_other_classes_the_head_alone_starts_anew_and_is_named(arch: str, tmp_path: Path) -> None:
+    module, _ = small(10, arch=arch)
+    loaded, fresh = small(7, arch=arch, weights=save(tmp_path / "a.pt", module.state_dict()))
+    assert fresh == HEADS[arch]
+    assert_equal(loaded, module, but=fresh)
+    assert loaded.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
+
+
+def refusal(path: Path, **how: Any) -> str:
+    with pytest.raises(Unusable) as caught:
+        small(weights=path, **how)
+    said = str(caught.value)
+    assert "\n" not in said and str(path) in said and said.startswith("--weights ")
+    return said
+
+
+def test_another_architecture(tmp_path: Path) -> None:
+    save(tmp_path / "a.pt", small(arch="mnasnet0_5")[0].state_dict())
+    said = refusal(tmp_path / "a.pt", arch="mnasnet0_75")
+    assert "--arch mnasnet0_75: 'layers.0.weight' is (16, 3, 3, 3) there, (24, 3, 3, 3) here" in said
+    assert "--arch resnet18: it has no 'bn1.bias'" in refusal(tmp_path / "a.pt", arch="resnet18")
+
+
+def test_a_key_too_few_and_a_key_too_many(tmp_path: Path) -> None:
+    state = small()[0].state_dict()
+    assert "has an extra 'ema.decay'" in refusal(save(tmp_path / "a.pt", state | {"ema.decay": torch.zeros(1)}))
+    state.pop("classifier.1.bias")
+    assert "has no 'classifier.1.bias'" in refusal(save(tmp_path / "a.pt", state))
+
+
+class Evil:
+    """Unpickling this would run code."""
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path("evil"),))
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000), "evil", [1, 2], {"model": 3}, {"lr": 0.1}]
+)
+def test_a_file_that_holds_no_weights(content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "a.pt"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        save(path, Evil() if content == "evil" else content)
+    said = refusal(path)
+    assert "no checkpoint" in said or "no state dict" in said
+    assert not (tmp_path / "evil").exists(), "nothing in a file is run"
+
+
+def test_a_truncated_file(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.pt", small()[0].state_dict())
+    content = path.read_bytes()
+    for length in (len(content) - 100, len(content) // 2, 3):
+        path.write_bytes(content[:length])
+        refusal(path)
+
+
+def test_no_such_weights() -> None:
+    said = refusal(Path("IMAGENET1K_V9"))
+    assert "no such file" in said and "IMAGENET1K_V1" in said
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    refusal(tmp_path)

@@ -1,0 +1,284 @@
+"""The training step against a loop written out by hand: plain PyTorch, one optimiser by its formula, the mean over valid samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import nn
+
+from contracts import Batch
+from dataset import draws
+from engine import optimizers
+from engine.distributed import ProcessWorld
+from engine.step import Step
+from report.phases import Phases
+from tasks.classification import IGNORE, Classification
+
+CPU = torch.device("cpu")
+CLASSES, SIZE = 5, 6
+SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.02, "norm_weight_decay": 0.003, "momentum": 0.9, "nesterov": True}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class Net(nn.Module):
+    """Convolution, norm, dropout, linear; remembers the last dropout mask."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3), nn.GroupNorm(2, 4), nn.Linear(4 * 16, CLASSES)
+        self.dropout = dropout
+        self.masks: list[torch.Tensor] = []
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = functional.relu(self.norm(self.conv(images))).flatten(1)
+        if self.dropout:
+            mask = functional.dropout(torch.ones_like(hidden), self.dropout)
+            self.masks.append(mask)
+            hidden = hidden * mask
+        out: torch.Tensor = self.head(hidden)
+        return out
+
+
+def batch_of(seed: int, valid: list[int] | None = None) -> Batch:
+    """Six samples, of which `valid` (all unless given) count; the labels of the others are IGNORE."""
+    generator = torch.Generator().manual_seed(seed)
+    counts = torch.ones(SIZE, dtype=torch.bool) if valid is None else torch.tensor([i in valid for i in range(SIZE)])
+    labels = torch.randint(0, CLASSES, (SIZE,), generator=generator)
+    return Batch(
+        images=torch.randn(SIZE, 3, 6, 6, generator=generator),
+        sizes=torch.full((SIZE, 2), 6),
+        targets={"labels": torch.where(counts, labels, IGNORE)},
+        valid=counts,
+        ids=np.arange(SIZE) + SIZE * seed,
+    )
+
+
+def step_of(net: nn.Module, *, accumulate: int = 1, clip: float = 0.0, smoothing: float = 0.0, seed: int = 0, **more: Any) -> Step:
+    settings = SETTINGS | {"name": "sgd"} | more
+    return Step(
+        module=net,
+        losses=Classification(np.zeros(1, np.int64), label_smoothing=smoothing).losses,
+        optimizer=optimizers.build(net, **settings),
+        precision="fp32",
+        accumulate=accumulate,
+        clip_grad_norm=clip,
+        world=ProcessWorld(CPU),
+        draw_key=partial(draws.key, seed, draws.Purpose.MODEL),
+        phases=Phases(CPU),
+    )
+
+
+class ByHand:
+    """SGD with Nesterov's momentum (Sutskever et al. 2013, as PyTorch writes it) on the mean over the valid samples of a step."""
+
+    def __init__(self, net: Net, *, clip: float = 0.0, smoothing: float = 0.0) -> None:
+        self.net, self.clip, self.smoothing = net, clip, smoothing
+        self.momentum = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
+
+    def __call__(self, batches: list[Batch], lr: float) -> tuple[float, int, float]:
+        losses: list[torch.Tensor] = []
+        for batch in batches:
+            keep = batch.valid
+            outputs = self.net(batch.images[keep])
+            labels = batch.targets["labels"][keep]
+            likelihoods = -functional.log_softmax(outputs, dim=1)
+            right = likelihoods[torch.arange(len(labels)), labels]
+            losses += ((1 - self.smoothing) * right + self.smoothing * likelihoods.mean(dim=1)).unbind()
+        self.net.zero_grad()
+        loss = torch.stack(losses).sum()
+        (loss / len(losses)).backward()
+        norm = float(torch.sqrt(sum((p.grad**2).sum() for p in self.net.parameters())))  # type: ignore[arg-type, misc, operator]
+        with torch.no_grad():
+            for name, p in self.net.named_parameters():
+                assert p.grad is not None
+                gradient = p.grad * (min(1.0, self.clip / norm) if self.clip else 1.0)
+                gradient = gradient + p * (SETTINGS["weight_decay"] if p.ndim > 1 else SETTINGS["norm_weight_decay"])
+                self.momentum[name] = 0.9 * self.momentum[name] + gradient
+                p -= lr * (gradient + 0.9 * self.momentum[name])
+        return float(loss.detach()), len(losses), norm
+
+
+def assert_alike(one: nn.Module, other: nn.Module) -> None:
+    for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6, msg=lambda said, name=name: f"{name}: {said}")
+
+
+PARTLY = [None, [0, 1, 2], [5], [0, 1, 2, 3, 4], [2, 4], None]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("invalid", [False, True])
+def test_the_same_weights_as_a_loop_by_hand(accumulate: int, clip: float, smoothing: float, invalid: bool) -> None:
+    net, reference = Net(), Net()
+    step, by_hand = step_of(net, accumulate=accumulate, clip=clip, smoothing=smoothing), ByHand(reference, clip=clip, smoothing=smoothing)
+    for k in range(6):
+        batches = [batch_of(k * accumulate + m, PARTLY[(k + m) % 6] if invalid else None) for m in range(accumulate)]
+        lr = 0.1 / (k + 1)
+        loss, valid, norm, scale = step(iter(batches), lr=lr, epoch=0, position=k, want_norm=True).tolist()
+        expected = by_hand(batches, lr)
+        assert (loss, valid, norm) == pytest.approx(expected, rel=1e-4) and scale == 1.0
+    assert_alike(net, reference)
+
+
+def test_the_reference_notices_a_mean_over_places() -> None:
+    """What normalising each micro-batch by itself would do: 1 + 6 valid samples weighed alike."""
+    batches = [batch_of(0, [0]), batch_of(1)]
+    net, reference = Net(), Net()
+    step, by_hand = step_of(net, accumulate=2), ByHand(reference)
+    step._rescale = lambda valid, size, want: torch.zeros(())  # type: ignore[assignment, method-assign]
+    step(iter(batches), lr=0.1, epoch=0, position=0)
+    by_hand(batches, 0.1)
+    with pytest.raises(AssertionError):
+        assert_alike(net, reference)
+
+
+def test_pixels_of_a_sample_that_is_not_valid_change_nothing() -> None:
+    nets = [Net(), Net()]
+    for net, filling in zip(nets, (0.0, 1e3), strict=True):
+        batch = batch_of(0, [0, 1, 2])
+        batch.images[3:] = filling
+        step_of(net)(iter([batch]), lr=0.1, epoch=0, position=0)
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_a_step_without_a_valid_sample_only_decays_and_coasts() -> None:
+    net = Net()
+    step = step_of(net, weight_decay=0.0, norm_weight_decay=0.0)
+    start = [p.clone() for p in net.parameters()]
+    loss, valid, norm, _ = step(iter([batch_of(0, [])]), lr=0.1, epoch=0, position=0, want_norm=True).tolist()
+    assert (loss, valid, norm) == (0.0, 0.0, 0.0)
+    assert all(torch.equal(p, before) for p, before in zip(net.parameters(), start, strict=True))
+
+    step(iter([batch_of(1)]), lr=0.1, epoch=0, position=1)
+    before = [p.clone() for p in net.parameters()]
+    momenta = [step.optimizer.state[p]["momentum_buffer"].clone() for p in net.parameters()]
+    step(iter([batch_of(2, [])]), lr=0.1, epoch=0, position=2)
+    for p, old, momentum in zip(net.parameters(), before, momenta, strict=True):
+        torch.testing.assert_close(p.detach(), old - 0.1 * 0.9 * 0.9 * momentum)
+
+
+def test_the_norm_is_told_when_asked_for() -> None:
+    step = step_of(Net())
+    assert torch.isnan(step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)[2])
+    assert step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0, want_norm=True)[2] > 0
+
+
+def test_gradients_are_gone_after_a_step_and_no_batch_is_asked_for_in_vain() -> None:
+    net = Net()
+    batches = iter([batch_of(0), batch_of(1), batch_of(2)])
+    step_of(net, accumulate=2)(batches, lr=0.1, epoch=0, position=0)
+    assert all(p.grad is None for p in net.parameters())
+    assert next(batches).ids[0] == 2 * SIZE
+
+
+def test_a_frozen_parameter_stays() -> None:
+    net = Net()
+    net.conv.requires_grad_(False)
+    before = net.conv.weight.clone()
+    step_of(net, clip=1.0)(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
+    assert torch.equal(net.conv.weight, before)
+
+
+# --- dropout ------------------------------------------------------------------------------------------------------------------------
+
+
+def mask(*, seed: int = 0, epoch: int = 0, position: int = 0, rank: int = 0, micro: int = 0) -> bytes:
+    net = Net(dropout=0.5)
+    step = step_of(net, seed=seed, accumulate=2)
+    step._world.rank = rank
+    step(iter([batch_of(0), batch_of(1)]), lr=0.1, epoch=epoch, position=position)
+    return net.masks[micro].numpy().tobytes()
+
+
+def test_dropout_is_keyed_by_seed_epoch_position_and_rank() -> None:
+    torch.manual_seed(123)
+    first = mask()
+    torch.rand(17)  # the generator's state is not looked at
+    assert mask() == first
+    others = [
+        mask(seed=1),
+        mask(epoch=1),
+        mask(position=64),
+        mask(rank=1),
+        mask(micro=1),
+        mask(seed=1, epoch=1),
+        mask(epoch=1, position=64),
+    ]
+    assert len({first, *others}) == 8
+
+
+# --- fp16's loss scale --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_scale_that_is_too_high_skips_the_step_and_says_so() -> None:
+    net = Net()
+    net.head.weight.data *= 1000  # gradients before it overflow
+    step = step_of(net)
+    step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    before = [p.clone() for p in net.parameters()]
+    scales = [float(step(iter([batch_of(i)]), lr=0.1, epoch=0, position=i)[3]) for i in range(2)]
+    assert scales == [2.0**127, 2.0**126], "before its update"
+    assert all(torch.equal(p, old) for p, old in zip(net.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_the_scale_leaves_no_trace_in_the_weights(clip: float) -> None:
+    net, scaled = Net(), Net()
+    plain_step, scaled_step = step_of(net, clip=clip), step_of(scaled, clip=clip)
+    scaled_step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for k in range(3):
+        for step in (plain_step, scaled_step):
+            step(iter([batch_of(k)]), lr=0.1, epoch=0, position=k)
+    assert_alike(net, scaled)
+
+
+# --- optimisers ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_adamw_follows_pytorchs() -> None:
+    net, reference = Net(), Net()
+    step = step_of(net, name="adamw")
+    groups = [
+        {"params": [p for p in reference.parameters() if p.ndim > 1], "weight_decay": SETTINGS["weight_decay"]},
+        {"params": [p for p in reference.parameters() if p.ndim <= 1], "weight_decay": SETTINGS["norm_weight_decay"]},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.1)
+    for k in range(3):
+        batch = batch_of(k)
+        step(iter([batch]), lr=0.01, epoch=0, position=k)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01
+        optimizer.zero_grad()
+        functional.cross_entropy(reference(batch.images), batch.targets["labels"]).backward()
+        optimizer.step()
+    assert_alike(net, reference)
+
+
+def test_no_decay_on_biases_and_norms() -> None:
+    net = Net()
+    decayed, rest = optimizers.build(net, name="sgd", **SETTINGS | {"norm_weight_decay": 0.0}).param_groups
+    assert {id(p) for p in decayed["params"]} == {id(net.conv.weight), id(net.head.weight)} and decayed["weight_decay"] == 0.02
+    assert {id(p) for p in rest["params"]} == {id(net.conv.bias), id(net.norm.weight), id(net.norm.bias), id(net.head.bias)}
+    assert rest["weight_decay"] == 0.0
+
+
+def test_zero_momentum_is_plain_sgd() -> None:
+    optimizer = optimizers.build(Net(), name="sgd", **SETTINGS | {"momentum": 0.0})
+    assert not optimizer.param_groups[0]["nesterov"] and not optimizer.state
