@@ -8,7 +8,7 @@ file -> Manifest -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -145,14 +145,13 @@ class Feed:
     source: Source
     columns: Any  # the manifest's columns that decoding may need: .height .width .format .components .depth .size
     targets: Callable[[Rows], dict[str, Array]]
-    pixels: Pixels
     device: torch.device
     workers: int  # processes or threads that read and decode
+    pixels: Pixels = Pixels()
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
     pinned: bool = True  # copy to the device from page-locked memory
     training: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
 
 
 @runtime_checkable

@@ -28,6 +28,12 @@ def cache_folder(chosen: Path | None) -> Path:
     return chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturate"
 
 
+def open_split(root: Path, *, cache: Path | None = None) -> Split:
+    """One folder root/<class>/*, scanned once and found again in milliseconds. For a loader in one's own loop."""
+    manifest = open_folder(root, cache=cache_folder(cache))
+    return Split(columns=manifest, source=Folder(manifest))
+
+
 def open_folders(root: Path, *, cache: Path, rescan: bool, read_delay_s: float, counting: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...} of root/train/<class>/* and root/val/<class>/*. Raises Mistake."""
     if not root.is_dir():

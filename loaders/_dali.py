@@ -187,7 +187,6 @@ def build(
     reads: bool,
     pixels: Any = None,
     read_delay_s: float = 0.0,
-    hints: Any = None,
 ) -> Any:
     """A pipeline (images, bytes read). `device` None: uint8 [B, H, W, 3] on the host; else normalised on that GPU."""
     dali = import_dali()
@@ -212,7 +211,7 @@ def build(
         encoded_ = fn.io.file.read(data, dont_use_mmap=True) if reads else data
         options: dict[str, Any] = {"start": start, "shape": shape, "axes": [0, 1], "adjust_orientation": False, "output_type": types.RGB}
         if device is not None:
-            options |= {"device": "mixed", "hw_decoder_load": HARDWARE_SHARE, **(hints or {})}
+            options |= {"device": "mixed", "hw_decoder_load": HARDWARE_SHARE}
         image = fn.decoders.image_slice(encoded_, **options)
         image = fn.resize(image, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True)
         if device is None:

@@ -101,7 +101,7 @@ class Workers:
             results = iter(self._loader)
         self._pin()
         for at in range(len(rows)):
-            slot, said = self._slots[at % self._count], []
+            slot, said = self._slots[at % self._count], list[Any]()
             while not said or len(said) < self._sampler.parts(len(self._sampler.sent[0])):
                 kind, value = next(results)
                 if kind == "mistake":

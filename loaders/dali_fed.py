@@ -25,6 +25,7 @@ from loaders._dali import (
     numbers,
     placeholder,
     plain,
+    release_memory,
     whole_image,
 )
 from loaders._readers import Undecodable
@@ -121,6 +122,8 @@ class DaliFed:
         self._stop()
         self._runner.close()
         self._workers.close()
+        if self._gpu:
+            release_memory()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         for (images, _), batch in self._runner.run(self._prepared(rows)):

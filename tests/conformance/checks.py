@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -129,16 +129,23 @@ def same_samples(tail: Seen, at: int, whole: Seen, first: int, tolerance: float)
         assert apart.max() <= tolerance, f"{apart.max():.2f} grey levels apart"
 
 
-def damaged_samples_keep_their_place(open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[int] = (0, 1)) -> set[int]:
-    """What Pillow cannot decode is masked, zero and named; everything else is delivered as if nothing had happened."""
+def damaged_samples_keep_their_place(
+    open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[int] = (0, 1), unsure: Collection[str] = ()
+) -> set[int]:
+    """What Pillow cannot decode is masked, zero and named; everything else is delivered as if nothing had happened.
+
+    `unsure`: names of files that are decoded, but whose pixels a GPU may guess in another way.
+    """
     bad = {sample for sample, content in enumerate(scene.bytes_of) if pictures.pil(content) is None}
     with open_(feed) as loader:
         for epoch in epochs:
-            masked_as_expected(loader, feed, scene, bad, tolerance, epoch)
+            masked_as_expected(loader, feed, scene, bad, tolerance, epoch, unsure)
     return bad
 
 
-def masked_as_expected(loader: Loader, feed: Feed, scene: Scene, bad: set[int], tolerance: float, epoch: int) -> None:
+def masked_as_expected(
+    loader: Loader, feed: Feed, scene: Scene, bad: set[int], tolerance: float, epoch: int, unsure: Collection[str]
+) -> None:
     """One epoch of `damaged_samples_keep_their_place`."""
     for batch, rows in zip(loader.batches(epoch, 0), feed.plan.rows(epoch, 0), strict=True):
         found = seen(batch, feed)
@@ -149,8 +156,9 @@ def masked_as_expected(loader: Loader, feed: Feed, scene: Scene, bad: set[int], 
         np.testing.assert_array_equal(found.labels, np.where(found.valid, scene.manifest.label[rows.ids], IGNORE))
         assert not found.raw[~found.valid].any()
         for i in np.flatnonzero(found.valid):
-            apart = difference(found.levels[i : i + 1], expected_levels(scene, rows, i)[None])[0]
-            assert apart <= tolerance, f"{scene.names[rows.ids[i]]}: {apart:.2f} grey levels apart"
+            apart = difference(found.levels[i : i + 1], expected_levels(scene, rows, int(i))[None])[0]
+            name = scene.names[rows.ids[i]]
+            assert apart <= tolerance or name in unsure, f"{name}: {apart:.2f} grey levels apart"
 
 
 def raises(check: Callable[..., Any], *arguments: Any, **named: Any) -> bool:

@@ -49,7 +49,7 @@ class Plain:
             if levels is None:
                 failed.append(int(rows.ids[i]))
             else:
-                images[i] = (levels.astype(np.float32) / 255 - np.float32(self.feed.pixels.mean)) / np.float32(self.feed.pixels.std)
+                images[i] = (levels / 255 - np.array(self.feed.pixels.mean)) / np.array(self.feed.pixels.std)
         valid = rows.valid & ~np.isin(rows.ids, failed)
         labels = np.where(valid, self.feed.targets(rows)["labels"], -1)
         device, dtype = self.feed.device, getattr(torch, self.feed.pixels.dtype)

@@ -31,7 +31,6 @@ NEED_GPU = ("dali-gpu",)
 DECODE_ON_GPU = ("dali-gpu", "dali-fed")
 """Loaders whose pixels come from the GPU's decoder where there is one."""
 CPU = torch.device("cpu")
-CLASSES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,11 +126,11 @@ class Scene:
         return Path(os.fsdecode(self.manifest.path(sample)))
 
 
-def scene(folder: Path, files: Mapping[str, bytes]) -> Scene:
-    """Write the files, dealt out to CLASSES class folders, and scan them. All of them must pass the scan."""
+def scene(folder: Path, files: Mapping[str, bytes], classes: int = 3) -> Scene:
+    """Write the files, dealt out to class folders, and scan them. All of them must pass the scan."""
     data = folder / "data"
     for place, (name, content) in enumerate(files.items()):
-        path = data / f"class-{place % CLASSES}" / f"{name}.JPEG"
+        path = data / f"class-{place % classes}" / f"{name}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     return scanned(data, folder / "manifests")
@@ -143,11 +142,7 @@ def scanned(data: Path, cache: Path) -> Scene:
     assert manifest.rejected == 0, (manifest.folder / "rejected.txt").read_text()
     paths = [Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))]
     contents, names = tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
-    return Scene(folder=folder_of(data), manifest=manifest, bytes_of=contents, names=names)
-
-
-def folder_of(data: Path) -> Path:
-    return data.resolve()
+    return Scene(folder=data.resolve(), manifest=manifest, bytes_of=contents, names=names)
 
 
 def ramps() -> dict[str, bytes]:
@@ -184,8 +179,6 @@ def photographs() -> dict[str, bytes]:
         elif kind == "grey":
             content = pictures.jpeg(pixels[..., 1], quality=90)
         else:
-            content = pictures.jpeg(
-                pixels, quality=90, subsampling={"444": 0, "422": 1}.get(kind, 2), progressive=kind == "progressive"
-            )
+            content = pictures.jpeg(pixels, quality=90, subsampling={"444": 0, "422": 1}.get(kind, 2), progressive=kind == "progressive")
         files[f"photo-{place:02d}-{kind}"] = content
     return files

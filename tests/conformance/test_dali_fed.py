@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from contracts import Feed, Rows
-from loaders.dali_fed import Reading
 from loaders._workers import PART, Workers, part_of
+from loaders.dali_fed import Reading
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene
 

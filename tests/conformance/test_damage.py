@@ -27,12 +27,7 @@ def mixed(folder: Path, pattern: str) -> Scene:
             while pictures.pil(content) is not None:  # whatever is decodable with an end marker is so without
                 content = content[: len(content) - 100]
         files[f"{place:03d}-{kind}"] = content
-    # one class folder only, so that the ids follow the names
-    before, scenes.CLASSES = scenes.CLASSES, 1
-    try:
-        return scene(folder, files)
-    finally:
-        scenes.CLASSES = before
+    return scene(folder, files, classes=1)  # so that the ids follow the names
 
 
 def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
@@ -40,12 +35,13 @@ def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
     damaged = pictures.damaged_files()
     files = {**scenes.small(14), **damaged}
     made = scene(tmp_path, files)
+    unsure = tuple(damaged) if backend.decodes_on_gpu else ()
     feed = made.feed(backend.device, batch_size=5, image_size=40)
-    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, max(backend.pixel_difference, 0.5))
+    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, unsure=unsure)
     assert {made.names[sample] for sample in bad} == {name for name, content in damaged.items() if pictures.pil(content) is None}
     assert 5 <= len(bad) < len(damaged)
     feed = made.feed(backend.device, batch_size=5, image_size=40, training=False)
-    checks.damaged_samples_keep_their_place(backend.open, feed, made, max(backend.pixel_difference, 0.5))
+    checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, unsure=unsure)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +57,7 @@ def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
     ],
 )
 def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> None:
-    assert DEPTH < len(pattern) / BATCH or pattern == "xxxxxxxx"
+    assert len(pattern) / BATCH > DEPTH or pattern == "xxxxxxxx"
     made = mixed(tmp_path, pattern)
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
     bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1))
@@ -88,7 +84,9 @@ def spoiled(small: Scene, folder: Path) -> Scene:
     return scenes.scanned(folder / "data", folder / "manifests")
 
 
-@pytest.mark.parametrize(("what", "said"), [("grown", "changed size"), ("shrunk", "changed size"), ("emptied", "changed size"), ("gone", "is gone")])
+@pytest.mark.parametrize(
+    ("what", "said"), [("grown", "changed size"), ("shrunk", "changed size"), ("emptied", "changed size"), ("gone", "is gone")]
+)
 def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
     backend: Backend, small: Scene, tmp_path: Path, what: str, said: str
 ) -> None:
@@ -100,12 +98,11 @@ def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
             path.unlink()
         else:
             path.write_bytes({"grown": content + b"more", "shrunk": content[:-9], "emptied": b""}[what])
-        with pytest.raises(Mistake, match=f"{said}.*{re.escape(path.name)}|{re.escape(path.name)}|{said}") as caught:
+        with pytest.raises(Mistake, match=re.escape(path.name)) as caught:
             for _ in loader.batches(0, 0):
                 pass
         told = str(caught.value)
         assert said in told
-        assert path.name in told
         assert "--rescan" in told
         assert "\n" not in told
         path.write_bytes(content)

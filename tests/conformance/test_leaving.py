@@ -55,10 +55,14 @@ def _asked_again(open_: Open, feed: Feed) -> Loader:
 def _exception(open_: Open, feed: Feed) -> Loader:
     loader = open_(feed)
     with pytest.raises(Stopped), loader:
-        for at, _ in enumerate(loader.batches(0, 0)):
-            if at == 2:
-                raise Stopped
+        _third_batch_fails(loader)
     return loader
+
+
+def _third_batch_fails(loader: Loader) -> None:
+    for at, _ in enumerate(loader.batches(0, 0)):
+        if at == 2:
+            raise Stopped
 
 
 def _held_iterator(open_: Open, feed: Feed) -> Loader:
@@ -114,7 +118,7 @@ def test_close_does_not_wait_for_a_read_that_hangs(backend: Backend, small: Scen
 
 def test_ten_openings_add_nothing(any_backend: Backend, small: Scene, temporary: Path) -> None:
     feed = small.feed(any_backend.device, batch_size=8, image_size=32)
-    traces = []
+    traces: list[Traces] = []
     for at in range(12):
         with any_backend.open(feed) as loader:
             for _ in itertools.islice(loader.batches(at, 0), at % 4):

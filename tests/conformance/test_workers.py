@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,12 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Every delay that is built into a graph of DALI."""
     asked: list[float] = []
     delayed = _dali._delayed
-    monkeypatch.setattr(_dali, "_delayed", lambda paths, delay_s: (asked.append(delay_s), delayed(paths, delay_s))[1])
+
+    def noting(paths: Any, delay_s: float) -> Any:
+        asked.append(delay_s)
+        return delayed(paths, delay_s)
+
+    monkeypatch.setattr(_dali, "_delayed", noting)
     return asked
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.conformance import (
-    test_damage,
     test_dali_fed,
+    test_damage,
     test_leaving,
     test_opening,
     test_pixels,

@@ -130,8 +130,13 @@ def test_a_folder_that_is_gone(tmp_path: Path) -> None:
 def test_the_file_and_its_folder_are_synced_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     replace = os.replace
+
+    def renamed(new: Path, path: Path) -> None:
+        done.append("rename")
+        replace(new, path)
+
     monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
-    monkeypatch.setattr(os, "replace", lambda a, b: (done.append("rename"), replace(a, b)))
+    monkeypatch.setattr(os, "replace", renamed)
     checkpoint.write(tmp_path / "last.pt", CONTENT)
     assert done[1:] == ["rename", tmp_path.name] and done[0] != "last.pt"
 

@@ -139,7 +139,7 @@ WRONG_FLAGS = [
     (["--reader", "jpeg"], ["--reader", "pil"]),
     (["--compile", "yes"], ["--compile", "yes"]),
     (["--compile"], ["--compile"]),
-    (["--bach-size", "3"], ["--bach-size", "did you mean --batch-size", "--help"]),
+    (["--bach-size", "3"], ["--bach-size", "did you mean", "batch-size", "--help"]),
     (["--qqqq", "3"], ["--qqqq", "--help"]),
     (["--lr", "0.1", "stray"], ["stray"]),
     (["--seed", "-1"], ["--seed"]),

@@ -108,13 +108,13 @@ class ByHand:
                 gradient = p.grad * (min(1.0, self.clip / norm) if self.clip else 1.0)
                 gradient = gradient + p * (SETTINGS["weight_decay"] if p.ndim > 1 else SETTINGS["norm_weight_decay"])
                 self.momentum[name] = 0.9 * self.momentum[name] + gradient
-                p -= lr * (gradient + 0.9 * self.momentum[name])
+                p.sub_(lr * (gradient + 0.9 * self.momentum[name]))
         return float(loss.detach()), len(losses), norm
 
 
 def assert_alike(one: nn.Module, other: nn.Module) -> None:
     for (name, a), b in zip(one.named_parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6, msg=f"{name} is {a}, not {b}")
 
 
 PARTLY = [None, [0, 1, 2], [5], [0, 1, 2, 3, 4], [2, 4], None]

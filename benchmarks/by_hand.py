@@ -1,0 +1,112 @@
+"""The loop that one writes by hand with the same libraries, to be run beside train.py on the same data in the same hour.
+
+`python -m benchmarks.by_hand --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on purpose: DALI's own reader
+and random crop (or torchvision's ImageFolder and transforms), autocast, a loss scale, channels_last, the default stream.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+
+
+def dali_batches(root: Path, batch_size: int, threads: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Normalised fp16 images and labels, for ever."""
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+
+    @pipeline_def(batch_size=batch_size, num_threads=threads, device_id=0)
+    def pipeline() -> Any:
+        jpegs, labels = fn.readers.file(file_root=str(root), random_shuffle=True, name="reader")
+        images = fn.decoders.image_random_crop(
+            jpegs, device="mixed", random_area=[0.08, 1.0], device_memory_padding=211025920, host_memory_padding=140544512
+        )
+        images = fn.resize(images, resize_x=224, resize_y=224)
+        images = fn.crop_mirror_normalize(
+            images,
+            dtype=types.FLOAT16,
+            mirror=fn.random.coin_flip(),
+            mean=[0.485 * 255, 0.456 * 255, 0.406 * 255],
+            std=[0.229 * 255, 0.224 * 255, 0.225 * 255],
+        )
+        return images, labels.gpu()
+
+    iterator = DALIClassificationIterator(pipeline(), reader_name="reader", auto_reset=True)
+    while True:
+        for (batch,) in iterator:
+            yield batch["data"].contiguous(memory_format=torch.channels_last), batch["label"].squeeze(-1).long()
+
+
+def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Normalised fp32 images and labels, for ever."""
+    from torchvision import transforms
+
+    steps = [
+        transforms.RandomResizedCrop(224),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    ]
+    data = torchvision.datasets.ImageFolder(str(root), transforms.Compose(steps))
+    loader = torch.utils.data.DataLoader(
+        data, batch_size, shuffle=True, num_workers=workers, pin_memory=True, drop_last=True, persistent_workers=True
+    )
+    while True:
+        for images, labels in loader:
+            yield images.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last), labels.cuda(non_blocking=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/*")
+    parser.add_argument("--arch", default="resnet18")
+    parser.add_argument("--loader", choices=("dali", "torchvision"), default="dali")
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--workers", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)")
+    arguments = parser.parse_args()
+
+    torch.backends.cudnn.benchmark = True
+    make = dali_batches if arguments.loader == "dali" else torchvision_batches
+    batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
+    model = torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    scaler = torch.amp.GradScaler("cuda")
+    criterion = nn.CrossEntropyLoss()
+
+    def step() -> None:
+        images, labels = next(batches)
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = criterion(model(images), labels)
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    def run(seconds: float) -> float:
+        torch.cuda.synchronize()
+        began, steps = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            step()
+            steps += 1
+            if steps % 8 == 0:
+                torch.cuda.synchronize()
+        torch.cuda.synchronize()
+        return steps * arguments.batch_size / (time.perf_counter() - began)
+
+    run(min(arguments.seconds, 15.0))
+    rates = [run(arguments.seconds / 5) for _ in range(5)]
+    print(
+        f"by hand: {arguments.arch} {arguments.loader} {sorted(rates)[2]:,.0f} img/s ({min(rates):,.0f} to {max(rates):,.0f} in 5 windows)"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""The training step in fp16 on a GPU: it runs for each family, a ceiling leaves no trace, and ranks agree on a validation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from contracts import Batch
+from dataset import draws
+from engine import optimizers
+from engine.distributed import ProcessWorld
+from engine.step import Step
+from models import classification as registry
+from report.ceilings import compute_ceiling
+from report.phases import Phases
+from tasks.classification import Classification
+from tests.conformance import scenes
+from tests.conformance.scenes import scene
+
+ROOT = Path(__file__).parents[2]
+CLASSES, BATCH = 5, 8
+LABELS = np.arange(BATCH) % CLASSES
+
+
+def made_step(arch: str, device: torch.device, image_size: int) -> Step:
+    """As train.py composes it, for one process."""
+    torch.manual_seed(0)
+    module, _ = registry.build(arch, classes=CLASSES, image_size=image_size)
+    module = module.to(device).to(memory_format=torch.channels_last)
+    task = Classification(LABELS, auxiliary_weight=registry.auxiliary_weight(arch))
+    return Step(
+        module=module,
+        losses=task.losses,
+        optimizer=optimizers.build(module, name="sgd", lr=0.01, weight_decay=1e-4, norm_weight_decay=0.0, momentum=0.9, nesterov=True),
+        precision="fp16",
+        accumulate=1,
+        clip_grad_norm=0.0,
+        world=ProcessWorld(device),
+        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
+        phases=Phases(device),
+    )
+
+
+def made_batch(device: torch.device, image_size: int) -> Batch:
+    generator = torch.Generator(device).manual_seed(1)
+    images = torch.randn((BATCH, 3, image_size, image_size), generator=generator, device=device)
+    return Batch(
+        images=images.to(torch.float16, memory_format=torch.channels_last),
+        sizes=torch.full((BATCH, 2), image_size, device=device),
+        targets={"labels": torch.from_numpy(LABELS).to(device)},
+        valid=torch.ones(BATCH, dtype=torch.bool, device=device),
+        ids=np.arange(BATCH),
+    )
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "alexnet",
+        "resnet18",
+        "resnet50",
+        "shufflenet_v2_x0_5",
+        "googlenet",
+        "inception_v3",
+        "vit_b_16",
+        "convnext_tiny",
+        "mobilenet_v3_small",
+    ],
+)
+def test_fp16_steps_learn_one_batch(arch: str, device: torch.device) -> None:
+    """The loss of one resident batch is finite and falls; the loss scale is dynamic and steps are taken."""
+    image_size = registry.native_size(arch)
+    step, batch = made_step(arch, device, image_size), made_batch(device, image_size)
+    losses = []
+    for position in range(12):
+        outcome = step(itertools.repeat(batch, 1), lr=0.01, epoch=0, position=position)
+        losses.append(float(outcome[0] / outcome[1]))
+    assert np.isfinite(losses).all()
+    assert min(losses[-3:]) < losses[0]
+    assert 1 <= step.scaler.get_scale() <= 2**24
+    assert all(parameter.dtype == torch.float32 for parameter in step.module.parameters())
+
+
+@pytest.mark.parametrize("arch", ["resnet18", "vit_b_16"])
+def test_a_compute_ceiling_leaves_no_trace(arch: str, device: torch.device) -> None:
+    """Parameters, statistics, optimiser and scaler are the same bits as before."""
+    step, batch = made_step(arch, device, 224), made_batch(device, 224)
+    for position in range(5):
+        step(itertools.repeat(batch, 1), lr=0.01, epoch=0, position=position)
+    before = [tensor.detach().clone() for tensor in step.state_tensors()]
+    lr = [group["lr"] for group in step.optimizer.param_groups]
+    world = ProcessWorld(device)
+    found = compute_ceiling(step, batch, accumulate=1, world=world, synchronise=world.synchronise)
+    assert found["rate"] > 0
+    after = step.state_tensors()
+    assert len(after) == len(before)
+    assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
+    assert lr == [group["lr"] for group in step.optimizer.param_groups]
+
+
+def launched(ranks: int, *flags: str) -> None:
+    """train.py under torchrun, ranks sharing what devices there are."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "train.py", *flags]
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"}, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
+
+
+def test_two_ranks_on_one_gpu_validate_like_one(tmp_path: Path) -> None:
+    """gloo, since NCCL refuses two ranks on one GPU; equal batch a rank, an odd number of samples: counts and losses are the same."""
+    files = list(scenes.small(37).items())
+    scene(tmp_path / "one", dict(files[:24]))
+    scene(tmp_path / "two", dict(files))
+    data = tmp_path / "set"
+    data.mkdir()
+    (data / "train").symlink_to(tmp_path / "one" / "data")
+    (data / "val").symlink_to(tmp_path / "two" / "data")
+    common = [
+        *("--data", str(data), "--manifest-dir", str(tmp_path / "manifests"), "--arch", "resnet18", "--image-size", "64"),
+        *("--loader", "torchvision", "--workers", "1", "--batch-size", "6", "--ceilings", "false"),
+    ]
+    launched(1, *common, "--epochs", "1", "--output", str(tmp_path / "trained"))
+    results = []
+    for ranks in (1, 2):
+        output = tmp_path / f"ranks-{ranks}"
+        weights = str(tmp_path / "trained" / "last.pt")
+        launched(ranks, *common, "--evaluate", "true", "--weights", weights, "--output", str(output))
+        results.append(json.loads((output / "summary.json").read_text())["validation"])
+    print(results)
+    assert results[0] == results[1]
+    assert 0 <= results[0]["top1"] <= results[0]["top5"] <= 1
