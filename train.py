@@ -56,6 +56,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     plan.require_a_step()
     with ExitStack() as stack:
         stack.enter_context(world.joined())
+        stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity}
         world.agree(identity)
@@ -78,7 +79,6 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             draw_key=partial(draws.key, run.seed, draws.Purpose.MODEL),
             phases=phases,
         )
-        stack.enter_context(world.own_stream())
         common = Feed(
             plan=plan,
             source=splits["train"].source,

@@ -73,7 +73,7 @@ class Recent:
 
     def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray]) -> None:
         self._ring[(self._begin + len(self._steps)) % len(self._ring)] = outcome
-        self._steps.append((step, np.concatenate(ids), self._side and torch.cuda.current_stream().record_event()))
+        self._steps.append((step, np.concatenate(ids), torch.cuda.current_stream().record_event() if self._side else None))
 
     def full(self) -> bool:
         return len(self._steps) >= self._size

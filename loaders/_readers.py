@@ -32,6 +32,8 @@ def _pil(data: bytes, region: tuple[int, int, int, int]) -> Array:
             warnings.simplefilter("ignore")  # a damaged EXIF block is no business of the pixels
             with Image.open(io.BytesIO(data)) as image:
                 colour = image if image.mode == "RGB" else image.convert("RGB")
+                if region[2] > colour.width or region[3] > colour.height:  # `crop` would fill up with black
+                    raise Undecodable(f"the image has {colour.width} x {colour.height} pixels, its header said more")
                 return np.asarray(colour.crop(region))
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
         raise Undecodable(str(error)) from error

@@ -1,0 +1,174 @@
+"""What a run leaves behind, and that measuring ceilings on the way changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from config import parse
+from report import record
+from report.meter import bound
+from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, summary
+
+FLAGS = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 10, "--workers", 1, "--epochs", 2, "--lr", 0.002)
+WINDOWS = ("--log-every", 4, "--min-window-s", 0.05)
+STEPS, DROPPED = 18, 12
+
+NUMBER = (int, float)
+OPTIONAL = (int, float, type(None))
+SPREAD = {"n": int, "min": float, "max": float, "iqr": float}
+CEILING = {"rate": float, "spread": SPREAD}
+CONTRACT: dict[str, Any] = {
+    **dict.fromkeys(("task", "arch", "loader", "precision", "command", "bound"), str),
+    **dict.fromkeys(("world_size", "batch_size", "epochs", "steps", "samples", "samples_dropped"), int),
+    "samples_failed": list,
+    "efficiency": float,
+    "versions": {"python": str, "torch": str, "torchvision": str},
+    "hardware": {"cpu": str, "cores": NUMBER},
+    "rate": {"steady": float, "spread": SPREAD, "first_epoch": float, "per_rank": list, "unit": str},
+    "ceiling": {"compute": CEILING, "loader": CEILING},
+    "data_wait": {"ms": float, "share": float},
+    "validation": {"top1": float, "top5": float, "loss": float},
+    "memory": dict.fromkeys(("allocated_gib", "reserved_gib", "device_gib", "host_gib"), OPTIONAL),
+    "gpu": {"utilisation": OPTIONAL, "power_w": OPTIONAL},
+    "cpu": {"utilisation": OPTIONAL},
+}
+TAGS = {
+    *(f"throughput/{name}" for name in ("samples_per_s", "per_gpu", "compute_ceiling", "loader_ceiling", "efficiency")),
+    *(f"time/{name}_ms" for name in ("data_wait", "forward", "backward", "update")),
+    *(f"train/{name}" for name in ("loss", "lr", "grad_norm", "loss_scale", "skipped_steps")),
+    *(f"val/{name}" for name in ("top1", "top5", "loss")),
+    "memory/host_gib",
+    "io/mib_per_s",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], zygote: Any, pictures: Path) -> Iterator[Runner]:
+    """A run in folder `run`, by the real command, and the same without ceilings in folder `bare`."""
+    runner = Runner(tmp_path_factory.mktemp("runs"), environment, zygote)
+    bare = runner("--data", pictures, *FLAGS, "--log-every", 1, "--ceilings", "false", "--output", "bare").done()
+    with runner.command(ROOT / "train.py", "--data", pictures, *FLAGS, *WINDOWS, "--output", "run") as process:
+        _, said = process.communicate(timeout=TIMEOUT_S)
+        assert (process.returncode, said) == (0, "")
+    assert bare.poll() == 0
+    yield runner
+    runner.end()
+
+
+def check(value: Any, kind: Any, name: str) -> None:
+    if isinstance(kind, dict):
+        assert isinstance(value, dict), name
+        for part, its_kind in kind.items():
+            assert part in value, f"{name}.{part}"
+            check(value[part], its_kind, f"{name}.{part}")
+    else:
+        assert isinstance(value, kind), f"{name} is {value!r}"
+
+
+def test_files(run: Runner) -> None:
+    names = sorted(path.name for path in (run.cwd / "run").iterdir())
+    events = [name for name in names if name.startswith("events.out.tfevents.")]
+    assert len(events) == 1
+    assert [name for name in names if name not in events] == ["best.pt", "config.yaml", "last.pt", "metrics.jsonl", "summary.json"]
+    assert sorted(path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")) == ["bare", "run"]
+
+
+def test_summary_is_the_contract(run: Runner) -> None:
+    found = summary(run.cwd / "run")
+    check(found, CONTRACT, "summary")
+    assert (found["arch"], found["loader"], found["world_size"], found["batch_size"]) == ("squeezenet1_1", "torchvision", 1, 10)
+    assert (found["epochs"], found["steps"], found["samples"], found["samples_dropped"]) == (2, STEPS, 10 * STEPS, DROPPED)
+    assert found["samples_failed"] == []
+    assert "--arch squeezenet1_1" in found["command"]
+    assert 0 <= found["validation"]["top1"] <= found["validation"]["top5"] <= 1
+
+
+def test_rates_are_consistent(run: Runner) -> None:
+    found = summary(run.cwd / "run")
+    compute, loader = (found["ceiling"][name]["rate"] for name in ("compute", "loader"))
+    assert (found["efficiency"], found["bound"]) == bound(found["rate"]["steady"], compute, loader)
+    (ceilings, *_) = points(run.cwd / "run", "ceilings")
+    assert ceilings["step"] == STEPS // 2, "after the first epoch"
+    windows = points(run.cwd / "run", "window")
+    assert sum(window["samples"] for window in windows) <= 10 * STEPS
+    for window in windows:
+        assert window["rate"] == pytest.approx(window["samples"] / window["seconds"])
+    first = [window for window in windows if window["epoch"] == 0]
+    mean = sum(window["samples"] for window in first) / sum(window["seconds"] for window in first)
+    assert found["rate"]["first_epoch"] == pytest.approx(mean)
+
+
+def test_points_of_the_curves(run: Runner) -> None:
+    output = run.cwd / "run"
+    for point in points(output, "train"):
+        assert {"epoch", "consumed", "losses", "lr", "grad_norm", "loss_scale", "skipped_steps", "ms"} <= set(point)
+    assert len(losses(output)) == STEPS
+    validations = points(output, "val")
+    assert [(point["epoch"], point["step"], point["samples"]) for point in validations] == [(0, 9, 44), (1, 18, 44)]
+    assert summary(output)["validation"]["loss"] == validations[-1]["loss"]
+
+
+def test_measuring_ceilings_changes_nothing(run: Runner) -> None:
+    """Losses and weights, bit for bit: the ceilings were measured between the two epochs."""
+    assert losses(run.cwd / "run") == losses(run.cwd / "bare")
+    assert points(run.cwd / "bare", "ceilings") == []
+    measured, bare = (torch.load(run.cwd / name / "last.pt", weights_only=True) for name in ("run", "bare"))
+    assert all(torch.equal(value, bare["model"][name]) for name, value in measured["model"].items())
+
+
+def test_tensorboard(run: Runner) -> None:
+    """The tags of the design, each step once; one grid of images; the row of the HPARAMS page."""
+    board = EventAccumulator(str(run.cwd / "run"), size_guidance={"scalars": 0, "images": 0})
+    board.Reload()
+    tags = board.Tags()
+    assert set(tags["scalars"]) >= TAGS, TAGS - set(tags["scalars"])
+    assert all(math.isfinite(event.value) for tag in tags["scalars"] for event in board.Scalars(tag))
+    for tag in ("train/loss", "val/top1"):
+        steps = [event.step for event in board.Scalars(tag)]
+        assert steps == sorted(set(steps)), tag
+    assert tags["images"] == ["augmented"]
+    (grid,) = board.Images("augmented")
+    assert (grid.width, grid.height) == (4 * 32, 3 * 32) or grid.width * grid.height >= 10 * 32 * 32
+    plugins = board.summary_metadata
+    assert "_hparams_/session_start_info" in plugins and "_hparams_/session_end_info" in plugins
+    assert any("custom_scalars" in tag for tag in plugins)
+
+
+def test_config_reads_back(run: Runner, pictures: Path) -> None:
+    """config.yaml as --config is the same configuration; the checkpoint has it too."""
+    again = parse(["--config", str(run.cwd / "run" / "config.yaml")])
+    flags = [str(word) for word in ("--data", pictures, *FLAGS, *WINDOWS, "--output", "run")]
+    assert again.flat() | {"config": None} == parse(flags).flat()
+    stored = torch.load(run.cwd / "run" / "last.pt", weights_only=True)["config"]
+    assert stored == again.flat() | {"config": None}
+
+
+def test_console(run: Runner) -> None:
+    """Plain lines where there is no terminal: an epoch, a validation, and a table with what to change first."""
+    said = run.started[0].out
+    for words in ("epoch 1/2", "epoch 2/2", "validated epoch 2: top1", "top-1", "change first", "run folder:", "tensorboard --logdir"):
+        assert words in said
+    assert "\x1b" not in said and "\r" not in said
+
+
+def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record.time, "strftime", lambda form: "now")
+    monkeypatch.chdir(tmp_path)
+    first = record.folder(None, None, evaluate=False, name="resnet18")
+    first.mkdir(parents=True)
+    second = record.folder(None, None, evaluate=False, name="resnet18")
+    assert (str(first), str(second)) == ("runs/now-resnet18", "runs/now-resnet18-2")
+
+
+def test_help(run: Runner) -> None:
+    process = run("--help")
+    assert (process.wait(), process.err) == (0, "")
+    for group in ("run", "data", "augmentation", "loading", "model", "optimisation"):
+        assert f"{group} options" in process.out

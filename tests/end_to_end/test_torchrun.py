@@ -1,0 +1,90 @@
+"""torchrun as a user types it, with two processes; signals reach all of them."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, session, until
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, ROOT / "train.py")
+SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 4, "--workers", 1, "--ceilings", "false", "--log-every", 1)
+
+
+def ours(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("train.py: ")]
+
+
+def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
+    """All ranks stop at the same step, and everything is gone long before torchrun would kill (30 s)."""
+    output = train.cwd / "run"
+    with train.command(*TORCHRUN, "--data", pictures, *SMALL, "--epochs", 100_000, "--val-every", 0, "--output", "run") as process:
+        until(lambda: len(points(output, "train")) > 3, TIMEOUT_S, "three steps")
+        began = time.monotonic()
+        process.terminate()
+        _, said = process.communicate(timeout=25)
+        assert time.monotonic() - began < 25
+        assert process.returncode != 0
+        until(lambda: session(process.pid) == [], 10, "every process to end")
+    assert ours(said) == []
+    assert "Warning" not in said, said
+    progress = torch.load(output / "last.pt", weights_only=True)["progress"]
+    assert progress["step"] == len(losses(output))
+    assert progress["epoch"] * 96 + progress["consumed"] == progress["step"] * 8
+    assert not (output / "best.pt").exists()
+
+
+def test_a_mistake_is_said_once(train: Runner, pictures: Path) -> None:
+    with train.command(*TORCHRUN, "--data", pictures, *SMALL, "--batch-size", 49) as process:
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1, "torchrun's own"
+    (line,) = ours(said)
+    assert "the largest that fits is --batch-size 48" in line
+    assert "exitcode: 2" in said or "exitcode  : 2" in said
+
+
+def test_a_mistake_of_one_rank_alone(train: Runner, pictures: Path) -> None:
+    """Rank 0 is silent and waits for the others; the rank that has met it says so, after a while."""
+    processes = train.ranks(2, "--data", pictures, *SMALL, "--epochs", 1, "--output", "run")
+    processes[0].send(signal.SIGKILL)
+    alone = train("--arch", "resnet1", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    began = time.monotonic()
+    assert "did you mean resnet18" in alone.mistake()
+    assert time.monotonic() - began > 5
+    processes[1].send(signal.SIGKILL)
+
+
+def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
+    """Exit code 3 of every rank, one line with step and samples, and no checkpoint after it."""
+    flags = ("--epochs", 2, "--lr", 1e30, "--warmup-epochs", 0, "--save-every-steps", 1, "--precision", "fp32", "--output", "run")
+    processes = train.ranks(2, "--data", pictures, *SMALL, *flags)
+    assert processes[0].wait() == 3
+    (line,) = processes[0].err.splitlines()
+    assert line.startswith("train.py: the loss is ") and "step 2" in line and "samples [" in line and "--lr" in line
+    step = int(line.split("at step ")[1].split(";")[0])
+    if (last := train.cwd / "run" / "last.pt").exists():
+        content = torch.load(last, weights_only=True)
+        assert content["progress"]["step"] < step
+    assert processes[1].wait(20) == 3
+
+
+def test_ctrl_c(train: Runner, pictures: Path) -> None:
+    """A terminal sends it to every process of the run, loader workers too: a checkpoint, exit code 130, nobody is left."""
+    process = train("--data", pictures, *SMALL, "--epochs", 1000, "--workers", 2, "--output", "run")
+    until(lambda: len(points(train.cwd / "run", "train")) > 3, TIMEOUT_S, "three steps")
+    process.interrupt()
+    assert (process.wait(20), process.err) == (130, "")
+    progress = torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]
+    assert progress["step"] == len(losses(train.cwd / "run"))
+    assert session(process.pid) == []
+
+
+def test_a_killed_run_leaves_no_process(train: Runner, pictures: Path) -> None:
+    process = train("--data", pictures, *SMALL, "--epochs", 1000, "--workers", 2, "--output", "run")
+    until(lambda: len(points(train.cwd / "run", "train")) > 1, TIMEOUT_S, "a step")
+    assert len(session(process.pid)) >= 3
+    process.send(signal.SIGKILL)
+    until(lambda: session(process.pid) == [], 15, "the workers to notice")

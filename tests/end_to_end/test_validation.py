@@ -1,0 +1,59 @@
+"""Validation: exact whatever the number of processes; alone with --evaluate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.runs import Process, Runner, points, summary
+
+SMALL = ("--arch", "resnet18", "--image-size", 32, "--workers", 1, "--ceilings", "false", "--precision", "fp32")
+BATCH_TOLERANCE = 1e-5
+"""Of the loss across batch sizes: kernels differ by shape, so logits do in their last bits."""
+
+
+def trained(train: Runner, pictures: Path) -> Process:
+    return train("--data", pictures, *SMALL, "--batch-size", 12, "--epochs", 1, "--lr", 0.01, "--output", "run").done()
+
+
+def evaluated(train: Runner, pictures: Path, output: str, *flags: object, ranks: int = 1, resume: str = "run/last.pt") -> dict[str, float]:
+    arguments = ("--data", pictures, *SMALL, "--batch-size", 12, "--evaluate", "true", "--output", output)
+    for process in train.ranks(ranks, *arguments, *(("--resume", resume) if resume else ()), *flags):
+        process.done()
+    validation: dict[str, float] = summary(train.cwd / output)["validation"]
+    return validation
+
+
+def test_alone_and_in_company(train: Runner, pictures: Path) -> None:
+    trained(train, pictures)
+    in_training = summary(train.cwd / "run")["validation"]
+    one = evaluated(train, pictures, "one")
+    assert one == in_training
+    assert one["samples"] == 44 and one["losses_not_finite"] == 0
+
+    assert evaluated(train, pictures, "two", ranks=2) == one
+    assert evaluated(train, pictures, "three", ranks=3) == one
+
+    for size in (1, 7, 44, 64):
+        other = evaluated(train, pictures, f"by-{size}", "--val-batch-size", size)
+        assert (other["top1"], other["top5"], other["samples"]) == (one["top1"], one["top5"], 44)
+        assert other["loss"] == pytest.approx(one["loss"], rel=BATCH_TOLERANCE)
+
+
+def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> None:
+    trained(train, pictures)
+    before = {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir()}
+    arguments = ("--data", pictures, *SMALL, "--batch-size", 12, "--evaluate", "true", "--output", "run", "--resume", "auto")
+    train(*arguments).done()
+    train(*arguments).done()
+    folders = [path for path in (train.cwd / "run").iterdir() if path.is_dir()]
+    assert len(folders) == 2
+    assert {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir() if path.is_file()} == before
+    for folder in folders:
+        assert summary(folder)["validation"] == summary(train.cwd / "run")["validation"]
+        assert len(points(folder, "val")) == 1
+        assert not (folder / "last.pt").exists()
+
+    with_weights = evaluated(train, pictures, "weights", "--weights", "run/best.pt", resume="")
+    assert with_weights == summary(train.cwd / "run")["validation"]
