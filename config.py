@@ -267,7 +267,7 @@ def parse(argv: list[str]) -> Config:
         with contextlib.redirect_stderr(said):
             parsed = tyro.cli(
                 Config,
-                args=[re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word) for word in argv],
+                args=_spelled_out(argv),
                 default=defaults,
                 prog="train.py",
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
@@ -277,6 +277,19 @@ def parse(argv: list[str]) -> Config:
             raise
         raise Mistake(_one_line(said.getvalue())) from None
     return build(parsed.flat(), origin="flags")
+
+
+def _spelled_out(argv: list[str]) -> list[str]:
+    """The flags as the parser takes them: true and false in Python's spelling, and a switch without a value is True."""
+    switches = {
+        f"--{name.replace('_', '-')}" for cls in GROUPS.values() for name, info in cls.model_fields.items() if info.annotation is bool
+    }
+    words = [re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word) for word in argv]
+    out: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=bool(words)):
+        bare = word in switches and (not following or following.startswith("--"))
+        out += [word, "True"] if bare else [word]
+    return out
 
 
 def _one_line(box: str) -> str:

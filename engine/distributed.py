@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contracts import Mistake
 
-ALONE_AFTER_S = 10.0
+ALONE_AFTER_S = 5.0
 """What rank 0 needs, at most, to meet and say a mistake that every rank makes."""
 
 

@@ -197,6 +197,7 @@ class Run:
         self.phases.interrupt()
         self.meter.resume(progress.epoch)
         with self.report.epoch(progress.epoch, self.epochs, self.plan.samples, progress.consumed) as bar:
+            closed = None
             for _ in range(total):
                 epoch = progress.epoch + progress.consumed / self.plan.samples
                 lr = self.learning_rate(epoch)
@@ -214,8 +215,8 @@ class Run:
                 decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due())
                 if logging or self._recent.full():
                     self._log(lr, bar, everything=False)
-                if decided["window"]:
-                    self._window(self.meter.point())
+                self._window(closed)  # of the step before: now the device has something to do meanwhile
+                closed = self.meter.point() if decided["window"] else None
                 if decided["stop"] or self._enough():
                     break
                 if decided["save"]:
@@ -225,6 +226,7 @@ class Run:
                     self.phases.interrupt()
                     self.meter.resume(progress.epoch)
             stopped = self.vote.drain()["stop"] or decided["stop"]
+            self._window(closed)
             self._log(lr, bar)
             self._window(self.meter.pause())
         if self.measure_ceilings is not None and self._last_batch is None and not stopped and kept is not None:
@@ -316,6 +318,8 @@ class Run:
                 stop_requested=self.stop,
                 progress=bar,
             )
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
         if result is not None:
             self.validation = result
             self.report.validated(result, step=self.progress.step, epoch=self.progress.epoch)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from contracts import Mistake, World
+from engine import precision as precisions
 from engine.step import Step
 
 
@@ -35,15 +36,16 @@ def largest_fit(step: Step, batch_size: int, image_size: int, device: torch.devi
     sizes = sorted({batch_size * 3 // 4 >> k for k in range(24)} | {batch_size // 2 >> k for k in range(24)}, reverse=True)
     module = getattr(step.module, "module", step.module)  # without DDP: other ranks do not take part
     for size in sizes:
-        if size > 0 and _runs(module, size, image_size, device):
+        if size > 0 and _runs(module, size, image_size, device, step.precision):
             return size
     return 0
 
 
-def _runs(module: torch.nn.Module, batch_size: int, image_size: int, device: torch.device) -> bool:
+def _runs(module: torch.nn.Module, batch_size: int, image_size: int, device: torch.device, precision: str) -> bool:
     try:
         images = torch.zeros(batch_size, 3, image_size, image_size, device=device).to(memory_format=torch.channels_last)
-        outputs = module(images)
+        with precisions.autocast(precision, device):
+            outputs = module(images)
         (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float().sum().backward()
         return True
     except (torch.OutOfMemoryError, RuntimeError):

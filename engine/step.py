@@ -36,7 +36,7 @@ class Step:
     ) -> None:
         self.module, self.optimizer = module, optimizer
         self.scaler = precisions.loss_scaler(precision, world.device)
-        self._losses, self._precision = losses, precision
+        self._losses, self.precision = losses, precision
         self._accumulate, self._clip = accumulate, clip_grad_norm
         self._world, self._draw_key, self.phases = world, draw_key, phases
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -59,7 +59,7 @@ class Step:
                 everyone = valid.clone()
                 counting = dist.all_reduce(everyone, async_op=True)
             with nullcontext() if last or self._world.size == 1 else self.module.no_sync():  # type: ignore[operator]
-                with precisions.autocast(self._precision, self._world.device):
+                with precisions.autocast(self.precision, self._world.device):
                     losses = self._losses(self.module(batch.images), batch)
                 self.phases.mark("forward")
                 mine = losses.sum()

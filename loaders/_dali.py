@@ -30,6 +30,8 @@ DEPTH = 2
 """Batches that DALI has under way."""
 HARDWARE_SHARE = 0.65
 """Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/image.md."""
+FANCY_UPSAMPLING = False
+"""Whether nvJPEG smooths chroma as libjpeg does."""
 PLACEHOLDER_SIDE = 16
 JPEG, PNG = 0, 1
 
@@ -211,7 +213,7 @@ def build(
         encoded_ = fn.io.file.read(data, dont_use_mmap=True) if reads else data
         options: dict[str, Any] = {"start": start, "shape": shape, "axes": [0, 1], "adjust_orientation": False, "output_type": types.RGB}
         if device is not None:
-            options |= {"device": "mixed", "hw_decoder_load": HARDWARE_SHARE}
+            options |= {"device": "mixed", "hw_decoder_load": HARDWARE_SHARE, "jpeg_fancy_upsampling": FANCY_UPSAMPLING}
         image = fn.decoders.image_slice(encoded_, **options)
         image = fn.resize(image, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True)
         if device is None:

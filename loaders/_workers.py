@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from contracts import Mistake, Rows
 
-PREFETCH = 2
+PREFETCH = 4
 """Parts under way a worker."""
 PART = 32
 """Most rows of a task: about 30 ms of decoding."""
@@ -173,7 +173,7 @@ class _PartSampler:
 
 def part_of(rows: Rows, begin: int, end: int) -> Rows:
     """Rows `begin` to `end` of a batch."""
-    columns = {field.name: getattr(rows, field.name) for field in fields(rows)}
+    columns: dict[str, Any] = {field.name: getattr(rows, field.name) for field in fields(rows)}
     return Rows(**{name: None if column is None else column[begin:end] for name, column in columns.items()})
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows
-from loaders._readers import READERS, Decode, Undecodable, choose, exactly, resize_pil, resize_window
+from loaders._readers import READERS, Decode, Undecodable, choose, decode_many, exactly, resize_pil, resize_window
 from loaders._staging import Ahead, Staged, Stager, hand_over
 from loaders._workers import Workers
 
@@ -79,34 +80,33 @@ class Decoding:
         height, width = (int(side) for side in rows.sizes.max(axis=0))
         shape = (len(rows), height, width, 3)
         out, failed = slot[: np.prod(shape)].reshape(shape), []
-        for i in range(len(rows)):
-            if not rows.valid[i]:
-                out[i] = 0
-                continue
-            sample, (h, w) = int(rows.ids[i]), rows.sizes[i]
+        out[~rows.valid] = 0
+        files: dict[int, bytes] = {}
+        for i in np.flatnonzero(rows.valid).tolist():
+            with suppress(OSError):
+                files[i] = self._source.read(int(rows.ids[i]))
+        regions = {i: (int(x0), int(y0), int(x1), int(y1)) for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)}
+        plain = [i for i in files if self._plain(int(rows.ids[i]))]
+        decoded = decode_many(self._decode, [files[i] for i in plain], [regions[i] for i in plain])
+        pixels = dict(zip(plain, decoded, strict=True))
+        for i in np.flatnonzero(rows.valid).tolist():
+            h, w = rows.sizes[i].tolist()
             try:
-                data = self._source.read(sample)
-                region = self.region(sample, data, rows.regions[i])
+                if i not in files:
+                    raise Undecodable("cannot be read")
+                region = pixels.get(i)
+                if region is None or region.shape[:2] != (regions[i][3] - regions[i][1], regions[i][2] - regions[i][0]):
+                    region = exactly(self._pil, files[i], regions[i])  # it has the last word on what can be decoded
                 self._resize(out[i, :h, :w], region, rows.windows[i], bool(rows.flips[i]))
-            except (Undecodable, OSError):
+            except Undecodable:
                 out[i] = 0
-                failed.append(sample)
+                failed.append(int(rows.ids[i]))
         return tuple(failed)
 
-    def region(self, sample: int, data: bytes, region: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """RGB uint8 of the region. PIL has the last word on what can be decoded. Raises Undecodable."""
-        box = (int(region[0]), int(region[1]), int(region[2]), int(region[3]))
+    def _plain(self, sample: int) -> bool:
+        """Whether every decoder gives the same pixels for it; the others are PIL's."""
         columns = self._columns
-        decode: Decode = self._decode
-        odd = columns.format[sample] != JPEG or columns.components[sample] not in PLAIN_COMPONENTS
-        if odd or not columns.whole[sample]:
-            decode = self._pil
-        try:
-            return exactly(decode, data, box)
-        except Exception:  # decoders raise what they like on damaged files
-            if decode is self._pil:
-                raise
-        return exactly(self._pil, data, box)
+        return bool(columns.format[sample] == JPEG and columns.components[sample] in PLAIN_COMPONENTS and columns.whole[sample])
 
 
 def open(feed: Feed) -> TorchvisionLoader:

@@ -42,6 +42,7 @@ def compute_ceiling(step: Any, batch: Batch, *, accumulate: int, world: World, s
         ids=batch.ids,
     )
     saved = [tensor.detach().to("cpu", copy=True) for tensor in step.state_tensors()]
+    untouched = not step.optimizer.state  # AdamW when every step so far was skipped, for a loss scale that was too high
     lr = [group["lr"] for group in step.optimizer.param_groups]
 
     def run(count: int) -> float:
@@ -61,6 +62,8 @@ def compute_ceiling(step: Any, batch: Batch, *, accumulate: int, world: World, s
     count = max(2, math.ceil(LEAST_S / guess / BLOCKS))
     samples = world.size * len(batch.ids) * accumulate * count
     seconds = [world.gather(run(count))[0] for _ in range(BLOCKS)]  # rank 0's clock, the same figure on every rank
+    if untouched:
+        step.optimizer.state.clear()
     for tensor, before in zip(step.state_tensors(), saved, strict=True):
         tensor.detach().copy_(before)
     for group, value in zip(step.optimizer.param_groups, lr, strict=True):

@@ -99,10 +99,14 @@ def shm_free_bytes() -> int:
     return room.f_bavail * room.f_frsize
 
 
+HOST_EVERY = 4
+"""Samples between two readings of the host memory of the process tree."""
+
+
 class Sampler:
     """Reads GPU and CPU load about once a second in a daemon thread. `read()` gives the means since the last one."""
 
-    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation")
+    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation", "host_gib")
 
     def __init__(self, device: torch.device, *, every_s: float = 1.0) -> None:
         self._every_s = every_s
@@ -134,8 +138,12 @@ class Sampler:
         return {name: sums[name][0] / sums[name][1] if name in sums else None for name in self.NAMES}
 
     def _run(self) -> None:
+        rounds = 0
         while not self._end.wait(self._every_s):
             self._add(self._sample())
+            if rounds % HOST_EVERY == 0:  # the kernel walks the page tables of every process: tens of milliseconds
+                self._add({"host_gib": host_gib()})
+            rounds += 1
 
     def _add(self, sample: dict[str, float | None]) -> None:
         with self._lock:

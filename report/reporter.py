@@ -153,7 +153,7 @@ class Reporter:
         self._rate = window.rate
         load = self._sampler.read()
         self._load.append(load)
-        self._measure_memory()
+        self._measure_memory(load["host_gib"])
         compute, loader = (self._ceiling(name) for name in ("compute", "loader"))
         efficiency, _ = bound(window.rate, compute, loader)
         values = {
@@ -222,7 +222,7 @@ class Reporter:
         rate = self._meter.result()
         efficiency, bound_by = bound(rate["steady"], self._ceiling("compute"), self._ceiling("loader"))
         if not self._memory:
-            self._measure_memory()
+            self._measure_memory(host_gib())
         summary = {
             **{name: value for name, value in self._facts.items() if name not in ("settings", "title")},
             "finished": finished,
@@ -282,14 +282,14 @@ class Reporter:
         values = [value for load in self._load if (value := load[name]) is not None]
         return float(np.mean(values)) if values else None
 
-    def _measure_memory(self) -> None:
+    def _measure_memory(self, host: float | None) -> None:
         gib = 2**30
         cuda = self._world.device.type == "cuda"
         now = {
             "allocated_gib": torch.cuda.max_memory_allocated() / gib if cuda else None,
             "reserved_gib": torch.cuda.max_memory_reserved() / gib if cuda else None,
             "device_gib": device_gib(self._world.device),
-            "host_gib": host_gib(),
+            "host_gib": host,
         }
         self._memory = {
             name: value if (before := self._memory.get(name)) is None or value is None else max(before, value)

@@ -144,6 +144,22 @@ def test_checkpoints_of_other_runs(train: Runner, pictures: Path) -> None:
     assert "--image-size" in line and "torch.Size([9])" in line and "torch.Size([4])" in line
 
 
+def test_files_that_changed_since_the_scan(train: Runner) -> None:
+    data = draw(train.cwd / "data", classes=("a", "b"), train=12, val=2)
+    train("--data", data, *SMALL, "--steps", 1, "--val-every", 0, "--output", "before").done()
+    for path in data.glob("train/*/*.jpg"):
+        path.write_bytes(path.read_bytes() + b"more")
+    line = train("--data", data, *SMALL, "--workers", 1, "--output", "after").mistake()
+    assert str(data / "train") in line and ".jpg" in line and "--rescan" in line
+    train("--data", data, *SMALL, "--steps", 1, "--rescan", "true", "--output", "again").done()
+
+
+def test_a_full_output_folder(train: Runner, pictures: Path) -> None:
+    """No file may grow beyond 1000 bytes, as on a disk that is full."""
+    line = train("--data", pictures, *SMALL, "--output", "full", limits={"RLIMIT_FSIZE": 1000}).mistake()
+    assert "--output full" in line and "cannot be written" in line
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_output_folder(train: Runner, pictures: Path) -> None:
     (train.cwd / "closed").mkdir(mode=0o500)

@@ -28,6 +28,10 @@ def steps(output: Path) -> int:
     return found[-1]["step"] if found else 0
 
 
+def reached(output: Path, step: int, process: Process) -> None:
+    until(lambda: steps(output) >= step or process.poll() is not None, 60, f"step {step}")
+
+
 def check_same(uninterrupted: Path, resumed: Path) -> None:
     """Losses, validations and the final weights."""
     assert losses(resumed) == losses(uninterrupted)
@@ -47,15 +51,13 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
 
     draws = random.Random(ranks)
     for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 4))):
-        flags = ("--save-every-steps", draws.randint(1, 3))
-        processes = start(train, pictures, "killed", ranks=ranks, flags=flags)
-        before = steps(killed)
-        until(lambda at=at, before=before: steps(killed) > max(at - 1, before) or processes[0].poll() is not None, 60, f"step {at}")
+        processes = start(train, pictures, "killed", ranks=ranks, flags=("--save-every-steps", draws.randint(1, 3)))
+        reached(killed, max(at, steps(killed) + 1), processes[0])
         how = (signal.SIGTERM, signal.SIGKILL)[number % 2]
-        for process in processes if how == signal.SIGKILL else processes[-1:]:  # one rank hears it, all stop
+        for process in processes if how == signal.SIGKILL else processes[-1:]:  # one rank hears SIGTERM, all stop
             process.send(how)
         codes = {process.wait(20) for process in processes}
-        assert codes <= ({-signal.SIGKILL} if how == signal.SIGKILL else {128 + signal.SIGTERM, 0}), [p.err for p in processes]
+        assert codes <= {-how if how == signal.SIGKILL else 128 + how, 0}, [process.err for process in processes]
     for process in start(train, pictures, "killed", ranks=ranks):
         process.done()
     check_same(whole, killed)
@@ -89,6 +91,18 @@ def test_stopped_while_validating(train: Runner, pictures: Path) -> None:
     assert [(point["epoch"], point["step"]) for point in points(train.cwd / "run", "val")] == [(0, N // STEP), (1, STEPS)]
     assert len(losses(train.cwd / "run")) == STEPS
     assert summary(train.cwd / "run")["samples_dropped"] == 0
+
+
+def test_stopped_while_validating_after_the_last_step(train: Runner, pictures: Path) -> None:
+    """--steps ends training in mid-epoch: what was trained is saved before the validation, not after it."""
+    flags = ("--steps", 5)
+    (process,) = start(train, pictures, "run", flags=(*flags, "--val-batch-size", 1, "--read-delay-ms", 20))
+    until(lambda: (train.cwd / "run" / "last.pt").exists(), 60, "the checkpoint")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert points(train.cwd / "run", "val") == []
+    start(train, pictures, "run", flags=flags)[0].done()
+    assert [point["step"] for point in points(train.cwd / "run", "val")] == [5]
 
 
 def test_other_batch_and_world_size_go_on_with_the_tail(train: Runner, pictures: Path) -> None:

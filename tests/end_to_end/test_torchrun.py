@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from engine.distributed import ALONE_AFTER_S
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, session, until
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, ROOT / "train.py")
@@ -46,19 +47,16 @@ def test_a_mistake_is_said_once(train: Runner, pictures: Path) -> None:
     assert "exitcode: 2" in said or "exitcode  : 2" in said
 
 
-def test_a_mistake_of_one_rank_alone(train: Runner, pictures: Path) -> None:
-    """Rank 0 is silent and waits for the others; the rank that has met it says so, after a while."""
-    processes = train.ranks(2, "--data", pictures, *SMALL, "--epochs", 1, "--output", "run")
-    processes[0].send(signal.SIGKILL)
-    alone = train("--arch", "resnet1", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+def test_a_mistake_of_one_rank_alone(train: Runner) -> None:
+    """Rank 0 knows nothing of it; the rank that is still there after a while says it."""
     began = time.monotonic()
+    alone = train("--arch", "resnet1", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
     assert "did you mean resnet18" in alone.mistake()
-    assert time.monotonic() - began > 5
-    processes[1].send(signal.SIGKILL)
+    assert time.monotonic() - began > ALONE_AFTER_S
 
 
 def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
-    """Exit code 3 of every rank, one line with step and samples, and no checkpoint after it."""
+    """Exit code 3, one line with step and samples, and no checkpoint after it."""
     flags = ("--epochs", 2, "--lr", 1e30, "--warmup-epochs", 0, "--save-every-steps", 1, "--precision", "fp32", "--output", "run")
     processes = train.ranks(2, "--data", pictures, *SMALL, *flags)
     assert processes[0].wait() == 3
@@ -68,7 +66,6 @@ def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
     if (last := train.cwd / "run" / "last.pt").exists():
         content = torch.load(last, weights_only=True)
         assert content["progress"]["step"] < step
-    assert processes[1].wait(20) == 3
 
 
 def test_ctrl_c(train: Runner, pictures: Path) -> None:

@@ -138,7 +138,6 @@ WRONG_FLAGS = [
     (["--optimizer", "adam"], ["--optimizer", "adam", "adamw"]),
     (["--reader", "jpeg"], ["--reader", "pil"]),
     (["--compile", "yes"], ["--compile", "yes"]),
-    (["--compile"], ["--compile"]),
     (["--bach-size", "3"], ["--bach-size", "did you mean", "batch-size", "--help"]),
     (["--qqqq", "3"], ["--qqqq", "--help"]),
     (["--lr", "0.1", "stray"], ["stray"]),

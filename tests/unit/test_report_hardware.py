@@ -92,7 +92,7 @@ def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     while time.monotonic() < end:
         pass  # one core is busy
     found = sampler.read()
-    assert set(found) == {"gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation"}
+    assert set(found) == {"gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation", "host_gib"}
     assert [found[name] for name in ("gpu_utilisation", "power_w", "sm_mhz", "device_gib")] == [None] * 4
     assert found["cpu_utilisation"] is not None and 0.5 / cores() < found["cpu_utilisation"] <= 1.0
     sampler.stop()

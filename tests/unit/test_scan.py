@@ -443,7 +443,7 @@ def start(root: Path, cache: Path, **how: Any) -> subprocess.Popen[str]:
     code = textwrap.dedent(SLOW).format(**{"each": 0.002, "few": 10**9, "rescan": False, **how})
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", code, root, cache], text=True, start_new_session=True, env=here, **pipes)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen([sys.executable, "-c", code, root, cache], text=True, start_new_session=True, env=here, **pipes)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("rescan", [False, True])

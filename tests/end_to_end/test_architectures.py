@@ -1,0 +1,105 @@
+"""One training step of one architecture of each family in torchvision's registry, as train.py would build it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from config import Optimisation
+from contracts import Batch
+from dataset import draws
+from engine import optimizers
+from engine.distributed import ProcessWorld
+from engine.step import Step
+from models import classification as registry
+from report.phases import Phases
+from tasks.classification import Classification
+
+# family -> (its smallest member, a size that it can train on: the smallest that its layers allow, or the only one)
+FAMILIES = {
+    "alexnet": ("alexnet", 64),
+    "convnext": ("convnext_tiny", 32),
+    "densenet": ("densenet121", 32),
+    "efficientnet": ("efficientnet_b0", 32),
+    "efficientnet_v2": ("efficientnet_v2_s", 32),
+    "googlenet": ("googlenet", 32),
+    "inception": ("inception_v3", 299),
+    "maxvit": ("maxvit_t", 224),
+    "mnasnet": ("mnasnet0_5", 32),
+    "mobilenet_v2": ("mobilenet_v2", 32),
+    "mobilenet_v3": ("mobilenet_v3_small", 32),
+    "regnet_x": ("regnet_x_400mf", 32),
+    "regnet_y": ("regnet_y_400mf", 32),
+    "resnet": ("resnet18", 32),
+    "resnext": ("resnext50_32x4d", 32),
+    "shufflenet_v2": ("shufflenet_v2_x0_5", 32),
+    "squeezenet": ("squeezenet1_1", 32),
+    "swin": ("swin_t", 32),
+    "swin_v2": ("swin_v2_t", 32),
+    "vgg": ("vgg11", 32),
+    "vgg_bn": ("vgg11_bn", 32),
+    "vit": ("vit_b_32", 32),
+    "wide_resnet": ("wide_resnet50_2", 32),
+}
+CLASSES, BATCH = 3, 2
+
+
+def family(name: str) -> str:
+    """`regnet_y_16gf` -> `regnet_y`, `vgg16_bn` -> `vgg_bn`, `efficientnet_v2_l` -> `efficientnet_v2`."""
+    if name.startswith("vgg"):
+        return "vgg_bn" if name.endswith("_bn") else "vgg"
+    stem = re.match(r"(efficientnet_v2|mobilenet_v\d|shufflenet_v2|swin_v2|regnet_[xy]|wide_resnet|inception|[a-z]+)", name)
+    assert stem
+    return stem.group(1)
+
+
+def test_every_family_is_here() -> None:
+    assert {family(name) for name in registry.names()} == set(FAMILIES)
+    assert all(family(name) == its for its, (name, _) in FAMILIES.items())
+
+
+def unused(*_key: int) -> int:
+    return draws.key(0, draws.Purpose.MODEL)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_one_step(name: str) -> None:
+    """The loss is finite, auxiliary heads take part, and every parameter moves."""
+    arch, size = FAMILIES[name]
+    world = ProcessWorld(torch.device("cpu"))
+    torch.manual_seed(0)
+    module, _ = registry.build(arch, classes=CLASSES, image_size=size, batch_size=BATCH)
+    module.to(memory_format=torch.channels_last)
+    task = Classification(np.arange(BATCH), auxiliary_weight=registry.auxiliary_weight(arch))
+    recipe = Optimisation()
+    step = Step(
+        module=module,
+        losses=task.losses,
+        optimizer=optimizers.build(
+            module, name="sgd", lr=recipe.lr, weight_decay=1e-2, norm_weight_decay=1e-2, momentum=recipe.momentum, nesterov=True
+        ),
+        precision="fp32",
+        accumulate=1,
+        clip_grad_norm=0.0,
+        world=world,
+        draw_key=unused,
+        phases=Phases(world.device),
+    )
+    batch = Batch(
+        images=torch.randn(BATCH, 3, size, size).to(memory_format=torch.channels_last),
+        sizes=torch.full((BATCH, 2), size),
+        targets={"labels": torch.arange(BATCH)},
+        valid=torch.ones(BATCH, dtype=torch.bool),
+        ids=np.arange(BATCH),
+    )
+    outputs: Any = module.train()(batch.images)
+    assert isinstance(outputs, torch.Tensor) == (registry.auxiliary_weight(arch) == 0)
+    norms = {key: float(parameter.detach().double().norm()) for key, parameter in module.named_parameters()}
+    outcome = step(iter([batch]), lr=1e-3, epoch=0, position=0, want_norm=True)
+    assert torch.isfinite(outcome[0]) and outcome[1] == BATCH
+    still = [key for key, parameter in module.named_parameters() if float(parameter.detach().double().norm()) == norms[key] != 0]
+    assert not still

@@ -1,0 +1,126 @@
+"""Settings that change how a step is made: each runs, and says in the files that it did."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.schedules import learning_rate
+from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
+
+SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 8, "--workers", 0, "--ceilings", "false", "--val-every", 0)
+
+
+def run(train: Runner, pictures: Path, output: str, *flags: object) -> Path:
+    train("--data", pictures, *SMALL, "--log-every", 1, "--epochs", 1, "--output", output, *flags).done()
+    return train.cwd / output
+
+
+def test_precisions(train: Runner, pictures: Path) -> None:
+    """The same run in three precisions: nearly the same first loss, and a loss scale for fp16 alone."""
+    first: dict[str, float] = {}
+    for precision in ("fp32", "bf16", "fp16"):
+        output = run(train, pictures, precision, "--precision", precision, "--steps", 2)
+        assert summary(output)["precision"] == precision
+        first[precision] = losses(output)[0]
+        scales = {point["loss_scale"] for point in points(output, "train")}
+        assert (scales == {1.0}) == (precision != "fp16"), scales
+    assert first["bf16"] == pytest.approx(first["fp32"], rel=2e-2)
+    assert first["fp16"] == pytest.approx(first["fp32"], rel=5e-3)
+    assert first["bf16"] != first["fp32"] != first["fp16"]
+
+
+def test_fp16_resumes_with_its_loss_scale(train: Runner, pictures: Path) -> None:
+    whole = run(train, pictures, "whole", "--precision", "fp16", "--steps", 6)
+    run(train, pictures, "parts", "--precision", "fp16", "--steps", 3)
+    parts = run(train, pictures, "parts", "--precision", "fp16", "--steps", 6, "--resume", "auto")
+    assert losses(parts) == losses(whole)
+
+
+def test_ceilings_after_steps_that_were_all_skipped(train: Runner) -> None:
+    """One step an epoch in fp16, whose scale is too high at first: AdamW has no state yet when the ceiling is measured."""
+    few = draw(train.cwd / "few", classes=("a", "b"), train=4, val=1)
+    flags = ("--arch", "regnet_x_400mf", "--precision", "fp16", "--optimizer", "adamw", "--epochs", 2)
+    measured = run(train, few, "measured", *flags, "--ceilings", "true")
+    assert points(measured, "train")[-1]["skipped_steps"] == 1
+    bare = run(train, few, "bare", *flags)
+    assert losses(measured) == losses(bare)
+
+
+def test_accumulation(train: Runner, pictures: Path) -> None:
+    """12 micro-batches of 8 in steps of 16; the learning rate is that of the samples consumed."""
+    output = run(train, pictures, "run", "--accumulate", 2, "--clip-grad-norm", 0.5)
+    assert len(losses(output)) == 6
+    assert points(output, "train")[-1]["consumed"] == 96
+    assert summary(output)["samples"] == 96
+
+
+def test_clipping(train: Runner, pictures: Path) -> None:
+    """The norm that is told is the one before; the step is as long as the limit allows."""
+    flags = ("--steps", 1, "--momentum", 0, "--weight-decay", 0, "--lr", 1.0, "--warmup-epochs", 0, "--precision", "fp32")
+    weights = {}
+    for limit in (0.01, 0.02):
+        output = run(train, pictures, f"clip-{limit}", *flags, "--clip-grad-norm", limit)
+        assert points(output, "train")[0]["grad_norm"] > limit
+        weights[limit] = torch.load(output / "last.pt", weights_only=True)["model"]
+    moved = math.sqrt(sum(float(((weights[0.02][name] - weights[0.01][name]) ** 2).sum()) for name in weights[0.01]))
+    assert moved == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_optimizers_resume_exactly(train: Runner, pictures: Path, optimizer: str) -> None:
+    flags = ("--optimizer", optimizer, "--lr", 1e-3, "--norm-weight-decay", 1e-5)
+    whole = run(train, pictures, "whole", *flags, "--steps", 6)
+    run(train, pictures, "parts", *flags, "--steps", 3)
+    assert losses(run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")) == losses(whole)
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
+def test_schedules(train: Runner, pictures: Path, schedule: str) -> None:
+    """The rate of each step is the schedule at the samples consumed before it; three epochs, half of one to warm up."""
+    flags = ("--schedule", schedule, "--epochs", 3, "--batch-size", 48, "--lr", 0.01, "--warmup-epochs", 0.5, "--lr-step-epochs", 1)
+    output = run(train, pictures, "run", *flags, "--final-lr", 0.001, "--lr-gamma", 0.5)
+    rates = {point["step"]: point["lr"] for point in points(output, "train")}
+    assert max(rates) == 6
+    for step, rate in rates.items():
+        expected = learning_rate((step - 1) / 2, peak=0.01, epochs=3, schedule=schedule, warmup=0.5, final=0.001, step_epochs=1, gamma=0.5)
+        assert rate == pytest.approx(expected)
+
+
+def test_the_seed_decides_everything(train: Runner, pictures: Path) -> None:
+    first, again, other = (run(train, pictures, name, "--steps", 3, "--seed", seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert losses(first) == losses(again)
+    assert losses(first)[0] != losses(other)[0]
+
+
+def test_loaders_and_workers_give_the_same_training(train: Runner, pictures: Path) -> None:
+    found = [losses(run(train, pictures, f"{n}-workers", "--steps", 4, "--workers", n)) for n in (0, 1, 3)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_profile(train: Runner, pictures: Path) -> None:
+    flags = ("--log-every", 20, "--epochs", 1, "--batch-size", 4, "--profile", "true", "--output", "run")
+    assert train("--data", pictures, *SMALL, *flags).wait() == 0  # the profiler says a line on stderr
+    output = train.cwd / "run"
+    assert (output / "profile" / "trace-rank0.json.gz").stat().st_size > 1000
+    assert "conv" in (output / "profile" / "operators-rank0.txt").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
+def test_compile(train: Runner, pictures: Path) -> None:
+    """Compiled, the same losses but for rounding; the checkpoint is that of the bare module."""
+    flags = ("--steps", 2, "--precision", "fp32", "--arch", "alexnet", "--image-size", 64)
+    plain = run(train, pictures, "plain", *flags)
+    arguments = ("--data", pictures, *SMALL, "--log-every", 1, "--epochs", 1, *flags, "--compile", "true", "--output", "compiled")
+    with train.command(ROOT / "train.py", *arguments) as process:
+        process.communicate(timeout=4 * TIMEOUT_S)
+        assert process.returncode == 0
+    compiled = train.cwd / "compiled"
+    assert losses(compiled) == pytest.approx(losses(plain), rel=0.1), "dropout draws differ"
+    names = [list(torch.load(output / "last.pt", weights_only=True)["model"]) for output in (plain, compiled)]
+    assert names[0] == names[1]
