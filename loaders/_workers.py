@@ -173,8 +173,11 @@ class _PartSampler:
 
 def part_of(rows: Rows, begin: int, end: int) -> Rows:
     """Rows `begin` to `end` of a batch."""
-    columns: dict[str, Any] = {field.name: getattr(rows, field.name) for field in fields(rows)}
-    return Rows(**{name: None if column is None else column[begin:end] for name, column in columns.items()})
+    columns: dict[str, Any] = {}
+    for field in fields(rows):
+        column = getattr(rows, field.name)
+        columns[field.name] = None if column is None else column[begin:end]
+    return Rows(**columns)
 
 
 class _PartDataset(Dataset[Any]):

@@ -91,11 +91,14 @@ class Console:
     @contextlib.contextmanager
     def counting(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
         """Yields callback(done, total, what) for a scan; `total` may be 0 while it is not known."""
-        with self.epoch(title=what, total=0, unit="files") as bar:
+        with contextlib.ExitStack() as stack:
+            bars: list[Bar] = []  # none before there is something to tell: a manifest that is found again says nothing
 
             def callback(done: int, total: int, what: str = what) -> None:
-                bar.title, bar.total = what, total
-                bar.update(step=done, samples=done)
+                if not bars:
+                    bars.append(stack.enter_context(self.epoch(title=what, total=total, unit="files")))
+                bars[0].title, bars[0].total = what, total
+                bars[0].update(step=done, samples=done)
 
             yield callback
 

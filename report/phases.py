@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+STEP = "step"  # in place of a mark
+
 
 class Phases:
     """`mark(name)` ends the phase `name`; a phase began at the mark before it. Reading waits for nothing.
@@ -37,8 +39,11 @@ class Phases:
         self._spans.append((name, start, end))
 
     def step(self) -> None:
-        """One step is complete."""
-        self._steps += 1
+        """One step is complete: it is counted once the device has passed its last mark."""
+        if self._marks:
+            self._marks.append((STEP, None))
+        else:
+            self._steps += 1
         self._drain()
 
     def interrupt(self) -> None:
@@ -53,7 +58,13 @@ class Phases:
         return means
 
     def _drain(self) -> None:
-        while len(self._marks) >= 2 and (not self._cuda or self._marks[1][1].query()):
+        while len(self._marks) >= 2:
+            if self._marks[1][0] == STEP:
+                del self._marks[1]
+                self._steps += 1
+                continue
+            if self._cuda and not self._marks[1][1].query():
+                break
             (_, start), (name, end) = self._marks.popleft(), self._marks[0]
             if name != "interrupted":
                 self._add(name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3)

@@ -57,13 +57,16 @@ class Backend:
 
     @property
     def pixel_difference(self) -> float:
-        """Mean absolute difference to Pillow that one image may have: filters round alike, nvJPEG's chroma does not."""
-        return 2.0 if self.decodes_on_gpu else 0.5
+        """Mean absolute difference to Pillow that one image may have: filters round alike, nvJPEG's chroma does not.
+
+        Its nearest chroma is 1.6 levels off on the worst of 200 real files, and up to 3.9 on the colourful generated ones.
+        """
+        return 5.0 if self.decodes_on_gpu else 0.5
 
     @property
     def repeat_difference(self) -> float:
         """The same between two passes: nvJPEG's two engines differ, and which one a file meets depends on its neighbours."""
-        return 2.0 if self.decodes_on_gpu else 0.0
+        return 5.0 if self.decodes_on_gpu else 0.0
 
     @property
     def dtype(self) -> str:

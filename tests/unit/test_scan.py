@@ -284,9 +284,10 @@ def test_mistakes_about_the_cache(root: Path, cache: Path, tmp_path: Path, monke
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(Mistake, match="No space left on device; choose another folder with --manifest-dir"):
+    with monkeypatch.context() as patch:
         patch.setattr(manifest, "seal", full)
-        open_folder(root, cache=cache, rescan=True)
+        with pytest.raises(Mistake, match="No space left on device; choose another folder with --manifest-dir"):
+            open_folder(root, cache=cache, rescan=True)
     assert open_folder(root, cache=cache).folder == first.folder
     assert sorted(path.name for path in first.folder.parent.iterdir()) == sorted(["current", "lock", first.folder.name])
 
