@@ -1,7 +1,7 @@
 # saturate on NVIDIA's PyTorch image.
 #
 #   docker build -t saturate . && mkdir -p runs
-#   docker run --rm --gpus all --init --shm-size 8g --ulimit memlock=-1 --ulimit stack=67108864 \
+#   docker run --rm --gpus all --init --shm-size 1g --ulimit memlock=-1 --ulimit stack=67108864 \
 #     --user "$(id -u):$(id -g)" -v /path/to/imagenet:/data:ro -v "$PWD/runs:/opt/saturate/runs" \
 #     saturate --nproc-per-node 1 train.py --config configs/imagenet/resnet50.yaml --data /data
 #

@@ -45,7 +45,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     output = record.folder(run.output, resume, evaluate=run.evaluate, name=f"{arch}-{loader_name}-b{load.batch_size}")
     if world.rank == 0:
         record.claim(output, resuming=run.resume == "auto" or (resume is not None and resume.parent == output))
-    splits = open_splits(config.data, loader_name, read_delay_s=load.read_delay_ms / 1e3, counting=console.counting)
+    splits = open_splits(config.data, loader_name, read_delay_s=load.read_delay_ms / 1e3, console=console)
     train_set, val_set = splits["train"].columns, splits["val"].columns
     ranks = {"seed": run.seed, "world_size": world.size, "rank": world.rank}
     colours = {"mean": aug.mean, "std": aug.std}
@@ -125,7 +125,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             **run.model_dump(include={"val_every", "log_every", "save_every_steps"}),
             save_every_s=60 * run.save_every_minutes,
             bytes_of=lambda ids: int(train_set.size[ids].sum()),
-            name_of=lambda sample: os.fsdecode(train_set.path(sample)),
+            name_of=lambda split, sample: os.fsdecode(splits[split].columns.path(sample)),
         )
         if state:
             training.load(state)

@@ -112,7 +112,7 @@ def _scan(real: Path, classes: Sequence[str] | None, home: Path, workers: int, s
             labels = source.labels(real, classes)
             total = source.list_files(real, labels, made, visits, rejects, say)
             records = _parse(source.header, real, total, made, workers, rejects, say)
-            used, samples = _keep(real, labels, records, made, rejects)
+            used, samples = _keep(real, labels, classes, records, made, rejects)
         (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
         for path in made.glob("listing.*"):
             path.unlink()
@@ -201,7 +201,9 @@ def _work(first: int) -> tuple[Array, list[tuple[bytes, str]]]:
     return _parser(first)
 
 
-def _keep(root: Path, labels: dict[str, int], records: Array, made: Path, rejects: Rejects) -> tuple[list[str], int]:
+def _keep(
+    root: Path, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects
+) -> tuple[list[str], int]:
     """Write the columns without what is left out; returns the classes that have an image, and the number of samples."""
     good = records["size"] >= 0
     samples = int(good.sum())
@@ -212,6 +214,8 @@ def _keep(root: Path, labels: dict[str, int], records: Array, made: Path, reject
     for name, label in labels.items():
         if not counts[label]:
             rejects(os.fsencode(root / name), "class folder without an image")
+    # without given classes, a folder without an image has no label: those behind it move up
+    renumbered = np.arange(len(counts)) if classes is not None else np.cumsum(counts > 0) - 1
     lengths = np.diff(offsets)
     columns = {name: manifest.create_column(made, name, samples) for name in (*Header._fields, "label")}
     columns["path_bytes"] = manifest.create_column(made, "path_bytes", int(lengths[good].sum()))
@@ -224,7 +228,7 @@ def _keep(root: Path, labels: dict[str, int], records: Array, made: Path, reject
         blob = paths[offsets[first] : offsets[first] + length.sum()][np.repeat(good[part], length)]
         for name in Header._fields:
             columns[name][row : row + len(rows)] = rows[name]
-        columns["label"][row : row + len(rows)] = old[part][good[part]]
+        columns["label"][row : row + len(rows)] = renumbered[old[part][good[part]]]
         columns["path_bytes"][byte : byte + len(blob)] = blob
         row, byte = row + len(rows), byte + len(blob)
     return [name for name, label in labels.items() if counts[label]], samples

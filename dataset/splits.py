@@ -34,7 +34,7 @@ def open_split(root: Path, *, cache: Path | None = None) -> Split:
     return Split(columns=manifest, source=Folder(manifest))
 
 
-def open_folders(root: Path, *, cache: Path, rescan: bool, read_delay_s: float, counting: Any) -> dict[str, Split]:
+def open_folders(root: Path, *, cache: Path, rescan: bool, read_delay_s: float, console: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...} of root/train/<class>/* and root/val/<class>/*. Raises Mistake."""
     if not root.is_dir():
         raise Mistake(f"--data {root}: no such folder; it must hold train/<class>/* and val/<class>/*")
@@ -44,14 +44,16 @@ def open_folders(root: Path, *, cache: Path, rescan: bool, read_delay_s: float, 
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
     for split in ("train", "val"):
-        with counting(f"scanning {split}") as progress:
+        with console.counting(f"scanning {split}") as progress:
             manifest: Manifest = open_folder(root / split, cache=cache, classes=classes, rescan=rescan, progress=progress)
+        if manifest.rejected:
+            console.warn(f"{split}: {manifest.rejected} left out, named in {manifest.folder / 'rejected.txt'}")
         classes = manifest.classes
         splits[split] = Split(columns=manifest, source=Folder(manifest, read_delay_s))
     return splits
 
 
-def open_splits(settings: Data, loader: str, *, read_delay_s: float, counting: Any) -> dict[str, Split]:
+def open_splits(settings: Data, loader: str, *, read_delay_s: float, console: Any) -> dict[str, Split]:
     """The data that the configuration names; the synthetic loader alone can do without any. Raises Mistake."""
     if settings.data is None:
         if loader != "synthetic":
@@ -60,7 +62,7 @@ def open_splits(settings: Data, loader: str, *, read_delay_s: float, counting: A
             )
         return imagined()
     cache = cache_folder(settings.manifest_dir)
-    return open_folders(settings.data, cache=cache, rescan=settings.rescan, read_delay_s=read_delay_s, counting=counting)
+    return open_folders(settings.data, cache=cache, rescan=settings.rescan, read_delay_s=read_delay_s, console=console)
 
 
 def imagined() -> dict[str, Split]:

@@ -101,6 +101,11 @@ class ProcessWorld:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def await_batch(self) -> None:
+        """Wait until the current stream has its batch; what the loader does on other streams meanwhile is not waited for."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
     @contextmanager
     def own_stream(self) -> Iterator[None]:
         """Inside, work goes to a stream that no library waits for by default, as some do with the legacy default stream."""

@@ -141,10 +141,9 @@ class Run:
     save_every_steps: int
     save_every_s: float
     bytes_of: Callable[[np.ndarray], int]
-    name_of: Callable[[int], str]
+    name_of: Callable[[str, int], str]  # split, sample
     progress: Progress = field(default_factory=Progress)
     failed: set[int] = field(default_factory=set)
-    validation: dict[str, Any] | None = None
     stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
@@ -152,9 +151,11 @@ class Run:
         self._recent = Recent(self.log_every, self.world)
         self._saved_at = time.monotonic()
         self._skipped = 0
+        self._kept: Batch | None = None  # the last of the epoch
         self._last_batch: Batch | None = None  # what ceilings are measured with
         self._last_scale: float | None = None
         self._epoch_failed: set[int] = set()
+        self._failed_in_validation: set[int] = set()
         self._read_bytes = 0
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -166,6 +167,7 @@ class Run:
                 self.save()
                 return False
             self.save()  # resumes into the validation
+            self._ceilings()
             if self._enough() and self.plan.steps(self.progress.consumed) > 0:
                 break  # --steps ended it in mid-epoch
             if not self._validate():
@@ -229,10 +231,17 @@ class Run:
             self._window(closed)
             self._log(lr, bar)
             self._window(self.meter.pause())
-        if self.measure_ceilings is not None and self._last_batch is None and not stopped and kept is not None:
-            self._last_batch = kept
-            self.measure_ceilings(self, kept)
+        self._kept = kept
         return not stopped
+
+    def _ceilings(self) -> None:
+        """Once, after the first epoch, with its last batch; not when a signal has come."""
+        if self.measure_ceilings is None or self._last_batch is not None or self._kept is None:
+            return
+        self.vote.exchange(stop=self.stop())
+        if not self.vote.drain()["stop"]:
+            self._last_batch = self._kept
+            self.measure_ceilings(self, self._kept)
 
     def _noting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches on their way into the step, remembered until it is counted."""
@@ -273,12 +282,15 @@ class Run:
         """Every rank's failed samples; too many end the run. A sample may fail once an epoch, and is counted once."""
         failed = {sample for ids in self.world.gather(sorted(self._epoch_failed)) for sample in ids}
         new, self.failed = failed - self.failed, self.failed | failed
+        self._judge(failed, new, self.plan.samples, "train")
+
+    def _judge(self, failed: set[int], new: set[int], samples: int, split: str) -> None:
         for sample in sorted(new)[:5]:
-            self.report.warn(f"cannot be decoded, left out: {self.name_of(sample)}")
-        limit = max(10, self.plan.samples // 100)
+            self.report.warn(f"cannot be decoded, left out: {self.name_of(split, sample)}")
+        limit = max(10, samples // 100)
         if len(failed) > limit:
-            named = ", ".join(self.name_of(sample) for sample in sorted(failed)[:3])
-            raise Mistake(f"{len(failed)} samples of this epoch cannot be decoded (more than {limit}), such as {named}")
+            named = ", ".join(self.name_of(split, sample) for sample in sorted(failed)[:3])
+            raise Mistake(f"{len(failed)} samples of {split} cannot be decoded in this epoch (more than {limit}), such as {named}")
 
     def _window(self, window: Any) -> None:
         if window is not None:
@@ -321,7 +333,9 @@ class Run:
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
         if result is not None:
-            self.validation = result
+            failed = set(result["failed"])
+            self._judge(failed, failed - self._failed_in_validation, self.validation_samples, "val")
+            self._failed_in_validation |= failed
             self.report.validated(result, step=self.progress.step, epoch=self.progress.epoch)
         return result
 

@@ -240,6 +240,9 @@ class GpuOutputs:
         self._stager = stager
         self.raw_stream = self._stream.cuda_stream
 
+    def close(self) -> None:
+        self._stager.close()
+
     def stage(self, images: Any, batch: Prepared) -> Staged:
         with torch.cuda.stream(self._stream):
             return self._stager.on_device(torch.from_dlpack(images.as_tensor()), batch.rows, batch.failed)
@@ -308,6 +311,10 @@ class Runner:
             try:
                 return self._pipeline.share_outputs(cuda_stream=self._stream)
             except (RuntimeError, IndexError, ValueError) as error:
+                if "out of memory" in str(error).lower() or "cudaErrorMemoryAllocation" in str(error):
+                    raise Mistake(
+                        "DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none"
+                    ) from None
                 found = set().union(*(self._diagnose(batch) for batch in waiting)) - self.bad
                 if not found:
                     raise RuntimeError(f"DALI failed, and every file of the batch can be decoded by PIL: {error}") from error

@@ -94,6 +94,12 @@ class Stager:
             ready.record()
         return Staged(batch, ready, slot.done)
 
+    def close(self) -> None:
+        """Until nothing on the device reads or writes the slots any more; then they may go."""
+        if self._cuda:
+            torch.cuda.synchronize(self._feed.device)
+        self._slots = []
+
     def wait_for_copies(self) -> None:
         """Until no copy to the device reads host memory any more."""
         for slot in self._slots:
@@ -218,10 +224,11 @@ class Ahead:
         self._thread.join()
 
     def _run(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_device(self._device)
-        iterator = self._make()
+        iterator: Any = None
         try:
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)
+            iterator = self._make()
             for item in iterator:
                 if not self._put(("item", item)):
                     return

@@ -49,6 +49,7 @@ class DaliCpu:
 
     def close(self) -> None:
         self._stop()
+        self._stager.close()
         self._runner.close()
         self._prepare.close()
 

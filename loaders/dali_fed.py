@@ -120,6 +120,7 @@ class DaliFed:
     def close(self) -> None:
         self._workers.stop()
         self._stop()
+        self._stager.close()
         self._runner.close()
         self._workers.close()
         if self._gpu:

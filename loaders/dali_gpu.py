@@ -54,6 +54,7 @@ class DaliGpu:
 
     def close(self) -> None:
         self._stop()
+        self._gpu.close()
         self._runner.close()
         self._prepare.close()
         release_memory()

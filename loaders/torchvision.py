@@ -50,6 +50,7 @@ class TorchvisionLoader:
     def close(self) -> None:
         self._workers.stop()
         self._stop()
+        self._stager.close()
         self._workers.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:

@@ -28,7 +28,7 @@ def measure(run: Any, batch: Batch) -> None:
         world=run.world,
         synchronise=synchronise,
     )
-    loader = loader_ceiling(run.loader, epoch=run.progress.epoch + 1, world=run.world, synchronise=synchronise)
+    loader = loader_ceiling(run.loader, epoch=run.progress.epoch + 1, world=run.world, synchronise=run.world.await_batch)
     run.report.ceilings(compute=compute, loader=loader, step=run.progress.step)
 
 

@@ -115,6 +115,7 @@ class Meter:
             "first_epoch": sum(w.samples for w in first) / sum(w.seconds for w in first) if first else None,
             "per_rank": self._world.gather(own),
             "unit": unit,
+            "paused_s": self.paused_s,
             "warmup_windows": len(self.windows) - len(kept),
         }
 

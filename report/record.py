@@ -169,6 +169,14 @@ class Record:
         if self.enabled:
             replace(self.folder / "summary.json", (json.dumps(plain(values), indent=2, allow_nan=False) + "\n").encode())
 
+    def earlier_summary(self) -> dict[str, Any] | None:
+        """What an earlier part of the run has left, None where there is nothing to read."""
+        try:
+            found = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
     def close(self) -> None:
         if self._points is not None:
             self._points.sync()

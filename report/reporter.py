@@ -216,9 +216,13 @@ class Reporter:
 
     def finish(self, *, progress: Mapping[str, Any], failed: set[int], finished: bool) -> dict[str, Any]:
         """Write and return the summary; rank 0 prints it as a table when the run came to its end."""
-        if finished and not self._meter.total_samples() and not self._validation:
-            self._console.info("nothing was left to do, and the summary stays as it was: more --epochs or --steps go on from here")
-            return {}
+        validation = {name: value for name, value in self._validation.items() if name != "failed"}
+        if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
+            self._console.info("nothing was left to train, its figures stay as they were: more --epochs or --steps go on from here")
+            summary = {**earlier, "finished": True, "epochs": progress["epoch"], "validation": validation or earlier["validation"]}
+            self._record.summary(summary)
+            self._finished = True
+            return summary
         rate = self._meter.result()
         efficiency, bound_by = bound(rate["steady"], self._ceiling("compute"), self._ceiling("loader"))
         if not self._memory:
@@ -237,8 +241,9 @@ class Reporter:
             "ceiling": self._ceilings,
             "efficiency": efficiency,
             "bound": bound_by,
+            "check": "failed: efficiency above 103 %" if efficiency is not None and efficiency > HIGHEST_EFFICIENCY else "passed",
             "data_wait": self._data_wait(rate["steady"]),
-            "validation": {name: value for name, value in self._validation.items() if name != "failed"},
+            "validation": validation,
             "memory": self._memory,
             "gpu": {"utilisation": self._mean("gpu_utilisation"), "power_w": self._mean("power_w")},
             "cpu": {"utilisation": self._mean("cpu_utilisation")},

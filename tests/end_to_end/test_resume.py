@@ -123,7 +123,7 @@ def test_a_finished_run_stays_as_it_was(train: Runner, pictures: Path) -> None:
     start(train, pictures, "run", flags=("--epochs", 1))[0].done()
     before = (train.cwd / "run" / "summary.json").read_bytes()
     process = start(train, pictures, "run", flags=("--epochs", 1))[0].done()
-    assert "nothing was left to do" in process.out
+    assert "nothing was left to train" in process.out
     assert (train.cwd / "run" / "summary.json").read_bytes() == before
     start(train, pictures, "run", flags=flags)[0].done()
     assert summary(train.cwd / "run")["steps"] == 13
