@@ -153,7 +153,7 @@ class Run(Settings):
     ceilings: bool = True
     """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each)."""
     profile: bool = False
-    """Write a torch.profiler trace of ten steps for TensorBoard."""
+    """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a table of operators."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""
     log_every: PositiveInt = 20

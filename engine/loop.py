@@ -318,7 +318,8 @@ class Run:
 
     def validate(self) -> dict[str, Any] | None:
         """Open the validation loader, pass over it once, close it: it holds no memory while training runs."""
-        assert self.open_validation is not None
+        if self.open_validation is None:
+            raise Mistake("--evaluate needs --data: there is nothing to validate on")
         with self.report.validation(self.validation_samples) as bar, self.open_validation() as loader:
             result = evaluate(
                 self.module,

@@ -29,9 +29,10 @@ def facts(config: Config, *, loader: Any, loader_name: str, world: World, **name
     """What a summary says of a run before it has begun; `settings` is its row of the HPARAMS page, `title` its first line."""
     told = {"task": config.model.task, **named, "loader": loader_name, "world_size": world.size, "batch_size": config.loading.batch_size}
     settings = {**config.flat(), **told, "reader": getattr(loader, "reader", ""), "gpu": _device_name(world.device)}
+    factors = [world.size, config.loading.batch_size, *([config.optimisation.accumulate] if config.optimisation.accumulate > 1 else [])]
     title = (
         f"{told['arch']} · {told['loader']} · {told['precision']} · {told['image_size']} px · "
-        f"{world.size} x {config.loading.batch_size} samples a step · {_device_name(world.device)}"
+        f"{' x '.join(str(n) for n in factors)} samples a step · {_device_name(world.device)}"
     )
     return {**told, "reader": settings["reader"], "command": shlex.join(sys.argv), "settings": settings, "title": title}
 
@@ -250,6 +251,8 @@ class Reporter:
         }
         self._record.summary(summary)
         self._finished = finished
+        if not finished:
+            self._console.info(f"stopped at step {progress['step']}; go on with --output {self._record.folder} --resume auto")
         if finished:
             self._board.scalars(
                 {
@@ -297,6 +300,6 @@ class Reporter:
             "host_gib": host,
         }
         self._memory = {
-            name: value if (before := self._memory.get(name)) is None or value is None else max(before, value)
+            name: max((known for known in (self._memory.get(name), value) if known is not None), default=None)
             for name, value in now.items()
         }

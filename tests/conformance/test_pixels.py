@@ -12,7 +12,8 @@ from tests.conformance import checks, pictures
 from tests.conformance.looking import passed, torchvision_levels
 from tests.conformance.scenes import Backend, Scene, scene
 
-READER_DIFFERENCE = {"pil": 0.1, "nvimgcodec": 0.1, "torchvision": 0.1, "opencv": 0.1, "imageio": 0.1}
+# torchvision 0.26 decodes the one 4:4:0 sample a little differently: 0.13
+READER_DIFFERENCE = {"pil": 0.1, "nvimgcodec": 0.1, "torchvision": 0.2, "opencv": 0.1, "imageio": 0.1}
 """Largest mean difference of one image, grey levels: all decode alike, and Pillow rounds a window's resize in another place."""
 _transformed: dict[str, np.ndarray] = {}
 

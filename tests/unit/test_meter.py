@@ -187,6 +187,7 @@ def test_result() -> None:
     meter.windows = [*windows(20, 90, 100), *windows(101, 102, 110, epoch=1)]
     found = meter.result("clip/s")
     assert found == {
+        "paused_s": 0.0,
         "steady": 101.5,  # of 100 101 102 110
         "spread": {"n": 4, "min": 100.0, "max": 110.0, "iqr": 3.25},
         "first_epoch": 70.0,

@@ -1,0 +1,37 @@
+"""The README's first command, whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_demo_runs_whole_and_learns(tmp_path: Path) -> None:
+    """Draws its set, trains, and ends with the table; five minutes are for a machine of its own, here others share the cores."""
+    here = {**os.environ, "SATURATE_PYTHON": sys.executable, "SATURATE_DEMO_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    said = subprocess.run(["bash", "scripts/demo.sh"], cwd=ROOT, env=here, capture_output=True, text=True, timeout=850, check=False)
+    assert said.returncode == 0, said.stdout[-2000:] + said.stderr[-2000:]
+    (summary,) = tmp_path.glob("demo-*/summary.json")
+    found = json.loads(summary.read_text(encoding="utf-8"))
+    assert found["validation"]["top1"] >= 0.9
+    for line in (
+        "top-1",
+        "rate",
+        "compute ceiling",
+        "loader ceiling",
+        "efficiency",
+        "bound by",
+        "change first",
+        "run folder",
+        "tensorboard --logdir",
+    ):
+        assert line in said.stdout
