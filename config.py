@@ -219,9 +219,10 @@ def _check_ranges(config: Config, origin: str) -> None:
             raise Mistake(f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= high{' <= 1' if name == 'crop_scale' else ''}")
     if min(config.augmentation.std) <= 0:
         raise Mistake(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
-    data, manifests = config.data.data, config.data.manifest_dir
-    if data and manifests and manifests.resolve().is_relative_to(data.resolve()):
-        raise Mistake(f"{origin}: --manifest-dir {manifests} lies inside --data {data}, which is never written to; name another folder")
+    data = config.data.data
+    for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
+        if data and folder and folder.resolve().is_relative_to(data.resolve()):
+            raise Mistake(f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name another folder")
 
 
 def nearest(name: str, known: Any) -> str:

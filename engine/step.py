@@ -1,4 +1,4 @@
-"""The training step: wait, forward, loss, backward, scale, clip, update. The only backward() of the project."""
+"""The training step: wait, forward, loss, backward, scale, clip, update. The only training step of the project."""
 
 from __future__ import annotations
 
