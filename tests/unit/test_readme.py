@@ -35,3 +35,16 @@ def test_a_loader_in_ones_own_loop(tmp_path: Path) -> None:
     assert len(lines) == 4, "140 samples make two batches of 64 an epoch"
     assert "torch.Size([64, 3, 224, 224])" in lines[0]
     assert lines[0] != lines[2], "another epoch, another order"
+
+
+def test_docker_keeps_the_runs() -> None:
+    """The folder that `docker run` mounts is the one below which a run is written."""
+    (folder,) = re.findall(r"^WORKDIR (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert f"/runs:{folder}/runs" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_pages_that_are_named_exist() -> None:
+    """docs/... in any page or comment."""
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*.py")]:
+        for name in re.findall(r"\bdocs/[\w/]+\.(?:md|png)", path.read_text(encoding="utf-8")):
+            assert (ROOT / name).is_file(), f"{path.name} names {name}"
