@@ -33,7 +33,8 @@ def prepare_process() -> torch.device:
     """First call of every program: CUDA's variables before CUDA starts, threads, and the device of this rank.
 
     CUDA maps streams onto 8 hardware queues by default, and a decoder's stream that shares a queue with training makes it
-    wait; this and a stream of its own are part of what the loop by hand lacks in docs/benchmarks/image.md. torchrun sets OMP_NUM_THREADS=1, which would leave a CPU run on one core.
+    wait; this and a stream of its own are part of what the loop by hand lacks in docs/benchmarks/image.md. torchrun sets
+    OMP_NUM_THREADS=1, which would leave a CPU run on one core.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
