@@ -151,7 +151,6 @@ class Feed:
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
     pinned: bool = True  # copy to the device from page-locked memory
-    training: bool = True
 
 
 @runtime_checkable

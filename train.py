@@ -91,7 +91,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             reader=load.reader,
             pinned=load.pin_memory,
         )
-        val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets, training=False)
+        val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets)
         with memory.explained(step, load.batch_size, size, world):
             loader = stack.enter_context(open_loader(loader_name, common))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)

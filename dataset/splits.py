@@ -53,6 +53,10 @@ def open_folders(root: Path, *, cache: Path, rescan: bool, read_delay_s: float, 
     return splits
 
 
+SOURCES = {"folder": open_folders}
+"""--source -> what opens it."""
+
+
 def open_splits(settings: Data, loader: str, *, read_delay_s: float, console: Any) -> dict[str, Split]:
     """The data that the configuration names; the synthetic loader alone can do without any. Raises Mistake."""
     if settings.data is None:
@@ -62,7 +66,7 @@ def open_splits(settings: Data, loader: str, *, read_delay_s: float, console: An
             )
         return imagined()
     cache = cache_folder(settings.manifest_dir)
-    return open_folders(settings.data, cache=cache, rescan=settings.rescan, read_delay_s=read_delay_s, console=console)
+    return SOURCES[settings.source](settings.data, cache=cache, rescan=settings.rescan, read_delay_s=read_delay_s, console=console)
 
 
 def imagined() -> dict[str, Split]:

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 from contracts import Feed, Mistake, Rows
-from loaders._readers import READERS, Undecodable, exactly
+from loaders._readers import PNG, READERS, Undecodable, exactly, plain_jpeg
 from loaders._staging import Staged, Stager
 
 Array = np.ndarray[Any, Any]
@@ -33,7 +33,6 @@ HARDWARE_SHARE = 0.65
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
 PLACEHOLDER_SIDE = 16
-JPEG, PNG = 0, 1
 
 
 def import_dali() -> Any:
@@ -62,9 +61,7 @@ class Prepared:
 
 def plain(columns: Any, ids: Array) -> Array:
     """bool [B]: files that every decoder turns into the same pixels. The others are decoded by PIL and handed over as PNG."""
-    kind, components = columns.format[ids], columns.components[ids]
-    jpeg = (kind == JPEG) & ((components == 1) | (components == 3)) & columns.whole[ids]
-    return jpeg | ((kind == PNG) & (columns.depth[ids] == 8))
+    return plain_jpeg(columns, ids) | ((columns.format[ids] == PNG) & (columns.depth[ids] == 8))
 
 
 def placeholder() -> bytes:
@@ -239,9 +236,6 @@ class GpuOutputs:
         self._stream = torch.cuda.Stream(feed.device)
         self._stager = stager
         self.raw_stream = self._stream.cuda_stream
-
-    def close(self) -> None:
-        self._stager.close()
 
     def stage(self, images: Any, batch: Prepared) -> Staged:
         with torch.cuda.stream(self._stream):

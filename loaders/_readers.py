@@ -16,11 +16,23 @@ import numpy as np
 import torch
 from PIL import Image
 
+from dataset.manifest import FORMATS
+
 Array = np.ndarray[Any, Any]
 Region = tuple[int, int, int, int]
 Decode = Callable[[bytes, Region], Array]
 
 Image.MAX_IMAGE_PIXELS = None  # the manifest knows every size before anything is decoded
+
+
+JPEG, PNG = FORMATS.index("jpeg"), FORMATS.index("png")
+
+
+def plain_jpeg(columns: Any, ids: Array) -> Array:
+    """bool [B]: grey or RGB JPEGs with all their bytes, which every decoder turns into the same pixels."""
+    components = columns.components[ids]
+    plain: Array = (columns.format[ids] == JPEG) & ((components == 1) | (components == 3)) & columns.whole[ids]
+    return plain
 
 
 class Undecodable(ValueError):

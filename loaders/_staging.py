@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -111,6 +111,7 @@ class Stager:
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         if slot.images is None or slot.images.shape != shape:
+            slot.done.synchronize()  # memory that goes back to the allocator has no reader left
             slot.bytes_ = torch.empty(shape, dtype=torch.uint8, device=self._feed.device)
             slot.images = torch.empty(shape, dtype=self._dtype, device=self._feed.device)
         self._recent.append(slot)
@@ -125,6 +126,7 @@ class Stager:
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         if slot.images is None or slot.images.shape != images.shape:
+            slot.done.synchronize()
             slot.images = torch.empty_like(images, dtype=self._dtype)
         stream, ready = torch.cuda.current_stream(), torch.cuda.Event()
         stream.wait_event(slot.done)
@@ -171,7 +173,7 @@ def _without(rows: Rows, valid: np.ndarray) -> Rows:
     )
 
 
-def hand_over(staged: Iterator[Staged]) -> Iterator[Batch]:
+def hand_over(staged: Iterator[Staged]) -> Generator[Batch]:
     """Yield batches to the consumer's thread and stream, keeping both events: see contracts.Batch.
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.
@@ -247,3 +249,42 @@ class Ahead:
             except queue.Full:
                 continue
         return False
+
+
+class Staging:
+    """contracts.Loader but for `_staged`: a thread fills slots, at most `depth` batches ahead, and the consumer takes them in order."""
+
+    in_flight: int
+
+    def __init__(self, feed: Feed, *, depth: int = 2) -> None:
+        self._feed, self._depth = feed, depth
+        self._stager = Stager(feed, ahead=depth)
+        self._ahead: Ahead | None = None
+        self._handed: Generator[Batch] | None = None
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        """Runs in the thread; is closed there when the sequence is abandoned."""
+        raise NotImplementedError
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self._stop()
+        rows = self._feed.plan.rows(epoch, first)
+        self._ahead = Ahead(lambda: self._staged(rows), depth=self._depth, device=self._feed.device)
+        self._handed = hand_over(iter(self._ahead))
+        return self._handed
+
+    def close(self) -> None:
+        self._stop()
+        self._stager.close()
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _stop(self) -> None:
+        ahead, handed, self._ahead, self._handed = self._ahead, self._handed, None, None
+        if ahead is not None and handed is not None:
+            ahead.close()
+            handed.close()

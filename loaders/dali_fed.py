@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Batch, Feed, Rows
+from contracts import Feed, Rows
 from loaders._dali import (
     DEPTH,
     GpuOutputs,
@@ -29,7 +29,7 @@ from loaders._dali import (
     whole_image,
 )
 from loaders._readers import Undecodable
-from loaders._staging import Ahead, Staged, Stager, hand_over
+from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 
 Array = np.ndarray[Any, Any]
@@ -73,12 +73,12 @@ class Reading:
         return begins, tuple(failed), spilled
 
 
-class DaliFed:
+class DaliFed(Staging):
     """contracts.Loader."""
 
     def __init__(self, feed: Feed) -> None:
         import_dali()
-        self._feed = feed
+        super().__init__(feed)
         self._placeholder = np.frombuffer(placeholder(), np.uint8)
         self._workers = Workers(
             lambda: Reading(feed),
@@ -86,7 +86,6 @@ class DaliFed:
             batch_size=feed.plan.batch_size,
             part_bytes=lambda rows: _room(feed, rows),
         )
-        self._stager = Stager(feed)
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
         side = feed.plan.image_size
         self._runner = Runner(
@@ -102,25 +101,11 @@ class DaliFed:
             again=lambda batch, bad: self._prepare(batch.rows, batch.data, bad | set(batch.failed)),
             output_stream=self._gpu.raw_stream if self._gpu else None,
         )
-        self._ahead: Ahead | None = None
         self.in_flight = self._workers.in_flight + DEPTH + 2
-
-    def __enter__(self) -> DaliFed:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        self._stop()
-        rows = self._feed.plan.rows(epoch, first)
-        self._ahead = Ahead(lambda: self._staged(rows), depth=2, device=self._feed.device)
-        return hand_over(iter(self._ahead))
 
     def close(self) -> None:
         self._workers.stop()
-        self._stop()
-        self._stager.close()
+        super().close()
         self._runner.close()
         self._workers.close()
         if self._gpu:
@@ -161,11 +146,6 @@ class DaliFed:
             except Undecodable:
                 found.add(int(sample))
         return found
-
-    def _stop(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
 
 
 def open(feed: Feed) -> DaliFed:

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from contracts import Batch, Feed, Mistake, Rows
+from contracts import Feed, Mistake, Rows
 from loaders._dali import DEPTH, GpuOutputs, PathPreparer, Prepared, Runner, build, import_dali, release_memory
-from loaders._staging import Ahead, Staged, Stager, hand_over
+from loaders._staging import Staged, Staging
 
 
-class DaliGpu:
+class DaliGpu(Staging):
     """contracts.Loader. Our plan is DALI's sampler; DALI holds its own buffers on the GPU until `close`."""
 
     def __init__(self, feed: Feed) -> None:
@@ -20,10 +20,9 @@ class DaliGpu:
                 "--loader dali-gpu needs an NVIDIA GPU and none is here; dali-cpu and dali-fed run on this machine, as does torchvision"
             )
         import_dali()
-        self._feed = feed
+        super().__init__(feed, depth=1)
         self._prepare = PathPreparer(feed)
-        self._gpu = GpuOutputs(feed, Stager(feed, ahead=1))
-        self._ahead: Ahead | None = None
+        self._gpu = GpuOutputs(feed, self._stager)
         self._runner = Runner(
             lambda: build(
                 batch_size=feed.plan.batch_size,
@@ -40,21 +39,8 @@ class DaliGpu:
         )
         self.in_flight = DEPTH + 1
 
-    def __enter__(self) -> DaliGpu:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        self._stop()
-        rows = self._feed.plan.rows(epoch, first)
-        self._ahead = Ahead(lambda: self._staged(rows), depth=1, device=self._feed.device)
-        return hand_over(iter(self._ahead))
-
     def close(self) -> None:
-        self._stop()
-        self._gpu.close()
+        super().close()
         self._runner.close()
         self._prepare.close()
         release_memory()
@@ -66,11 +52,6 @@ class DaliGpu:
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         return (self._prepare(one, self._runner.bad) for one in rows)
-
-    def _stop(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
 
 
 def open(feed: Feed) -> DaliGpu:

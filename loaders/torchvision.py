@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Batch, Feed, Rows
-from loaders._readers import READERS, Decode, Undecodable, choose, decode_many, exactly, resize_pil, resize_window
-from loaders._staging import Ahead, Staged, Stager, hand_over
+from contracts import Feed, Rows
+from loaders._readers import READERS, Decode, Undecodable, choose, decode_many, exactly, plain_jpeg, resize_pil, resize_window
+from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 
-JPEG, PLAIN_COMPONENTS = 0, (1, 3)
 
-
-class TorchvisionLoader:
+class TorchvisionLoader(Staging):
     """contracts.Loader. rows -> [worker: read, decode, resize, flip] -> uint8 in shared memory -> pinned -> device."""
 
     def __init__(self, feed: Feed) -> None:
-        self._feed = feed
+        super().__init__(feed)
         self.reader = choose(feed.reader)
         plan = feed.plan
         self._workers = Workers(
@@ -31,26 +29,11 @@ class TorchvisionLoader:
             part_bytes=lambda rows: 3 * rows * plan.image_size**2,
             pinned=feed.device.type == "cuda" and feed.pinned,
         )
-        self._stager = Stager(feed)
-        self._ahead: Ahead | None = None
         self.in_flight = self._workers.in_flight + 2
-
-    def __enter__(self) -> TorchvisionLoader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        self._stop()
-        rows = self._feed.plan.rows(epoch, first)
-        self._ahead = Ahead(lambda: self._staged(rows), depth=2, device=self._feed.device)
-        return hand_over(iter(self._ahead))
 
     def close(self) -> None:
         self._workers.stop()
-        self._stop()
-        self._stager.close()
+        super().close()
         self._workers.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
@@ -61,11 +44,6 @@ class TorchvisionLoader:
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
             failed = tuple(sample for part in parts for sample in part)
             yield self._stager.stage(pixels, its_rows, failed, pinned=self._workers.pinned)
-
-    def _stop(self) -> None:
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None:
-            ahead.close()
 
 
 class Decoding:
@@ -87,7 +65,7 @@ class Decoding:
             with suppress(OSError):
                 files[i] = self._source.read(int(rows.ids[i]))
         regions = {i: (int(x0), int(y0), int(x1), int(y1)) for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)}
-        plain = [i for i in files if self._plain(int(rows.ids[i]))]
+        plain = [i for i, is_plain in zip(files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True) if is_plain]
         decoded = decode_many(self._decode, [files[i] for i in plain], [regions[i] for i in plain])
         pixels = dict(zip(plain, decoded, strict=True))
         for i in np.flatnonzero(rows.valid).tolist():
@@ -103,11 +81,6 @@ class Decoding:
                 out[i] = 0
                 failed.append(int(rows.ids[i]))
         return tuple(failed)
-
-    def _plain(self, sample: int) -> bool:
-        """Whether every decoder gives the same pixels for it; the others are PIL's."""
-        columns = self._columns
-        return bool(columns.format[sample] == JPEG and columns.components[sample] in PLAIN_COMPONENTS and columns.whole[sample])
 
 
 def open(feed: Feed) -> TorchvisionLoader:

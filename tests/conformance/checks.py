@@ -10,6 +10,7 @@ import torch
 
 from contracts import Feed, Loader
 from dataset.order import order
+from dataset.plan import StillPlan
 from loaders._staging import DTYPES
 from tests.conformance import pictures
 from tests.conformance.looking import Seen, difference, expected_levels, fitted, joined, passed, seen
@@ -20,6 +21,12 @@ IGNORE = -1
 WINDOW_TOLERANCE = 0.3
 """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the filter."""
 BLUE_TOLERANCE = 3.0
+
+
+def trains(feed: Feed) -> bool:
+    """Whether the plan is an epoch of training; validation keeps its tail."""
+    assert isinstance(feed.plan, StillPlan)
+    return feed.plan.training
 
 
 def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epochs: Sequence[int] = (0, 1)) -> None:
@@ -62,7 +69,7 @@ def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0)
                 worst = max(worst, error)
                 flips.append(fit.flipped)
             at += 1
-    assert not feed.training or {True, False} == set(flips)
+    assert not trains(feed) or {True, False} == set(flips)
     return worst
 
 
@@ -80,7 +87,7 @@ def each_sample_once(open_: Open, feed: Feed, scene: Scene) -> None:
     ids = passed(open_, feed).ids
     ids = ids[ids >= 0]
     assert len(set(ids.tolist())) == len(ids)
-    if not feed.training:
+    if not trains(feed):
         assert sorted(ids.tolist()) == list(range(scene.samples))
 
 
@@ -107,11 +114,11 @@ def resumes_at(open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tol
     with open_(feed) as loader:
         for epoch in (0, 1):
             whole = joined(seen(batch, feed) for batch in loader.batches(epoch, 0))
-            ordered = order(seed, epoch, n) if feed.training else np.arange(n)
+            ordered = order(seed, epoch, n) if trains(feed) else np.arange(n)
             for first in firsts:
                 tail = joined(seen(batch, feed) for batch in loader.batches(epoch, first))
                 left = n - first
-                count = left // batch_size * batch_size if feed.training else left
+                count = left // batch_size * batch_size if trains(feed) else left
                 np.testing.assert_array_equal(tail.ids[tail.real], ordered[first : first + count])
                 same_samples(tail, 0, whole, first, tolerance)
 

@@ -121,7 +121,6 @@ class Scene:
             "pixels": Pixels(dtype="float16" if device.type == "cuda" else "float32"),
             "device": device,
             "workers": workers,
-            "training": training,
         }
         return Feed(**(fields | changes))
 
