@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 
-from engine.distributed import ProcessWorld, cores, leave, prepare_process
+INTERRUPT = signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # while imports run, Ctrl-C has nothing to tidy up
+from engine.distributed import ProcessWorld, cores, leave, prepare_process  # noqa: E402
 
 DEVICE = prepare_process()  # before anything starts CUDA or threads
 
@@ -40,33 +42,31 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     arch = one_of("--arch", model.arch, registry.names())
     precise = precision.choose(model.precision, DEVICE)
     size = aug.image_size or registry.native_size(arch)
-    workers = load.workers if load.workers is not None else max(1, cores() // world.local_size - 1)
+    workers = world.workers(load.workers)
     resume = checkpoint.find(run.resume, run.output, required=run.evaluate and not model.weights)
     output = record.folder(run.output, resume, evaluate=run.evaluate, name=f"{arch}-{loader_name}-b{load.batch_size}")
-    if world.rank == 0:
-        record.claim(output, resuming=run.resume == "auto" or (resume is not None and resume.parent == output))
-    splits = open_splits(config.data, loader_name, read_delay_s=load.read_delay_ms / 1e3, console=console)
-    train_set, val_set = splits["train"].columns, splits["val"].columns
-    ranks = {"seed": run.seed, "world_size": world.size, "rank": world.rank}
-    colours = {"mean": aug.mean, "std": aug.std}
-    named = {"arch": arch, "precision": precise, "image_size": size, "workers": workers}
-    plan = StillPlan.of(train_set, StillPolicy.training(aug, size), batch_size=load.batch_size, accumulate=opt.accumulate, **ranks)
-    val_batch_size = load.val_batch_size or load.batch_size
-    val_plan = StillPlan.of(val_set, StillPolicy.validation(aug, size), batch_size=val_batch_size, training=False, **ranks)
-    plan.require_a_step()
     with ExitStack() as stack:
+        goes_on = run.resume == "auto" or (resume is not None and resume.parent == output)
+        stack.enter_context(record.claimed(output, resuming=goes_on, enabled=world.rank == 0))
+        splits = open_splits(config.data, loader_name, read_delay_s=load.read_delay_ms / 1e3, console=console)
+        train_set, val_set = splits["train"].columns, splits["val"].columns
+        ranks = {"seed": run.seed, "world_size": world.size, "rank": world.rank}
+        colours = {"mean": aug.mean, "std": aug.std}
+        named = {"arch": arch, "precision": precise, "image_size": size, "workers": workers}
+        plan = StillPlan.of(train_set, StillPolicy.training(aug, size), batch_size=load.batch_size, accumulate=opt.accumulate, **ranks)
+        val_batch_size = load.val_batch_size or load.batch_size
+        val_plan = StillPlan.of(val_set, StillPolicy.validation(aug, size), batch_size=val_batch_size, training=False, **ranks)
+        plan.require_a_step()
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
-        identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity}
-        world.agree(identity)
+        identity = world.agree({"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity})
         state = checkpoint.read(resume, **identity) if resume else None
         torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
         net, new = registry.build(arch, classes=len(train_set.classes), image_size=size, batch_size=load.batch_size, weights=model.weights)
         module = net.to(DEVICE).to(memory_format=torch.channels_last)
         task = Classification(train_set.label, label_smoothing=opt.label_smoothing, auxiliary_weight=registry.auxiliary_weight(arch))
         val_task = Classification(val_set.label)
-        phases = Phases(DEVICE)
         chosen = opt.model_dump(include={"lr", "weight_decay", "norm_weight_decay", "momentum", "nesterov"})
         step = Step(
             module=world.wrap(module, compiled=model.compile),
@@ -77,7 +77,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             clip_grad_norm=opt.clip_grad_norm,
             world=world,
             draw_key=partial(draws.key, run.seed, draws.Purpose.MODEL),
-            phases=phases,
+            phases=Phases(DEVICE),
         )
         common = Feed(
             plan=plan,
@@ -95,7 +95,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         with memory.explained(step, load.batch_size, size, world):
             loader = stack.enter_context(open_loader(loader_name, common))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
-        told = facts(config, loader=loader, loader_name=loader_name, world=world, **named)
+        told = facts(config, loader=loader, loader_name=loader_name, world=world, cores=cores(), **named)
         resumed_at = state["progress"]["step"] if state else 0 if run.resume == "auto" else None
         reporter = Reporter.opened(
             output, world=world, console=console, meter=meter, facts=told, config_text=as_yaml(config), resumed_at=resumed_at, **colours
@@ -116,14 +116,13 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             learning_rate=partial(schedules.learning_rate, **schedules.settings(opt)),
             report=reporter,
             meter=meter,
-            phases=phases,
+            phases=step.phases,
             measure_ceilings=ceilings.measure if run.ceilings else None,
-            profile=stack.enter_context(profiler(output, enabled=run.profile, rank=world.rank)),
+            profile=stack.enter_context(profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)),
             output=output,
             identity={**identity, "config": config.flat()},
             **opt.model_dump(include={"epochs", "steps"}),
-            **run.model_dump(include={"val_every", "log_every", "save_every_steps"}),
-            save_every_s=60 * run.save_every_minutes,
+            **run.model_dump(include={"val_every", "log_every", "save_every_steps", "save_every_minutes"}),
             bytes_of=lambda ids: int(train_set.size[ids].sum()),
             name_of=lambda split, sample: os.fsdecode(splits[split].columns.path(sample)),
         )
@@ -138,6 +137,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
 def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
+        signal.signal(signal.SIGINT, INTERRUPT)
         return train(parse(sys.argv[1:]), world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130

@@ -61,7 +61,7 @@ def parse(head: bytes, size: int, fd: int = -1) -> Header:
 
 
 def _jpeg(file: _File) -> Header:
-    at, orientation = 2, 0
+    at, orientation, jfif, adobe = 2, 0, False, None
     while True:
         lead, code = file.at(at, 2)
         if lead != 0xFF or code in (0x00, 0xFF):  # stray or fill bytes: skipped, as libjpeg does
@@ -79,12 +79,18 @@ def _jpeg(file: _File) -> Header:
             break
         if code == 0xE1 and not orientation and length >= 8 and file.at(at + 2, 6) == b"Exif\0\0":
             orientation = _orientation(file, at + 8)
+        if code == 0xE0 and length >= 7 and file.at(at + 2, 5) == b"JFIF\0":
+            jfif = True
+        if code == 0xEE and length >= 14 and file.at(at + 2, 5) == b"Adobe":
+            adobe = file.at(at + 13, 1)[0]
         at += length  # seeks over it: ICC profiles and thumbnails are larger than everything else
     depth, height, width, components = struct.unpack(">BHHB", file.at(at + 2, 6))
     if components not in (1, 3, 4):
         raise Rejected(f"has {components} components")
-    sampling = file.at(at + 8, 3 * components)[1::3]
-    chroma = CHROMA.index(_chroma(sampling))
+    described = file.at(at + 8, 3 * components)
+    # as libjpeg decides it: red, green and blue are stored as they are
+    rgb = components == 3 and not jfif and (adobe == 0 if adobe is not None else described[::3] == b"RGB")
+    chroma = CHROMA.index("rgb" if rgb else _chroma(described[1::3]))
     progressive = code in (0xC2, 0xC6, 0xCA, 0xCE)
     tail = min(TAIL, file.size)
     whole = b"\xff\xd9" in file.at(file.size - tail, tail)

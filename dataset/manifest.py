@@ -28,9 +28,9 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-VERSION = 3  # of the columns' names and meaning: a manifest of another version is made anew
+VERSION = 4  # of the columns' names and meaning: a manifest of another version is made anew
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
-CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "other")  # the column `chroma`; none = no JPEG
+CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")  # the column `chroma`; none = no JPEG
 
 
 class Header(NamedTuple):

@@ -6,7 +6,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 # before libgomp is loaded: a thread that waits must not spin on the core a loader's worker needs
@@ -24,9 +25,20 @@ ALONE_AFTER_S = 5.0
 """What rank 0 needs, at most, to meet and say a mistake that every rank makes."""
 
 
-def cores() -> int:
-    """CPU cores this process may use."""
-    return len(os.sched_getaffinity(0))
+CGROUP = Path("/sys/fs/cgroup")
+MOST_WORKERS_A_CORE, MOST_WORKERS = 64, 256
+"""More of either a rank is a slip: processes would be forked for minutes."""
+
+
+def cores() -> float:
+    """CPU cores this process may use: its affinity, or the container's quota where that is less."""
+    affinity = float(len(os.sched_getaffinity(0)))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # no such file, 'max'
+            quota, period = (int(word) for name in names for word in (CGROUP / name).read_text().split())
+            if quota > 0:
+                return min(affinity, quota / period)
+    return affinity
 
 
 def prepare_process() -> torch.device:
@@ -41,12 +53,12 @@ def prepare_process() -> torch.device:
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-        torch.set_num_threads(max(1, min(4, cores() // local_size)))
+        torch.set_num_threads(max(1, min(4, int(cores() // local_size))))
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         return device
-    torch.set_num_threads(max(1, cores() // local_size))
+    torch.set_num_threads(max(1, int(cores() // local_size)))
     return torch.device("cpu")
 
 
@@ -67,6 +79,15 @@ class ProcessWorld:
         self.local_rank, self.local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = device
 
+    def workers(self, asked: int | None) -> int:
+        """Of a rank: as asked, or its share of the cores less one. Raises Mistake for more than any machine can use."""
+        if asked is None:
+            return max(1, int(cores() // self.local_size) - 1)
+        most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
+        if asked > most:
+            raise Mistake(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; leave it out for one a core")
+        return asked
+
     @contextmanager
     def joined(self) -> Iterator[None]:
         """Inside, the ranks know each other. Call once the data is scanned: joining has a time-out."""
@@ -81,14 +102,15 @@ class ProcessWorld:
         yield
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
-    def agree(self, what: dict[str, Any]) -> None:
-        """Raise Mistake, on every rank, naming what the ranks do not see alike, such as the data set."""
+    def agree(self, what: dict[str, Any]) -> dict[str, Any]:
+        """`what`. Raises Mistake, on every rank, naming what the ranks do not see alike, such as the data set."""
         first, *others = self.gather(what)
         for rank, other in enumerate(others, start=1):
             apart = [name for name in first if other[name] != first[name]]
             said = [f"{name} is {str(first[name])[:80]} on rank 0, {str(other[name])[:80]} on rank {rank}" for name in apart]
             if said:
                 raise Mistake(f"the ranks see different data: {'; '.join(said)}")
+        return what
 
     def complain(self, line: str) -> None:
         """Say what went wrong, once: rank 0's end ends the others; a rank that is still there later has met it alone."""

@@ -13,6 +13,11 @@ from engine import precision as precisions
 from engine.distributed import ProcessWorld, Vote
 
 
+def _same_kernels() -> Any:
+    """cuDNN picks a kernel by the shape, not by a race: the figures are the same bits on any number of ranks."""
+    return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=torch.backends.cudnn.allow_tf32)
+
+
 def evaluate(
     module: nn.Module,
     batches: Iterable[Batch],
@@ -32,7 +37,7 @@ def evaluate(
     failed: list[int] = []
     stopped = False
     try:
-        with torch.inference_mode(), precisions.autocast(precision, world.device):
+        with torch.inference_mode(), precisions.autocast(precision, world.device), _same_kernels():
             for batch in batches:
                 metric.update(module(batch.images), batch)
                 failed += batch.failed

@@ -81,6 +81,7 @@ class Recent:
     def read(self, *, everything: bool = True) -> list[dict[str, float]]:
         """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale. All ranks call it together.
 
+        The loss of a step without a valid sample is nan.
         Raises NotFinite, on every rank, naming the first step whose loss is not finite, and that rank's samples.
         """
         count = len(self._steps) if everything else max(len(self._steps) - self.LEFT, 0)
@@ -99,8 +100,8 @@ class Recent:
             )
         sums = self._world.sum(np.ascontiguousarray(own[:, :2]))
         return [
-            {"step": steps[i][0], "loss": sums[i, 0] / max(sums[i, 1], 1.0), "grad_norm": own[i, 2], "loss_scale": own[i, 3]}
-            for i in range(count)
+            {"step": steps[i][0], "loss": total / valid if valid else np.nan, "grad_norm": own[i, 2], "loss_scale": own[i, 3]}
+            for i, (total, valid) in enumerate(sums)
         ]
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
@@ -139,7 +140,7 @@ class Run:
     val_every: int
     log_every: int
     save_every_steps: int
-    save_every_s: float
+    save_every_minutes: float
     bytes_of: Callable[[np.ndarray], int]
     name_of: Callable[[str, int], str]  # split, sample
     progress: Progress = field(default_factory=Progress)
@@ -199,7 +200,7 @@ class Run:
         self.phases.interrupt()
         self.meter.resume(progress.epoch)
         with self.report.epoch(progress.epoch, self.epochs, self.plan.samples, progress.consumed) as bar:
-            closed = None
+            closed: tuple[Any, int, int] | None = None
             for _ in range(total):
                 epoch = progress.epoch + progress.consumed / self.plan.samples
                 lr = self.learning_rate(epoch)
@@ -218,19 +219,19 @@ class Run:
                 if logging or self._recent.full():
                     self._log(lr, bar, everything=False)
                 self._window(closed)  # of the step before: now the device has something to do meanwhile
-                closed = self.meter.point() if decided["window"] else None
+                closed = self._closed(self.meter.point()) if decided["window"] else None
                 if decided["stop"] or self._enough():
                     break
                 if decided["save"]:
                     self._log(lr, bar)
-                    self._window(self.meter.pause())
+                    self._window(self._closed(self.meter.pause()))
                     self.save()
                     self.phases.interrupt()
                     self.meter.resume(progress.epoch)
             stopped = self.vote.drain()["stop"] or decided["stop"]
             self._window(closed)
             self._log(lr, bar)
-            self._window(self.meter.pause())
+            self._window(self._closed(self.meter.pause()))
         self._kept = kept
         return not stopped
 
@@ -292,11 +293,18 @@ class Run:
             named = ", ".join(self.name_of(split, sample) for sample in sorted(failed)[:3])
             raise Mistake(f"{len(failed)} samples of {split} cannot be decoded in this epoch (more than {limit}), such as {named}")
 
-    def _window(self, window: Any) -> None:
-        if window is not None:
-            read, self._read_bytes = self._read_bytes, 0
+    def _closed(self, window: Any) -> tuple[Any, int, int] | None:
+        """A window that has just closed, the step it ends with, and the bytes that were read for it."""
+        if window is None:
+            return None
+        read, self._read_bytes = self._read_bytes, 0
+        return window, self.progress.step, read
+
+    def _window(self, closed: tuple[Any, int, int] | None) -> None:
+        if closed is not None:
+            window, step, read = closed
             total = float(self.world.sum(np.array([read], np.float64))[0])
-            self.report.window(window, step=self.progress.step, mib_per_s=total / 2**20 / window.seconds)
+            self.report.window(window, step=step, mib_per_s=total / 2**20 / window.seconds)
 
     # -- validation and checkpoints -----------------------------------------------------------------------------------
 
@@ -337,12 +345,13 @@ class Run:
             failed = set(result["failed"])
             self._judge(failed, failed - self._failed_in_validation, self.validation_samples, "val")
             self._failed_in_validation |= failed
-            self.report.validated(result, step=self.progress.step, epoch=self.progress.epoch)
+            epoch = self.progress.epoch if self.progress.consumed else self.progress.epoch - 1  # at its start: of the one before
+            self.report.validated(result, step=self.progress.step, epoch=epoch if epoch >= 0 else None)
         return result
 
     def _save_due(self) -> bool:
         by_steps = self.save_every_steps > 0 and self.progress.step % self.save_every_steps == 0
-        return by_steps or (self.save_every_s > 0 and time.monotonic() - self._saved_at >= self.save_every_s)
+        return by_steps or 0 < 60 * self.save_every_minutes <= time.monotonic() - self._saved_at
 
     def save(self, name: str = "last.pt", progress: Progress | None = None) -> None:
         """Write a checkpoint from rank 0; the others wait. Nothing is saved past a loss that is not finite."""

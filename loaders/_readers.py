@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dataset.manifest import FORMATS
+from dataset.manifest import CHROMA, FORMATS
 
 Array = np.ndarray[Any, Any]
 Region = tuple[int, int, int, int]
@@ -25,13 +25,14 @@ Decode = Callable[[bytes, Region], Array]
 Image.MAX_IMAGE_PIXELS = None  # the manifest knows every size before anything is decoded
 
 
-JPEG, PNG = FORMATS.index("jpeg"), FORMATS.index("png")
+JPEG, PNG, STORED_AS_RGB = FORMATS.index("jpeg"), FORMATS.index("png"), CHROMA.index("rgb")
 
 
 def plain_jpeg(columns: Any, ids: Array) -> Array:
-    """bool [B]: grey or RGB JPEGs with all their bytes, which every decoder turns into the same pixels."""
+    """bool [B]: grey or YCbCr JPEGs with all their bytes, which every decoder turns into the same pixels."""
     components = columns.components[ids]
-    plain: Array = (columns.format[ids] == JPEG) & ((components == 1) | (components == 3)) & columns.whole[ids]
+    coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)  # which nvJPEG takes for YCbCr
+    plain: Array = (columns.format[ids] == JPEG) & ((components == 1) | coloured) & columns.whole[ids]
     return plain
 
 

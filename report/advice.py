@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from report.meter import HIGHEST_EFFICIENCY
+
 BUSY, IDLE = 0.85, 0.6  # share of the CPU cores in use: above, they are the limit; below, something else is waited for
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
@@ -18,7 +20,7 @@ def advice(summary: Mapping[str, Any]) -> str:
     ceiling = _part(summary, "ceiling")
     if _part(summary, "rate").get("steady") is None:
         return "Train for longer: no rate was taken, a window is at least 2 s and starts after the warm-up."
-    if efficiency is not None and efficiency > 1.03:
+    if efficiency is not None and efficiency > HIGHEST_EFFICIENCY:
         return "Measure again: the rate is above its own ceiling, so one of the two is wrong (another load on the machine?)."
     if summary.get("loader") == "synthetic":
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."

@@ -60,10 +60,10 @@ class Bar:
         self._say(self, True)
 
     def words(self, *, ended: bool) -> str:
-        """Rate, loss, data wait and the time left (or taken), as far as they are known."""
+        """Rate, loss, data wait and the time left, as far as they are known; once ended the rate of all and the time it took."""
         took = self._clock() - self._began
         own = (self.samples - self._first) / took if took > 0 and self.samples > self._first else None
-        rate = self.rate or own
+        rate = own if ended else self.rate or own
         said = [f"{number(rate)} {self.unit}/s"]
         said += [f"loss {self.loss:.3f}"] if self.loss is not None else []
         said += [f"wait {self.wait_ms:.1f} ms"] if self.wait_ms is not None else []
@@ -178,13 +178,16 @@ class Console:
 
 
 def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) lines of the final table; '-' for what was not measured."""
+    """(name, value) lines of the final table; '-' for what was not measured. Without training, of the validation alone."""
     rate, ceiling, validation = (_part(summary, name) for name in ("rate", "ceiling", "validation"))
     unit, efficiency, failed = rate.get("unit") or "img/s", summary.get("efficiency"), summary.get("samples_failed")
     told = [(METRICS[name], _metric(name, validation[name])) for name in METRICS if name in validation] or [("top-1", "-")]
     more = "   ".join(f"{name} {value}" for name, value in told[1:])
+    best = (told[0][0], told[0][1] + (f"   ({more})" if more else ""))
+    if summary.get("samples") == 0:
+        return [best, *([("samples", f"{validation['samples']:,}")] if "samples" in validation else [])]
     return [
-        (told[0][0], told[0][1] + (f"   ({more})" if more else "")),
+        best,
         ("rate", _rate(rate.get("steady"), rate.get("spread"), unit)),
         *((f"{name} ceiling", _rate(_part(ceiling, name).get("rate"), _part(ceiling, name).get("spread"), unit)) for name in CEILINGS),
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
@@ -209,9 +212,10 @@ def duration(seconds: float) -> str:
 def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> str:
     if value is None:
         return "-"
-    return f"{number(value)} {unit}" + (
-        f"   ({number(spread['min'])} to {number(spread['max'])} in {spread['n']} windows)" if spread else ""
-    )
+    if not spread:
+        return f"{number(value)} {unit}"
+    windows = "1 window" if spread["n"] == 1 else f"{spread['n']} windows"
+    return f"{number(value)} {unit}   ({number(spread['min'])} to {number(spread['max'])} in {windows})"
 
 
 def _metric(name: str, value: float | None) -> str:

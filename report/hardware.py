@@ -49,7 +49,7 @@ def versions() -> dict[str, str]:
     return {name: version for name, version in found.items() if version}
 
 
-def hardware(device: torch.device) -> dict[str, Any]:
+def hardware(device: torch.device, cores: float) -> dict[str, Any]:
     """The machine as this process may use it: gpu gpus gpu_gib (None without one) cpu cores ram_gib shm_gib."""
     cuda = device.type == "cuda" and torch.cuda.is_available()
     gpu = torch.cuda.get_device_properties(device) if cuda else None
@@ -59,16 +59,10 @@ def hardware(device: torch.device) -> dict[str, Any]:
         "gpus": torch.cuda.device_count() if cuda else 0,
         "gpu_gib": round(gpu.total_memory / GIB, 1) if gpu else None,
         "cpu": _cpu_model(),
-        "cores": round(cores(), 2),
+        "cores": round(cores, 2),
         "ram_gib": round(min(limits) / GIB, 1),
         "shm_gib": round(shm_free_bytes() / GIB, 2),
     }
-
-
-def cores() -> float:
-    """CPU cores this process may use: its affinity, or the container's quota where that is less."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(float(affinity), _quota() or float(affinity))
 
 
 def host_gib(pid: int | None = None) -> float:
@@ -104,18 +98,18 @@ HOST_EVERY = 4
 
 
 class Sampler:
-    """Reads GPU and CPU load about once a second in a daemon thread. `read()` gives the means since the last one."""
+    """Reads GPU and CPU load, of `cores`, about once a second in a daemon thread. `read()` gives the means since the last one."""
 
     NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation", "host_gib")
 
-    def __init__(self, device: torch.device, *, every_s: float = 1.0) -> None:
+    def __init__(self, device: torch.device, *, cores: float, every_s: float = 1.0) -> None:
         self._every_s = every_s
         self._handle = _nvml_handle(device)
         self._sums: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._cpu = _cpu_load()
+        self._cpu = _cpu_load(cores)
 
     def start(self) -> Sampler:
         if self._thread is None:
@@ -190,30 +184,21 @@ def _nvml_handle(device: torch.device) -> Any:
     return None
 
 
-def _cpu_load() -> Iterator[float | None]:
+def _cpu_load(cores: float) -> Iterator[float | None]:
     """Busy share of the cores this process may use, since the call before (the first: None)."""
     before: tuple[float, float] | None = None
+    allowed = os.sched_getaffinity(0)
     while True:
-        quota = _quota()
         used = [*(us / 1e6 for us in _cgroup("cpu.stat", "usage_usec")), *(ns / 1e9 for ns in _cgroup("cpuacct/cpuacct.usage"))]
-        if quota and used:  # a container's own clock: /proc/stat is the whole machine's
-            busy, room = used[0], time.monotonic() * quota
+        if cores < len(allowed) and used:  # a container's own clock: /proc/stat is the whole machine's
+            busy, room = used[0], time.monotonic() * cores
         else:
-            allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
             times = [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in allowed]
             room = sum(sum(core[:8]) for core in times)  # guest time is within user time
             busy = room - sum(core.idle + getattr(core, "iowait", 0.0) for core in times)
         share = (busy - before[0]) / (room - before[1]) if before and room > before[1] else None
         before = busy, room
         yield share if share is None else min(max(share, 0.0), 1.0)
-
-
-def _quota() -> float | None:
-    for limit, period in (("cpu.max", "cpu.max"), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        values = [*_cgroup(limit), *_cgroup(period)]
-        if len(values) >= 2 and values[0] > 0 and values[-1] > 0:
-            return values[0] / values[-1]
-    return None
 
 
 def _cgroup(name: str, key: str = "") -> list[int]:

@@ -19,6 +19,8 @@ from contracts import World
 
 STEADY_WITHIN = 0.1
 """Warm-up lasts until the first window this close to the median of the later half."""
+HIGHEST_EFFICIENCY = 1.03
+"""A rate can be this far above its ceiling by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +140,15 @@ def spread(rates: list[float]) -> dict[str, float] | None:
 
 
 def bound(rate: float | None, compute: float | None, loader: float | None) -> tuple[float | None, str | None]:
-    """(efficiency, bound). compute: rate >= 95 % of the compute ceiling; else loader: >= 95 % of the loader's; else overlap."""
+    """(efficiency, bound). compute: rate >= 95 % of the compute ceiling; else loader: >= 95 % of the loader's; else overlap.
+
+    No bound above HIGHEST_EFFICIENCY: one of the figures is wrong.
+    """
     if not rate or not compute or not loader:
         return None, None
     efficiency = rate / min(compute, loader)
+    if efficiency > HIGHEST_EFFICIENCY:
+        return efficiency, None
     if rate >= 0.95 * compute:
         return efficiency, "compute"
     return efficiency, "loader" if rate >= 0.95 * loader else "overlap"

@@ -6,7 +6,7 @@ Must not know: what a step does; the caller says `step()` after each.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -28,8 +28,11 @@ class _Off:
 
 
 @contextlib.contextmanager
-def profiler(folder: Path, *, enabled: bool, rank: int = 0) -> Iterator[Steps]:
-    """Writes trace-rank<r>.json.gz (chrome://tracing, ui.perfetto.dev) and operators-rank<r>.txt, a table of the costliest operators."""
+def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str], None]) -> Iterator[Steps]:
+    """Writes trace-rank<r>.json.gz (chrome://tracing, ui.perfetto.dev) and operators-rank<r>.txt, a table of the costliest operators.
+
+    `warn` gets a line when there were too few steps for a whole trace.
+    """
     if not enabled:
         yield _Off()
         return
@@ -52,3 +55,7 @@ def profiler(folder: Path, *, enabled: bool, rank: int = 0) -> Iterator[Steps]:
         activities=activities, schedule=schedule, on_trace_ready=write, record_shapes=True, acc_events=True
     ) as profile:
         yield profile
+        steps = profile.step_num
+    if steps < SKIPPED + WARMUP + STEPS:
+        said = "cut short" if steps >= SKIPPED + WARMUP else "not written"
+        warn(f"--profile: the trace is {said}: it takes {SKIPPED + WARMUP + STEPS} steps and there were {steps}; more --steps or --epochs")

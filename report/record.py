@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +39,74 @@ def folder(chosen: Path | None, resume: Path | None, *, evaluate: bool, name: st
     return next((path for path in names if not path.exists()), new)
 
 
-def claim(folder: Path, resuming: bool) -> None:
-    """Make `folder` ready for a run. Raises Mistake when it holds another run, is no folder, or cannot be written."""
-    if not resuming and folder.is_dir():
-        held = sorted(path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern))
-        if held:
-            raise Mistake(f"--output {folder} holds a run ({held[0]}); continue it with --resume auto, or name another folder")
+@contextlib.contextmanager
+def claimed(folder: Path, *, resuming: bool, enabled: bool = True) -> Iterator[None]:
+    """Inside, `folder` is there and no other process of this machine claims it; if it was made here and is still empty, it goes again.
+
+    Rank 0 claims; elsewhere `enabled` is False and nothing happens. Raises Mistake when the folder is claimed, holds another
+    run, is no folder, or cannot be written.
+    """
+    if not enabled:
+        yield
+        return
+    made = [path for path in (folder, *folder.parents) if not os.path.exists(path)]
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, made)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(folder))
+            _check(folder, resuming)
+        except OSError as error:
+            raise unwritable(folder, error) from None
+        yield
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    with contextlib.suppress(OSError):  # not empty, or never made
+        for path in folders:
+            path.rmdir()
+
+
+_locks: set[int] = set()
+"""Open descriptors of this process."""
+
+
+def _in_child() -> None:
+    while _locks:
+        os.close(_locks.pop())
+
+
+os.register_at_fork(after_in_child=_in_child)  # a worker that outlives a killed run must not hold its folder
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """A file system without locks is taken as it is."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    _locks.add(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Mistake(f"--output {folder}: another run is writing there; wait for its end, or name another folder") from None
+        except OSError:
+            pass
+        yield
+    finally:
+        _locks.remove(descriptor)
+        os.close(descriptor)
+
+
+def _check(folder: Path, resuming: bool) -> None:
+    held = sorted(path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern))
+    if held and not resuming:
+        raise Mistake(f"--output {folder} holds a run ({held[0]}); continue it with --resume auto, or name another folder")
     probe = folder / f".probe-{os.getpid()}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with probe.open("wb") as file:
             file.write(bytes(1 << 16))
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
-        raise unwritable(folder, error) from None
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()
@@ -138,7 +192,7 @@ def plain(value: Any) -> Any:
 
 
 class Record:
-    """The run's files, written by rank 0; elsewhere `enabled` is False and nothing happens.
+    """The run's files in a folder that is `claimed`, written by rank 0; elsewhere `enabled` is False and nothing happens.
 
     A resumed run (`resume_step`: last step of the checkpoint) cuts metrics.jsonl after that step; a point that is there
     already (a validation repeated at the checkpoint's own step) is not written twice.
@@ -150,7 +204,6 @@ class Record:
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
         if enabled:
-            claim(folder, resuming=resume_step is not None)
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / "metrics.jsonl")

@@ -20,12 +20,12 @@ from config import Config
 from contracts import Batch, World
 from report.console import Bar, Console
 from report.hardware import Sampler, device_gib, hardware, host_gib, versions
-from report.meter import Meter, Window, bound
+from report.meter import HIGHEST_EFFICIENCY, Meter, Window, bound
 from report.record import Record
 from report.tensorboard import SETTINGS, Board
 
 
-def facts(config: Config, *, loader: Any, loader_name: str, world: World, **named: Any) -> dict[str, Any]:
+def facts(config: Config, *, loader: Any, loader_name: str, world: World, cores: float, **named: Any) -> dict[str, Any]:
     """What a summary says of a run before it has begun; `settings` is its row of the HPARAMS page, `title` its first line."""
     told = {"task": config.model.task, **named, "loader": loader_name, "world_size": world.size, "batch_size": config.loading.batch_size}
     settings = {**config.flat(), **told, "reader": getattr(loader, "reader", ""), "gpu": _device_name(world.device)}
@@ -34,14 +34,21 @@ def facts(config: Config, *, loader: Any, loader_name: str, world: World, **name
         f"{told['arch']} · {told['loader']} · {told['precision']} · {told['image_size']} px · "
         f"{' x '.join(str(n) for n in factors)} samples a step · {_device_name(world.device)}"
     )
-    return {**told, "reader": settings["reader"], "command": shlex.join(sys.argv), "settings": settings, "title": title}
+    machine = hardware(world.device, cores)
+    return {
+        **told,
+        "reader": settings["reader"],
+        "command": shlex.join(sys.argv),
+        "hardware": machine,
+        "settings": settings,
+        "title": title,
+    }
 
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
-HIGHEST_EFFICIENCY = 1.03
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
@@ -75,7 +82,7 @@ class Reporter:
         self._channel_mean, self._channel_std = torch.tensor(mean), torch.tensor(std)
         self._world, self._console, self._board, self._record, self._meter = world, console, board, record, meter
         self._facts = dict(facts)
-        self._sampler = Sampler(world.device).start()
+        self._sampler = Sampler(world.device, cores=facts["hardware"]["cores"]).start()
         self._ceilings: dict[str, dict[str, Any] | None] = {"compute": None, "loader": None}
         self._memory: dict[str, float | None] = {}
         self._load: list[dict[str, float | None]] = []
@@ -117,8 +124,12 @@ class Reporter:
         phases: dict[str, float],
         bar: Bar,
     ) -> None:
-        """`points`: step, loss, grad_norm, loss_scale of each step since the last call. Phases are means, milliseconds a step."""
-        last, loss = points[-1], float(np.mean([point["loss"] for point in points]))
+        """`points`: step, loss, grad_norm, loss_scale of each step since the last call. Phases are means, milliseconds a step.
+
+        A loss is nan where no sample of the step was valid; it is left out of the mean.
+        """
+        last, losses = points[-1], [point["loss"] for point in points if not np.isnan(point["loss"])]
+        loss = float(np.mean(losses)) if losses else None
         norm = next((point["grad_norm"] for point in reversed(points) if not np.isnan(point["grad_norm"])), None)
         step = int(last["step"])
         self._phases.append((len(points), phases))
@@ -188,17 +199,20 @@ class Reporter:
         efficiency, _ = bound(self._meter.result()["steady"], self._ceiling("compute"), self._ceiling("loader"))
         return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
 
-    def validated(self, result: Mapping[str, Any], *, step: int, epoch: int) -> None:
+    def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None) -> None:
+        """`epoch`: the last one that was trained, None when there was none. A mean over no loss at all is left out."""
         figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
-        self._validation = dict(result)
+        if figures.get("losses_not_finite", 0) == figures.get("samples"):
+            figures.pop("loss", None)
+        self._validation = figures
         self._board.scalars({f"val/{name}": value for name, value in figures.items()}, step)
         self._record.point("val", step, {"epoch": epoch, **figures, "failed": result["failed"]})
         told = "  ".join(
-            f"{name} {value:.2%}" if name.startswith("top") else f"{name} {value:.4g}"
+            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2%}" if name.startswith("top") else f"{name} {value:.4g}"
             for name, value in figures.items()
             if value or name != "losses_not_finite"
         )
-        self._console.info(f"validated epoch {epoch + 1}: {told}")
+        self._console.info(f"validated{'' if epoch is None else f' epoch {epoch + 1}'}: {told}")
 
     def images(self, batch: Batch) -> None:
         """A grid of augmented training images, once."""
@@ -217,7 +231,7 @@ class Reporter:
 
     def finish(self, *, progress: Mapping[str, Any], failed: set[int], finished: bool) -> dict[str, Any]:
         """Write and return the summary; rank 0 prints it as a table when the run came to its end."""
-        validation = {name: value for name, value in self._validation.items() if name != "failed"}
+        validation = self._validation
         if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
             self._console.info("nothing was left to train, its figures stay as they were: more --epochs or --steps go on from here")
             summary = {**earlier, "finished": True, "epochs": progress["epoch"], "validation": validation or earlier["validation"]}
@@ -237,7 +251,6 @@ class Reporter:
             "samples_dropped": progress["dropped"],
             "samples_failed": sorted(failed),
             "versions": versions(),
-            "hardware": hardware(self._world.device),
             "rate": rate,
             "ceiling": self._ceilings,
             "efficiency": efficiency,

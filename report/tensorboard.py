@@ -47,7 +47,7 @@ SETTINGS: dict[str, type] = {
 }
 METRICS = (
     *(f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")),
-    *(f"val/{name}" for name in ("top1", "top5", "ap", "psnr", "ssim", "loss")),
+    *(f"val/{name}" for name in ("top1", "top5", "loss")),
     *("throughput/per_gpu", "time/data_wait_ms", "gpu/utilisation", "memory/device_gib", "memory/host_gib"),
 )
 LAYOUT = {
@@ -58,7 +58,7 @@ LAYOUT = {
     },
     "time": {"one step, ms": [f"{part}_ms" for part in ("data_wait", "transfer", "forward", "backward", "update")]},
     "memory": {"GiB": ["allocated_gib", "reserved_gib", "device_gib", "host_gib"]},
-    "val": {"accuracy": ["top1", "top5", "ap", "ap50"], "quality": ["psnr", "ssim"], "loss": ["loss"]},
+    "val": {"accuracy": ["top1", "top5"], "loss": ["loss"]},
     "gpu": {"utilisation": ["utilisation"], "power, W": ["power_w"], "SM clock, MHz": ["sm_mhz"]},
 }
 

@@ -30,6 +30,7 @@ VALUES = (
     (("--lr", "nan"), ("--lr", "nan", "finite")),
     (("--lr", "inf"), ("--lr", "inf", "finite")),
     (("--lr", -1), ("--lr", "-1", "greater than 0")),
+    (("--workers", 100_000), ("--workers 100000", "at most", "a rank")),
     (("--workers", -1), ("--workers", "-1", "greater than or equal to 0")),
     (("--epochs", 0), ("--epochs", "greater than 0")),
     (("--seed", 2**64), ("--seed", str(2**64))),
@@ -65,6 +66,7 @@ def test_value(train: Runner, pictures: Path, flags: tuple[object, ...], said: t
     torch.save({"a": 1}, train.cwd / "dict.pt")
     line = train("--data", pictures, *SMALL, *flags).mistake()
     assert all(part in line for part in said), line
+    assert {path.name for path in train.cwd.iterdir()} == {"text", "dict.pt", "process-0"}, "no folder of a run that never was"
 
 
 PRESETS = {

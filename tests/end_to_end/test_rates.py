@@ -1,9 +1,13 @@
-"""The rate against a stopwatch of our own, and an intervention: slower reads move what is bound by its loader, and nothing else."""
+"""The rate against a stopwatch of our own, an intervention (slower reads move what is bound by its loader, and nothing else), and a
+summary whose figures follow from the points that led to them."""
 
 from __future__ import annotations
 
 import signal
+import statistics
 import time
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,147 @@ def test_stopwatch(train: Runner) -> None:
     assert rates[0] <= steady <= rates[-1]
 
 
+@dataclass
+class Told:
+    """What a run of one process, without accumulation, says of its speed: summary.json, and the points of metrics.jsonl behind it."""
+
+    summary: dict[str, Any]
+    windows: list[dict[str, Any]]
+    ceilings: list[dict[str, Any]]
+    train: list[dict[str, Any]]
+
+    @staticmethod
+    def read(output: Path) -> Told:
+        return Told(summary(output), *(points(output, kind) for kind in ("window", "ceilings", "train")))
+
+
+def warm_up(rates: list[float]) -> int:
+    """Windows before the first that is within 10 % of the median of the later half; the earlier half when none is."""
+    half = len(rates) // 2
+    level = statistics.median(rates[half:])
+    return next((i for i, rate in enumerate(rates) if abs(rate - level) <= 0.1 * level), half)
+
+
+def mean_rate(windows: list[dict[str, Any]]) -> float:
+    return float(sum(window["samples"] for window in windows) / sum(window["seconds"] for window in windows))
+
+
+def check_rates(told: Told) -> None:
+    """Every figure of the summary again, from its definition in docs/rates.md."""
+    found, windows = told.summary, told.windows
+    assert found["samples"] == found["steps"] * found["batch_size"]
+    counted = 0
+    for window in windows:
+        assert window["rate"] * window["seconds"] == pytest.approx(window["samples"])
+        counted += window["samples"]
+        done = window["step"] * found["batch_size"]
+        assert done - found["batch_size"] <= counted <= done, "without a gap; told up to a step after they closed"
+    assert windows[-1]["step"] <= found["steps"]
+
+    rate, rates = found["rate"], [window["samples"] / window["seconds"] for window in windows]
+    first = warm_up(rates)
+    assert rate["warmup_windows"] == first
+    assert rate["steady"] == pytest.approx(statistics.median(rates[first:]))
+    low, _, high = statistics.quantiles(rates[first:], n=4, method="inclusive") if len(rates[first:]) > 1 else (0.0, 0.0, 0.0)
+    spread = {"n": len(rates[first:]), "min": min(rates[first:]), "max": max(rates[first:]), "iqr": high - low}
+    assert rate["spread"] == pytest.approx(spread, abs=1e-6)
+    assert rate["first_epoch"] == pytest.approx(mean_rate([window for window in windows if window["epoch"] == windows[0]["epoch"]]))
+    assert rate["per_rank"] == [pytest.approx(mean_rate(windows[first:]))]
+
+    for name in ("compute", "loader"):
+        assert found["ceiling"][name] == max((point[name] for point in told.ceilings), key=lambda ceiling: ceiling["rate"])
+        spread = found["ceiling"][name]["spread"]
+        assert spread["n"] >= 3 and spread["min"] <= found["ceiling"][name]["rate"] <= spread["max"]
+        assert spread["iqr"] <= spread["max"] - spread["min"]
+    compute, loader = (found["ceiling"][name]["rate"] for name in ("compute", "loader"))
+    assert found["efficiency"] == pytest.approx(rate["steady"] / min(compute, loader))
+    assert (found["check"] == "passed") == (found["efficiency"] <= 1.03)
+    if found["check"] == "passed":
+        fed, drained = rate["steady"] >= 0.95 * compute, rate["steady"] >= 0.95 * loader
+        assert found["bound"] == ("compute" if fed else "loader" if drained else "overlap")
+
+    steps = [len(point["losses"]) for point in told.train]
+    wait = sum(n * point["ms"]["data_wait"] for n, point in zip(steps, told.train, strict=True)) / sum(steps)
+    phases = ("data_wait", "forward", "backward", "update")
+    whole = sum(n * sum(point["ms"][name] for name in phases) for n, point in zip(steps, told.train, strict=True)) / sum(steps)
+    assert sum(steps) == found["steps"]
+    assert found["data_wait"] == pytest.approx({"ms": wait, "share": wait / whole})
+
+
+def consistent() -> Told:
+    """By hand: a slow first window, then 100, 110 and 105 samples a second; 45 steps of 10 samples, of which two end no window."""
+    windows = [
+        {"step": step, "samples": samples, "seconds": seconds, "rate": samples / seconds, "epoch": epoch}
+        for step, samples, seconds, epoch in ((4, 40, 1.0, 0), (14, 100, 1.0, 0), (25, 110, 1.0, 1), (43, 180, 180 / 105, 1))
+    ]
+    one, other = ({"rate": rate, "spread": {"n": 5, "min": rate - 2, "max": rate + 1, "iqr": 1.0}} for rate in (120.0, 109.0))
+    less = {"rate": 100.0, "spread": {"n": 5, "min": 99.0, "max": 101.0, "iqr": 1.0}}
+    ms = {"data_wait": 3.0, "forward": 2.0, "backward": 4.0, "update": 1.0}
+    return Told(
+        summary={
+            "steps": 45,
+            "samples": 450,
+            "batch_size": 10,
+            "rate": {
+                "steady": 105.0,
+                "spread": {"n": 3, "min": 100.0, "max": 110.0, "iqr": 5.0},
+                "first_epoch": 70.0,
+                "per_rank": [390 / (2 + 180 / 105)],
+                "warmup_windows": 1,
+            },
+            "ceiling": {"compute": one, "loader": other},
+            "efficiency": 105 / 109,
+            "bound": "loader",
+            "check": "passed",
+            "data_wait": {"ms": 2.0, "share": 2 / 9},
+        },
+        windows=windows,
+        ceilings=[{"compute": one, "loader": less}, {"compute": less, "loader": other}],
+        train=[{"losses": [1.0] * 30, "ms": ms}, {"losses": [1.0] * 15, "ms": {**ms, "data_wait": 0.0}}],
+    )
+
+
+PLANTS: dict[str, Any] = {
+    "windows 1 rate": 101.0,
+    "windows 1 seconds": 1.1,
+    "windows 2 step": 27,
+    "windows 3 step": 46,
+    "summary samples": 460,
+    "summary rate steady": 102.5,  # with the first window
+    "summary rate warmup_windows": 0,
+    "summary rate spread n": 4,
+    "summary rate spread min": 40.0,
+    "summary rate spread iqr": 6.0,
+    "summary rate first_epoch": 105.0,
+    "summary rate per_rank": [430 / (3 + 180 / 105)],  # with the first window
+    "summary ceiling compute rate": 122.0,
+    "summary ceiling compute spread min": 121.0,
+    "summary efficiency": 105 / 120,  # of the higher one
+    "summary bound": "overlap",
+    "summary check": "failed: efficiency above 103 %",
+    "summary data_wait ms": 1.5,  # each point weighed alike
+    "summary data_wait share": 0.2,
+    "train 0 losses": [1.0] * 29,
+}
+
+
+def test_figures_that_agree_are_accepted() -> None:
+    check_rates(consistent())
+
+
+@pytest.mark.parametrize("path", PLANTS)
+def test_a_planted_figure_is_seen(path: str) -> None:
+    told = deepcopy(consistent())
+    part, *inner, last = path.split()
+    place: Any = getattr(told, part)
+    for key in inner:
+        place = place[int(key) if isinstance(place, list) else key]
+    assert place[last] != PLANTS[path]
+    place[last] = PLANTS[path]
+    with pytest.raises(AssertionError):
+        check_rates(told)
+
+
 def measured(train: Runner, pictures: Path, output: str, *flags: object) -> dict[str, Any]:
     windows = ("--log-every", 5, "--min-window-s", 0.5, "--workers", 1)
     train("--data", pictures, *SMALL, *windows, *flags, "--output", output).done()
@@ -59,6 +204,7 @@ def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> N
     flags = ("--image-size", 32, "--batch-size", 8)
     found = {ms: measured(train, pictures, f"{ms}-ms", *flags, "--read-delay-ms", ms, "--steps", 24) for ms in (15, 30)}
     for ms, said in found.items():
+        check_rates(Told.read(train.cwd / f"{ms}-ms"))
         assert said["bound"] == "loader", said
         assert 0.9 < said["efficiency"] < 1.03
         # decoding takes its own time, at most a few milliseconds

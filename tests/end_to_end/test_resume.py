@@ -49,7 +49,7 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
     whole, killed = train.cwd / "whole", train.cwd / "killed"
     assert len(losses(whole)) == STEPS
 
-    draws = random.Random(ranks)
+    draws, interrupted = random.Random(ranks), 0
     for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 4))):
         processes = start(train, pictures, "killed", ranks=ranks, flags=("--save-every-steps", draws.randint(1, 3)))
         reached(killed, max(at, steps(killed) + 1), processes[0])
@@ -57,12 +57,25 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
         for process in processes if how == signal.SIGKILL else processes[-1:]:  # one rank hears SIGTERM, all stop
             process.send(how)
         codes = {process.wait(20) for process in processes}
-        assert codes <= {-how if how == signal.SIGKILL else 128 + how, 0}, [process.err for process in processes]
+        ended = -how if how == signal.SIGKILL else 128 + how
+        assert codes <= {ended, 0}, [process.err for process in processes]
+        interrupted += ended in codes
+    assert interrupted >= 2, "the others had come to their end before the signal"
     for process in start(train, pictures, "killed", ranks=ranks):
         process.done()
     check_same(whole, killed)
     for point in points(killed, "train"):
         assert point["epoch"] * N + point["consumed"] == point["step"] * STEP
+
+
+def test_a_second_process_is_refused(train: Runner, pictures: Path) -> None:
+    """Two with the same --output and --resume auto, as a scheduler may start them."""
+    (first,) = start(train, pictures, "run")
+    until(lambda: steps(train.cwd / "run") > 0, 60, "a step")
+    (second,) = start(train, pictures, "run")
+    assert "--output run: another run is writing there" in second.mistake()
+    first.done()
+    assert len(losses(train.cwd / "run")) == STEPS
 
 
 def test_killed_before_the_first_checkpoint(train: Runner, pictures: Path) -> None:

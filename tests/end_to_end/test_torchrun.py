@@ -24,10 +24,8 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     output = train.cwd / "run"
     with train.command(*TORCHRUN, "--data", pictures, *SMALL, "--epochs", 100_000, "--val-every", 0, "--output", "run") as process:
         until(lambda: len(points(output, "train")) > 3, TIMEOUT_S, "three steps")
-        began = time.monotonic()
         process.terminate()
         _, said = process.communicate(timeout=25)
-        assert time.monotonic() - began < 25
         assert process.returncode != 0
         until(lambda: session(process.pid) == [], 10, "every process to end")
     assert ours(said) == []
@@ -63,9 +61,7 @@ def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
     (line,) = processes[0].err.splitlines()
     assert line.startswith("train.py: the loss is ") and "step 2" in line and "samples [" in line and "--lr" in line
     step = int(line.split("at step ")[1].split(";")[0])
-    if (last := train.cwd / "run" / "last.pt").exists():
-        content = torch.load(last, weights_only=True)
-        assert content["progress"]["step"] < step
+    assert step == 2 and not (train.cwd / "run" / "last.pt").exists(), "the first one is written once step 2 is known to be sound"
 
 
 def test_ctrl_c(train: Runner, pictures: Path) -> None:
@@ -77,6 +73,16 @@ def test_ctrl_c(train: Runner, pictures: Path) -> None:
     progress = torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]
     assert progress["step"] == len(losses(train.cwd / "run"))
     assert session(process.pid) == []
+
+
+def test_ctrl_c_while_it_imports(train: Runner) -> None:
+    with train.command(ROOT / "train.py", "--loader", "synthetic", *SMALL) as process:
+        maps = Path(f"/proc/{process.pid}/maps")
+        until(lambda: "numpy" in maps.read_text(), TIMEOUT_S, "the first imports")
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (130, "")
+    assert not (train.cwd / "runs").exists()
 
 
 def test_a_killed_run_leaves_no_process(train: Runner, pictures: Path) -> None:

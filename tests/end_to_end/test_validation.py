@@ -45,7 +45,10 @@ def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> No
     trained(train, pictures)
     before = {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir()}
     arguments = ("--data", pictures, *SMALL, "--batch-size", 12, "--evaluate", "true", "--output", "run", "--resume", "auto")
-    train(*arguments).done()
+    said = train(*arguments).done().out
+    assert "\nvalidated epoch 1: top1 " in said and "  samples 44\n" in said, "the epoch that was trained"
+    table = said.split("-" * 80)[1].strip().splitlines()
+    assert [line.split()[0] for line in table] == ["top-1", "samples"], "no row without a value"
     train(*arguments).done()
     folders = [path for path in (train.cwd / "run").iterdir() if path.is_dir()]
     assert len(folders) == 2
@@ -55,5 +58,8 @@ def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> No
         assert len(points(folder, "val")) == 1
         assert not (folder / "last.pt").exists()
 
+    assert [point["epoch"] for point in points(folders[0], "val")] == [0]
     with_weights = evaluated(train, pictures, "weights", "--weights", "run/best.pt", resume="")
     assert with_weights == summary(train.cwd / "run")["validation"]
+    assert "\nvalidated: top1 " in train.started[-1].out, "nobody knows how long they were trained"
+    assert [point["epoch"] for point in points(train.cwd / "weights", "val")] == [None]

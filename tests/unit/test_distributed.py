@@ -17,7 +17,8 @@ from filelock import FileLock
 from torch import nn
 
 from contracts import Mistake, World
-from engine.distributed import ProcessWorld, Vote, prepare_process
+from engine import distributed
+from engine.distributed import ProcessWorld, Vote, cores, prepare_process
 from engine.step import Step
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
@@ -197,7 +198,7 @@ def test_one_process_needs_no_company() -> None:
     assert world.gather("x") == ["x"]
     world.barrier()
     alone = ProcessWorld(CPU)
-    alone.agree({"a": 1})
+    assert alone.agree({"a": 1}) == {"a": 1}
     alone.synchronise()
     with alone.joined(), alone.own_stream():
         pass
@@ -246,14 +247,50 @@ def prepared(**environment: str) -> list[str]:
 
 
 def test_a_process_is_prepared_before_cuda_starts() -> None:
-    device, connections, threads, cores, policy = prepared(OMP_NUM_THREADS="1")
+    device, connections, threads, room, policy = prepared(OMP_NUM_THREADS="1")
     assert (device, connections, policy) == ("cpu", "32", "PASSIVE")
-    assert threads == cores, "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
+    assert int(threads) == max(1, int(float(room))), "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
 
 
 def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
-    _, connections, threads, cores, policy = prepared(
+    _, connections, threads, room, policy = prepared(
         CUDA_DEVICE_MAX_CONNECTIONS="1", OMP_WAIT_POLICY="ACTIVE", LOCAL_WORLD_SIZE="2", LOCAL_RANK="1", OMP_NUM_THREADS="1"
     )
     assert (connections, policy) == ("1", "ACTIVE")
-    assert int(threads) == max(1, int(cores) // 2)
+    assert int(threads) == max(1, int(float(room)) // 2)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 8.0),
+        ({"cpu.max": "max 100000"}, 8.0),
+        ({"cpu.max": "150000 100000"}, 1.5),
+        ({"cpu.max": "9900000 100000"}, 8.0),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8.0),
+        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
+    ],
+)
+def test_cores_respect_the_containers_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
+) -> None:
+    monkeypatch.setattr(distributed, "CGROUP", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert cores() == expected
+    world = ProcessWorld(CPU)
+    assert world.workers(None) == max(1, int(expected) - 1)
+    world.local_size = 3
+    assert world.workers(None) == (1 if expected < 6 else max(1, int(expected) // 3 - 1))
+
+
+def test_workers_as_asked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than cores hide the latency of slow reads."""
+    for count, most in ((2.0, 256), (16.0, 1024)):
+        monkeypatch.setattr(distributed, "cores", lambda count=count: count)
+        world = ProcessWorld(CPU)
+        assert [world.workers(asked) for asked in (0, 1, most)] == [0, 1, most]
+        with pytest.raises(Mistake, match=f"--workers {most + 1}: at most {most} a rank on {count:.0f} cores"):
+            world.workers(most + 1)

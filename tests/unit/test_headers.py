@@ -142,6 +142,21 @@ def test_chroma_of_a_jpeg(option: int, chroma: str) -> None:
     assert CHROMA[parse(content, len(content)).chroma] == chroma
 
 
+@pytest.mark.parametrize(("marker", "stored_as_rgb"), [("adobe", True), ("none", True), ("jfif", False), ("adobe ycc", False)])
+def test_jpegs_stored_as_rgb(marker: str, stored_as_rgb: bool) -> None:
+    """As libjpeg decides: flat red stays red, or is taken for YCbCr."""
+    buffer = io.BytesIO()
+    Image.new("RGB", (16, 16), (200, 30, 20)).save(buffer, "JPEG", quality=100, keep_rgb=True)
+    content = buffer.getvalue()
+    begin = content.index(b"\xff\xee")
+    adobe, rest = content[begin : begin + 16], content[begin + 16 :]
+    jfif = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
+    content = content[:begin] + {"adobe": adobe, "none": b"", "jfif": jfif, "adobe ycc": adobe[:15] + b"\1"}[marker] + rest
+    pixel = np.asarray(Image.open(io.BytesIO(content)))[8, 8]
+    assert (np.abs(pixel - np.array([200.0, 30, 20])).max() < 5) == stored_as_rgb
+    assert (CHROMA[parse(content, len(content)).chroma] == "rgb") == stored_as_rgb
+
+
 @pytest.mark.parametrize(
     ("factors", "chroma"),
     [((0x12, 0x11, 0x11), "440"), ((0x41, 0x11, 0x11), "411"), ((0x22, 0x22, 0x22), "444"), ((0x22, 0x11, 0x21), "other")],

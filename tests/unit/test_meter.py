@@ -287,7 +287,9 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
         (95.0, 200.0, 100.0, 0.95, "loader"),
         (94.99, 200.0, 100.0, 0.9499, "overlap"),
         (100.0, 100.0, 100.0, 1.0, "compute"),  # compute is asked first
-        (95.0, 100.0, 50.0, 1.9, "compute"),
+        (103.0, 100.0, 200.0, 1.03, "compute"),
+        (103.1, 100.0, 200.0, 1.031, None),  # one of the figures is wrong
+        (95.0, 100.0, 50.0, 1.9, None),
         (80.0, 100.0, 100.0, 0.8, "overlap"),
         (None, 100.0, 100.0, None, None),
         (100.0, None, 100.0, None, None),

@@ -85,7 +85,7 @@ def train(console: Console, clock: Clock, *, steps: int = 60, step_s: float = 0.
     with console.epoch(title="epoch 1/2", total=steps * 100) as bar:
         for step in range(1, steps + 1):
             clock.now += step_s
-            bar.update(step=step, samples=step * 100, rate=200.0 if step > 5 else None, loss=3.0 / step, wait_ms=0.31)
+            bar.update(step=step, samples=step * 100, rate=100 / step_s if step > 5 else None, loss=3.0 / step, wait_ms=0.31)
     return bar
 
 
@@ -107,7 +107,7 @@ def test_a_terminal_gets_one_bar_an_epoch_that_is_redrawn_at_most_five_times_a_s
     assert "\x1b[" in drawn and "━" in drawn
     assert 40 <= len(re.findall(r"wait 0\.3 ms", drawn)) <= 60, "ten seconds"
     last = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn).rstrip().splitlines()[-1].split("\r")[-1]
-    assert last.startswith("epoch 1/2 ━") and "100%" in last and "200 img/s" in last and "in 0:10" in last
+    assert last.startswith("epoch 1/2 ━") and "100%" in last and "10,000 img/s" in last and "in 0:10" in last
     assert len(last.rstrip()) <= 80
 
 
@@ -154,6 +154,16 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert dict(rows(nothing)) == found
 
 
+def test_a_validation_alone_has_no_rows_without_a_value() -> None:
+    alone = {"samples": 0, "rate": {"steady": None}, "validation": {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000}}
+    assert rows(alone) == [("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"), ("samples", "50,000")]
+
+
+def test_one_window() -> None:
+    rate = {"steady": 5.0, "spread": {"n": 1, "min": 5.0, "max": 5.0, "iqr": 0.0}}
+    assert dict(rows({"rate": rate}))["rate"] == "5 img/s   (5 to 5 in 1 window)"
+
+
 @pytest.mark.parametrize(
     ("validation", "first"),
     [
@@ -175,6 +185,17 @@ def test_a_scan_shows_files_rate_and_time_left() -> None:
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("reading headers   30%  900/3,000 files  90 files/s  eta 0:2")
     assert "2,900/3,000" in lines[-1]
+
+
+def test_the_last_line_of_an_epoch_has_the_rate_of_all_of_it() -> None:
+    """Samples over the time that is told beside it, not the last window's rate."""
+    stream, clock = io.StringIO(), Clock()
+    with Console(stream=stream, clock=clock).epoch(title="epoch 1/1", total=2000, first=500) as bar:
+        clock.now += 15
+        bar.update(step=1, samples=2000, rate=400.0)
+    during, last = stream.getvalue().splitlines()
+    assert "  400 img/s  eta" in during
+    assert last == "epoch 1/1  100%  2,000/2,000 img  100 img/s  in 0:15"
 
 
 def test_a_resumed_epoch_counts_its_own_samples_for_its_rate() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from report import hardware
-from report.hardware import GIB, Sampler, cores, device_gib, host_gib, shm_free_bytes, versions
+from report.hardware import GIB, Sampler, device_gib, host_gib, shm_free_bytes, versions
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -43,42 +43,20 @@ def test_versions_import_nothing_heavy() -> None:
 
 
 def test_hardware_of_a_cpu() -> None:
-    found = hardware.hardware(CPU)
+    found = hardware.hardware(CPU, 1.504)
     assert (found["gpu"], found["gpus"], found["gpu_gib"]) == (None, 0, None)
-    assert 0 < found["cores"] <= (os.cpu_count() or 1)
+    assert found["cores"] == 1.5
     assert 0 < found["ram_gib"] <= psutil.virtual_memory().total / GIB + 0.1
     assert found["cpu"]
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, 8.0),
-        ({"cpu.max": "max 100000"}, 8.0),
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu.max": "9900000 100000"}, 8.0),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8.0),
-        ({"cpu/cpu.cfs_quota_us": "400000", "cpu/cpu.cfs_period_us": "100000"}, 4.0),
-    ],
-)
-def test_cores_respect_the_containers_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
-) -> None:
-    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content + "\n")
-    assert cores() == expected
 
 
 def test_cpu_load_in_a_container_is_that_of_its_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hardware, "CGROUP", tmp_path)
     clock = SimpleNamespace(now=10.0)
     monkeypatch.setattr(hardware.time, "monotonic", lambda: clock.now)
-    (tmp_path / "cpu.max").write_text("200000 100000\n")
     (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 1000000\n")
-    load = hardware._cpu_load()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    load = hardware._cpu_load(2.0)
     assert next(load) is None
     clock.now += 2.0
     (tmp_path / "cpu.stat").write_text("nr_periods 5\nusage_usec 4000000\n")
@@ -87,14 +65,15 @@ def test_cpu_load_in_a_container_is_that_of_its_quota(tmp_path: Path, monkeypatc
 
 def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     before = {thread.name for thread in threading.enumerate()}
-    sampler = Sampler(CPU, every_s=0.05).start()
+    cores = float(len(os.sched_getaffinity(0)))
+    sampler = Sampler(CPU, cores=cores, every_s=0.05).start()
     end = time.monotonic() + 0.6
     while time.monotonic() < end:
         pass  # one core is busy
     found = sampler.read()
     assert set(found) == {"gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation", "host_gib"}
     assert [found[name] for name in ("gpu_utilisation", "power_w", "sm_mhz", "device_gib")] == [None] * 4
-    assert found["cpu_utilisation"] is not None and 0.5 / cores() < found["cpu_utilisation"] <= 1.0
+    assert found["cpu_utilisation"] is not None and 0.5 / cores < found["cpu_utilisation"] <= 1.0
     sampler.stop()
     sampler.read()
     assert sampler.read()["cpu_utilisation"] is None, "nothing since the last read"
@@ -119,7 +98,7 @@ def test_sampler_takes_the_gpu_by_uuid_and_the_mean_since_the_last_read(monkeypa
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=97))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", refuse)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(used=3 * GIB))
-    sampler = Sampler(torch.device("cuda:0"))
+    sampler = Sampler(torch.device("cuda:0"), cores=2.0)
     for expected in ((100.0 + 300.0) / 2, 500.0):
         for _ in range(2 if expected == 200.0 else 1):
             sampler._add(sampler._sample())

@@ -11,17 +11,19 @@ import torch
 from report.profile import SKIPPED, STEPS, WARMUP, profiler
 
 
-def run(folder: Path, *, enabled: bool, steps: int) -> None:
-    weight = torch.ones(8, 8)
-    with profiler(folder, enabled=enabled) as profile:
+def run(folder: Path, *, enabled: bool, steps: int) -> list[str]:
+    """What it warned of."""
+    weight, said = torch.ones(8, 8), list[str]()
+    with profiler(folder, enabled=enabled, warn=said.append) as profile:
         for _ in range(steps):
             with torch.profiler.record_function("one_step"):
                 torch.mm(weight, weight)
             profile.step()
+    return said
 
 
 def test_ten_steps_are_traced(tmp_path: Path) -> None:
-    run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + STEPS + 4)
+    assert run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + STEPS + 4) == []
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["operators-rank0.txt", "trace-rank0.json.gz"]
     with gzip.open(tmp_path / "profile" / "trace-rank0.json.gz") as file:
         events = json.load(file)["traceEvents"]
@@ -30,11 +32,16 @@ def test_ten_steps_are_traced(tmp_path: Path) -> None:
 
 
 def test_off_writes_nothing(tmp_path: Path) -> None:
-    run(tmp_path, enabled=False, steps=30)
+    assert run(tmp_path, enabled=False, steps=3) == []
     assert not list(tmp_path.iterdir())
 
 
-def test_a_run_shorter_than_the_trace_ends_well(tmp_path: Path) -> None:
-    run(tmp_path, enabled=True, steps=3)
-    run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + 4)
+def test_a_run_shorter_than_the_trace_says_so(tmp_path: Path) -> None:
+    for steps in (0, 3, SKIPPED + WARMUP - 1):
+        (line,) = run(tmp_path, enabled=True, steps=steps)
+        assert "not written" in line and "takes 18 steps" in line and f"there were {steps};" in line
+    assert not list(tmp_path.iterdir())
+    (line,) = run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + 4)
+    assert "cut short" in line and "there were 12;" in line
+    assert run(tmp_path / "whole", enabled=True, steps=SKIPPED + WARMUP + STEPS) == []
     assert (tmp_path / "profile" / "trace-rank0.json.gz").exists()

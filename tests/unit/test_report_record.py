@@ -6,6 +6,9 @@ import errno
 import json
 import math
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ import numpy as np
 import pytest
 
 from contracts import Mistake
-from report.record import LEFT_BY_A_RUN, Appender, Record, claim
+from report.record import LEFT_BY_A_RUN, Appender, Record, claimed
+
+ROOT = Path(__file__).parents[2]
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -21,6 +26,12 @@ def lines(folder: Path) -> list[dict[str, Any]]:
         raise AssertionError(f"{name} is no JSON")
 
     return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def claim(folder: Path, resuming: bool) -> None:
+    """Claims, and leaves a file."""
+    with claimed(folder, resuming=resuming):
+        (folder / "left").touch()
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
@@ -31,6 +42,7 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
 
 
 def test_points_survive_bit_for_bit_and_are_there_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a" / "run").mkdir(parents=True)
     record = Record(tmp_path / "a" / "run")
     values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "third": np.float32(1 / 3), "n": np.int64(2**62), "path": Path("x"), "none": None}
     record.point("train", 7, values)
@@ -90,12 +102,12 @@ def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> No
         folder.mkdir()
         (folder / name).write_text("precious")
         with pytest.raises(Mistake) as caught:
-            Record(folder)
+            claim(folder, resuming=False)
         said = str(caught.value)
         assert str(folder) in said and name in said and "--resume auto" in said and "another folder" in said and "\n" not in said
         assert {path.name: path.read_text() for path in folder.iterdir()} == {name: "precious"}
         claim(folder, resuming=True)
-        assert [path.name for path in folder.iterdir()] == [name], "the probe is gone"
+        assert {path.name for path in folder.iterdir()} == {name, "left"}, "the probe is gone"
 
 
 def test_a_folder_of_other_things_is_welcome(tmp_path: Path) -> None:
@@ -122,12 +134,66 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(Mistake, match=said) as caught:
         claim(tmp_path / "run", resuming=False)
     assert "\n" not in str(caught.value)
-    assert not list((tmp_path / "run").iterdir())
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_kernels_own_read_only_folder() -> None:
     with pytest.raises(Mistake, match="cannot be written"):
         claim(Path("/proc/saturate-run"), resuming=False)  # refuses root too
+
+
+def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
+    with claimed(tmp_path / "run", resuming=False):
+        for resuming in (False, True):
+            with pytest.raises(Mistake, match="another run is writing there; wait for its end, or name another folder"):
+                claim(tmp_path / "run", resuming=resuming)
+        claim(tmp_path / "other", resuming=False)
+        with claimed(tmp_path / "run", resuming=False, enabled=False):  # another rank
+            pass
+        assert (tmp_path / "run").is_dir(), "those who were refused leave it alone"
+    claim(tmp_path / "run", resuming=False)
+
+
+ORPHAN = """
+import os, signal, sys, time
+from pathlib import Path
+from report.record import claimed
+with claimed(Path(sys.argv[1]), resuming=False):
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    print(child, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", ORPHAN, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        worker = int(killed.stdout.readline())
+        assert killed.wait() == -signal.SIGKILL
+        try:
+            claim(tmp_path, resuming=True)
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_with(monkeypatch, "fcntl.flock", number)
+    claim(tmp_path / "run", resuming=False)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["left"]
+
+
+def test_a_new_folder_that_stays_empty_goes_again(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("new", "new/deep", "old", "old/deep"):
+        with pytest.raises(Mistake, match="refused"), claimed(tmp_path / name, resuming=False):
+            raise Mistake("refused")
+    assert [path.name for path in tmp_path.rglob("*")] == ["old"]
+    claim(tmp_path / "new" / "deep", resuming=False)
+    assert (tmp_path / "new" / "deep" / "left").exists()
 
 
 def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +230,6 @@ def test_a_full_disk_while_a_resume_cuts(tmp_path: Path, monkeypatch: pytest.Mon
         record.point("train", step, {})
     record.close()
     before = (tmp_path / "metrics.jsonl").read_bytes()
-    monkeypatch.setattr("report.record.claim", lambda *_, **__: None)
     fail_with(monkeypatch, "os.replace", errno.ENOSPC)
     with pytest.raises(Mistake, match="no space left"):
         Record(tmp_path, resume_step=2)

@@ -1,0 +1,31 @@
+"""Pieces of the loop that need no run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from contracts import NotFinite
+from engine.distributed import ProcessWorld
+from engine.loop import Recent
+
+CPU = torch.device("cpu")
+
+
+def test_a_step_without_a_valid_sample_has_no_loss() -> None:
+    recent = Recent(4, ProcessWorld(CPU))
+    for step, (loss_sum, valid) in enumerate(((6.0, 4.0), (0.0, 0.0), (0.0, 2.0)), start=1):
+        recent.add(step, torch.tensor([loss_sum, valid, math.nan, 1.0]), [np.arange(4)])
+    first, second, third = (point["loss"] for point in recent.read())
+    assert (first, third) == (1.5, 0.0)
+    assert math.isnan(second)
+
+
+def test_a_loss_that_is_not_finite_names_the_step() -> None:
+    recent = Recent(4, ProcessWorld(CPU))
+    recent.add(7, torch.tensor([math.nan, 4.0, math.nan, 1.0]), [np.arange(4)])
+    with pytest.raises(NotFinite, match="at step 7; samples"):
+        recent.read()

@@ -1,0 +1,261 @@
+"""What is installed: the requirements against the imports, and the Dockerfile without a Docker engine or 7 GB of packages.
+
+Only the last test installs anything, and only when a package index is within reach.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_setup import ROOT, program
+
+# Modules whose distribution has another name. The longest prefix wins.
+DISTRIBUTION = {
+    "PIL": "pillow",
+    "cv2": "opencv-python-headless",
+    "nvidia.dali": "nvidia-dali-cuda120",
+    "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu12",
+    "pynvml": "nvidia-ml-py",
+    "triton": "torch",
+    "typing_extensions": "pydantic",
+    "yaml": "pyyaml",
+}
+# Imported only where a user has installed it; never in requirements.txt.
+OPTIONAL = {"apex"}
+
+
+# --- requirements ----------------------------------------------------------------------------------------------------------------
+
+
+def requirements(name: str) -> dict[str, str]:
+    """Distribution -> its specifiers, from a file of requirements."""
+    found = {}
+    for line in (ROOT / name).read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            match = re.fullmatch(r"([A-Za-z0-9-]+)([^;]*)(;.*)?", line)
+            assert match, f"{name}: {line!r} is not 'name>=version'"
+            found[match[1].lower()] = match[2].strip()
+    return found
+
+
+def third_party(source: str, ours: set[str]) -> Iterator[str]:
+    """Distributions that a piece of code imports."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            modules = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            top = module.partition(".")[0]
+            if top in sys.stdlib_module_names or top in ours or top in OPTIONAL:
+                continue
+            parts = module.split(".")
+            prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
+            yield next((DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION), top).lower().replace("_", "-")
+
+
+def python_files() -> list[Path]:
+    folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".") and path.name not in {"runs", "shared"}]
+    return [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
+
+
+def test_every_requirement_has_a_floor():
+    for name, specifiers in requirements("requirements.txt").items():
+        assert re.fullmatch(r">=[0-9.]+", specifiers), f"{name}: wanted '>=version', got {specifiers!r}"
+    assert all(specifiers for specifiers in requirements("requirements-dev.txt").values())
+
+
+def test_apex_of_the_index_is_never_installed():
+    # It is a web toolkit by another author; NVIDIA's is not on the index.
+    assert "apex" not in requirements("requirements.txt") | requirements("requirements-dev.txt")
+
+
+def test_every_import_is_required():
+    run = set(requirements("requirements.txt"))
+    development = run | set(requirements("requirements-dev.txt"))
+    files = python_files()
+    ours = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in files}
+    missing = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in files
+        for name in third_party(path.read_text(), ours)
+        if name not in (development if "tests" in path.relative_to(ROOT).parts else run)
+    ]
+    assert not missing, "\n".join(missing)
+
+
+def test_the_import_check_finds_a_plant():
+    planted = (
+        "import os, pandas, apex\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\nfrom PIL import Image\nfrom tasks import x\n"
+    )
+    assert list(third_party(planted, {"tasks"})) == ["pandas", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "pillow"]
+
+
+# --- Dockerfile ------------------------------------------------------------------------------------------------------------------
+
+
+def instructions() -> list[tuple[str, str]]:
+    """(instruction, argument) of the Dockerfile, continued lines joined as Docker joins them."""
+    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines())]
+
+
+def steps(containing: str) -> list[str]:
+    found = [argument for word, argument in instructions() if word == "RUN" and containing in argument]
+    assert found, f"no RUN with {containing!r}"
+    return found
+
+
+def test_dockerfile_passes_hadolint():
+    done = subprocess.run([program("hadolint"), ROOT / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_dockerfile_has_what_a_gpu_and_any_user_need():
+    found = instructions()
+    words = [word for word, _ in found]
+    assert re.fullmatch(r"BASE=nvcr\.io/nvidia/pytorch:\d\d\.\d\d-py3", dict(found)["ARG"])
+    assert words.index("ARG") < words.index("FROM")
+    assert dict(found)["FROM"] == "${BASE}"
+    variables = dict(re.findall(r"(\w+)=(\S+)", " ".join(argument for word, argument in found if word == "ENV")))
+    assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility,video"
+    assert dict(found)["USER"] not in ("0", "root")
+    assert dict(found)["ENTRYPOINT"] == '["torchrun", "--standalone"]'
+    # Every cache lies in the home folder, and each is made writable for any user.
+    made = steps("install -d -m 1777")[0]
+    for name in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        assert variables[name].startswith("/home/saturate")
+        assert f"${{{name}}}" in made
+
+
+def test_dockerfile_checks_every_import():
+    checked = " ".join(re.findall(r"import ([\w., ]+)", " ".join(steps("import torch, torchvision"))))
+    modules = {distribution: module for module, distribution in DISTRIBUTION.items() if module not in ("triton", "typing_extensions")}
+    for name in requirements("requirements.txt"):
+        assert re.search(rf"(^|[ ,]){re.escape(modules.get(name, name))}\b", checked), f"{name} is not imported at build"
+
+
+def test_dockerignore_keeps_history_environments_and_results_out():
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "runs", ".gpu", "**/__pycache__"} <= set(ignored)
+    assert "requirements.txt" not in ignored
+
+
+def test_what_git_ignores_by_name_docker_ignores_too():
+    wanted = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")}
+    assert "runs" in wanted
+    assert wanted <= set((ROOT / ".dockerignore").read_text().split())
+
+
+class Image:
+    """A fresh Python environment that stands for NVIDIA's image: RUN lines see it first on the PATH."""
+
+    def __init__(self, folder: Path, *, pip: bool) -> None:
+        self.prefix = folder / "environment"
+        self.work = folder / "work"
+        self.work.mkdir()
+        venv.create(self.prefix, with_pip=pip, symlinks=True)
+        self.site = next((self.prefix / "lib").glob("python3*")) / "site-packages"
+        shutil.copy(ROOT / "requirements.txt", self.work)
+
+    def module(self, name: str, version: str = "0") -> None:
+        folder = self.site
+        for part in name.split("."):
+            folder /= part
+            folder.mkdir(exist_ok=True)
+            (folder / "__init__.py").touch()
+        (folder / "__init__.py").write_text(f"__version__ = {version!r}\n")
+
+    def distribution(self, name: str, version: str) -> None:
+        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "INSTALLER").write_text("image\n")
+        (info / "RECORD").touch()
+
+    def run(self, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+        clean |= {"PATH": f"{self.prefix / 'bin'}:{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"} | environment
+        return subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=self.work, env=clean, capture_output=True, text=True)
+
+    def kept(self) -> list[str]:
+        lines = (self.work / "requirements.image.txt").read_text().splitlines()
+        return [re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if line.strip() and not line.startswith("#")]
+
+
+FILTER = "> requirements.image.txt"
+
+
+@pytest.mark.parametrize("bundled", [[], ["nvidia.dali"], ["nvidia.dali", "nvidia.nvimgcodec"]])
+def test_what_the_image_brings_is_not_installed(tmp_path: Path, bundled: list[str]):
+    image = Image(tmp_path, pip=False)
+    for name in bundled:
+        image.module(name)
+    done = image.run(*steps(FILTER))
+    assert done.returncode == 0, done.stderr
+    owned = {"torch", "torchvision", *(DISTRIBUTION[name] for name in bundled)}
+    assert image.kept() == [name for name in requirements("requirements.txt") if name not in owned]
+
+
+def test_the_filter_takes_whole_names(tmp_path: Path):
+    image = Image(tmp_path, pip=False)
+    image.module("nvidia.dali")
+    names = [
+        "torch",
+        "Torch>=2",
+        "torch==2.11 ; python_version>'3'",
+        "torchvision",
+        "torch-other",
+        "torchmetrics",
+        "nvidia-dali-cuda130",
+        "nvidia-ml-py",
+    ]
+    (image.work / "requirements.txt").write_text("\n".join(names) + "\n")
+    assert image.run(*steps(FILTER)).returncode == 0
+    assert image.kept() == ["torch-other", "torchmetrics", "nvidia-ml-py"]
+
+
+@pytest.mark.parametrize(("version", "code"), [("2.1.1", 1), ("2.2.0", 0), ("2.10.0", 0)])
+def test_an_image_whose_dali_is_too_old_is_refused(tmp_path: Path, version: str, code: int):
+    image = Image(tmp_path, pip=False)
+    image.module("nvidia.dali", version)
+    check = next(part for part in steps("import nvidia.dali as d")[0].split("; python ") if "import nvidia.dali as d" in part)
+    # The step is cut at the next command, which needs the whole repository.
+    done = image.run("python " + check.split(";     python train.py")[0])
+    assert done.returncode == code, done.stderr
+    assert ("too old" in done.stderr) == bool(code)
+
+
+@pytest.mark.slow
+def test_the_image_installs_what_it_lacks_and_nothing_else(tmp_path: Path):
+    """The Dockerfile's own lines, for real, in an environment that has torch and DALI and pins too old a TensorBoard."""
+    image = Image(tmp_path, pip=True)
+    probe = image.run("python -m pip install --dry-run --no-deps filelock", PIP_RETRIES="0", PIP_TIMEOUT="10")
+    if probe.returncode:
+        pytest.skip("no package index within reach")
+    for name in ("torch", "torchvision", "nvidia.dali", "nvidia.nvimgcodec"):
+        image.module(name, "2.14.0a0+image")
+    image.distribution("torch", "2.14.0a0+image")
+    image.distribution("nvidia-dali-cuda130", "2.14.0")
+    (image.work / "pins.txt").write_text("torch==2.14.0a0+image\ntensorboard==2.16.2\nprotobuf==4.25.8\n")
+    (image.work / "train.py").write_text(textwrap.dedent("import sys\nassert sys.argv[1:] == ['--help']\n"))
+    for step in (*steps(FILTER), *steps("pip install"), *steps("import torch, torchvision")):
+        done = image.run(step, PIP_CONSTRAINT=str(image.work / "pins.txt"))
+        assert done.returncode == 0, done.stdout + done.stderr
+    installed = {path.name.split("-")[0].lower() for path in image.site.glob("*.dist-info")}
+    assert not {"torchvision", "nvidia_dali_cuda120", "nvidia_nvimgcodec_cu12", "triton"} & installed
+    assert (image.site / "torch-2.14.0a0+image.dist-info").is_dir()
+    assert not list(image.work.glob("*.image.txt"))

@@ -1,0 +1,88 @@
+"""What a run says of figures that are whole numbers, missing or not to be believed."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine.distributed import ProcessWorld
+from report.console import Console
+from report.meter import Meter, Window
+from report.record import Record
+from report.reporter import Reporter
+from report.tensorboard import Board
+
+CPU = torch.device("cpu")
+
+
+class Told:
+    """A reporter of rank 0 in `folder`, and what it said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.stream, world = folder, io.StringIO(), ProcessWorld(CPU)
+        self.console = Console(stream=self.stream)
+        self.meter = Meter(world, min_window_s=1.0, synchronise=lambda: None)
+        facts = {"hardware": {"cores": 2.0}, "settings": {}, "title": "a run"}
+        here: dict[str, Any] = {"board": Board(folder), "record": Record(folder), "console": self.console}
+        self.reporter = Reporter(world=world, meter=self.meter, facts=facts, mean=(0.5,) * 3, std=(0.5,) * 3, **here)
+
+    def points(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    made = Told(tmp_path)
+    yield made
+    made.reporter.close()
+
+
+RESULT = {"top1": 0.5, "top5": 0.75, "loss": 1.25, "samples": 50_000, "losses_not_finite": 0, "failed": []}
+
+
+def test_whole_numbers_are_whole(told: Told) -> None:
+    told.reporter.validated(RESULT, step=3, epoch=1)
+    told.reporter.validated(RESULT, step=3, epoch=None)
+    _, second, alone = told.stream.getvalue().splitlines()
+    assert second == "validated epoch 2: top1 50.00%  top5 75.00%  loss 1.25  samples 50,000"
+    assert alone == "validated: top1 50.00%  top5 75.00%  loss 1.25  samples 50,000"
+
+
+@pytest.mark.parametrize("samples", [0, 7])
+def test_a_mean_over_no_loss_is_left_out(told: Told, samples: int) -> None:
+    told.reporter.validated(RESULT | {"loss": 0.0, "samples": samples, "losses_not_finite": samples}, step=3, epoch=0)
+    assert "loss 0" not in told.stream.getvalue()
+    assert "loss" not in told.points()[0]
+    summary = told.reporter.finish(progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True)
+    assert "loss" not in summary["validation"] and "0.0000" not in told.stream.getvalue()
+
+
+def test_a_loss_of_no_sample_does_not_count(told: Told) -> None:
+    def train(*losses: float) -> str:
+        points = [{"step": step, "loss": loss, "grad_norm": math.nan, "loss_scale": 1.0} for step, loss in enumerate(losses)]
+        progress = {"epoch": 0, "consumed": 8}
+        with told.console.epoch(title="epoch", total=8) as bar:
+            told.reporter.train(points, progress=progress, lr=0.1, skipped_steps=0, phases={}, bar=bar)
+        return told.stream.getvalue().splitlines()[-1]
+
+    assert "loss" not in train(math.nan, math.nan)
+    assert "loss 1.500" in train(1.0, math.nan, 2.0)
+    assert told.points()[0]["losses"] == ["nan", "nan"]
+
+
+def test_a_failed_check_names_no_bound(told: Told) -> None:
+    told.meter.windows.append(Window(samples=110, own_samples=110, seconds=1.0, epoch=0))
+    told.meter.add(110)
+    ceiling = {"rate": 100.0, "spread": None}
+    told.reporter.ceilings(compute=ceiling, loader={**ceiling, "rate": 500.0}, step=1)
+    summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
+    assert (summary["bound"], summary["check"]) == (None, "failed: efficiency above 103 %")
+    said = told.stream.getvalue()
+    assert "\nbound by          -\n" in said and "Measure again" in said
