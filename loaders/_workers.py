@@ -13,7 +13,6 @@ there after a fraction of a second, and memory holds a few batches instead of tw
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
 import shutil
@@ -22,7 +21,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
@@ -44,7 +42,6 @@ QUEUES_BYTES = 16 << 20
 
 GRACE_S = 1.0
 """What a worker gets to finish its part when the loader is closed."""
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 FORKING = threading.Lock()
 """One pool forks at a time: a worker of another one would inherit the pipe whose end tells that this pool's worker has ended."""
 
@@ -205,16 +202,7 @@ def _begin(stopping: mmap.mmap, parent: int, _worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
-    _keep_freed_memory()
     threading.Thread(target=_end, args=(stopping, parent), daemon=True).start()
-
-
-def _keep_freed_memory() -> None:
-    """By default glibc gives an image's memory back and maps the next one's anew: a tenth of a decode goes into page faults."""
-    with suppress(AttributeError):  # no glibc
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, 32 << 20)
-        mallopt(M_TRIM_THRESHOLD, 128 << 20)
 
 
 def _end(stopping: mmap.mmap, parent: int) -> None:

@@ -80,9 +80,10 @@ def test_fp16_steps_learn_one_batch(arch: str, device: torch.device) -> None:
     """The loss of one resident batch is finite and falls; the loss scale is dynamic and steps are taken."""
     image_size = registry.native_size(arch)
     step, batch = made_step(arch, device, image_size), made_batch(device, image_size)
+    lr = 0.001 if arch == "resnet50" else 0.01  # it diverges with 0.01 in fp32 too: eight samples, and no warm-up
     losses = []
     for position in range(12):
-        outcome = step(itertools.repeat(batch, 1), lr=0.01, epoch=0, position=position)
+        outcome = step(itertools.repeat(batch, 1), lr=lr, epoch=0, position=position)
         losses.append(float(outcome[0] / outcome[1]))
     assert np.isfinite(losses).all()
     assert min(losses[-3:]) < losses[0]
