@@ -107,6 +107,8 @@ class Optimisation(Settings):
     """Passes over the training data."""
     steps: PositiveInt | None = None
     """End after this many optimiser steps in all, wherever the epoch is. The schedule still spans --epochs."""
+    seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """End once the steady windows of the rate add up to this many seconds: for a measurement."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """SGD with Nesterov momentum, or AdamW."""
     lr: Annotated[FiniteFloat, Field(gt=0)] = 0.1

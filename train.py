@@ -121,7 +121,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             profile=stack.enter_context(profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)),
             output=output,
             identity={**identity, "config": config.flat()},
-            **opt.model_dump(include={"epochs", "steps"}),
+            **opt.model_dump(include={"epochs", "steps", "seconds"}),
             **run.model_dump(include={"val_every", "log_every", "save_every_steps", "save_every_minutes"}),
             bytes_of=lambda ids: int(train_set.size[ids].sum()),
             name_of=lambda split, sample: os.fsdecode(splits[split].columns.path(sample)),

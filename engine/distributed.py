@@ -178,7 +178,7 @@ class ProcessWorld:
 class Vote:
     """Flags that any rank may raise and all ranks see at the same step: started in step s, read in step s + 1."""
 
-    FLAGS = ("stop", "window", "save")
+    FLAGS = ("stop", "window", "save", "enough")
 
     def __init__(self, world: ProcessWorld) -> None:
         self._world = world

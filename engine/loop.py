@@ -137,6 +137,7 @@ class Run:
     identity: dict[str, Any]  # arch, classes, manifest: what a checkpoint must agree with; config
     epochs: int
     steps: int | None
+    seconds: float | None
     val_every: int
     log_every: int
     save_every_steps: int
@@ -158,6 +159,8 @@ class Run:
         self._epoch_failed: set[int] = set()
         self._failed_in_validation: set[int] = set()
         self._read_bytes = 0
+        self._measured_s = 0.0
+        self._time_is_up = False
 
     # -- the run ------------------------------------------------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class Run:
         return True
 
     def _enough(self) -> bool:
-        return self.steps is not None and self.progress.step >= self.steps
+        return self._time_is_up or (self.steps is not None and self.progress.step >= self.steps)
 
     def _epoch(self) -> bool:
         """The rest of an epoch. False when a signal ended it."""
@@ -215,7 +218,9 @@ class Run:
                 kept = self._seen[-1]
                 if progress.step == 1:
                     self.report.images(kept)
-                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due())
+                enough = self.seconds is not None and self._measured_s >= self.seconds
+                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due(), enough=enough)
+                self._time_is_up = decided["enough"]
                 if logging or self._recent.full():
                     self._log(lr, bar, everything=False)
                 self._window(closed)  # of the step before: now the device has something to do meanwhile
@@ -276,6 +281,7 @@ class Run:
             lr=lr,
             skipped_steps=self._skipped,
             phases=self.phases.read(),
+            step_ms=self.phases.step_ms,
             bar=bar,
         )
 
@@ -304,6 +310,7 @@ class Run:
         if closed is not None:
             window, step, read = closed
             total = float(self.world.sum(np.array([read], np.float64))[0])
+            self._measured_s = self.meter.steady_s()
             self.report.window(window, step=step, mib_per_s=total / 2**20 / window.seconds)
 
     # -- validation and checkpoints -----------------------------------------------------------------------------------

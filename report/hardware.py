@@ -93,6 +93,8 @@ def shm_free_bytes() -> int:
     return room.f_bavail * room.f_frsize
 
 
+SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+"""nvml.h, nvmlClocksEventReason*: power cap, hardware slowdown, thermal (software, hardware), power brake."""
 HOST_EVERY = 4
 """Samples between two readings of the host memory of the process tree."""
 
@@ -100,7 +102,7 @@ HOST_EVERY = 4
 class Sampler:
     """Reads GPU and CPU load, of `cores`, about once a second in a daemon thread. `read()` gives the means since the last one."""
 
-    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation", "host_gib")
+    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib", "cpu_utilisation", "host_gib")
 
     def __init__(self, device: torch.device, *, cores: float, every_s: float = 1.0) -> None:
         self._every_s = every_s
@@ -126,7 +128,7 @@ class Sampler:
             self._thread = None
 
     def read(self) -> dict[str, float | None]:
-        """gpu_utilisation and cpu_utilisation (shares 0..1), power_w, sm_mhz, device_gib; None where nothing was read."""
+        """gpu_utilisation and cpu_utilisation (shares 0..1), power_w, sm_mhz, throttled (share), device_gib; None where unread."""
         with self._lock:
             sums, self._sums = self._sums, {}
         return {name: sums[name][0] / sums[name][1] if name in sums else None for name in self.NAMES}
@@ -152,6 +154,7 @@ class Sampler:
             "gpu_utilisation": at and _nvml(lambda nvml: nvml.nvmlDeviceGetUtilizationRates(at).gpu / 100),
             "power_w": at and _nvml(lambda nvml: nvml.nvmlDeviceGetPowerUsage(at) / 1000),
             "sm_mhz": at and _nvml(lambda nvml: float(nvml.nvmlDeviceGetClockInfo(at, nvml.NVML_CLOCK_SM))),
+            "throttled": at and _nvml(lambda nvml: float(bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(at) & SLOWED))),
             "device_gib": at and _nvml(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(at).used / GIB),
             "cpu_utilisation": next(self._cpu),
         }

@@ -55,6 +55,10 @@ class Meter:
         self._samples += samples
         self._counted += samples
 
+    def steady_s(self) -> float:
+        """Seconds of the windows after the warm-up."""
+        return sum(window.seconds for window in steady(self.windows))
+
     def total_samples(self) -> int:
         """Valid samples of all ranks since the meter was made."""
         return int(self._world.sum(np.array([self._counted], np.int64))[0])

@@ -25,6 +25,10 @@ class Phases:
         self._spare: list[Any] = []
         self._totals: dict[str, float] = {}
         self._steps = 0
+        self._step_ms = 0.0
+        self._durations: list[float] = []
+        self.step_ms: list[float] = []
+        """Of each step that the last `read` covered: from the end of the step before to its own end."""
 
     def mark(self, name: str) -> None:
         if not self._cuda:
@@ -55,6 +59,7 @@ class Phases:
         self._drain()
         means = {name: total / max(self._steps, 1) for name, total in self._totals.items() if name != "interrupted"}
         self._totals, self._steps = {}, 0
+        self.step_ms, self._durations = self._durations, []
         return means
 
     def _drain(self) -> None:
@@ -62,12 +67,16 @@ class Phases:
             if self._marks[1][0] == STEP:
                 del self._marks[1]
                 self._steps += 1
+                self._durations.append(self._step_ms)
+                self._step_ms = 0.0
                 continue
             if self._cuda and not self._marks[1][1].query():
                 break
             (_, start), (name, end) = self._marks.popleft(), self._marks[0]
             if name != "interrupted":
-                self._add(name, start.elapsed_time(end) if self._cuda else (end - start) * 1e3)
+                milliseconds = start.elapsed_time(end) if self._cuda else (end - start) * 1e3
+                self._step_ms += milliseconds
+                self._add(name, milliseconds)
             if self._cuda:
                 self._spare.append(start)
         while self._spans and self._spans[0][2].query():

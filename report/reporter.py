@@ -49,6 +49,7 @@ def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
+GPU = {"utilisation": "gpu_utilisation", "power_w": "power_w", "sm_mhz": "sm_mhz", "throttled": "throttled"}
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
@@ -87,6 +88,8 @@ class Reporter:
         self._memory: dict[str, float | None] = {}
         self._load: list[dict[str, float | None]] = []
         self._phases: list[tuple[int, dict[str, float]]] = []
+        self._step_ms: list[float] = []
+        self._told_before: list[tuple[int, int]] = []  # how many phases and steps were told before each window
         self._rate: float | None = None
         self._validation: dict[str, Any] = {}
         self._finished = False
@@ -122,6 +125,7 @@ class Reporter:
         lr: float,
         skipped_steps: int,
         phases: dict[str, float],
+        step_ms: list[float],
         bar: Bar,
     ) -> None:
         """`points`: step, loss, grad_norm, loss_scale of each step since the last call. Phases are means, milliseconds a step.
@@ -133,6 +137,7 @@ class Reporter:
         norm = next((point["grad_norm"] for point in reversed(points) if not np.isnan(point["grad_norm"])), None)
         step = int(last["step"])
         self._phases.append((len(points), phases))
+        self._step_ms += step_ms
         self._record.point(
             "train",
             step,
@@ -163,6 +168,7 @@ class Reporter:
     def window(self, window: Window, *, step: int, mib_per_s: float) -> None:
         """One closed window of the rate, and what the machine was doing meanwhile."""
         self._rate = window.rate
+        self._told_before.append((len(self._phases), len(self._step_ms)))
         load = self._sampler.read()
         self._load.append(load)
         self._measure_memory(load["host_gib"])
@@ -242,6 +248,8 @@ class Reporter:
         efficiency, bound_by = bound(rate["steady"], self._ceiling("compute"), self._ceiling("loader"))
         if not self._memory:
             self._measure_memory(host_gib())
+        warm = rate["warmup_windows"]  # what is said of the machine and of a step is of the same windows as the rate
+        warm_phases, warm_steps = self._told_before[warm - 1] if 0 < warm <= len(self._told_before) else (0, 0)
         summary = {
             **{name: value for name, value in self._facts.items() if name not in ("settings", "title")},
             "finished": finished,
@@ -256,11 +264,12 @@ class Reporter:
             "efficiency": efficiency,
             "bound": bound_by,
             "check": "failed: efficiency above 103 %" if efficiency is not None and efficiency > HIGHEST_EFFICIENCY else "passed",
-            "data_wait": self._data_wait(rate["steady"]),
+            "data_wait": self._data_wait(warm_phases),
+            "step_ms": self._step_times(warm_steps),
             "validation": validation,
             "memory": self._memory,
-            "gpu": {"utilisation": self._mean("gpu_utilisation"), "power_w": self._mean("power_w")},
-            "cpu": {"utilisation": self._mean("cpu_utilisation")},
+            "gpu": {name: self._mean(read, warm) for name, read in GPU.items()},
+            "cpu": {"utilisation": self._mean("cpu_utilisation", warm)},
         }
         self._record.summary(summary)
         self._finished = finished
@@ -290,17 +299,23 @@ class Reporter:
         found = self._ceilings[name]
         return None if found is None else float(found["rate"])
 
-    def _data_wait(self, rate: float | None) -> dict[str, float] | None:
-        """Mean over the steps, milliseconds, and as a share of the step's wall clock."""
-        steps = sum(count for count, _ in self._phases)
+    def _step_times(self, warm: int) -> dict[str, float] | None:
+        """Of the steps after the warm-up: milliseconds from the end of one to the end of the next."""
+        kept = self._step_ms[warm:]
+        return {"n": len(kept), **{f"p{p}": float(np.percentile(kept, p)) for p in (50, 99)}} if kept else None
+
+    def _data_wait(self, warm: int) -> dict[str, float] | None:
+        """Mean over the steps after the warm-up, milliseconds, and as a share of the step's wall clock."""
+        kept = self._phases[warm:] or self._phases
+        steps = sum(count for count, _ in kept)
         if not steps:
             return None
-        wait = sum(count * phases.get("data_wait", 0.0) for count, phases in self._phases) / steps
-        whole = sum(count * sum(phases.get(name, 0.0) for name in PHASES if name != "transfer") for count, phases in self._phases) / steps
+        wait = sum(count * phases.get("data_wait", 0.0) for count, phases in kept) / steps
+        whole = sum(count * sum(phases.get(name, 0.0) for name in PHASES if name != "transfer") for count, phases in kept) / steps
         return {"ms": wait, "share": wait / whole if whole else 0.0}
 
-    def _mean(self, name: str) -> float | None:
-        values = [value for load in self._load if (value := load[name]) is not None]
+    def _mean(self, name: str, warm: int) -> float | None:
+        values = [value for load in self._load[warm:] or self._load if (value := load[name]) is not None]
         return float(np.mean(values)) if values else None
 
     def _measure_memory(self, host: float | None) -> None:

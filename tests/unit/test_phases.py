@@ -40,6 +40,18 @@ def test_marks_add_up_to_the_step(clock: list[float]) -> None:
     assert sum(found.values()) == pytest.approx(75.0)
 
 
+def test_the_time_of_each_step(clock: list[float]) -> None:
+    """All of it, once; a step after an interruption has no wait."""
+    measured = Phases(torch.device("cpu"))
+    measured.interrupt()
+    for slower in (1, 2, 4):
+        step(measured, clock, {name: slower * seconds for name, seconds in DURATIONS.items()})
+    measured.read()
+    assert measured.step_ms == pytest.approx([75.0, 150.0, 300.0])
+    measured.read()
+    assert measured.step_ms == []
+
+
 def test_data_wait_begins_at_the_end_of_the_step_before(clock: list[float]) -> None:
     """Also what the host does between two steps, such as logging: the device waits whatever the cause."""
     measured = Phases(torch.device("cpu"))
