@@ -58,12 +58,12 @@ def test_ceilings_after_steps_that_were_all_skipped(train: Runner) -> None:
 
 def test_seconds(train: Runner, pictures: Path) -> None:
     """The run ends in mid-epoch once its steady windows are that long, and counts as finished."""
-    flags = ("--min-window-s", 0.2, "--seconds", 1.0, "--epochs", 10_000)
+    flags = ("--min-window-s", 0.05, "--seconds", 1.0, "--epochs", 10_000)
     output = run(train, pictures, "run", *flags)
     told = summary(output)
     windows = points(output, "window")[told["rate"]["warmup_windows"] :]
     assert told["finished"] and told["epochs"] < 10_000
-    assert 0.5 <= sum(window["seconds"] for window in windows) < 4.0, "the last window may have moved the end of the warm-up"
+    assert sum(window["seconds"] for window in windows) >= 0.4, "later windows may have moved the end of the warm-up"
     assert told["step_ms"]["n"] >= 1 and 0 < told["step_ms"]["p50"] <= told["step_ms"]["p99"]
 
 
