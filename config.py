@@ -9,8 +9,9 @@ import contextlib
 import difflib
 import io
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 import yaml
@@ -264,29 +265,35 @@ def parse(argv: list[str]) -> Config:
         if (word == "--config" and following) or word.startswith("--config="):
             path = following if word == "--config" else word.partition("=")[2]
             preset, origin = read_preset(Path(path)), f"--config {path}"
-    defaults = build(preset, origin=origin)
+    return build(flags(Config, argv, prog="train.py", default=build(preset, origin=origin)).flat(), origin="flags")
+
+
+Flags = TypeVar("Flags", bound=Settings)
+
+
+def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None = None) -> Flags:
+    """The settings that flags ask for; a group's settings have no prefix. Raises Mistake; --help prints and exits 0."""
     said = io.StringIO()
+    groups = [info.annotation for info in cls.model_fields.values() if isinstance(info.annotation, type)]
+    groups = [group for group in groups if issubclass(group, Settings)]
+    known = {name: info for group in (groups or [cls]) for name, info in group.model_fields.items()}
     try:
         with contextlib.redirect_stderr(said):
-            parsed = tyro.cli(
-                Config,
-                args=_spelled_out(argv),
-                default=defaults,
-                prog="train.py",
+            return tyro.cli(
+                cls,
+                args=_spelled_out(argv, {f"--{name.replace('_', '-')}" for name, info in known.items() if info.annotation is bool}),
+                default=cls() if default is None else default,
+                prog=prog,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
             )
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise Mistake(_one_line(said.getvalue())) from None
-    return build(parsed.flat(), origin="flags")
+        raise Mistake(_one_line(said.getvalue(), known)) from None
 
 
-def _spelled_out(argv: list[str]) -> list[str]:
+def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
     """The flags as the parser takes them: true and false in Python's spelling, and a switch without a value is True."""
-    switches = {
-        f"--{name.replace('_', '-')}" for cls in GROUPS.values() for name, info in cls.model_fields.items() if info.annotation is bool
-    }
     words = [re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word) for word in argv]
     out: list[str] = []
     for word, following in zip(words, [*words[1:], ""], strict=bool(words)):
@@ -295,7 +302,7 @@ def _spelled_out(argv: list[str]) -> list[str]:
     return out
 
 
-def _one_line(box: str) -> str:
+def _one_line(box: str, known: Mapping[str, Any]) -> str:
     """The parser's framed message as one line."""
     text = re.sub(r"[│╭╮╰╯─]", " ", box)
     text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
@@ -307,7 +314,7 @@ def _one_line(box: str) -> str:
     unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
     if unknown:
         name = unknown.group(1).lstrip("-").replace("-", "_")
-        return f"flags: unknown flag '{unknown.group(1)}'{nearest(name, GROUP_OF).replace('_', '-')}; --help lists every setting"
+        return f"flags: unknown flag '{unknown.group(1)}'{nearest(name, known).replace('_', '-')}; --help lists every setting"
     return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
 
 

@@ -7,6 +7,8 @@ and random crop (or torchvision's ImageFolder and transforms), autocast, a loss 
 from __future__ import annotations
 
 import argparse
+import json
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +72,7 @@ def main() -> None:
     parser.add_argument("--loader", choices=("dali", "torchvision"), default="dali")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--workers", type=int, default=15)
+    parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
     parser.add_argument("--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)")
     arguments = parser.parse_args()
 
@@ -101,6 +104,10 @@ def main() -> None:
 
     run(min(arguments.seconds, 15.0))
     rates = [run(arguments.seconds / 5) for _ in range(5)]
+    if arguments.output:
+        low, _, high = statistics.quantiles(rates, n=4)
+        spread = {"n": len(rates), "min": min(rates), "max": max(rates), "iqr": high - low}
+        arguments.output.write_text(json.dumps({"figures": {"rate": statistics.median(rates)}, "spread": {"rate": spread}}))
     print(
         f"by hand: {arguments.arch} {arguments.loader} {sorted(rates)[2]:,.0f} img/s ({min(rates):,.0f} to {max(rates):,.0f} in 5 windows)"
     )

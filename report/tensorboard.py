@@ -105,21 +105,26 @@ class Board:
         self._images.add(tag)
         self._event(step=step, summary=image(tag, _grid(images), dataformats="HWC"))
 
-    def hparams(self, settings: Mapping[str, str | int | float | bool], metrics: Sequence[str] = METRICS) -> None:
-        """The run's row of the HPARAMS page: settings named in SETTINGS, metrics by their scalar's tag. Left out = an empty cell."""
-        unknown = sorted(set(settings) - set(SETTINGS))
+    def hparams(
+        self,
+        settings: Mapping[str, str | int | float | bool],
+        metrics: Sequence[str] = METRICS,
+        columns: Mapping[str, type] = SETTINGS,
+    ) -> None:
+        """The run's row of the HPARAMS page: settings named in `columns`, metrics by their scalar's tag. Left out = an empty cell."""
+        unknown = sorted(set(settings) - set(columns))
         if unknown:
             raise ValueError(f"no HPARAMS column for {', '.join(unknown)}; a column is added in SETTINGS, so that every run has it")
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 
-        columns, _, _ = hparams({name: _cell(kind()) for name, kind in SETTINGS.items()}, dict.fromkeys(metrics, 0.0))
-        _, row, _ = hparams({name: _cell(SETTINGS[name](value)) for name, value in settings.items()}, {})
-        content = HParamsPluginData.FromString(columns.value[0].metadata.plugin_data.content)
+        named, _, _ = hparams({name: _cell(kind()) for name, kind in columns.items()}, dict.fromkeys(metrics, 0.0))
+        _, row, _ = hparams({name: _cell(columns[name](value)) for name, value in settings.items()}, {})
+        content = HParamsPluginData.FromString(named.value[0].metadata.plugin_data.content)
         for info in content.experiment.hparam_infos:
             info.differs = info.name in FIRST  # sorts before the others, which are by name
-        columns.value[0].metadata.plugin_data.content = content.SerializeToString()
-        self._event(summary=columns)
+        named.value[0].metadata.plugin_data.content = content.SerializeToString()
+        self._event(summary=named)
         self._event(summary=row)
         self._named = True
 

@@ -1,0 +1,284 @@
+"""Rows -> what a person looks at: a table, the same in Markdown, plots, TensorBoard. Must not know how a row was measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from benchmarks._suite import Column, Row, Suite, name_of, value
+from report.record import replace
+from report.tensorboard import Board
+
+PLOT_DPI = 110
+MARKS: tuple[Literal["-", ":"], ...] = ("-", ":")
+
+
+def columns(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[Column]:
+    """Those that say something: not what is the same for all points, nor what no row has."""
+
+    def tells(column: Column) -> bool:
+        if column.detail and not detail:
+            return False
+        if all(column.key in row["point"] for row in rows):
+            return len({json.dumps(row["point"][column.key]) for row in rows}) > 1
+        return column.key == suite.rate or any(value(row, column.key) is not None for row in rows)
+
+    return [column for column in suite.columns if tells(column)]
+
+
+def same(suite: Suite, rows: Sequence[Row]) -> str:
+    """What all points have in common."""
+    names = [column for column in suite.columns if all(column.key in row["point"] for row in rows)]
+    left_out = [column for column in names if column not in columns(suite, rows, detail=True)]
+    return ", ".join(f"{column.title} {_cell(rows[0], column.key, column.form)}" for column in left_out)
+
+
+def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]:
+    """Titles, and a line a row. A row without figures says why, in the place of the rate."""
+    shown = columns(suite, rows, detail=detail)
+    found = [[column.title for column in shown]]
+    for row in rows:
+        line = [_cell(row, column.key, column.form, spread=detail or column.key == suite.rate) for column in shown]
+        if row["status"] != "ok":
+            line[[column.key for column in shown].index(suite.rate)] = _why(row)
+        found.append(line)
+    return found
+
+
+def _cell(row: Row, key: str, form: str, *, spread: bool = True) -> str:
+    found = value(row, key)
+    if found is None:
+        return "-"
+    text = " ".join(map(str, found)) if isinstance(found, list) else form.format(found)
+    its = row["spread"].get(key) if spread else None
+    return f"{text} ({form.format(its['min'])} to {form.format(its['max'])}, {its['n']})" if its else text
+
+
+def _why(row: Row) -> str:
+    return {"oom": "out of memory", "short": "too few repeats: no figure"}.get(row["status"]) or f"{row['status']}: {row['error']}"[:120]
+
+
+def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
+    """The table with what is needed to repeat it: command, hardware, versions, noise, clocks."""
+    about = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
+    head = [f"# {suite.name}", "", suite.about, "", "```bash", about["command"], "```", ""]
+    head += [f"- {line}" for line in conditions(suite, rows, about.get("note", ""))]
+    head += ["- A figure with a spread is the median of its repeats (smallest to largest, number).", ""]
+    titles, *lines_ = cells(suite, rows, detail=True)
+    table = [_line(titles), _line(["---"] * len(titles)), *(_line(cell.replace("|", "/") for cell in line) for line in lines_)]
+    concluded = [f"- {one}" for one in suite.conclude(rows)]
+    return "\n".join([*head, *table, *([""] if concluded else []), *concluded]) + "\n"
+
+
+def _line(words: Iterable[str]) -> str:
+    return f"| {' | '.join(words)} |"
+
+
+def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
+    """Hardware and versions (each once, whatever differs listed), the noise of the repeats, clocks and throttling."""
+    told = [note] if note else []
+    told += [f"The same for all: {shared}."] if (shared := same(suite, rows)) else []
+    machines = {_machine(row["hardware"]) for row in rows if row["hardware"]}
+    told += sorted(machines)
+    names = sorted({name for row in rows for name in row["versions"]})
+    versions = {name: sorted({row["versions"][name] for row in rows if name in row["versions"]}) for name in names}
+    told += [", ".join(f"{name} {' / '.join(found)}" for name, found in versions.items())] if versions else []
+    noise = [
+        spread["iqr"] / row["figures"][suite.rate] for row in rows if row["status"] == "ok" and (spread := row["spread"].get(suite.rate))
+    ]
+    if noise:
+        told.append(
+            f"Noise: half of the repeats of a point lie within {np.median(noise):.1%} of its median (worst point {max(noise):.1%})."
+        )
+    clocks = [mhz for row in rows if (mhz := row["figures"].get("sm_mhz"))]
+    if clocks:
+        slowed = max((row["figures"].get("throttled") or 0.0) for row in rows)
+        told.append(f"GPU clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz; slowed in up to {slowed:.0%} of the readings (power, heat).")
+    return told
+
+
+def _machine(hardware: dict[str, Any]) -> str:
+    gpu = f"{hardware['gpus']} x {hardware['gpu']}, " if hardware.get("gpu") else "no GPU, "
+    return f"{gpu}{hardware['cores']:g} cores of {hardware['cpu']}, {hardware['ram_gib']:.0f} GiB"
+
+
+def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
+    """Print the table; write table.md, plots/*.png and the TensorBoard runs."""
+    from rich.table import Table
+
+    table = Table(title=f"{suite.name}: {suite.about}", title_justify="left")
+    titles, *found = cells(suite, rows, detail=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    for its in found:
+        table.add_row(*its)
+    console.print(table)
+    for line in (*conditions(suite, rows), *suite.conclude(rows)):
+        console.print(line, highlight=False)
+    replace(folder / "table.md", markdown(suite, rows, folder).encode())
+    plots = _plotted(suite, rows, folder, console)
+    _tensorboard(suite, rows, folder, plots)
+    console.print(f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: tensorboard --logdir {folder}", highlight=False)
+
+
+def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> list[Path]:
+    good = [row for row in rows if row["status"] == "ok"]
+    if not good:
+        return []
+    try:
+        import matplotlib
+    except ImportError:
+        console.print("no plots: pip install matplotlib, then python -m scripts.report FOLDER")
+        return []
+    matplotlib.use("Agg")
+    (folder / "plots").mkdir(exist_ok=True)
+    return suite.plots(good, folder / "plots")
+
+
+def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequence[Path]) -> None:
+    """Plots as images, and a row of HPARAMS for each point that is no run of train.py, which has written its own."""
+    for row in rows:
+        run = folder / row["folder"]
+        figures = {name: float(found) for name, found in row["figures"].items() if isinstance(found, int | float)}
+        if not figures or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
+            continue
+        board = Board(run)
+        board.hparams(
+            {name: found if isinstance(found, int | float | str) else name_of({name: found}) for name, found in row["point"].items()},
+            metrics=[f"{suite.name}/{name}" for name in figures],
+            columns={name: type(found) if isinstance(found, int | float | bool) else str for name, found in row["point"].items()},
+        )
+        board.scalars({f"{suite.name}/{name}": found for name, found in figures.items()}, 0)
+        board.close()
+    if plots:
+        from PIL import Image
+
+        for old in (folder / "plots").glob("events.out.tfevents.*"):
+            old.unlink()
+        board = Board(folder / "plots")
+        for path in plots:
+            with Image.open(path) as image:
+                board.images(f"{suite.name}/{path.stem}", np.asarray(image.convert("RGB"))[None], 0)
+        board.close()
+
+
+@contextmanager
+def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """Points done of those known, the time left, and a line for each point; without a terminal the lines alone."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    parts = (
+        "{task.description}",
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        "left",
+        TimeRemainingColumn(elapsed_when_finished=True),
+    )
+    shown = [TextColumn(part) if isinstance(part, str) else part for part in parts]
+    with Progress(*shown, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=None)
+
+        def tell(done: int, known: int, said: str) -> None:
+            bar.update(task, completed=done, total=known, description=said.partition(": ")[0])
+            if ": " in said or not console.is_terminal:
+                console.print(f"[{done}/{known}] {said}", highlight=False, markup=False)
+
+        yield tell
+
+
+# --- plots ----------------------------------------------------------------------------------------------------------------------------
+
+
+def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, title: str, form: str = "{:,.0f}") -> Path:
+    """One cell for each pair of values, best row of each; `x` and `y` are names of the point."""
+    from matplotlib import pyplot
+
+    across, down = (_values(rows, name) for name in (x, y))
+    grid = np.full((len(down), len(across)), np.nan)
+    for row in rows:
+        at = down.index(row["point"][y]), across.index(row["point"][x])
+        grid[at] = np.nanmax([grid[at], row["figures"][figure]])
+    drawing, axes = pyplot.subplots(figsize=(1.8 + 1.1 * len(across), 1.5 + 0.55 * len(down)), layout="constrained")
+    # each line in its own scale: a small network is ten times faster than a large one
+    axes.imshow(grid / np.nanmax(grid, axis=1, keepdims=True), cmap="YlGn", vmin=0, vmax=1.15, aspect="auto")
+    axes.set_xticks(range(len(across)), [str(one) for one in across])
+    axes.set_yticks(range(len(down)), [str(one) for one in down])
+    axes.set_xlabel(x.replace("_", " "))
+    axes.set_title(title, fontsize=10)
+    for (i, j), found in np.ndenumerate(grid):
+        axes.text(j, i, "-" if np.isnan(found) else form.format(found), ha="center", va="center", fontsize=8)
+    return _saved(drawing, path)
+
+
+Series = dict[str, list[float | None]]
+"""name -> a value for each group."""
+
+
+def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit: str, marks: dict[str, Series] | None = None) -> Path:
+    """Groups of bars, one colour a series; `marks` are lines across the bars."""
+    from matplotlib import pyplot
+
+    drawing, axes = pyplot.subplots(figsize=(2.5 + 0.45 * len(groups) * len(series), 4), layout="constrained")
+    width = 0.8 / len(series)
+    for number, (name, found) in enumerate(series.items()):
+        left = np.arange(len(groups)) + (number - len(series) / 2) * width
+        axes.bar(left, [one or 0.0 for one in found], width * 0.92, align="edge", label=name)
+        for style, levels in zip(MARKS, (marks or {}).values(), strict=False):
+            drawn = [(level, place) for level, place in zip(levels[name], left, strict=True) if level]
+            axes.hlines([level for level, _ in drawn], [at for _, at in drawn], [at + width for _, at in drawn], "black", style)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.set_ylabel(unit)
+    axes.set_title(title, fontsize=10)
+    axes.legend(fontsize=8)
+    return _saved(drawing, path)
+
+
+def lines(path: Path, series: dict[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str, log_x: bool = False) -> Path:
+    """One line a series, of (x, y)."""
+    from matplotlib import pyplot
+
+    drawing, axes = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
+    for name, found in series.items():
+        axes.plot(*zip(*sorted(found), strict=True), marker="o", label=name)
+    if log_x:
+        axes.set_xscale("log", base=2)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_ylim(bottom=0)
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    return _saved(drawing, path)
+
+
+def _saved(drawing: Any, path: Path) -> Path:
+    from matplotlib import pyplot
+
+    drawing.savefig(path, dpi=PLOT_DPI)
+    pyplot.close(drawing)
+    return path
+
+
+def _values(rows: Sequence[Row], name: str) -> list[Any]:
+    """In the order of their first row."""
+    return list(dict.fromkeys(row["point"][name] for row in rows))
+
+
+def best(rows: Sequence[Row], figure: str, **where: Any) -> float | None:
+    """The largest figure of the rows whose point has these values."""
+    found = [row["figures"].get(figure) for row in rows if where.items() <= row["point"].items()]
+    return max((one for one in found if one is not None), default=None)
+
+
+def by(rows: Sequence[Row], name: str, key: Callable[[Any], Any] = lambda found: found) -> dict[Any, list[Row]]:
+    """Rows by a value of their point."""
+    groups: dict[Any, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(key(row["point"][name]), []).append(row)
+    return groups

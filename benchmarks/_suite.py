@@ -1,0 +1,257 @@
+"""What a benchmark suite is, and running its points: each in a process of its own, so that a crash is a row and not the end.
+
+    settings -> points -> [process: measure] -> rows, one a line of results.jsonl -> tables and plots (_show.py)
+
+Must not know what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from config import NotNegative, Settings
+from contracts import Mistake
+from report import record
+
+ROOT = Path(__file__).resolve().parents[1]
+LEAST = 3
+"""Repeats (windows, passes) below which a figure is not shown."""
+DONE = ("ok", "oom", "short")
+"""A point with such a row is not measured again when a suite goes on; one that failed or timed out is."""
+OUT_OF_MEMORY = ("out of memory", "does not fit", "can't allocate memory", "cudaErrorMemoryAllocation", "MemoryError")
+
+Point = dict[str, Any]
+Row = dict[str, Any]
+
+
+class Common(Settings):
+    """Flags that every suite has."""
+
+    output: Path | None = None
+    """Folder of results.jsonl, table.md, plots and TensorBoard runs; the same command with it goes on. Default: runs/bench-SUITE-<date>."""
+    limit_s: NotNegative = 600.0
+    """Longest that one point may take, seconds; a longer one is a row that says so."""
+    note: str = ""
+    """A line for the head of the table, such as the kind of machine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What came of one point. `spread` has the figures that were repeated: n, min, max, iqr."""
+
+    figures: dict[str, float | int | str | None]
+    spread: dict[str, dict[str, float]] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    hardware: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table: `key` of the point or of the figures, as `form` writes it; `detail`: in Markdown only."""
+
+    key: str
+    title: str
+    form: str = "{}"
+    detail: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """One file of benchmarks/ each. A point is what differs from row to row; `points` may raise Mistake."""
+
+    name: str
+    about: str
+    settings: type[Common]
+    points: Callable[[Any], list[Point]]
+    command: Callable[[Any, Point, Path], list[str]]  # the program that measures a point and writes into its folder
+    read: Callable[[Point, Path], Measured]  # what it left there
+    columns: tuple[Column, ...]
+    rate: str  # the figure that scripts/report.py compares
+    higher_is_better: bool = True
+    plots: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []
+    conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table
+    follow: Callable[[Any, Sequence[Row]], list[Point]] = (
+        lambda settings, rows: []
+    )  # points that depend on rows, asked for until none comes
+
+
+def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
+    """The command of a suite whose module ends in `measuring(Settings, measure)`."""
+    return lambda settings, point, folder: [sys.executable, "-m", module, settings.model_dump_json(), json.dumps(point), str(folder)]
+
+
+S = TypeVar("S", bound=Common)
+
+
+def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) -> None:
+    """`if __name__ == "__main__"` of such a module: one point, whose figures go to figures.json. Exit code 2 for a Mistake."""
+    point, folder = json.loads(sys.argv[2]), Path(sys.argv[3])
+    try:
+        measured = measure(settings.model_validate_json(sys.argv[1]), point, folder)
+    except Mistake as mistake:
+        print(mistake, file=sys.stderr, flush=True)
+        sys.exit(2)
+    if int(os.environ.get("RANK", 0)) == 0:
+        record.replace(folder / "figures.json", json.dumps(record.plain(asdict(measured))).encode())
+
+
+def figures_of(_point: Point, folder: Path) -> Measured:
+    """What `measuring` wrote."""
+    return Measured(**json.loads((folder / "figures.json").read_text()))
+
+
+def name_of(point: Point) -> str:
+    """The folder of a point: its values, in order."""
+    words = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in point.values())
+    return "-".join(word.replace("/", "_").replace(" ", "_") for word in words if word)[:150]
+
+
+def results(folder: Path) -> list[Row]:
+    """The latest row of each point, in the order of the first. Raises Mistake when there is none."""
+    rows: dict[str, Row] = {}
+    try:
+        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise Mistake(f"{folder} has no results.jsonl ({error.strerror}); name a folder that python -m scripts.bench has written") from None
+    for line in lines:
+        try:
+            row = json.loads(line)
+            rows[json.dumps(row["point"])] = row
+        except (ValueError, KeyError, TypeError):
+            continue  # half a line, left by a kill
+    return list(rows.values())
+
+
+def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, int, str], None]) -> list[Row]:
+    """Measure what has no row yet. `progress` gets points done, points known so far, and what to say. Raises Mistake, KeyboardInterrupt."""
+    points = suite.points(settings)
+    with record.claimed(folder, resuming=True, enabled=True):
+        _same_suite(suite, settings, folder)
+        rows = results(folder) if (folder / "results.jsonl").exists() else []
+        done = [row["point"] for row in rows if row["status"] in DONE]
+        file = record.Appender(folder / "results.jsonl")
+        try:
+            while True:
+                points += [point for point in suite.follow(settings, rows) if point not in points]
+                left = [point for point in points if point not in done]
+                if not left:
+                    return [row for point in points for row in rows if row["point"] == point]
+                progress(len(points) - len(left), len(points), name_of(left[0]))
+                row = _measured(suite, settings, left[0], folder)
+                file.append(json.dumps(record.plain(row)).encode() + b"\n")
+                rows = [other for other in rows if other["point"] != row["point"]] + [row]
+                done.append(row["point"])
+                progress(len(points) - len(left) + 1, len(points), f"{name_of(left[0])}: {_said(suite, row)}")
+        finally:
+            file.close()
+
+
+def _same_suite(suite: Suite, settings: Common, folder: Path) -> None:
+    """A folder holds the points of one command."""
+    wanted = {"suite": suite.name, **settings.model_dump(mode="json", exclude={"output", "limit_s", "note"})}
+    path = folder / "suite.json"
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in wanted.items():
+            if found.get(name) != value:
+                flag = name if name == "suite" else f"--{name.replace('_', '-')}"
+                raise Mistake(f"--output {folder} holds results with {flag} {found.get(name)}, this is {value}; name another folder")
+    else:
+        what = {**wanted, "note": settings.note, "command": shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]])}
+        record.replace(path, (json.dumps(what, indent=2) + "\n").encode())
+
+
+def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row:
+    folder = output / "runs" / name_of(point)
+    shutil.rmtree(folder, ignore_errors=True)  # what a point that was cut short has left
+    folder.mkdir(parents=True)
+    began = time.time()
+    with (folder / "log.txt").open("wb") as log:
+        code = _ran(suite.command(settings, point, folder), log, settings.limit_s)
+    row: Row = {"suite": suite.name, "point": point, "began": began, "took_s": time.time() - began, "status": "failed", "error": None}
+    row |= {"figures": {}, "spread": {}, "versions": {}, "hardware": {}, "folder": str(folder.relative_to(output))}
+    if code == 0:
+        try:
+            measured = suite.read(point, folder)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return row | {"error": f"left no figures: {error!r}"}
+        repeated = measured.spread.get(suite.rate)
+        short = repeated is not None and repeated["n"] < LEAST
+        return row | asdict(measured) | {"status": "short" if short else "ok"}
+    text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    if code is None:
+        return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}
+    said = [line for line in text.splitlines() if line.strip()]
+    if any(word in text for word in OUT_OF_MEMORY):
+        line = next(line for line in said if any(word in line for word in OUT_OF_MEMORY))
+        return row | {"status": "oom", "error": line.strip()[-300:]}
+    return row | {"error": f"exit code {code}: {said[-1].strip()[-300:] if said else 'it said nothing'}"}
+
+
+def _ran(command: list[str], log: Any, limit_s: float) -> int | None:
+    """The exit code, None when it took too long. Whatever it has started is gone when this returns."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+    )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, and after ten seconds SIGKILL, to its whole session."""
+    for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+            try:
+                process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                continue
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
+
+
+def _said(suite: Suite, row: Row) -> str:
+    if row["status"] == "ok":
+        value = row["figures"].get(suite.rate)
+        return f"{suite.rate} {value:,.4g}" if isinstance(value, int | float) else f"{suite.rate} {value}"
+    return f"{row['status']}: {row['error']}" if row["error"] else row["status"]
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends like Ctrl-C: the point under way is ended too, and the rows so far stay."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def value(row: Mapping[str, Any], key: str) -> Any:
+    """Of the point, the figures, or the row itself; None for a figure of a row that is not ok."""
+    if key in row["point"]:
+        return row["point"][key]
+    if key in ("status", "error", "took_s"):
+        return row[key]
+    return row["figures"].get(key) if row["status"] == "ok" else None

@@ -1,0 +1,149 @@
+"""`train`: architectures x batch sizes x loaders x precisions, each a run of train.py, with its two ceilings. Times nothing itself."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat, PositiveInt
+
+from benchmarks import _show
+from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, figures_of
+from contracts import Mistake
+
+BY_HAND = "by hand: "
+
+
+class Train(Common):
+    """Rate, ceilings, efficiency and bound of training, per architecture, batch size, loader and precision."""
+
+    data: Path | None = None
+    """Folder with train/<class>/* and val/<class>/*. Not needed with --loaders synthetic."""
+    archs: tuple[str, ...] = ("resnet18", "resnet50")
+    """Classification architectures of torchvision.models."""
+    batch_sizes: tuple[PositiveInt, ...] = (64, 256, 512)
+    """Samples a rank and step."""
+    loaders: tuple[str, ...] = ("auto",)
+    """Names as in --loader of train.py."""
+    precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
+    """auto = fp16 on a GPU."""
+    gpus: tuple[PositiveInt, ...] = (1,)
+    """Processes, one a GPU (on a CPU: gloo)."""
+    seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
+    """Of steady windows to measure at each point, after the warm-up."""
+    by_hand: tuple[Literal["dali", "torchvision"], ...] = ()
+    """Also time the loop that one writes by hand with these libraries (benchmarks/by_hand.py), on one GPU."""
+    flags: str = ""
+    """More flags of train.py, for every point; better written last, after a bare --."""
+
+
+def points(settings: Train) -> list[Point]:
+    if settings.data is None and set(settings.loaders) != {"synthetic"}:
+        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or --loaders synthetic")
+    named = ("arch", "batch_size", "loader", "precision", "gpus")
+    asked = itertools.product(settings.archs, settings.batch_sizes, settings.loaders, settings.precisions, settings.gpus)
+    others = itertools.product(settings.archs, settings.batch_sizes, [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])
+    return [dict(zip(named, values, strict=True)) for values in (*asked, *others)]
+
+
+def command(settings: Train, point: Point, folder: Path) -> list[str]:
+    data = ["--data", str(settings.data.resolve())] if settings.data else []
+    if point["loader"].startswith(BY_HAND):
+        named = ["--arch", point["arch"], "--batch-size", str(point["batch_size"]), "--seconds", str(settings.seconds)]
+        how = point["loader"].removeprefix(BY_HAND)
+        return [sys.executable, "-m", "benchmarks.by_hand", *data, *named, "--loader", how, "--output", str(folder / "figures.json")]
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(point["gpus"])] if point["gpus"] > 1 else []
+    flags: dict[str, Any] = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")} | {"seconds": settings.seconds}
+    # as many epochs as the seconds take; a rate that learns nothing and does not diverge
+    flags |= {"epochs": 1_000_000, "val_every": 0, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
+    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return [sys.executable, *launch, "train.py", *data, *words, "--output", str(folder), *shlex.split(settings.flags)]
+
+
+def read(point: Point, folder: Path) -> Measured:
+    if point["loader"].startswith(BY_HAND):
+        return figures_of(point, folder)
+    for weights in folder.glob("*.pt"):
+        weights.unlink()  # of a network that has learned nothing
+    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    rate, ceiling, gpu, memory = told["rate"], told["ceiling"], told["gpu"], told["memory"]
+    part: dict[str, Any] = {name: ceiling[name] or {} for name in ("compute", "loader")}
+    power = gpu["power_w"] and gpu["power_w"] * told["world_size"]
+    spread = {"rate": rate["spread"], **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found}}
+    return Measured(
+        figures={
+            "rate": rate["steady"],
+            "first_epoch": rate["first_epoch"],
+            **{f"{name}_ceiling": found.get("rate") for name, found in part.items()},
+            "efficiency": told["efficiency"],
+            "bound": told["bound"] or ("check failed" if told["check"] != "passed" else None),
+            "data_wait_ms": (told["data_wait"] or {}).get("ms"),
+            **{f"step_{name}_ms": (told["step_ms"] or {}).get(name) for name in ("p50", "p99")},
+            **{name: memory[name] for name in ("device_gib", "allocated_gib", "host_gib")},
+            **{f"gpu_{name}" if name == "utilisation" else name: found for name, found in gpu.items()},
+            "cpu_utilisation": told["cpu"]["utilisation"],
+            "img_per_s_w": rate["steady"] / power if rate["steady"] and power else None,
+            "steps": told["steps"],
+        },
+        spread={name: found for name, found in spread.items() if found},
+        versions=told["versions"],
+        hardware=told["hardware"],
+    )
+
+
+def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+    ours = [row for row in rows if not row["point"]["loader"].startswith(BY_HAND)]
+    drawn = [
+        _show.heat_map(folder / f"heat-{loader}-{precision}-{gpus}.png", same, x="batch_size", y="arch", figure="rate", title=title)
+        for loader, its in _show.by(ours, "loader").items()
+        for precision, these in _show.by(its, "precision").items()
+        for gpus, same in _show.by(these, "gpus").items()
+        for title in [f"img/s, {loader}, {precision}, {gpus} process{'es' if gpus > 1 else ''} (colour: share of the row's best)"]
+    ]
+    for size, same in _show.by([row for row in rows if row["point"]["gpus"] == 1], "batch_size").items():
+        archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
+
+        def each(figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders) -> _show.Series:
+            return {loader: [_show.best(rows, figure, loader=loader, arch=arch) for arch in archs] for loader in loaders}
+
+        title = f"img/s at batch {size}, with the compute (line) and the loader (dots) ceiling"
+        marks = {f"{name} ceiling": each(f"{name}_ceiling") for name in ("compute", "loader")}
+        drawn.append(_show.bars(folder / f"bars-{size}.png", archs, each("rate"), title=title, unit="img/s", marks=marks))
+    return drawn
+
+
+COLUMNS = (
+    *(Column(key=key, title=key.replace("_", " ")) for key in ("arch", "batch_size", "loader", "precision", "gpus")),
+    Column(key="rate", title="img/s", form="{:,.0f}"),
+    Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),
+    Column(key="loader_ceiling", title="loader ceiling", form="{:,.0f}"),
+    Column(key="efficiency", title="efficiency", form="{:.1%}"),
+    Column(key="bound", title="bound"),
+    Column(key="data_wait_ms", title="data wait, ms", form="{:.2f}"),
+    Column(key="step_p50_ms", title="step p50, ms", form="{:.1f}", detail=True),
+    Column(key="step_p99_ms", title="p99", form="{:.1f}", detail=True),
+    Column(key="first_epoch", title="first epoch, img/s", form="{:,.0f}", detail=True),
+    Column(key="device_gib", title="GPU GiB", form="{:.1f}", detail=True),
+    Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),
+    Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}", detail=True),
+    Column(key="power_w", title="W", form="{:.0f}", detail=True),
+    Column(key="img_per_s_w", title="img/s/W", form="{:.1f}"),
+    Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}", detail=True),
+)
+
+SUITE = Suite(
+    name="train",
+    about=f"img/s of all ranks while training; at least {LEAST} windows of 2 s after the warm-up",
+    settings=Train,
+    points=points,
+    command=command,
+    read=read,
+    columns=COLUMNS,
+    rate="rate",
+    plots=plots,
+)

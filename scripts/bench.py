@@ -1,0 +1,64 @@
+"""`python -m scripts.bench SUITE [flags]`: throughput tables. SUITE --help lists a suite's flags; --output FOLDER again goes on."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+
+from benchmarks import _show
+from benchmarks._suite import Suite, ending_on_sigterm, run
+from config import flags, one_of
+from contracts import Mistake
+
+SUITES = {
+    "train": "benchmarks.train",
+}
+"""name -> module with a SUITE, imported when asked for."""
+
+
+def suite_of(name: str) -> Suite:
+    """Raises Mistake with the known names."""
+    found: Suite = import_module(SUITES[one_of("SUITE", name, SUITES)]).SUITE
+    return found
+
+
+def _own(argv: list[str]) -> list[str]:
+    """What follows a bare '--' is one value: flags of train.py."""
+    at = argv.index("--") if "--" in argv else len(argv)
+    return argv[:at] + [f"--flags={shlex.join(argv[at + 1 :])}"] * (at < len(argv))
+
+
+def main(argv: list[str]) -> int:
+    """0; 1 when a point failed; 2 for a user's mistake; 130 when it was interrupted: the same command with --output goes on."""
+    from rich.console import Console
+
+    if not argv or argv[0] in ("-h", "--help"):
+        print(f"{__doc__}\n")
+        for name in SUITES:
+            print(f"  {name:14}{suite_of(name).about}")
+        return 0
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    folder = Path("runs")
+    try:
+        suite = suite_of(argv[0])
+        settings = flags(suite.settings, _own(argv[1:]), prog=f"bench {suite.name}")
+        folder = settings.output or Path("runs") / f"bench-{suite.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        with ending_on_sigterm(), _show.progress(console, suite.name) as progress:
+            rows = run(suite, settings, folder, progress)
+        _show.show(suite, rows, folder, console)
+        return int(any(row["status"] in ("failed", "timeout") for row in rows))
+    except Mistake as mistake:
+        print(f"bench: {mistake}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"bench: interrupted; the same command with --output {folder} goes on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
