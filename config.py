@@ -304,7 +304,7 @@ def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
 
 def _one_line(box: str, known: Mapping[str, Any]) -> str:
     """The parser's framed message as one line."""
-    text = re.sub(r"[│╭╮╰╯─]", " ", box)
+    text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)  # the frame is of dashes where the terminal has nothing better
     text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
     found = re.search(r"validation error for \w+ (\w+) (.*?) \[type=[^,]*, input_value=(.*?), input_type", text)
     if found:

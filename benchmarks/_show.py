@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -204,13 +205,13 @@ def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, ti
     for row in rows:
         at = down.index(row["point"][y]), across.index(row["point"][x])
         grid[at] = np.nanmax([grid[at], row["figures"][figure]])
-    drawing, axes = pyplot.subplots(figsize=(1.8 + 1.1 * len(across), 1.5 + 0.55 * len(down)), layout="constrained")
+    drawing, axes = pyplot.subplots(figsize=(max(4.5, 1.8 + 1.1 * len(across)), 1.6 + 0.5 * len(down)), layout="constrained")
     # each line in its own scale: a small network is ten times faster than a large one
-    axes.imshow(grid / np.nanmax(grid, axis=1, keepdims=True), cmap="YlGn", vmin=0, vmax=1.15, aspect="auto")
+    axes.imshow(grid / np.nanmax(grid, axis=1, keepdims=True), cmap="Blues", vmin=0, vmax=1.9, aspect="auto")
     axes.set_xticks(range(len(across)), [str(one) for one in across])
     axes.set_yticks(range(len(down)), [str(one) for one in down])
     axes.set_xlabel(x.replace("_", " "))
-    axes.set_title(title, fontsize=10)
+    _titled(axes, title)
     for (i, j), found in np.ndenumerate(grid):
         axes.text(j, i, "-" if np.isnan(found) else form.format(found), ha="center", va="center", fontsize=8)
     return _saved(drawing, path)
@@ -224,7 +225,7 @@ def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit:
     """Groups of bars, one colour a series; `marks` are lines across the bars."""
     from matplotlib import pyplot
 
-    drawing, axes = pyplot.subplots(figsize=(2.5 + 0.45 * len(groups) * len(series), 4), layout="constrained")
+    drawing, axes = pyplot.subplots(figsize=(max(5.0, 2.0 + 0.4 * len(groups) * len(series)), 4), layout="constrained")
     width = 0.8 / len(series)
     for number, (name, found) in enumerate(series.items()):
         left = np.arange(len(groups)) + (number - len(series) / 2) * width
@@ -232,9 +233,12 @@ def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit:
         for style, levels in zip(MARKS, (marks or {}).values(), strict=False):
             drawn = [(level, place) for level, place in zip(levels[name], left, strict=True) if level]
             axes.hlines([level for level, _ in drawn], [at for _, at in drawn], [at + width for _, at in drawn], "black", style)
+    # the first mark is shown whole, the others as far as the picture goes
+    shown = [*series.values(), *next(iter((marks or {"": {}}).values())).values()]
+    axes.set_ylim(0, 1.25 * max((one or 0.0) for found in shown for one in found))
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(unit)
-    axes.set_title(title, fontsize=10)
+    _titled(axes, title)
     axes.legend(fontsize=8)
     return _saved(drawing, path)
 
@@ -251,10 +255,14 @@ def lines(path: Path, series: dict[str, Sequence[tuple[float, float]]], *, title
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_ylim(bottom=0)
-    axes.set_title(title, fontsize=10)
+    _titled(axes, title)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     return _saved(drawing, path)
+
+
+def _titled(axes: Any, title: str) -> None:
+    axes.set_title(textwrap.fill(title, int(13 * axes.figure.get_figwidth())), fontsize=10)
 
 
 def _saved(drawing: Any, path: Path) -> Path:

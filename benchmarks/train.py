@@ -70,7 +70,11 @@ def read(point: Point, folder: Path) -> Measured:
         return figures_of(point, folder)
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that has learned nothing
-    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return measured(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+
+
+def measured(told: dict[str, Any]) -> Measured:
+    """The figures of a run's summary."""
     rate, ceiling, gpu, memory = told["rate"], told["ceiling"], told["gpu"], told["memory"]
     part: dict[str, Any] = {name: ceiling[name] or {} for name in ("compute", "loader")}
     power = gpu["power_w"] and gpu["power_w"] * told["world_size"]
@@ -83,7 +87,7 @@ def read(point: Point, folder: Path) -> Measured:
             "efficiency": told["efficiency"],
             "bound": told["bound"] or ("check failed" if told["check"] != "passed" else None),
             "data_wait_ms": (told["data_wait"] or {}).get("ms"),
-            **{f"step_{name}_ms": (told["step_ms"] or {}).get(name) for name in ("p50", "p99")},
+            **{f"step_{name}_ms": (told.get("step_ms") or {}).get(name) for name in ("p50", "p99")},
             **{name: memory[name] for name in ("device_gib", "allocated_gib", "host_gib")},
             **{f"gpu_{name}" if name == "utilisation" else name: found for name, found in gpu.items()},
             "cpu_utilisation": told["cpu"]["utilisation"],

@@ -1,0 +1,261 @@
+"""What turns files into pixels here: DALI, nvJPEG's engine, nvImageCodec, and the readers of videos."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import os
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+from scripts.probes import Row, first_line, has, installed
+from scripts.probes.training import driver
+
+COLOUR = (200, 100, 50)
+TOLERANCE = 4.0
+"""Grey levels between a decoded image of one colour and that colour."""
+VIDEO = "in a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+NVJPEG_BACKEND_HARDWARE = 3
+"""nvjpeg.h, nvjpegBackend_t."""
+NO_GPU = Row(found="no GPU", state="absent")
+
+
+def dali() -> Row:
+    builds = {name: version for name, version in installed().items() if name.startswith("nvidia-dali-cuda")}
+    on = driver()
+    return judge_dali(builds, importable=has("nvidia.dali"), gpus=len(on.names), driver_cuda=on.cuda[0])
+
+
+def judge_dali(builds: dict[str, str], *, importable: bool, gpus: int, driver_cuda: int) -> Row:
+    """`builds`: distribution -> version; `driver_cuda`: major version, 0 when unknown."""
+    found = ", ".join(f"{name} {version}" for name, version in sorted(builds.items()))
+    if len(builds) > 1:
+        return Row(
+            found=found,
+            state="bad",
+            consequence=f"they own one folder and have overwritten each other: pip uninstall {' '.join(sorted(builds))}, then install one",
+        )
+    if not importable:
+        said = "no dali-* loader: pip install nvidia-dali-cuda120, or --loader torchvision"
+        return Row(found=found or "not installed", state="bad" if gpus or found else "absent", consequence=said)
+    needs = max((int(name.removeprefix("nvidia-dali-cuda")[:2] or 0) for name in builds), default=0)
+    if gpus and 0 < driver_cuda < needs:
+        said = f"the driver runs CUDA {driver_cuda}: pip uninstall it, then install nvidia-dali-cuda120, which runs on both"
+        return Row(found=found, state="bad", consequence=said)
+    return Row(found=found or "bundled with the image, unknown to pip", state="ok")
+
+
+def dali_cpu() -> Row:
+    if not has("nvidia.dali"):
+        return Row(found="no DALI", state="absent")
+    return judge_pixels(decode(device=None), "--loader dali-cpu fails: --loader torchvision; reinstall DALI")
+
+
+def dali_gpu() -> Row:
+    import torch
+
+    if not torch.cuda.is_available():
+        return NO_GPU
+    if not has("nvidia.dali"):
+        return Row(found="no DALI", state="absent")
+    return judge_pixels(decode(device=torch.device("cuda", 0)), f"--loader dali-gpu fails: --loader dali-cpu or torchvision; {VIDEO}")
+
+
+def judge_pixels(decoded: tuple[float, ...] | str, consequence: str) -> Row:
+    """The mean colour that was decoded of an image that is COLOUR, or what went wrong instead."""
+    if isinstance(decoded, str):
+        return Row(found=decoded, state="bad", consequence=consequence)
+    if max(abs(got - sent) for got, sent in zip(decoded, COLOUR, strict=True)) > TOLERANCE:
+        return Row(found=f"a JPEG of colour {COLOUR} came out as {decoded}", state="bad", consequence=consequence)
+    return Row(found="a JPEG made in memory was decoded, cropped and resized by the loaders' own pipeline", state="ok")
+
+
+def jpeg(width: int = 64, height: int = 48) -> bytes:
+    """A small image of COLOUR."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (width, height), COLOUR).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+def decode(device: Any) -> tuple[float, ...] | str:
+    """The mean colour of `jpeg()` through loaders/_dali.py, or why it cannot be had. `device` None: DALI on the CPU."""
+    import numpy as np
+    import torch
+
+    from contracts import Mistake, Pixels
+    from loaders._dali import Prepared, Runner, build, nothing
+
+    image = Prepared(
+        nothing(1, (16, 16)),
+        [np.frombuffer(jpeg(), np.uint8)],
+        starts=np.array([[0, 0]], np.int32),
+        shapes=np.array([[48, 64]], np.int32),
+        windows=np.array([[0, 0, 48, 64]], np.float32),
+        flips=np.zeros(1, np.int32),
+    )
+    stream = None if device is None else torch.cuda.Stream(device)
+    runner = Runner(
+        lambda: build(batch_size=1, threads=1, device=device, reads=False, pixels=Pixels(mean=(0, 0, 0), std=(1, 1, 1))),
+        warm=image,
+        diagnose=lambda _: set(),
+        again=lambda batch, _: batch,
+        output_stream=None if stream is None else stream.cuda_stream,
+    )
+    try:
+        for (images, _), _ in runner.run([image]):
+            if stream is None:
+                mean = np.asarray(images.as_tensor()).mean((0, 1, 2))
+            else:
+                with torch.cuda.stream(stream):
+                    mean = 255 * torch.from_dlpack(images.as_tensor()).float().mean((0, 1, 2)).cpu().numpy()
+            return tuple(round(float(value), 1) for value in mean)
+    except (Mistake, RuntimeError, OSError, ImportError) as error:
+        return first_line(error)
+    return "DALI gave no batch"
+
+
+def nvjpeg_engine() -> Row:
+    if not driver().names:
+        return NO_GPU
+    library = nvjpeg_library()
+    if library is None:
+        return Row(found="libnvjpeg is not here to be asked", state="absent", consequence="DALI brings its own: see the row above")
+    return judge_engine(*engines(library), capabilities=os.environ.get("NVIDIA_DRIVER_CAPABILITIES"))
+
+
+def nvjpeg_library() -> Any:
+    """The first libnvjpeg that loads: of the packages, then of the system. None when there is none."""
+    spec = util.find_spec("nvidia")
+    packages = (spec.submodule_search_locations or ()) if spec else ()
+    packaged = [str(path) for folder in packages for path in sorted(Path(folder).glob("*/lib/libnvjpeg.so*"))]
+    for name in (*packaged, "libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def engines(library: Any) -> tuple[int, int, int]:
+    """(status of the hardware back end, engines, cores an engine), from nvJPEG itself."""
+    handle, count, cores = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
+    status = library.nvjpegCreateEx(NVJPEG_BACKEND_HARDWARE, None, None, ctypes.c_uint(0), ctypes.byref(handle))
+    if status == 0:
+        status = library.nvjpegGetHardwareDecoderInfo(handle, ctypes.byref(count), ctypes.byref(cores))
+        library.nvjpegDestroy(handle)
+    return status, count.value, cores.value
+
+
+def judge_engine(status: int, count: int, cores: int, *, capabilities: str | None) -> Row:
+    """`capabilities`: NVIDIA_DRIVER_CAPABILITIES, None outside NVIDIA's containers."""
+    if status == 0 and count:
+        found = f"{count} engine{'s' * (count > 1)}, {cores} core{'s' * (cores > 1)} each"
+        return Row(found=found, state="ok", consequence="dali-gpu shares baseline JPEGs between it and the SMs; progressive ones get none")
+    found = f"none (nvJPEG's status {status}, {count} engines)"
+    if capabilities is not None and not {"video", "all"} & set(capabilities.split(",")):
+        said = f"the container has no `video`: the SMs decode every JPEG; {VIDEO}"
+        return Row(found=f"{found}, NVIDIA_DRIVER_CAPABILITIES={capabilities}", state="warn", consequence=said)
+    return Row(found=found, state="absent", consequence=f"the SMs decode every JPEG. A100, H100, H200 have one; {VIDEO}")
+
+
+def nvdec() -> Row:
+    if not driver().names:
+        return NO_GPU
+    try:
+        ctypes.CDLL("libnvcuvid.so.1")
+        loads = True
+    except OSError:
+        loads = False
+    return judge_nvdec(loads=loads, used=decoder_utilisation(), codec=installed().get("pynvvideocodec"))
+
+
+def decoder_utilisation() -> int | None:
+    """Per cent of the first GPU's NVDEC, None where NVML does not say."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetDecoderUtilization(pynvml.nvmlDeviceGetHandleByIndex(0))[0])
+    except Exception:  # as in training.driver
+        return None
+
+
+def judge_nvdec(*, loads: bool, used: int | None, codec: str | None) -> Row:
+    """`loads`: libnvcuvid; `codec`: the version of PyNvVideoCodec."""
+    said = "utilisation cannot be read" if used is None else f"{used} % in use"
+    found = f"libnvcuvid {'loads' if loads else 'does not load'}, {said}, PyNvVideoCodec {codec or 'not installed'}"
+    if not loads:
+        return Row(found=found, state="warn", consequence=f"videos cannot be decoded on the GPU; {VIDEO}")
+    return Row(found=found, state="ok")
+
+
+def reader() -> Row:
+    from loaders._readers import choose
+
+    known = installed()
+    codec = next((f"{name} {version}" for name, version in sorted(known.items()) if name.startswith("nvidia-nvimgcodec-cu")), "")
+    return judge_reader(choose("auto"), codec)
+
+
+def judge_reader(chosen: str, codec: str) -> Row:
+    """`chosen`: what `--reader auto` takes; `codec`: nvImageCodec's distribution, empty when there is none."""
+    if chosen == "nvimgcodec":
+        return Row(found=f"--reader auto takes nvimgcodec ({codec or 'bundled'}): decodes regions, PIL's pixels on a probe", state="ok")
+    why = f"{codec} fails or has other pixels than PIL" if codec else "nvImageCodec is not installed"
+    said = "the torchvision loader is up to 1.8 times slower: pip install --upgrade nvidia-nvimgcodec-cu12"
+    return Row(found=f"--reader auto takes {chosen}; {why}", state="warn", consequence=said)
+
+
+LIMITS = "refuses AV1; wrong frames after edit lists, in MPEG-TS and open GOPs: re-encode such files, or PyAV"
+
+
+def decord() -> Row:
+    if not has("decord"):
+        return Row(found="not installed", state="absent", consequence="needed for videos only; it has no build for ARM")
+    try:
+        version = importlib.import_module("decord").__version__
+    except Exception as error:  # ImportError, OSError for a library, AttributeError beside a newer NumPy
+        return Row(found=first_line(error), state="warn", consequence="no videos through decord: pip install --force-reinstall decord")
+    return judge_decord(version, codecs())
+
+
+def codecs() -> dict[str, bool]:
+    """Codec -> whether the libavcodec that is loaded has a decoder; empty when it cannot be asked."""
+    try:
+        loaded = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libavcodec" in line)
+        find = ctypes.CDLL(loaded).avcodec_find_decoder_by_name
+    except (OSError, StopIteration, AttributeError):
+        return {}
+    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    return {name: bool(find(name.encode())) for name in ("h264", "hevc", "vp9")}
+
+
+def judge_decord(version: str, known: dict[str, bool]) -> Row:
+    """`known`: of its libavcodec, empty when that could not be asked."""
+    missing = [name for name, there in known.items() if not there]
+    there = " ".join(name for name in known if name not in missing) or "codecs unknown"
+    if missing:
+        return Row(found=f"{version}, {there}, no {' '.join(missing)}", state="warn", consequence=LIMITS)
+    return Row(found=f"{version}, {there}", state="ok", consequence=LIMITS)
+
+
+def pyav() -> Row:
+    return presence("av", absent="not needed; exact on files where decord is not", broken="pip install --force-reinstall av")
+
+
+def torchcodec() -> Row:
+    return presence("torchcodec", absent="not needed", broken="it needs the system's FFmpeg (apt install ffmpeg) and its own torch")
+
+
+def presence(module: str, *, absent: str, broken: str) -> Row:
+    """Whether an optional package is here and can be imported."""
+    if not has(module):
+        return Row(found="not installed", state="absent", consequence=absent)
+    try:
+        return Row(found=str(importlib.import_module(module).__version__), state="ok")
+    except Exception as error:  # torchcodec: RuntimeError without FFmpeg
+        return Row(found=first_line(error), state="warn", consequence=broken)

@@ -1,0 +1,196 @@
+"""What the data lies on: the kind of file system, how fast files come from the disk and from the page cache, room for the manifest."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import stat
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.probes import Row
+
+NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|fuse\..+|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|afs|ocfs2|gfs2|9p|virtiofs|pvfs2|orangefs")
+"""File systems whose reads leave this machine, or may: FUSE stands for sshfs, s3fs, gcsfuse and others."""
+FILES, FOLDERS = 200, 40
+MOST_BYTES = 8 << 20
+"""Of a file: a video is not read to its end."""
+LIMIT_S = 3.0
+"""Of each of the two passes, and of looking for files."""
+SLOW_MS = 3.0
+"""A read from the disk, one reader. A local NVMe disk needs some tenths of it."""
+LOW_ROOM_MIB = 1024
+"""ImageNet's manifest is some 100 MB."""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    point: str
+    kind: str
+    source: str
+
+
+def mount_of(folder: str, mountinfo: str) -> Mount | None:
+    """The mount that holds `folder` (absolute, without links), from the text of /proc/self/mountinfo: see proc(5)."""
+    best: Mount | None = None
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        left, right = before.split(), after.split()
+        if len(left) < 5 or len(right) < 2:
+            continue
+        point, source = _unescaped(left[4]), _unescaped(right[1])
+        holds = folder == point or folder.startswith(point.rstrip("/") + "/")
+        if holds and (best is None or len(point) >= len(best.point)):  # of two at one point, the later hides the earlier
+            best = Mount(point=point, kind=right[0], source=source)
+    return best
+
+
+def _unescaped(field: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
+
+
+def file_system(data: Path) -> Row:
+    return judge_mount(mount_of(str(data.resolve()), Path("/proc/self/mountinfo").read_text(errors="replace")))
+
+
+def judge_mount(mount: Mount | None) -> Row:
+    if mount is None:
+        return Row(found="not in /proc/self/mountinfo", state="warn", consequence="its speed is in the next row")
+    found = f"{mount.kind} ({mount.source} at {mount.point})"
+    if NETWORK.fullmatch(mount.kind):
+        said = "a network file system: reads have latency, --loader dali-fed hides it with many --workers; a copy on a local disk is faster"
+        return Row(found=found, state="warn", consequence=said)
+    if mount.kind in ("tmpfs", "ramfs"):
+        return Row(found=found, state="ok", consequence="it is memory, and counts towards this machine's or container's")
+    return Row(found=found, state="ok")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One reading of files, one after the other, by one reader."""
+
+    files: int
+    bytes: int
+    seconds: float
+    cached: int | None = None  # files whose start was in the page cache already; None when the file system does not say
+
+    def __str__(self) -> str:
+        return f"{self.files / self.seconds:,.0f} files/s, {self.bytes / MIB / self.seconds:,.0f} MiB/s"
+
+
+def some_files(data: Path) -> list[str]:
+    """At most FILES regular files below `data`, of FOLDERS folders or more where there are so many, spread evenly over what was found."""
+    found: list[str] = []
+    end = time.monotonic() + LIMIT_S
+    seen = 0
+    been: set[tuple[int, int]] = set()
+    for folder, inside, names in os.walk(data, followlinks=True):
+        here = os.stat(folder)
+        if (here.st_dev, here.st_ino) in been:  # links may form a circle
+            inside.clear()
+            continue
+        been.add((here.st_dev, here.st_ino))
+        found += [path for name in names[:FILES] if not name.startswith(".") and _is_file(path := os.path.join(folder, name))]
+        seen += bool(names)
+        if (seen >= FOLDERS and len(found) >= FILES) or time.monotonic() > end:
+            break
+    return [found[i * len(found) // FILES] for i in range(FILES)] if len(found) > FILES else found
+
+
+def _is_file(path: str) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def forget(paths: list[str]) -> None:
+    """Ask the kernel to drop the files from the page cache; it keeps what is dirty, mapped by others, or lives there anyway."""
+    for path in paths:
+        file = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(file)
+
+
+def in_cache(file: int) -> bool | None:
+    """Whether the start of an open file is in the page cache: a read that may not wait says so. None where there is no such read."""
+    try:
+        return bool(os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT))
+    except BlockingIOError:
+        return False
+    except (OSError, AttributeError):
+        return None
+
+
+def read(paths: list[str], limit_s: float = LIMIT_S) -> Pass:
+    """Read the files in order until the time is up, and at least one."""
+    files = read_bytes = cached = 0
+    asked = True
+    buffer = bytearray(MIB)
+    began = time.perf_counter()
+    for path in paths:
+        with open(path, "rb", buffering=0) as file:
+            there = in_cache(file.fileno())
+            asked = asked and there is not None
+            cached += bool(there)
+            got = 0
+            while got < MOST_BYTES and (count := file.readinto(buffer)):
+                got += count
+        files, read_bytes = files + 1, read_bytes + got
+        if time.perf_counter() - began > limit_s:
+            break
+    return Pass(files=files, bytes=read_bytes, seconds=max(time.perf_counter() - began, 1e-9), cached=cached if asked else None)
+
+
+def reading(data: Path) -> Row:
+    paths = some_files(data)
+    if not paths:
+        return Row(found="no file found", state="warn", consequence="--data FOLDER: one with train/<class>/* and val/<class>/*")
+    try:
+        forget(paths)
+        cold = read(paths)
+        return judge_reading(cold, read(paths[: cold.files]))
+    except OSError as error:
+        said = "too many files are open" if error.errno == errno.EMFILE else "a run fails on such a file: see its permissions, or the disk"
+        return Row(found=f"{type(error).__name__}: {error}", state="bad", consequence=said)
+
+
+def judge_reading(cold: Pass, warm: Pass) -> Row:
+    """`cold`: right after the files were dropped from the page cache, as far as that could be done."""
+    size_kib = cold.bytes / cold.files / 1024
+    found = f"{cold.files} files of {size_kib:,.0f} KiB, one reader; page cache: {warm}; "
+    if cold.cached is None or cold.cached > cold.files / 2:
+        why = "the file system does not say what is cached" if cold.cached is None else "files stay in the cache"
+        said = "the disk's speed is unknown: watch the first epoch's rate"
+        return Row(found=f"{found}disk: cannot be told apart from the cache, {why} ({cold})", state="ok", consequence=said)
+    found += f"disk: {cold}" + (f" ({cold.cached} were cached still)" if cold.cached else "")
+    read_ms = 1000 * cold.seconds / cold.files
+    if read_ms > SLOW_MS and cold.bytes / cold.seconds < 500 * MIB:
+        said = f"{read_ms:.1f} ms a file: --loader dali-fed with many --workers, each waits for one; or data that fits the page cache"
+        return Row(found=found, state="warn", consequence=said)
+    return Row(found=found, state="ok", consequence="n workers read n files at once")
+
+
+def manifest_cache() -> Row:
+    from dataset.splits import cache_folder
+
+    folder = cache_folder(None)
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free_mib = shutil.disk_usage(there).free / MIB
+    return judge_cache(folder, free_mib, writable=os.access(there, os.W_OK | os.X_OK))
+
+
+def judge_cache(folder: Path, free_mib: float, *, writable: bool) -> Row:
+    found = f"{folder}, {free_mib:,.0f} MiB free"
+    if not writable:
+        return Row(found=f"{found}, not writable", state="bad", consequence="no manifest can be kept: XDG_CACHE_HOME or --manifest-dir")
+    if free_mib < LOW_ROOM_MIB:
+        said = "little room for manifests (about 100 MB for ImageNet): XDG_CACHE_HOME or --manifest-dir"
+        return Row(found=found, state="warn", consequence=said)
+    return Row(found=found, state="ok")

@@ -1,0 +1,165 @@
+"""What a training step stands on: the GPUs and their driver, NCCL, torch with its torchvision, apex."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+from scripts.probes import Row, first_line, has, installed
+
+GIB = 1 << 30
+PROHIBITED, EXCLUSIVE = 2, (1, 3)
+"""nvml.h, nvmlComputeMode_t."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driver:
+    """NVML's view: all GPUs of the machine, also those that CUDA_VISIBLE_DEVICES hides. Empty without a driver."""
+
+    names: tuple[str, ...] = ()
+    version: str = ""
+    cuda: tuple[int, int] = (0, 0)  # the newest CUDA that it runs
+    compute_modes: tuple[int, ...] = ()
+    mig: bool = False
+
+
+def driver() -> Driver:
+    """What NVML says; never raises."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        mig = False
+        for handle in handles:
+            with contextlib.suppress(pynvml.NVMLError):  # most GPUs have no such mode
+                mig = mig or bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+        newest = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return Driver(
+            names=tuple(str(pynvml.nvmlDeviceGetName(handle)) for handle in handles),
+            version=str(pynvml.nvmlSystemGetDriverVersion()),
+            cuda=(newest // 1000, newest % 1000 // 10),
+            compute_modes=tuple(pynvml.nvmlDeviceGetComputeMode(handle) for handle in handles),
+            mig=mig,
+        )
+    except Exception:  # no package, no library, no driver, no permission: to us all the same
+        return Driver()
+
+
+def gpu() -> Row:
+    import torch
+
+    visible: list[str] = []
+    failure = ""
+    try:
+        for index in range(torch.cuda.device_count()):
+            of = torch.cuda.get_device_properties(index)
+            visible.append(f"{of.name}, {of.total_memory / GIB:.0f} GiB")
+            torch.ones(1, device=f"cuda:{index}").add_(1).item()  # a kernel that this build of torch has for this GPU
+        if not visible:
+            torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        failure = first_line(error)
+    return judge_gpu(driver(), visible, failure, torch.version.cuda)
+
+
+def judge_gpu(on: Driver, visible: list[str], failure: str, torch_cuda: str | None) -> Row:
+    """`visible`: torch's GPUs; `failure`: what torch said, when it could not use one of them or has none."""
+    driven = f"driver {on.version} (CUDA {on.cuda[0]}.{on.cuda[1]})" if on.version else "driver unknown to NVML"
+    versions = f"{driven}, torch's CUDA {torch_cuda or 'none: a CPU build'}"
+    if not visible and not on.names:
+        return Row(
+            found="no GPU, or no driver",
+            state="absent",
+            consequence="runs train on the CPU. If there should be one: docker run --gpus all, or NVIDIA's driver",
+        )
+    kinds = " + ".join(f"{visible.count(kind)} x {kind}" for kind in dict.fromkeys(visible))
+    found = f"{kinds or ', '.join(on.names) + ', not usable'}; {versions}"
+    if torch_cuda is None:
+        return Row(found=found, state="bad", consequence="torch cannot use the GPU: install a torch with CUDA, and its torchvision")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if not visible and hidden is not None and hides(hidden, len(on.names)):
+        return Row(found=found, state="warn", consequence=f"CUDA_VISIBLE_DEVICES={hidden!r} hides every GPU: unset it")
+    if (not visible or failure) and 0 < on.cuda[0] < int(torch_cuda.partition(".")[0]):
+        needs = torch_cuda.partition(".")[0]
+        return Row(found=found, state="bad", consequence=f"the driver is too old: one for CUDA {needs}, or a torch for CUDA {on.cuda[0]}")
+    if PROHIBITED in on.compute_modes:
+        return Row(found=found, state="bad", consequence="compute mode is prohibited: nvidia-smi --compute-mode 0")
+    if not visible or failure:
+        return Row(found=f"{found}; {failure}", state="bad", consequence="torch cannot use the GPU: see what it said; then nvidia-smi")
+    if on.mig:
+        said = "MIG is on: a slice has a part of the SMs, memory and decoders, and NCCL does not join slices; one rank a slice, alone"
+        return Row(found=found, state="warn", consequence=said)
+    if any(mode in EXCLUSIVE for mode in on.compute_modes):
+        said = "compute mode is exclusive: one process a GPU, a second run on it fails; nvidia-smi --compute-mode 0"
+        return Row(found=found, state="warn", consequence=said)
+    return Row(found=found, state="ok", consequence=f"{len(visible)} of {len(on.names)} visible" if len(on.names) > len(visible) else "")
+
+
+def hides(visible_devices: str, gpus: int) -> bool:
+    """Whether this value of CUDA_VISIBLE_DEVICES leaves none of the GPUs: CUDA stops at the first that is not there."""
+    first = visible_devices.partition(",")[0].strip()
+    return not first or (first.lstrip("-").isdigit() and not 0 <= int(first) < gpus)
+
+
+def nccl() -> Row:
+    import torch
+    from torch import distributed
+
+    known = distributed.is_available() and distributed.is_nccl_available()
+    return judge_nccl(".".join(map(str, torch.cuda.nccl.version())) if known else "", torch.cuda.device_count())
+
+
+def judge_nccl(version: str, gpus: int) -> Row:
+    """`version`: empty when torch has none."""
+    if not version:
+        said = "several GPUs cannot train together: a torch built with NCCL" if gpus > 1 else "needed from two GPUs on"
+        return Row(found="not in this torch", state="bad" if gpus > 1 else "absent", consequence=said)
+    return Row(found=version, state="ok", consequence="not tried: it is needed from two GPUs on" if gpus < 2 else "present, not tried")
+
+
+def torch_and_torchvision() -> Row:
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return Row(found=first_line(error), state="bad", consequence="nothing runs: pip install -r requirements.txt")
+    try:
+        import torchvision
+
+        torchvision.ops.nms(torch.tensor([[0.0, 0.0, 1.0, 1.0]]), torch.ones(1), 0.5)
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return Row(
+            found=f"torch {torch.__version__}, torchvision: {first_line(error)}",
+            state="bad",
+            consequence="torchvision is missing or was built for another torch: install the two together, from one index",
+        )
+    return Row(found=f"torch {torch.__version__}, torchvision {torchvision.__version__}, its operators work", state="ok")
+
+
+def apex() -> Row:
+    spec = util.find_spec("apex")  # the folder alone: the web toolkit is not to be run
+    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
+    built = [name for name in ("amp_C", "apex_C") if has(name)]
+    return judge_apex(installed().get("apex"), folders, built)
+
+
+def judge_apex(version: str | None, folders: list[Path], built: list[str]) -> Row:
+    """`folders`: of the package that `import apex` would take; `built`: NVIDIA's compiled extensions that are there."""
+    if not folders and version is None:
+        return Row(found="not installed", state="absent", consequence="not needed: saturate uses torch's own fused optimisers")
+    if not any((folder / "optimizers").is_dir() and (folder / "normalization").is_dir() for folder in folders):
+        return Row(
+            found=f"{version or 'of unknown version'}, not NVIDIA's",
+            state="bad",
+            consequence="the index's apex is a Pyramid web toolkit: pip uninstall apex; NVIDIA's is built from github.com/NVIDIA/apex",
+        )
+    if not built:
+        return Row(
+            found=f"NVIDIA's {version or ''}".strip() + ", without its extensions",
+            state="warn",
+            consequence="its fused kernels are missing; saturate does not need them",
+        )
+    return Row(found=f"NVIDIA's {version or ''}".strip() + f", with {' and '.join(built)}", state="ok")

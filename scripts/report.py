@@ -1,0 +1,158 @@
+"""`python -m scripts.report A B`: two result folders side by side, for a person or for CI. With one folder: its table and plots again.
+
+A folder is one of scripts/bench.py, or of one run of train.py. A ratio is beyond noise when the repeats of the two do not overlap.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+
+import tyro
+from pydantic import Field, FiniteFloat
+
+from benchmarks import _show, train
+from benchmarks._suite import LEAST, Row, Suite, results
+from config import Settings, flags
+from contracts import Mistake
+from report import record
+from scripts.bench import suite_of
+
+
+class Report(Settings):
+    """Compare two result folders: B against A."""
+
+    folders: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """A and B, or one folder to show."""
+    fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One point in both folders. `speed`: how many times as good B is; None when one has no figure."""
+
+    point: dict[str, Any]
+    a: Row | None
+    b: Row | None
+    speed: float | None
+    beyond_noise: bool
+
+
+def read(folder: Path) -> tuple[str, list[Row]]:
+    """(name of the suite, rows). Raises Mistake when the folder is neither a suite's nor a run's."""
+    if not folder.is_dir():
+        raise Mistake(f"{folder}: no such folder; name one of python -m scripts.bench, or a run of train.py")
+    if (folder / "results.jsonl").exists():
+        rows = results(folder)
+        if not rows:
+            raise Mistake(f"{folder}/results.jsonl holds no row")
+        return rows[0]["suite"], rows
+    told = record.Record(folder, enabled=False).earlier_summary()
+    if told is None:
+        raise Mistake(f"{folder} has neither results.jsonl nor summary.json; name one of python -m scripts.bench, or a finished run")
+    measured = train.measured(told)
+    point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")} | {"gpus": told["world_size"]}
+    n = (measured.spread.get("rate") or {"n": 0})["n"]
+    row: Row = {"suite": "train", "point": point, "status": "ok" if n >= LEAST else "short", "error": None, "took_s": 0.0, "folder": "."}
+    return "train", [row | {name: getattr(measured, name) for name in ("figures", "spread", "versions", "hardware")}]
+
+
+def pairs(suite: Suite, a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
+    """Every point of either, in A's order."""
+    if len(a) == len(b) == 1:  # two runs of train.py, whatever they differ in
+        return [_pair(suite, a[0]["point"], a[0], b[0])]
+    points = [row["point"] for row in a] + [row["point"] for row in b if row["point"] not in [one["point"] for one in a]]
+    return [_pair(suite, point, *(next((row for row in rows if row["point"] == point), None) for rows in (a, b))) for point in points]
+
+
+def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> Pair:
+    known = [row["figures"].get(suite.rate) if row and row["status"] == "ok" else None for row in (a, b)]
+    if not a or not b or not known[0] or not known[1]:
+        return Pair(point, a, b, None, False)
+    speed = known[1] / known[0] if suite.higher_is_better else known[0] / known[1]
+    (low_a, high_a), (low_b, high_b) = (_range(row, suite.rate) for row in (a, b))
+    return Pair(point, a, b, speed, low_b > high_a or low_a > high_b)
+
+
+def _range(row: Row, figure: str) -> tuple[float, float]:
+    """Without repeats nothing is beyond noise."""
+    its = row["spread"].get(figure)
+    return (its["min"], its["max"]) if its else (float("-inf"), float("inf"))
+
+
+def failures(found: Sequence[Pair], below: float) -> list[Pair]:
+    """What --fail-below is about."""
+    lost = [pair for pair in found if pair.a and pair.a["status"] == "ok" and pair.speed is None]
+    return lost + [pair for pair in found if pair.speed is not None and pair.speed < below and pair.beyond_noise]
+
+
+def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
+    """What else the two folders differ in: a ratio across machines says little."""
+    told = []
+    if len(a) == len(b) == 1 and a[0]["point"] != b[0]["point"]:
+        told.append(f"B is {', '.join(f'{name} {value}' for name, value in b[0]['point'].items() if a[0]['point'].get(name) != value)}")
+    for kind in ("hardware", "versions"):
+        first, second = ({name: value for row in rows for name, value in row[kind].items()} for rows in (a, b))
+        apart = [
+            f"{name} {first.get(name, '-')} / {second.get(name, '-')}"
+            for name in {**first, **second}
+            if first.get(name) != second.get(name)
+        ]
+        told += [f"{kind} differ: {', '.join(apart)}"] if apart else []
+    return told
+
+
+def main(argv: list[str]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    try:
+        settings = flags(Report, argv, prog="report")
+        if len(settings.folders) not in (1, 2):
+            raise Mistake(f"got {len(settings.folders)} folders; name one to show, or two to compare")
+        read_ = [read(folder) for folder in settings.folders]
+        suite = suite_of(read_[0][0])
+        if len(read_) == 1:
+            _show.show(suite, read_[0][1], settings.folders[0], console)
+            return 0
+        (name_a, a), (name_b, b) = read_
+        if name_a != name_b:
+            raise Mistake(f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare two of one suite")
+    except Mistake as mistake:
+        print(f"report: {mistake}", file=sys.stderr)
+        return 2
+    found = pairs(suite, a, b)
+    form = next(column.form for column in suite.columns if column.key == suite.rate)
+    table = Table(title=f"{suite.name}: {suite.rate}, B against A")
+    axes = [column for column in suite.columns if column.key in found[0].point]
+    for title in (*(column.title for column in axes), "A", "B", "B / A" if suite.higher_is_better else "A / B", ""):
+        table.add_column(title)
+    for pair in found:
+        said = "beyond noise" if pair.beyond_noise else "within noise" if pair.speed else "no pair"
+        shown = [_figure(row, suite.rate, form) for row in (pair.a, pair.b)]
+        table.add_row(*(str(pair.point[column.key]) for column in axes), *shown, f"{pair.speed:.3f}" if pair.speed else "-", said)
+    console.print(table)
+    for line in differences(a, b):
+        console.print(line, highlight=False, soft_wrap=True)
+    bad = failures(found, settings.fail_below) if settings.fail_below else []
+    if bad:
+        console.print(f"{len(bad)} of {len(found)} points fail --fail-below {settings.fail_below:g}", highlight=False)
+    return int(bool(bad))
+
+
+def _figure(row: Row | None, figure: str, form: str) -> str:
+    if row is None:
+        return "-"
+    found = row["figures"].get(figure) if row["status"] == "ok" else None
+    return row["status"] if found is None else form.format(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

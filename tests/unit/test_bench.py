@@ -1,0 +1,190 @@
+"""Running the points of a suite, and showing the rows: a suite whose points do what their name says stands for the real ones."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from benchmarks import _show
+from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, name_of, results, run
+from contracts import Mistake
+from scripts import bench
+
+PROGRAM = """
+import json, sys, time
+what, folder = sys.argv[1], sys.argv[2]
+figures = {"figures": {"rate": 100.0, "bound": "compute"}, "spread": {"rate": {"n": 5, "min": 90.0, "max": 110.0, "iqr": 8.0}}}
+figures |= {"versions": {"torch": "2"}, "hardware": {"gpu": None, "cpu": "a CPU", "cores": 2, "ram_gib": 4.0}}
+if what == "short":
+    figures["spread"]["rate"]["n"] = 2
+if what == "oom":
+    sys.exit("train.py: --batch-size 9 does not fit (CUDA out of memory)")
+if what == "crash":
+    print("first line")
+    sys.exit("the last line")
+if what == "slow":
+    time.sleep(60)
+if what != "silent":
+    open(folder + "/figures.json", "w").write(json.dumps(figures))
+"""
+
+
+class Settings(Common):
+    names: tuple[str, ...] = ("good",)
+
+
+def suite(**changes: Any) -> Suite:
+    def points(settings: Settings) -> list[Point]:
+        return [{"name": name, "size": 8} for name in settings.names]
+
+    def command(settings: Settings, point: Point, folder: Path) -> list[str]:
+        return [sys.executable, "-c", PROGRAM, point["name"], str(folder)]
+
+    columns: tuple[Column, ...] = (
+        Column(key="name", title="name"),
+        Column(key="size", title="size"),
+        Column(key="rate", title="img/s", form="{:,.1f}"),
+    )
+    columns += (Column(key="bound", title="bound", detail=True), Column(key="power_w", title="W"))
+    fields: dict[str, Any] = {"name": "fake", "about": "about it", "settings": Settings, "points": points, "command": command}
+    return Suite(**(fields | {"read": figures_of, "columns": columns, "rate": "rate"} | changes))
+
+
+def ran(folder: Path, *names: str, limit_s: float = 30.0, **changes: Any) -> list[Row]:
+    return run(suite(**changes), Settings(names=names, output=folder, limit_s=limit_s), folder, lambda *_: None)
+
+
+def test_each_end_is_a_row(tmp_path: Path) -> None:
+    rows = ran(tmp_path, "good", "oom", "crash", "silent", "short", "slow", limit_s=3.0)
+    assert {row["point"]["name"]: row["status"] for row in rows} == {
+        "good": "ok",
+        "oom": "oom",
+        "crash": "failed",
+        "silent": "failed",
+        "short": "short",
+        "slow": "timeout",
+    }
+    errors = {row["point"]["name"]: row["error"] for row in rows}
+    assert errors["crash"] == "exit code 1: the last line"
+    assert errors["oom"].endswith("(CUDA out of memory)") and "left no figures" in errors["silent"]
+    assert errors["slow"] == "took longer than --limit-s 3"
+    assert results(tmp_path) == json.loads(json.dumps(rows))
+
+
+def test_going_on_measures_what_is_left(tmp_path: Path) -> None:
+    """A point that failed is tried again, once; what is there is not."""
+    ran(tmp_path, "good", "crash")
+    with (tmp_path / "results.jsonl").open("a") as file:
+        file.write('{"point": {"na')  # a kill in mid-write
+    (tmp_path / "results.jsonl").write_bytes((tmp_path / "results.jsonl").read_bytes() + b"\n")
+    said: list[str] = []
+    rows = run(suite(), Settings(names=("good", "crash"), output=tmp_path), tmp_path, lambda *told: said.append(told[2]))
+    assert [row["point"]["name"] for row in rows] == ["good", "crash"]
+    assert [line.partition(":")[0] for line in said] == ["crash-8", "crash-8"]
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
+
+
+def test_a_folder_is_of_one_command(tmp_path: Path) -> None:
+    ran(tmp_path, "good")
+    with pytest.raises(Mistake, match=r"--names \['good'\], this is \['oom'\]; name another folder"):
+        ran(tmp_path, "oom")
+
+
+def test_points_that_depend_on_rows(tmp_path: Path) -> None:
+    def follow(settings: Any, rows: Sequence[Row]) -> list[Point]:
+        return [{"name": "good", "size": 9}] if any(row["status"] == "oom" for row in rows) else []
+
+    rows = ran(tmp_path, "oom", follow=follow)
+    assert [(row["point"]["size"], row["status"]) for row in rows] == [(8, "oom"), (9, "ok")]
+
+
+def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
+    """SIGTERM to the program, in mid-point: exit code 130, the child is gone, the row before is there."""
+    script = (
+        "import sys; from pathlib import Path; from scripts import bench; import tests.unit.test_bench as here;"
+        "bench.SUITES['fake'] = 'tests.unit.test_bench'; here.SUITE = here.suite(); sys.exit(bench.main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", script, "fake", "--names", "good", "slow", "--output", str(tmp_path / "out")]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while not list(tmp_path.glob("out/runs/slow-8/log.txt")) and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    (child,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130 and f"--output {tmp_path / 'out'} goes on" in said
+    assert not os.path.exists(f"/proc/{child}")
+    assert [row["point"]["name"] for row in results(tmp_path / "out")] == ["good"]
+
+
+def test_the_tables(tmp_path: Path) -> None:
+    rows = ran(tmp_path, "good", "oom", "short")
+    console = Console(width=200, record=True, file=io.StringIO())
+    _show.show(suite(), rows, tmp_path, console)
+    shown = console.export_text()
+    assert "100.0 (90.0 to 110.0, 5)" in shown and "out of memory" in shown and "too few repeats" in shown
+    assert "bound" not in shown.partition("The same")[0], "a detail"
+    text = (tmp_path / "table.md").read_text()
+    assert "| name | img/s | bound |" in text, "neither what is the same for all, nor what nobody has"
+    assert "| good | 100.0 (90.0 to 110.0, 5) | compute |" in text
+    assert "| short | too few repeats: no figure | - |" in text and "100" not in text.partition("| short |")[2]
+    for line in ("The same for all: size 8.", "no GPU, 2 cores of a CPU, 4 GiB", "torch 2", "within 8.0% of its median", "scripts.bench"):
+        assert line in text
+
+
+def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
+    def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+        grid = [{**row, "figures": {"rate": row["figures"]["rate"]}} for row in rows]
+        series: _show.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
+        return [
+            _show.heat_map(folder / "heat.png", grid, x="name", y="size", figure="rate", title="t"),
+            _show.bars(folder / "bars.png", ["x", "y"], series, title="t", unit="img/s", marks={"ceiling": series}),
+            _show.lines(folder / "lines.png", {"a": [(1.0, 2.0), (2.0, 3.0)]}, title="t", x="n", y="img/s"),
+        ]
+
+    rows = ran(tmp_path, "good", plots=plots)
+    for _ in range(2):  # showing again adds nothing
+        _show.show(suite(plots=plots), rows, tmp_path, Console(file=io.StringIO()))
+    (run_,) = (EventAccumulator(str(tmp_path / "runs" / "good-8")).Reload(),)
+    assert [event.value for event in run_.Scalars("fake/rate")] == [100.0]
+    assert "_hparams_/session_start_info" in run_.summary_metadata
+    images = EventAccumulator(str(tmp_path / "plots")).Reload()
+    assert images.Tags()["images"] == ["fake/heat", "fake/bars", "fake/lines"]
+    assert all(len(images.Images(tag)) == 1 for tag in images.Tags()["images"])
+
+
+def test_names_are_folders() -> None:
+    assert name_of({"a": "x/y z", "b": 3, "c": [1, 2], "d": ""}) == "x_y_z-3-1x2"
+
+
+def test_flags_behind_two_dashes_are_train_pys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["train", "--loaders", "torchvision", "--", "--image-size", "64"]) == 2
+    assert "--data is missing" in capsys.readouterr().err
+    assert bench.main(["trane"]) == 2
+    assert "did you mean train" in capsys.readouterr().err
+    assert bench.main(["train", "--sconds", "3"]) == 2
+    assert "did you mean seconds" in capsys.readouterr().err
+
+
+def test_the_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said and bench.suite_of(name).about in said for name in bench.SUITES)
+
+
+def test_it_runs_as_a_file() -> None:
+    ended = subprocess.run([sys.executable, "scripts/bench.py"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and "train" in ended.stdout

@@ -1,0 +1,428 @@
+"""The doctor: every state of the rows that matter, a probe that crashes or hangs, the ways to call it, and one run for real."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import doctor
+from scripts.probes import Row, decoders, machine, storage, training
+from scripts.probes.storage import Pass
+from scripts.probes.training import Driver
+
+ROOT = Path(__file__).resolve().parents[2]
+H200 = Driver(names=("NVIDIA H200",) * 2, version="580.159.04", cuda=(13, 0), compute_modes=(0, 0))
+ONE = ["NVIDIA H200, 140 GiB"]
+
+
+def driver(**changes: Any) -> Driver:
+    return Driver(**{name: changes.get(name, getattr(H200, name)) for name in ("names", "version", "cuda", "compute_modes", "mig")})
+
+
+# --- what a reading means ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "state", "said"),
+    [
+        (training.judge_gpu(Driver(), [], "RuntimeError: no driver", "13.2"), "absent", "docker run --gpus all"),
+        (training.judge_gpu(H200, ONE * 2, "", "13.0"), "ok", ""),
+        (training.judge_gpu(H200, ONE, "", "13.0"), "ok", "1 of 2 visible"),
+        (training.judge_gpu(Driver(), ONE, "", "13.0"), "ok", ""),
+        (training.judge_gpu(H200, [], "", None), "bad", "a torch with CUDA"),
+        (training.judge_gpu(driver(cuda=(12, 4)), [], "RuntimeError: driver too old", "13.0"), "bad", "one for CUDA 13"),
+        (training.judge_gpu(H200, [], "RuntimeError: unknown error", "13.0"), "bad", "see what it said"),
+        (training.judge_gpu(H200, ONE, "RuntimeError: no kernel image", "13.0"), "bad", "see what it said"),
+        (training.judge_gpu(driver(compute_modes=(2, 0)), ONE, "", "13.0"), "bad", "--compute-mode 0"),
+        (training.judge_gpu(driver(compute_modes=(3, 3)), ONE, "", "13.0"), "warn", "one process a GPU"),
+        (training.judge_gpu(driver(mig=True), ONE, "", "13.0"), "warn", "MIG is on"),
+        (training.judge_nccl("2.30.7", 8), "ok", "present"),
+        (training.judge_nccl("", 8), "bad", "NCCL"),
+        (training.judge_nccl("", 1), "absent", "two GPUs"),
+        (decoders.judge_dali({"nvidia-dali-cuda120": "2.4.0"}, importable=True, gpus=1, driver_cuda=13), "ok", ""),
+        (decoders.judge_dali({}, importable=True, gpus=1, driver_cuda=13), "ok", ""),
+        (decoders.judge_dali({}, importable=False, gpus=0, driver_cuda=0), "absent", "pip install nvidia-dali-cuda120"),
+        (decoders.judge_dali({}, importable=False, gpus=1, driver_cuda=13), "bad", "pip install nvidia-dali-cuda120"),
+        (decoders.judge_dali({"nvidia-dali-cuda130": "2.4.0"}, importable=True, gpus=1, driver_cuda=12), "bad", "runs CUDA 12"),
+        (decoders.judge_pixels((200.0, 100.5, 49.0), "x"), "ok", ""),
+        (decoders.judge_pixels((50.0, 100.0, 200.0), "x"), "bad", "x"),
+        (decoders.judge_pixels("RuntimeError: mixed", "x"), "bad", "x"),
+        (decoders.judge_engine(0, 7, 1, capabilities=None), "ok", "baseline"),
+        (decoders.judge_engine(0, 0, 0, capabilities=None), "absent", "SMs decode every JPEG"),
+        (decoders.judge_engine(6, 0, 0, capabilities="compute,utility"), "warn", "no `video`"),
+        (decoders.judge_engine(6, 0, 0, capabilities="compute,utility,video"), "absent", "SMs decode"),
+        (decoders.judge_nvdec(loads=True, used=3, codec="2.0"), "ok", ""),
+        (decoders.judge_nvdec(loads=False, used=None, codec=None), "warn", "video"),
+        (decoders.judge_reader("nvimgcodec", "nvidia-nvimgcodec-cu12 0.9"), "ok", ""),
+        (decoders.judge_reader("torchvision", ""), "warn", "1.8 times"),
+        (decoders.judge_decord("0.6.0", {"h264": True, "hevc": True, "vp9": True}), "ok", "AV1"),
+        (decoders.judge_decord("0.6.0", {}), "ok", "AV1"),
+        (decoders.judge_decord("0.6.0", {"h264": True, "hevc": False}), "warn", "AV1"),
+        (machine.judge_cores(16.0, 64, 1), "ok", "any loader"),
+        (machine.judge_cores(16.0, 16, 2), "ok", "dali-gpu is content"),
+        (machine.judge_cores(8.0, 8, 8), "warn", "few"),
+        (machine.judge_cores(1.0, 8, 0), "warn", "one core"),
+        (machine.judge_memory(128.0, 512.0, 1), "ok", ""),
+        (machine.judge_memory(16.0, 512.0, 8), "warn", "GiB a rank"),
+        (machine.judge_shm(24_000.0, 16.0, 8), "ok", ""),
+        (machine.judge_shm(64.0, 16.0, 1), "warn", "--shm-size=1g"),
+        (machine.judge_shm(64.0, 16.0, 8), "bad", "--shm-size=1g"),
+        (machine.judge_shm(0.0, 16.0, 0), "bad", "--workers 0"),
+        (machine.judge_open_files(65536, 65536), "ok", ""),
+        (machine.judge_open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY), "ok", ""),
+        (machine.judge_open_files(512, 4096), "warn", "ulimit -n 4096"),
+        (machine.judge_open_files(64, 64), "bad", "nofile=65536"),
+        (machine.judge_locked_memory(resource.RLIM_INFINITY, 8, infiniband=True), "ok", ""),
+        (machine.judge_locked_memory(8 << 20, 8, infiniband=True), "warn", "memlock=-1"),
+        (machine.judge_locked_memory(8 << 20, 8, infiniband=False), "ok", "InfiniBand"),
+        (machine.judge_environment({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "OMP_PROC_BIND": "false"}), "ok", ""),
+        (machine.judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_LAUNCH_BLOCKING": "0"}), "ok", ""),
+        (machine.judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), "warn", "unset CUDA_DEVICE_MAX_CONNECTIONS"),
+        (machine.judge_environment({"OMP_PROC_BIND": "close", "OMP_WAIT_POLICY": "ACTIVE"}), "warn", "unset OMP_PROC_BIND OMP_WAIT_POLICY"),
+        (storage.judge_cache(Path("c"), 40_000.0, writable=True), "ok", ""),
+        (storage.judge_cache(Path("c"), 10.0, writable=True), "warn", "--manifest-dir"),
+        (storage.judge_cache(Path("c"), 40_000.0, writable=False), "bad", "XDG_CACHE_HOME"),
+    ],
+)
+def test_what_a_reading_means(row: Row, state: str, said: str) -> None:
+    assert row.state == state, row
+    assert said in row.consequence
+    assert row.found
+
+
+def test_both_dalis_name_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds = {"nvidia-dali-cuda130": "2.4.0", "nvidia-dali-cuda120": "2.3.0", "numpy": "2.4"}
+    monkeypatch.setattr(decoders, "installed", lambda: builds)
+    row = decoders.dali()
+    assert row.state == "bad"
+    assert row.found == "nvidia-dali-cuda120 2.3.0, nvidia-dali-cuda130 2.4.0"
+    assert "pip uninstall nvidia-dali-cuda120 nvidia-dali-cuda130" in row.consequence
+
+
+@pytest.mark.parametrize(
+    ("folders", "built", "state", "said"),
+    [
+        ((), (), "absent", "not needed"),
+        (("lib", "scripts"), (), "bad", "pip uninstall apex"),
+        (("optimizers", "normalization"), (), "warn", "fused kernels"),
+        (("optimizers", "normalization"), ("amp_C",), "ok", ""),
+    ],
+)
+def test_which_apex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Any, built: Any, state: str, said: str) -> None:
+    """It is found as `import apex` would find it, and not run."""
+    for folder in folders:
+        (tmp_path / "apex" / folder).mkdir(parents=True)
+        (tmp_path / "apex" / "__init__.py").write_text("raise SystemExit('it was run')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(training, "has", lambda name: name in built)
+    monkeypatch.setattr(training, "installed", lambda: {"apex": "0.9.10dev"} if folders else {})
+    row = training.apex()
+    assert row.state == state
+    assert said in row.consequence
+
+
+@pytest.mark.parametrize(
+    ("value", "hidden"), [("", True), ("-1", True), ("7", True), ("0", False), ("1,0", False), ("2,0", True), ("GPU-5a", False)]
+)
+def test_which_gpus_a_variable_hides(value: str, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    row = training.judge_gpu(H200, [], "RuntimeError: No CUDA GPUs are available", "13.0")
+    assert (row.state, "unset it" in row.consequence) == (("warn", True) if hidden else ("bad", False))
+
+
+def test_a_torchvision_of_another_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torchvision
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    assert training.torch_and_torchvision().state == "ok"
+    monkeypatch.setattr(torchvision.ops, "nms", refuse)
+    row = training.torch_and_torchvision()
+    assert row.state == "bad" and "nms does not exist" in row.found and "from one index" in row.consequence
+
+
+def test_without_a_gpu_nothing_of_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoders, "driver", Driver)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    for probe in (decoders.dali_gpu, decoders.nvjpeg_engine, decoders.nvdec):
+        assert probe() == decoders.NO_GPU
+
+
+class Library:
+    """libnvjpeg as an H200 has it, or (`status`) without the engine's driver."""
+
+    def __init__(self, status: int = 0) -> None:
+        self.status, self.open = status, 0
+
+    def nvjpegCreateEx(self, backend: int, _device: None, _pinned: None, _flags: Any, handle: Any) -> int:
+        self.open += self.status == 0
+        return self.status if backend == 3 else 1
+
+    def nvjpegGetHardwareDecoderInfo(self, _handle: Any, count: Any, cores: Any) -> int:
+        ctypes.cast(count, ctypes.POINTER(ctypes.c_uint))[0] = 7
+        ctypes.cast(cores, ctypes.POINTER(ctypes.c_uint))[0] = 1
+        return 0
+
+    def nvjpegDestroy(self, _handle: Any) -> int:
+        self.open -= 1
+        return 0
+
+
+def test_engines_are_counted_by_nvjpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library()
+    assert (decoders.engines(library), library.open) == ((0, 7, 1), 0)
+    assert decoders.engines(Library(status=6)) == (6, 0, 0)
+    monkeypatch.setattr(decoders, "driver", lambda: H200)
+    monkeypatch.setattr(decoders, "nvjpeg_library", lambda: library)
+    assert decoders.nvjpeg_engine().found == "7 engines, 1 core each"
+    monkeypatch.setattr(decoders, "nvjpeg_library", lambda: None)
+    assert decoders.nvjpeg_engine().state == "absent"
+
+
+def test_dali_decodes_a_jpeg_here_and_says_when_it_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decoders.dali_cpu().state == "ok"
+    monkeypatch.setattr(decoders, "jpeg", lambda: b"no JPEG")
+    row = decoders.dali_cpu()
+    assert row.state == "bad" and "RuntimeError" in row.found
+    monkeypatch.setattr(decoders, "has", lambda _: False)
+    assert decoders.dali_cpu().state == "absent"
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------------------------
+
+MOUNTINFO = """\
+22 27 0:21 / /proc rw,relatime - proc proc rw
+27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
+40 27 0:40 / /data rw - nfs4 server:/export rw,vers=4.2
+41 27 0:41 / /data\\040sets rw,nosuid shared:5 master:6 - fuse.gcsfuse bucket rw
+42 27 0:42 / /scratch rw - ext4 /dev/vdb rw
+43 27 0:43 / /scratch rw - lustre mds@tcp:/fs rw
+44 27 0:44 / /ntfs rw - fuseblk /dev/sdb1 rw
+45 27 0:45 / /dev/shm rw - tmpfs tmpfs rw
+a line that is none
+"""
+
+
+@pytest.mark.parametrize(
+    ("folder", "kind", "point", "state"),
+    [
+        ("/srv/imagenet", "ext4", "/", "ok"),
+        ("/data", "nfs4", "/data", "warn"),
+        ("/data/train", "nfs4", "/data", "warn"),
+        ("/database", "ext4", "/", "ok"),
+        ("/data sets/train", "fuse.gcsfuse", "/data sets", "warn"),
+        ("/scratch/x", "lustre", "/scratch", "warn"),  # mounted over the local one
+        ("/ntfs/x", "fuseblk", "/ntfs", "ok"),
+        ("/dev/shm/x", "tmpfs", "/dev/shm", "ok"),
+    ],
+)
+def test_the_file_system_of_a_folder(folder: str, kind: str, point: str, state: str) -> None:
+    mount = storage.mount_of(folder, MOUNTINFO)
+    assert mount is not None
+    assert (mount.kind, mount.point) == (kind, point)
+    row = storage.judge_mount(mount)
+    assert row.state == state
+    assert ("dali-fed" in row.consequence) == (state == "warn")
+
+
+def test_a_folder_without_a_mount() -> None:
+    assert storage.mount_of("/x", "") is None
+    assert storage.judge_mount(None).state == "warn"
+
+
+WARM = Pass(files=200, bytes=200 * 110_000, seconds=0.02, cached=200)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "cached", "state", "said"),
+    [
+        (0.1, 0, "ok", "disk: 2,000 files/s"),
+        (2.0, 0, "warn", "disk: 100 files/s"),
+        (0.02, 200, "ok", "cannot be told apart from the cache, files stay in the cache"),
+        (0.02, None, "ok", "cannot be told apart from the cache, the file system does not say"),
+    ],
+)
+def test_disk_and_page_cache_are_told_apart(seconds: float, cached: int | None, state: str, said: str) -> None:
+    row = storage.judge_reading(Pass(files=200, bytes=200 * 110_000, seconds=seconds, cached=cached), WARM)
+    assert row.state == state
+    assert said in row.found and "page cache: 10,000 files/s, 1,049 MiB/s" in row.found
+    assert ("dali-fed" in row.consequence) == (state == "warn")
+
+
+def test_files_are_taken_from_everywhere_and_read(tmp_path: Path) -> None:
+    for folder in range(5):
+        (tmp_path / str(folder)).mkdir()
+        for file in range(80):
+            (tmp_path / str(folder) / f"{file}.JPEG").write_bytes(bytes(1000))
+        (tmp_path / str(folder) / ".hidden").write_bytes(b"x")
+    (tmp_path / "circle").symlink_to(tmp_path)
+    (tmp_path / "0" / "broken").symlink_to(tmp_path / "gone")
+    paths = storage.some_files(tmp_path)
+    assert len(paths) == 200
+    assert len({Path(path).parent.name for path in paths}) == 5
+    taken = storage.read(paths)
+    assert (taken.files, taken.bytes) == (200, 200_000)
+    assert storage.read(paths, limit_s=0.0).files == 1
+    row = storage.reading(tmp_path)
+    assert row.state == "ok" and "200 files of 1 KiB" in row.found
+
+
+def test_a_folder_without_files_and_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert storage.reading(tmp_path).state == "warn"
+    monkeypatch.setattr(storage, "some_files", lambda _: [str(tmp_path / "gone")])
+    row = storage.reading(tmp_path)
+    assert row.state == "bad" and "gone" in row.found
+
+
+# --- processes --------------------------------------------------------------------------------------------------------------------------
+
+
+def fine() -> Row:
+    print("a library says something")
+    return Row(found="here", state="ok")
+
+
+def raise_an_error() -> Row:
+    raise LookupError("no such\nthing")
+
+
+def crash() -> Row:
+    print("last words", file=sys.stderr, flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)
+    raise AssertionError
+
+
+def leave_early() -> Row:
+    os._exit(7)
+
+
+def hang() -> Row:
+    time.sleep(600)
+    raise AssertionError
+
+
+def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixture[str]) -> None:
+    probes = {"a": fine, "b": raise_an_error, "c": crash, "d": fine, "e": leave_early, "f": fine}
+    rows = doctor.ask(probes)
+    assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("b", "warn"), ("c", "bad"), ("d", "ok"), ("e", "bad"), ("f", "ok")]
+    found = {row.what: row.found for row in rows}
+    assert found["b"] == "LookupError: no such"
+    assert found["c"].startswith("its process was ended by SIGSEGV: ") and "last words" in found["c"]
+    assert found["e"] == "its process ended with exit code 7"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_probe_that_hangs_is_a_row() -> None:
+    rows = doctor.ask({"a": fine, "b": hang, "c": fine}, limit_s=4.0)
+    assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("b", "bad"), ("c", "ok")]
+    assert rows[1].found.startswith("no answer within 4 s")
+
+
+ROWS = [
+    Row(what="x", found="f [red]", state="ok"),
+    Row(what="y", found="g", state="bad", consequence="mend it"),
+    Row(what="z", found="h", state="absent"),
+]
+
+
+def test_exit_code_table_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "diagnose", lambda _: ROWS)
+    assert doctor.main([]) == 1
+    said = capsys.readouterr().out
+    assert "f [red]" in said, "what is found is no markup"
+    assert said.index("mend it") < said.index("f [red]"), "what to change comes first"
+    assert said.splitlines()[-1] == "bad: y"
+    assert doctor.main(["--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[1] == {"what": "y", "found": "g", "state": "bad", "consequence": "mend it"}
+    monkeypatch.setattr(doctor, "diagnose", lambda _: [ROWS[0], ROWS[2]])
+    assert doctor.main([]) == 0
+    assert capsys.readouterr().out.endswith("nothing to change\n")
+
+
+def test_without_rich_the_rows_are_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("rich", *(name for name in sys.modules if name.startswith("rich."))):
+        monkeypatch.setitem(sys.modules, name, None)
+    doctor.show(ROWS)
+    assert capsys.readouterr().out.splitlines()[1] == "bad     y: g; mend it"
+
+
+@pytest.mark.parametrize("name", ["gone", "file"])
+def test_a_wrong_folder_is_one_line(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("x")
+    assert doctor.main(["--data", str(tmp_path / name)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"doctor: --data {tmp_path / name}: ")
+
+
+# --- for real ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "train" / "ant").mkdir(parents=True)
+    for i in range(3):
+        (tmp_path / "train" / "ant" / f"{i}.JPEG").write_bytes(decoders.jpeg())
+    return tmp_path
+
+
+@pytest.mark.parametrize("call", [["-m", "scripts.doctor"], ["scripts/doctor.py"]])
+def test_it_runs_here(call: list[str], data: Path) -> None:
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, *call, "--json", "--data", str(data)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    seconds = time.monotonic() - began
+    rows = {row["what"]: row for row in json.loads(done.stdout)}
+    assert list(rows) == [name for lane in doctor.LANES for name in lane] + [*doctor.OF_DATA, *doctor.MANIFESTS]
+    assert done.stderr == ""
+    assert done.returncode == int(any(row["state"] == "bad" for row in rows.values()))
+    assert {rows[name]["state"] for name in ("torch, torchvision", "DALI", "DALI decodes, CPU", "CPU reader")} == {"ok"}
+    assert not [row for row in rows.values() if "could not be looked at" in row["consequence"]]
+    assert "3 files of 1 KiB" in rows["--data: reading"]["found"]
+    assert seconds < 60, "4 to 5 s on two idle cores"
+
+
+def test_this_process_imports_nothing_that_could_be_broken() -> None:
+    code = (
+        "import sys, scripts.doctor; print([name for name in ('torch', 'numpy', 'nvidia', 'cv2', 'pynvml', 'rich') if name in sys.modules])"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "[]"
+
+
+def test_ctrl_c_ends_it_and_its_children() -> None:
+    process = subprocess.Popen([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 30
+        children = Path(f"/proc/{process.pid}/task")
+        while time.monotonic() < deadline and not _children(children):
+            time.sleep(0.05)
+        begun = _children(children)
+        assert begun
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        while time.monotonic() < deadline and any(_alive(child) for child in begun):
+            time.sleep(0.05)
+        assert not any(_alive(child) for child in begun)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _children(tasks: Path) -> list[int]:
+    return [int(word) for file in tasks.glob("*/children") for word in file.read_text().split()]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,85 @@
+"""scripts/report.py: which ratio is beyond noise, and what --fail-below is about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks._suite import Row
+from scripts import report
+from scripts.bench import suite_of
+
+TRAIN = suite_of("train")
+
+
+def row(rate: float | None, low: float = 0.0, high: float = 0.0, arch: str = "resnet18", **changes: Any) -> Row:
+    point = {"arch": arch, "batch_size": 8, "loader": "torchvision", "precision": "fp32", "gpus": 1}
+    spread = {"rate": {"n": 5, "min": low or rate, "max": high or rate, "iqr": 1.0}} if rate else {}
+    found: Row = {"suite": "train", "point": point, "status": "ok" if rate else "failed", "error": None, "folder": ".", "took_s": 1.0}
+    return found | {"figures": {"rate": rate}, "spread": spread, "versions": {"torch": "2"}, "hardware": {}} | changes
+
+
+def folder(path: Path, *rows: Row) -> Path:
+    path.mkdir()
+    (path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (path / "suite.json").write_text(json.dumps({"suite": "train", "command": "python -m scripts.bench train"}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "speed", "beyond"),
+    [
+        ((100, 95, 105), (90, 88, 96), 0.9, False),  # the ranges overlap
+        ((100, 98, 105), (90, 88, 96), 0.9, True),
+        ((100, 98, 105), (110, 106, 112), 1.1, True),
+        ((100, 98, 105), (None,), None, False),
+    ],
+)
+def test_ratio_and_noise(a: Any, b: Any, speed: float | None, beyond: bool) -> None:
+    (pair,) = report.pairs(TRAIN, [row(*a)], [row(*b)])
+    assert pair.speed == (None if speed is None else pytest.approx(speed))
+    assert pair.beyond_noise is beyond
+
+
+def test_without_repeats_nothing_is_beyond_noise() -> None:
+    (pair,) = report.pairs(TRAIN, [row(100, spread={})], [row(10, spread={})])
+    assert pair.speed == pytest.approx(0.1) and not pair.beyond_noise
+
+
+@pytest.mark.parametrize(
+    ("b", "code"),
+    [
+        ([row(99, 98, 100), row(50, arch="alexnet")], 0),
+        ([row(90, 89, 91), row(50, arch="alexnet")], 1),  # slower, beyond noise
+        ([row(90, 89, 100), row(50, arch="alexnet")], 0),  # slower, within noise
+        ([row(99, 98, 100), row(None, arch="alexnet")], 1),  # a point is lost
+        ([row(99, 98, 100)], 1),
+        ([row(200, 199, 201), row(60, arch="alexnet"), row(None, arch="vgg11")], 0),  # A has no vgg11
+    ],
+)
+def test_fail_below(b: list[Row], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a = folder(tmp_path / "a", row(100, 98, 102), row(50, arch="alexnet"))
+    assert report.main([str(a), str(folder(tmp_path / "b", *b)), "--fail-below", "0.95"]) == code
+    assert ("fail --fail-below 0.95" in capsys.readouterr().out) == bool(code)
+    assert report.main([str(a), str(tmp_path / "b")]) == 0, "without the flag it only tells"
+
+
+def test_one_folder_is_shown_again(tmp_path: Path) -> None:
+    assert report.main([str(folder(tmp_path / "a", row(100, 98, 102)))]) == 0
+    assert "| 100 (98 to 102, 5) |" in (tmp_path / "a" / "table.md").read_text()
+
+
+@pytest.mark.parametrize("names", [("none",), ("empty",), ("a", "b", "c"), ()])
+def test_mistakes_get_one_line(names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert report.main([str(tmp_path / name) for name in names]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("report: ") and said.count("\n") == 1
+
+
+def test_other_machines_are_named() -> None:
+    other = row(100, versions={"torch": "3"}, hardware={"cpu": "another"})
+    assert report.differences([row(100)], [other]) == ["hardware differ: cpu - / another", "versions differ: torch 2 / 3"]
