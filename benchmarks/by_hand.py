@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Iterator
@@ -71,7 +72,7 @@ def main() -> None:
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--loader", choices=("dali", "torchvision"), default="dali")
     parser.add_argument("--batch-size", type=int, default=512)
-    parser.add_argument("--workers", type=int, default=15)
+    parser.add_argument("--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1))
     parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
     parser.add_argument("--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)")
     arguments = parser.parse_args()

@@ -34,6 +34,8 @@ class Train(Common):
     """auto = fp16 on a GPU."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
+    workers: PositiveInt | None = None
+    """A rank, for our loaders and the loop by hand. Default: CPU cores / ranks, less one."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Of steady windows to measure at each point, after the warm-up."""
     by_hand: tuple[Literal["dali", "torchvision"], ...] = ()
@@ -52,17 +54,18 @@ def points(settings: Train) -> list[Point]:
 
 
 def command(settings: Train, point: Point, folder: Path) -> list[str]:
-    data = ["--data", str(settings.data.resolve())] if settings.data else []
+    common = ["--data", str(settings.data.resolve())] if settings.data else []
+    common += ["--workers", str(settings.workers)] if settings.workers else []
     if point["loader"].startswith(BY_HAND):
         named = ["--arch", point["arch"], "--batch-size", str(point["batch_size"]), "--seconds", str(settings.seconds)]
         how = point["loader"].removeprefix(BY_HAND)
-        return [sys.executable, "-m", "benchmarks.by_hand", *data, *named, "--loader", how, "--output", str(folder / "figures.json")]
+        return [sys.executable, "-m", "benchmarks.by_hand", *common, *named, "--loader", how, "--output", str(folder / "figures.json")]
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(point["gpus"])] if point["gpus"] > 1 else []
     flags: dict[str, Any] = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")} | {"seconds": settings.seconds}
     # as many epochs as the seconds take; a rate that learns nothing and does not diverge
     flags |= {"epochs": 1_000_000, "val_every": 0, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
     words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return [sys.executable, *launch, "train.py", *data, *words, "--output", str(folder), *shlex.split(settings.flags)]
+    return [sys.executable, *launch, "train.py", *common, *words, "--output", str(folder), *shlex.split(settings.flags)]
 
 
 def read(point: Point, folder: Path) -> Measured:
