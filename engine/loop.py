@@ -159,7 +159,7 @@ class Run:
         self._epoch_failed: set[int] = set()
         self._failed_in_validation: set[int] = set()
         self._read_bytes = 0
-        self._measured_s = 0.0
+        self._measured = False
         self._time_is_up = False
 
     # -- the run ------------------------------------------------------------------------------------------------------
@@ -218,8 +218,7 @@ class Run:
                 kept = self._seen[-1]
                 if progress.step == 1:
                     self.report.images(kept)
-                enough = self.seconds is not None and self._measured_s >= self.seconds
-                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due(), enough=enough)
+                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due(), enough=self._measured)
                 self._time_is_up = decided["enough"]
                 if logging or self._recent.full():
                     self._log(lr, bar, everything=False)
@@ -281,7 +280,7 @@ class Run:
             lr=lr,
             skipped_steps=self._skipped,
             phases=self.phases.read(),
-            step_ms=self.phases.step_ms,
+            steps=self.phases.steps,
             bar=bar,
         )
 
@@ -310,7 +309,7 @@ class Run:
         if closed is not None:
             window, step, read = closed
             total = float(self.world.sum(np.array([read], np.float64))[0])
-            self._measured_s = self.meter.steady_s()
+            self._measured = self.seconds is not None and self.meter.has_measured(self.seconds)
             self.report.window(window, step=step, mib_per_s=total / 2**20 / window.seconds)
 
     # -- validation and checkpoints -----------------------------------------------------------------------------------

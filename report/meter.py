@@ -23,6 +23,10 @@ HIGHEST_EFFICIENCY = 1.03
 """A rate can be this far above its ceiling by chance."""
 
 
+ENOUGH = 4
+"""Windows that a measurement by time takes at least: three make a median with a spread, and the last may move the warm-up's end."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """Samples of all ranks and of this rank, over `seconds` of active wall clock."""
@@ -55,9 +59,10 @@ class Meter:
         self._samples += samples
         self._counted += samples
 
-    def steady_s(self) -> float:
-        """Seconds of the windows after the warm-up."""
-        return sum(window.seconds for window in steady(self.windows))
+    def has_measured(self, seconds: float) -> bool:
+        """Whether the windows after the warm-up are enough for a figure, and add up to this many seconds."""
+        kept = steady(self.windows)
+        return len(kept) >= ENOUGH and sum(window.seconds for window in kept) >= seconds
 
     def total_samples(self) -> int:
         """Valid samples of all ranks since the meter was made."""

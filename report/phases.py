@@ -25,10 +25,10 @@ class Phases:
         self._spare: list[Any] = []
         self._totals: dict[str, float] = {}
         self._steps = 0
-        self._step_ms = 0.0
-        self._durations: list[float] = []
-        self.step_ms: list[float] = []
-        """Of each step that the last `read` covered: from the end of the step before to its own end."""
+        self._current: dict[str, float] = {}
+        self._done: list[dict[str, float]] = []
+        self.steps: list[dict[str, float]] = []
+        """Milliseconds of each phase on the step's own timeline, for each step that the last `read` covered; together its duration."""
 
     def mark(self, name: str) -> None:
         if not self._cuda:
@@ -59,7 +59,7 @@ class Phases:
         self._drain()
         means = {name: total / max(self._steps, 1) for name, total in self._totals.items() if name != "interrupted"}
         self._totals, self._steps = {}, 0
-        self.step_ms, self._durations = self._durations, []
+        self.steps, self._done = self._done, []
         return means
 
     def _drain(self) -> None:
@@ -67,15 +67,15 @@ class Phases:
             if self._marks[1][0] == STEP:
                 del self._marks[1]
                 self._steps += 1
-                self._durations.append(self._step_ms)
-                self._step_ms = 0.0
+                self._done.append(self._current)
+                self._current = {}
                 continue
             if self._cuda and not self._marks[1][1].query():
                 break
             (_, start), (name, end) = self._marks.popleft(), self._marks[0]
             if name != "interrupted":
                 milliseconds = start.elapsed_time(end) if self._cuda else (end - start) * 1e3
-                self._step_ms += milliseconds
+                self._current[name] = self._current.get(name, 0.0) + milliseconds
                 self._add(name, milliseconds)
             if self._cuda:
                 self._spare.append(start)

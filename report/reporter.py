@@ -66,7 +66,7 @@ class Reporter:
         record = Record(output, enabled=here, resume_step=resumed_at)
         record.config(config_text)
         board = Board(output, enabled=here, purge_step=None if resumed_at is None else resumed_at + 1)
-        return Reporter(world=world, console=console, board=board, record=record, meter=meter, facts=facts, **rest)
+        return Reporter(world=world, console=console, board=board, record=record, meter=meter, facts=facts, resumed_at=resumed_at, **rest)
 
     def __init__(
         self,
@@ -79,6 +79,7 @@ class Reporter:
         facts: Mapping[str, Any],
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        resumed_at: int | None = None,
     ) -> None:
         self._channel_mean, self._channel_std = torch.tensor(mean), torch.tensor(std)
         self._world, self._console, self._board, self._record, self._meter = world, console, board, record, meter
@@ -87,9 +88,9 @@ class Reporter:
         self._ceilings: dict[str, dict[str, Any] | None] = {"compute": None, "loader": None}
         self._memory: dict[str, float | None] = {}
         self._load: list[dict[str, float | None]] = []
-        self._phases: list[tuple[int, dict[str, float]]] = []
-        self._step_ms: list[float] = []
-        self._told_before: list[tuple[int, int]] = []  # how many phases and steps were told before each window
+        self._steps: list[dict[str, float]] = []  # phases of each step since the run, or this part of it, began
+        self._ended_with: list[int] = []  # the step with which each window ended
+        self._resumed_at = resumed_at or 0
         self._rate: float | None = None
         self._validation: dict[str, Any] = {}
         self._finished = False
@@ -125,10 +126,11 @@ class Reporter:
         lr: float,
         skipped_steps: int,
         phases: dict[str, float],
-        step_ms: list[float],
+        steps: list[dict[str, float]],
         bar: Bar,
     ) -> None:
-        """`points`: step, loss, grad_norm, loss_scale of each step since the last call. Phases are means, milliseconds a step.
+        """`points`: step, loss, grad_norm, loss_scale of each step since the last call. `phases`: means, milliseconds a step; `steps`:
+        the same of each step that the device has passed since, in order.
 
         A loss is nan where no sample of the step was valid; it is left out of the mean.
         """
@@ -136,8 +138,7 @@ class Reporter:
         loss = float(np.mean(losses)) if losses else None
         norm = next((point["grad_norm"] for point in reversed(points) if not np.isnan(point["grad_norm"])), None)
         step = int(last["step"])
-        self._phases.append((len(points), phases))
-        self._step_ms += step_ms
+        self._steps += steps
         self._record.point(
             "train",
             step,
@@ -150,6 +151,8 @@ class Reporter:
                 "loss_scale": last["loss_scale"],
                 "skipped_steps": skipped_steps,
                 "ms": phases,
+                "step_ms": [duration(one) for one in steps],
+                "data_wait_ms": [one.get("data_wait", 0.0) for one in steps],
             },
         )
         self._board.scalars(
@@ -168,7 +171,7 @@ class Reporter:
     def window(self, window: Window, *, step: int, mib_per_s: float) -> None:
         """One closed window of the rate, and what the machine was doing meanwhile."""
         self._rate = window.rate
-        self._told_before.append((len(self._phases), len(self._step_ms)))
+        self._ended_with.append(step)
         load = self._sampler.read()
         self._load.append(load)
         self._measure_memory(load["host_gib"])
@@ -249,7 +252,7 @@ class Reporter:
         if not self._memory:
             self._measure_memory(host_gib())
         warm = rate["warmup_windows"]  # what is said of the machine and of a step is of the same windows as the rate
-        warm_phases, warm_steps = self._told_before[warm - 1] if 0 < warm <= len(self._told_before) else (0, 0)
+        kept = self._steps[self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0 :]
         summary = {
             **{name: value for name, value in self._facts.items() if name not in ("settings", "title")},
             "finished": finished,
@@ -264,8 +267,8 @@ class Reporter:
             "efficiency": efficiency,
             "bound": bound_by,
             "check": "failed: efficiency above 103 %" if efficiency is not None and efficiency > HIGHEST_EFFICIENCY else "passed",
-            "data_wait": self._data_wait(warm_phases),
-            "step_ms": self._step_times(warm_steps),
+            "data_wait": data_wait(kept),
+            "step_ms": step_times(kept),
             "validation": validation,
             "memory": self._memory,
             "gpu": {name: self._mean(read, warm) for name, read in GPU.items()},
@@ -299,21 +302,6 @@ class Reporter:
         found = self._ceilings[name]
         return None if found is None else float(found["rate"])
 
-    def _step_times(self, warm: int) -> dict[str, float] | None:
-        """Of the steps after the warm-up: milliseconds from the end of one to the end of the next."""
-        kept = self._step_ms[warm:]
-        return {"n": len(kept), **{f"p{p}": float(np.percentile(kept, p)) for p in (50, 99)}} if kept else None
-
-    def _data_wait(self, warm: int) -> dict[str, float] | None:
-        """Mean over the steps after the warm-up, milliseconds, and as a share of the step's wall clock."""
-        kept = self._phases[warm:] or self._phases
-        steps = sum(count for count, _ in kept)
-        if not steps:
-            return None
-        wait = sum(count * phases.get("data_wait", 0.0) for count, phases in kept) / steps
-        whole = sum(count * sum(phases.get(name, 0.0) for name in PHASES if name != "transfer") for count, phases in kept) / steps
-        return {"ms": wait, "share": wait / whole if whole else 0.0}
-
     def _mean(self, name: str, warm: int) -> float | None:
         values = [value for load in self._load[warm:] or self._load if (value := load[name]) is not None]
         return float(np.mean(values)) if values else None
@@ -331,3 +319,20 @@ class Reporter:
             name: max((known for known in (self._memory.get(name), value) if known is not None), default=None)
             for name, value in now.items()
         }
+
+
+def duration(step: Mapping[str, float]) -> float:
+    """Milliseconds from the end of the step before to the end of this one."""
+    return sum(step.values())
+
+
+def step_times(steps: list[dict[str, float]]) -> dict[str, float] | None:
+    """Number, median and 99th percentile, milliseconds."""
+    durations = [duration(step) for step in steps]
+    return {"n": len(steps), **{f"p{p}": float(np.percentile(durations, p)) for p in (50, 99)}} if steps else None
+
+
+def data_wait(steps: list[dict[str, float]]) -> dict[str, float] | None:
+    """Mean over the steps, milliseconds, and as a share of their time."""
+    wait, whole = sum(step.get("data_wait", 0.0) for step in steps), sum(map(duration, steps))
+    return {"ms": wait / len(steps), "share": wait / whole if whole else 0.0} if steps else None

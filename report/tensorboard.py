@@ -128,13 +128,13 @@ class Board:
         self._event(summary=row)
         self._named = True
 
-    def layout(self) -> None:
-        """The CUSTOM SCALARS page."""
+    def layout(self, layout: Mapping[str, Mapping[str, Sequence[str]]] = LAYOUT) -> None:
+        """The CUSTOM SCALARS page: {group of tags: {title of a chart: names in the group}}."""
         from torch.utils.tensorboard.summary import custom_scalars
 
         charts = {
             group: {title: ["Multiline", [f"^{group}/{name}$" for name in names]] for title, names in charts.items()}
-            for group, charts in LAYOUT.items()
+            for group, charts in layout.items()
         }
         self._event(summary=custom_scalars(charts))
 

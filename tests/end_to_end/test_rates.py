@@ -3,7 +3,6 @@ summary whose figures follow from the points that led to them."""
 
 from __future__ import annotations
 
-import json
 import signal
 import statistics
 import time
@@ -61,16 +60,11 @@ class Told:
     windows: list[dict[str, Any]]
     ceilings: list[dict[str, Any]]
     train: list[dict[str, Any]]
-    warm: int  # points of `train` that were told before the warm-up's last window
 
     @staticmethod
     def read(output: Path) -> Told:
         found = summary(output)
-        kinds = [json.loads(line)["kind"] for line in (output / "metrics.jsonl").read_text().splitlines()]
-        windows = [at for at, kind in enumerate(kinds) if kind == "window"]
-        first = found["rate"]["warmup_windows"]
-        warm = kinds[: windows[first - 1]].count("train") if first else 0
-        return Told(found, points(output, "window"), points(output, "ceilings"), points(output, "train"), warm)
+        return Told(found, points(output, "window"), points(output, "ceilings"), points(output, "train"))
 
 
 def warm_up(rates: list[float]) -> int:
@@ -119,12 +113,12 @@ def check_rates(told: Told) -> None:
         assert found["bound"] == ("compute" if fed else "loader" if drained else "overlap")
 
     assert sum(len(point["losses"]) for point in told.train) == found["steps"]
-    kept = told.train[told.warm :]
-    steps = [len(point["losses"]) for point in kept]
-    wait = sum(n * point["ms"]["data_wait"] for n, point in zip(steps, kept, strict=True)) / sum(steps)
-    phases = ("data_wait", "forward", "backward", "update")
-    whole = sum(n * sum(point["ms"][name] for name in phases) for n, point in zip(steps, kept, strict=True)) / sum(steps)
-    assert found["data_wait"] == pytest.approx({"ms": wait, "share": wait / whole})
+    warm = windows[first - 1]["step"] if first else 0
+    waits, whole = ([one for point in told.train for one in point[name]][warm:] for name in ("data_wait_ms", "step_ms"))
+    assert found["data_wait"] == pytest.approx({"ms": statistics.mean(waits), "share": sum(waits) / sum(whole)})
+    assert found["step_ms"]["n"] == len(whole) == found["steps"] - warm
+    assert found["step_ms"]["p50"] == pytest.approx(statistics.median(whole))
+    assert found["step_ms"]["p50"] <= found["step_ms"]["p99"] <= max(whole)
 
 
 def consistent() -> Told:
@@ -135,7 +129,6 @@ def consistent() -> Told:
     ]
     one, other = ({"rate": rate, "spread": {"n": 5, "min": rate - 2, "max": rate + 1, "iqr": 1.0}} for rate in (120.0, 109.0))
     less = {"rate": 100.0, "spread": {"n": 5, "min": 99.0, "max": 101.0, "iqr": 1.0}}
-    ms = {"data_wait": 3.0, "forward": 2.0, "backward": 4.0, "update": 1.0}
     return Told(
         summary={
             "steps": 45,
@@ -152,16 +145,16 @@ def consistent() -> Told:
             "efficiency": 105 / 109,
             "bound": "loader",
             "check": "passed",
-            "data_wait": {"ms": 2.25, "share": 2.25 / 9.25},
+            "data_wait": {"ms": 93 / 41, "share": 93 / 380},
+            "step_ms": {"n": 41, "p50": 10.0, "p99": 10.0},
         },
         windows=windows,
         ceilings=[{"compute": one, "loader": less}, {"compute": less, "loader": other}],
         train=[
-            {"losses": [1.0] * 5, "ms": {**ms, "data_wait": 9.0}},
-            {"losses": [1.0] * 30, "ms": ms},
-            {"losses": [1.0] * 10, "ms": {**ms, "data_wait": 0.0}},
+            {"losses": [1.0] * 4, "data_wait_ms": [9.0] * 4, "step_ms": [16.0] * 4},
+            {"losses": [1.0] * 31, "data_wait_ms": [3.0] * 31, "step_ms": [10.0] * 31},
+            {"losses": [1.0] * 10, "data_wait_ms": [0.0] * 10, "step_ms": [7.0] * 10},
         ],
-        warm=1,
     )
 
 
@@ -185,7 +178,9 @@ PLANTS: dict[str, Any] = {
     "summary check": "failed: efficiency above 103 %",
     "summary data_wait ms": 3.0,  # with the warm-up
     "summary data_wait share": 0.2,
-    "train 0 losses": [1.0] * 4,
+    "train 0 losses": [1.0] * 3,
+    "summary step_ms p50": 9.0,
+    "summary step_ms n": 45,
 }
 
 

@@ -47,9 +47,10 @@ def test_the_time_of_each_step(clock: list[float]) -> None:
     for slower in (1, 2, 4):
         step(measured, clock, {name: slower * seconds for name, seconds in DURATIONS.items()})
     measured.read()
-    assert measured.step_ms == pytest.approx([75.0, 150.0, 300.0])
+    assert [sum(step.values()) for step in measured.steps] == pytest.approx([75.0, 150.0, 300.0])
+    assert [step["forward"] for step in measured.steps] == pytest.approx([20.0, 40.0, 80.0])
     measured.read()
-    assert measured.step_ms == []
+    assert measured.steps == []
 
 
 def test_data_wait_begins_at_the_end_of_the_step_before(clock: list[float]) -> None:

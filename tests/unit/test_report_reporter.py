@@ -69,7 +69,7 @@ def test_a_loss_of_no_sample_does_not_count(told: Told) -> None:
         points = [{"step": step, "loss": loss, "grad_norm": math.nan, "loss_scale": 1.0} for step, loss in enumerate(losses)]
         progress = {"epoch": 0, "consumed": 8}
         with told.console.epoch(title="epoch", total=8) as bar:
-            told.reporter.train(points, progress=progress, lr=0.1, skipped_steps=0, phases={}, step_ms=[], bar=bar)
+            told.reporter.train(points, progress=progress, lr=0.1, skipped_steps=0, phases={}, steps=[], bar=bar)
         return told.stream.getvalue().splitlines()[-1]
 
     assert "loss" not in train(math.nan, math.nan)
