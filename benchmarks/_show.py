@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks._suite import Column, Row, Suite, name_of, value
+from benchmarks._suite import Column, Point, Row, Suite, name_of, value
 from report.record import replace
 from report.tensorboard import Board
 
@@ -45,7 +45,7 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
     found = [[column.title for column in shown]]
     for row in rows:
         line = [_cell(row, column.key, column.form, spread=detail or column.key == suite.rate) for column in shown]
-        if row["status"] != "ok":
+        if row["status"] != "ok" and value(row, suite.rate) is None:
             line[[column.key for column in shown].index(suite.rate)] = _why(row)
         found.append(line)
     return found
@@ -112,6 +112,7 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     """Print the table; write table.md, plots/*.png and the TensorBoard runs."""
     from rich.table import Table
 
+    rows = suite.derive(rows)
     table = Table(title=f"{suite.name}: {suite.about}", title_justify="left")
     titles, *found = cells(suite, rows, detail=False)
     for title in titles:
@@ -128,7 +129,7 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
 
 
 def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> list[Path]:
-    good = [row for row in rows if row["status"] == "ok"]
+    good = [row for row in rows if row["figures"] and row["status"] != "short"]
     if not good:
         return []
     try:
@@ -145,16 +146,10 @@ def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequenc
     """Plots as images, and a row of HPARAMS for each point that is no run of train.py, which has written its own."""
     for row in rows:
         run = folder / row["folder"]
-        figures = {name: float(found) for name, found in row["figures"].items() if isinstance(found, int | float)}
-        if not figures or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
+        if not row["figures"] or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
             continue
         board = Board(run)
-        board.hparams(
-            {name: found if isinstance(found, int | float | str) else name_of({name: found}) for name, found in row["point"].items()},
-            metrics=[f"{suite.name}/{name}" for name in figures],
-            columns={name: type(found) if isinstance(found, int | float | bool) else str for name, found in row["point"].items()},
-        )
-        board.scalars({f"{suite.name}/{name}": found for name, found in figures.items()}, 0)
+        hparams(board, suite.name, row["point"], row["figures"])
         board.close()
     if plots:
         from PIL import Image
@@ -166,6 +161,17 @@ def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequenc
             with Image.open(path) as image:
                 board.images(f"{suite.name}/{path.stem}", np.asarray(image.convert("RGB"))[None], 0)
         board.close()
+
+
+def hparams(board: Board, suite: str, point: Point, figures: Mapping[str, Any]) -> None:
+    """The point's row of the HPARAMS page, with the figures that are numbers."""
+    numbers = {f"{suite}/{name}": float(found) for name, found in figures.items() if isinstance(found, int | float)}
+    board.hparams(
+        {name: found if isinstance(found, int | float | str) else name_of({name: found}) for name, found in point.items()},
+        metrics=[*numbers],
+        columns={name: type(found) if isinstance(found, int | float | bool) else str for name, found in point.items()},
+    )
+    board.scalars(numbers, 0)
 
 
 @contextmanager
@@ -239,6 +245,22 @@ def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit:
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(unit)
     _titled(axes, title)
+    axes.legend(fontsize=8)
+    return _saved(drawing, path)
+
+
+def stacked(path: Path, groups: Sequence[str], series: Mapping[str, Sequence[float]], *, title: str, unit: str) -> Path:
+    """A bar for each group, in which the series lie on each other."""
+    from matplotlib import pyplot
+
+    drawing, axes = pyplot.subplots(figsize=(max(6.5, 3 + 1.1 * len(groups)), 4), layout="constrained")
+    below = np.zeros(len(groups))
+    for name, found in series.items():
+        axes.bar(groups, found, 0.7, bottom=below, label=name)
+        below += found
+    axes.tick_params(axis="x", labelsize=7)
+    axes.set_ylabel(unit)
+    axes.set_title(title, fontsize=10)
     axes.legend(fontsize=8)
     return _saved(drawing, path)
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,10 +31,19 @@ LEAST = 3
 """Repeats (windows, passes) below which a figure is not shown."""
 DONE = ("ok", "oom", "short")
 """A point with such a row is not measured again when a suite goes on; one that failed or timed out is."""
+LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
+"""From here on it is torchrun that speaks, of ranks that have said why they end."""
 OUT_OF_MEMORY = ("out of memory", "does not fit", "can't allocate memory", "cudaErrorMemoryAllocation", "MemoryError")
+
+NOT_HERE = 77
+"""Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 
 Point = dict[str, Any]
 Row = dict[str, Any]
+
+
+class Absent(Mistake):
+    """What a point needs is not installed here."""
 
 
 class Common(Settings):
@@ -55,6 +65,7 @@ class Measured:
     spread: dict[str, dict[str, float]] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None  # why the point failed although it has figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +92,7 @@ class Suite:
     rate: str  # the figure that scripts/report.py compares
     higher_is_better: bool = True
     plots: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []
+    derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows  # with figures that compare a row to others, for what is shown
     conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table
     follow: Callable[[Any, Sequence[Row]], list[Point]] = (
         lambda settings, rows: []
@@ -96,13 +108,13 @@ S = TypeVar("S", bound=Common)
 
 
 def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) -> None:
-    """`if __name__ == "__main__"` of such a module: one point, whose figures go to figures.json. Exit code 2 for a Mistake."""
+    """`if __name__ == "__main__"` of such a module: one point -> figures.json. Exit code 2 for a Mistake, NOT_HERE for Absent."""
     point, folder = json.loads(sys.argv[2]), Path(sys.argv[3])
     try:
         measured = measure(settings.model_validate_json(sys.argv[1]), point, folder)
     except Mistake as mistake:
         print(mistake, file=sys.stderr, flush=True)
-        sys.exit(2)
+        sys.exit(NOT_HERE if isinstance(mistake, Absent) else 2)
     if int(os.environ.get("RANK", 0)) == 0:
         record.replace(folder / "figures.json", json.dumps(record.plain(asdict(measured))).encode())
 
@@ -189,7 +201,7 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
             return row | {"error": f"left no figures: {error!r}"}
         repeated = measured.spread.get(suite.rate)
         short = repeated is not None and repeated["n"] < LEAST
-        return row | asdict(measured) | {"status": "short" if short else "ok"}
+        return row | asdict(measured) | {"status": "failed" if measured.error else "short" if short else "ok"}
     text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if code is None:
         return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}
@@ -197,6 +209,9 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     if any(word in text for word in OUT_OF_MEMORY):
         line = next(line for line in said if any(word in line for word in OUT_OF_MEMORY))
         return row | {"status": "oom", "error": line.strip()[-300:]}
+    said = list(takewhile(lambda line: LAUNCHER not in line, said))
+    if code == NOT_HERE and said:
+        return row | {"status": "absent", "error": said[-1].strip()[-300:]}
     return row | {"error": f"exit code {code}: {said[-1].strip()[-300:] if said else 'it said nothing'}"}
 
 
@@ -204,7 +219,7 @@ def _ran(command: list[str], log: Any, limit_s: float) -> int | None:
     """The exit code, None when it took too long. Whatever it has started is gone when this returns."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
     process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
     )
     try:
         return process.wait(limit_s)
@@ -249,9 +264,9 @@ def ending_on_sigterm() -> Iterator[None]:
 
 
 def value(row: Mapping[str, Any], key: str) -> Any:
-    """Of the point, the figures, or the row itself; None for a figure of a row that is not ok."""
+    """Of the point, the figures, or the row itself; None for a figure that may not be shown."""
     if key in row["point"]:
         return row["point"][key]
     if key in ("status", "error", "took_s"):
         return row[key]
-    return row["figures"].get(key) if row["status"] == "ok" else None
+    return row["figures"].get(key) if row["status"] != "short" else None

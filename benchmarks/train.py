@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
-from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, figures_of
+from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, figures_of
 from contracts import Mistake
 
 BY_HAND = "by hand: "
@@ -65,7 +65,7 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     # as many epochs as the seconds take; a rate that learns nothing and does not diverge
     flags |= {"epochs": 1_000_000, "val_every": 0, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
     words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return [sys.executable, *launch, "train.py", *common, *words, "--output", str(folder), *shlex.split(settings.flags)]
+    return [sys.executable, *launch, str(ROOT / "train.py"), *common, *words, "--output", str(folder), *shlex.split(settings.flags)]
 
 
 def read(point: Point, folder: Path) -> Measured:

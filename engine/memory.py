@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,13 +20,14 @@ def explained(step: Step, batch_size: int, image_size: int, world: World) -> Ite
     try:
         yield
     except torch.OutOfMemoryError as error:
-        reason = str(error).split(".")[0]
+        reason, failed = str(error).split(".")[0], error.__traceback__
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):
             raise
-        reason = "the machine has not enough memory"
+        reason, failed = "the machine has not enough memory", error.__traceback__
     else:
         return
+    traceback.clear_frames(failed)  # which hold what the step had made
     fits = largest_fit(step, batch_size, image_size, world.device)
     advice = f"--batch-size {fits} fits" if fits else "not even one sample fits: a smaller --arch or --image-size"
     raise Mistake(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")

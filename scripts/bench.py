@@ -17,6 +17,12 @@ from contracts import Mistake
 
 SUITES = {
     "train": "benchmarks.train",
+    "readers": "benchmarks.readers",
+    "workers": "benchmarks.workers",
+    "max-batch": "benchmarks.max_batch",
+    "soak": "benchmarks.soak",
+    "loader": "benchmarks.loader",
+    "slow-storage": "benchmarks.slow_storage",
 }
 """name -> module with a SUITE, imported when asked for."""
 

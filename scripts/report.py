@@ -122,7 +122,7 @@ def main(argv: list[str]) -> int:
         if len(read_) == 1:
             _show.show(suite, read_[0][1], settings.folders[0], console)
             return 0
-        (name_a, a), (name_b, b) = read_
+        (name_a, a), (name_b, b) = ((name, list(suite_of(name).derive(rows))) for name, rows in read_)
         if name_a != name_b:
             raise Mistake(f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare two of one suite")
     except Mistake as mistake:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import gc
-import itertools
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import psutil
 import torch
 
+from benchmarks.soak import host_mib, slope
 from contracts import Feed
-from report.hardware import device_gib, host_gib
+from report.hardware import device_gib
 from tests.conformance.scenes import Open
 
 WITHIN_S = 6.0
@@ -67,29 +64,6 @@ def nothing_is_left(before: Traces, temporary: Path, within_s: float = WITHIN_S)
         gc.collect()
         time.sleep(0.05)
     assert not left
-
-
-def slope(values: Sequence[float]) -> float:
-    """Median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
-    return float(np.median([(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)]))
-
-
-def host_mib() -> float:
-    """Memory of this process and its children, shared pages once (PSS), without libraries and other files.
-
-    Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever a test beside this one starts a program.
-    What earlier tests have freed goes back to the system first, or a leak would be served from it.
-    """
-    with contextlib.suppress(AttributeError):  # no glibc
-        ctypes.CDLL(None).malloc_trim(0)
-    total = 0
-    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
-        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-        if "Pss_Anon:" not in kib:  # Linux before 5.3
-            return 1024 * host_gib()
-        total += kib["Pss_Anon:"] + kib["Pss_Shmem:"]
-    return total / 1024
 
 
 def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float]]:

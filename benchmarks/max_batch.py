@@ -1,0 +1,295 @@
+"""`max-batch`: the largest batch that trains, per architecture, loader and precision, by a search that lives on running out of memory.
+
+    start, x 2, x 2, ... until one does not fit; then halves of what lies between, down to the tolerance or to 8 samples
+
+Each trial is a run of train.py in a process of its own: a few steps, and a validation of the same batch while the training loader is open.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, FiniteFloat, PositiveInt
+
+from benchmarks import _show
+from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from config import Share
+from contracts import Mistake
+
+GRID = 8
+"""Batches above it are multiples of it."""
+NAMED = ("arch", "loader", "precision")
+"""What one search is for; the rest of a trial's point is its batch."""
+AGAINST = ("torchvision", "dali-gpu")
+"""The loaders that the others are compared with: no memory of DALI on the GPU, and the most of it."""
+
+
+class MaxBatch(Common):
+    """The largest batch that trains and validates, per architecture, loader and precision."""
+
+    data: Path | None = None
+    """Folder with train/<class>/* and val/<class>/*. Not needed with --loaders synthetic, which then trains without a validation."""
+    archs: tuple[str, ...] = ("resnet18", "resnet50")
+    """Classification architectures of torchvision.models."""
+    loaders: tuple[str, ...] = ("torchvision", "dali-cpu", "dali-gpu", "dali-fed", "synthetic")
+    """Names as in --loader of train.py."""
+    precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
+    """auto = fp16 on a GPU."""
+    start: PositiveInt = 64
+    """First batch that is tried; near the answer the search is short."""
+    largest: PositiveInt = 16384
+    """Largest that is tried. Never more than there are training samples."""
+    tolerance: Share = 0.05
+    """End when the largest that fits and the smallest that does not are this close, as a share; or 8 samples apart."""
+    steps: PositiveInt = 6
+    """Of training in each trial."""
+    memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """For a demonstration: less memory than there is. On a GPU PyTorch's own share, on a CPU the data of a process (RLIMIT_DATA)."""
+    flags: str = ""
+    """More flags of train.py, for every trial; better written last, after a bare --."""
+
+
+# --- the search -----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """How far a search is: what was tried, in order, and what is to be tried next (None: it is over)."""
+
+    tried: tuple[int, ...]
+    after: int | None
+    fits: int  # the largest that trains, 0 for none
+    fails: int | None  # the smallest that does not
+
+
+def search(outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: float) -> Search:
+    """Replays a search from the status of each batch. Where one trains, a larger one that fails for any reason is too large.
+
+    A failure other than for memory before any batch has trained is a mistake, and ends it.
+    """
+    tried: list[int] = []
+    fits, fails = 0, None
+    batch: int | None = min(start, largest)
+    while batch is not None:
+        if batch not in outcomes:
+            return Search(tried=tuple(tried), after=batch, fits=fits, fails=fails)
+        tried.append(batch)
+        if outcomes[batch] == "ok":
+            fits = batch
+        else:
+            fails = batch
+            if not fits and outcomes[batch] != "oom":
+                break
+        batch = _following(fits, fails, largest, tolerance)
+    return Search(tried=tuple(tried), after=None, fits=fits, fails=fails)
+
+
+def _following(fits: int, fails: int | None, largest: int, tolerance: float) -> int | None:
+    if fails is None:
+        return min(2 * fits, largest) if fits < largest else None
+    if fails - fits <= tolerance * fits:
+        return None
+    grid = GRID if fails > GRID else 1
+    middle = max((fits + fails) // 2 // grid, fits // grid + 1) * grid
+    return middle if middle < fails else None
+
+
+@cache
+def training_samples(data: Path | None) -> int:
+    """Of the folder, scanned once; without one, what the synthetic loader imagines. Raises Mistake."""
+    from dataset.splits import imagined, open_split
+
+    return len((open_split(data / "train") if data else imagined()["train"]).columns)
+
+
+def points(settings: MaxBatch) -> list[Point]:
+    if settings.data is None and set(settings.loaders) != {"synthetic"}:
+        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or --loaders synthetic")
+    return follow(settings, [])
+
+
+def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
+    """The trials so far, one search after the other, and the next one."""
+    limits: dict[str, Any] = {
+        "start": settings.start,
+        "largest": min(settings.largest, training_samples(settings.data)),
+        "tolerance": settings.tolerance,
+    }
+    found: list[Point] = []
+    for values in (
+        (arch, loader, precision) for arch in settings.archs for loader in settings.loaders for precision in settings.precisions
+    ):
+        named = dict(zip(NAMED, values, strict=True))
+        outcomes = {row["point"]["batch_size"]: row["status"] for row in rows if named.items() <= row["point"].items()}
+        its = search(outcomes, **limits)
+        found += [{**named, "batch_size": batch} for batch in its.tried]
+        if its.after is not None:
+            return [*found, {**named, "batch_size": its.after}]
+    return found
+
+
+# --- a trial --------------------------------------------------------------------------------------------------------------------------
+
+
+def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
+    """In the trial's own process: train.py with the device's memory watched. Exits as train.py does when that does not end well."""
+    import train
+
+    if settings.memory_limit_gib is not None:
+        _limit(train.DEVICE, settings.memory_limit_gib)
+    sys.argv = ["train.py", *_flags(settings, point, folder)]
+    try:
+        with _peak(train.DEVICE) as peak_gib:
+            code = train.main()
+    finally:
+        for weights in folder.glob("*.pt"):
+            weights.unlink()  # of a network that has learned nothing
+    if code:
+        sys.exit(code)
+    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    reasons = {settings.largest: "all of --largest", training_samples(settings.data): "all training samples"}
+    return Measured(
+        figures={
+            "largest": point["batch_size"],  # so far
+            "device_gib": max(peak_gib, default=None),
+            **{name: told["memory"][name] for name in ("allocated_gib", "host_gib")},
+            "reached": reasons.get(point["batch_size"]),
+        },
+        versions=told["versions"],
+        hardware=told["hardware"],
+    )
+
+
+def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
+    flags: dict[str, Any] = {**point, "val_batch_size": point["batch_size"], "steps": settings.steps, "epochs": 1_000_000, "val_every": 1}
+    flags |= {"ceilings": "false", "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant", "output": folder}
+    flags |= {"data": settings.data} if settings.data else {}
+    return [*(word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))), *shlex.split(settings.flags)]
+
+
+def _limit(device: Any, gib: float) -> None:
+    import resource
+
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / torch.cuda.get_device_properties(device).total_memory))
+    else:  # not the address space: libraries map far more of it than they use
+        resource.setrlimit(resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+@contextmanager
+def _peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
+    """GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU. The validation is in it."""
+    from report.hardware import device_gib
+
+    found: list[float] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every_s):
+            now = device_gib(device)
+            if now is not None and now > max(found, default=0.0):
+                found.append(now)
+
+    thread = threading.Thread(target=watch, name="memory-peak", daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------------------------
+
+
+def summarise(rows: Sequence[Row]) -> list[Row]:
+    """Trials -> one row a search: the largest batch that trains, the memory there, what ended it, and the ratio to other loaders.
+
+    There is a ratio only between two batches that memory has limited.
+    """
+    groups: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row["point"][name] for name in NAMED), []).append(row)
+    found = [_summary(dict(zip(NAMED, values, strict=True)), its) for values, its in groups.items()]
+    limited = {
+        tuple(row["point"].values()): row["figures"]["largest"] for row in found if row["status"] == "ok" and row["figures"]["limited"]
+    }
+    for (arch, _, precision), row in zip(groups, found, strict=True):
+        own = limited.get(tuple(row["point"].values()))
+        for loader in AGAINST if own else ():
+            other = limited.get((arch, loader, precision))
+            row["figures"][f"of_{loader}"] = own / other if other else None
+    return found
+
+
+def _summary(point: Point, trials: Sequence[Row]) -> Row:
+    def batch(row: Row) -> int:
+        return int(row["point"]["batch_size"])
+
+    good = [row for row in trials if row["status"] == "ok"]
+    best = max(good, key=batch, default=None)
+    failed = min((row for row in trials if row["status"] != "ok"), key=batch, default=None)
+    took_s = sum(row["took_s"] for row in trials)
+    if best is None:
+        assert failed is not None
+        return {**failed, "point": point, "took_s": took_s, "error": f"batch {batch(failed)}: {failed['error']}"}
+    if failed is None:
+        ended = f">= {batch(best):,}: {best['figures'].get('reached') or 'the search was not finished'}"
+    else:
+        why = {"oom": "out of memory"}.get(failed["status"]) or f"{failed['status']} ({failed['error']})"[:120]
+        ended = f"{why} at {batch(failed):,}"
+    figures = {name: best["figures"].get(name) for name in ("device_gib", "allocated_gib", "host_gib")}
+    figures |= {"largest": batch(best), "ended": ended, "limited": int(failed is not None), "trials": len(trials)}
+    return {**best, "point": point, "took_s": took_s, "figures": figures}
+
+
+def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+    drawn = []
+    for precision, same in _show.by(rows, "precision").items():
+        archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
+        series: _show.Series = {one: [_show.best(same, "largest", loader=one, arch=arch) for arch in archs] for one in loaders}
+        title = f"largest batch that trains and validates, {precision}"
+        drawn.append(_show.bars(folder / f"largest-{precision}.png", archs, series, title=title, unit="samples"))
+    return drawn
+
+
+COLUMNS = (
+    *(Column(key=name, title=name) for name in NAMED),
+    Column(key="largest", title="largest batch", form="{:,}"),
+    Column(key="ended", title="limit"),
+    Column(key="of_torchvision", title="to torchvision", form="{:.2f} x"),
+    Column(key="of_dali-gpu", title="to dali-gpu", form="{:.2f} x"),
+    Column(key="device_gib", title="GPU GiB", form="{:.1f}"),
+    Column(key="allocated_gib", title="PyTorch's GiB", form="{:.1f}", detail=True),
+    Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),
+    Column(key="trials", title="trials", detail=True),
+    Column(key="took_s", title="search, s", form="{:.0f}", detail=True),
+)
+
+SUITE = Suite(
+    name="max-batch",
+    about="the largest batch of a GPU that trains, a validation of the same batch included, and the device's memory there at its peak",
+    settings=MaxBatch,
+    points=points,
+    command=in_own_process("benchmarks.max_batch"),
+    read=figures_of,
+    columns=COLUMNS,
+    rate="largest",
+    plots=plots,
+    follow=follow,
+    derive=summarise,
+)
+
+if __name__ == "__main__":
+    measuring(MaxBatch, measure)

@@ -1,0 +1,258 @@
+"""`soak`: many epochs with a loader. Memory of host and device, open files, threads, processes and the rate, epoch by epoch.
+
+What grows by more than it may is a failed point: exit code 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import psutil
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from benchmarks import _show
+from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from config import NotNegative
+from contracts import Feed, Loader, Mistake
+from report.hardware import device_gib, hardware, host_gib, versions
+from report.record import replace as write
+from report.tensorboard import Board
+
+JUDGED = 10
+"""Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
+MIB = {"host_mib": "host memory", "device_mib": "device memory"}
+COUNTS = {"files": "open files", "threads": "threads", "processes": "processes"}
+"""Name of a reading -> in words. Of these none may be added."""
+LAYOUT = {"epochs": {**{f"{words}, MiB": [name] for name, words in MIB.items()}, "left open": [*COUNTS], "rate, img/s": ["rate"]}}
+
+
+class Soak(Common):
+    """Many epochs with a loader: does anything grow, does the rate fall?"""
+
+    data: Path | None = None
+    """Folder with train/<class>/*; an epoch is one pass over it. Needed for every loader."""
+    loaders: tuple[str, ...] = ("torchvision", "dali-cpu", "dali-gpu", "dali-fed", "synthetic")
+    """Names as in --loader of train.py."""
+    epochs: PositiveInt = 30
+    """Passes with each loader."""
+    warm_epochs: NonNegativeInt = 4
+    """Of them, at the start, that are not judged: allocators and pools fill."""
+    batch_size: PositiveInt = 64
+    """Samples a batch."""
+    image_size: Annotated[int, Field(ge=8)] = 224
+    """Height and width of the output, pixels."""
+    workers: NonNegativeInt | None = None
+    """Processes or threads that read and decode. Default: CPU cores, less one."""
+    max_mib_an_epoch: NotNegative = 0.5
+    """Growth of host and of device memory above which a point fails. Of files, threads and processes none may be added."""
+
+
+# --- readings -------------------------------------------------------------------------------------------------------------------------
+
+
+def host_mib() -> float:
+    """Memory of this process and its children, shared pages once (PSS), without libraries and other files.
+
+    Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever another program starts. What has been
+    freed goes back to the system first, or a leak would be served from it.
+    """
+    with contextlib.suppress(AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    total = 0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
+        if "Pss_Anon:" not in kib:  # Linux before 5.3
+            return 1024 * host_gib()
+        total += kib["Pss_Anon:"] + kib["Pss_Shmem:"]
+    return total / 1024
+
+
+def reading(device: Any) -> dict[str, float | None]:
+    """host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files, threads, processes."""
+    tree = (psutil.Process(), *psutil.Process().children(recursive=True))
+    on_device = device_gib(device)
+    return {
+        "host_mib": host_mib(),
+        "device_mib": None if on_device is None else 1024 * on_device,
+        "files": sum(process.num_fds() for process in tree),
+        "threads": sum(process.num_threads() for process in tree),
+        "processes": len(tree),
+    }
+
+
+# --- the verdict ----------------------------------------------------------------------------------------------------------------------
+
+
+def slope(values: Sequence[float]) -> float:
+    """Median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
+    return float(np.median([(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)]))
+
+
+def margin(values: Sequence[float]) -> float:
+    """Two standard errors of the slope, from how far the values lie from the line (median)."""
+    epochs = np.arange(len(values))
+    off = np.asarray(values) - slope(values) * epochs
+    return float(2 * 1.4826 * np.median(np.abs(off - np.median(off))) / np.sqrt(np.sum((epochs - epochs.mean()) ** 2)))
+
+
+def leaks(values: Sequence[float], most: float) -> bool:
+    """Whether an epoch adds more than `most`, beyond noise, and still does in the later half: a pool that fills is no leak."""
+    return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most
+
+
+def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> list[str]:
+    """What grows by more than it may, in words. `series` has one value an epoch, warm-up left out."""
+    limits = [(MIB, max_mib_an_epoch, " MiB"), (COUNTS, 0.0, "")]
+    return [
+        f"{words}: {slope(series[name]):+.2f}{unit} an epoch, allowed {most:g}"
+        for names, most, unit in limits
+        for name, words in names.items()
+        if name in series and leaks(series[name], most)
+    ]
+
+
+# --- a point --------------------------------------------------------------------------------------------------------------------------
+
+
+def points(settings: Soak) -> list[Point]:
+    if settings.data is None:
+        raise Mistake("--data is missing: a folder with train/<class>/*")
+    if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
+        got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
+        raise Mistake(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
+    return [{"loader": loader, "batch_size": settings.batch_size, "image_size": settings.image_size} for loader in settings.loaders]
+
+
+def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Feed], Loader] | None = None) -> Measured:
+    """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for loaders.open_loader."""
+    import torch
+
+    from config import one_of
+    from dataset.plan import StillPlan, StillPolicy
+    from dataset.splits import open_split
+    from engine.distributed import ProcessWorld, cores, prepare_process
+    from loaders import LOADERS, open_loader
+    from tasks.classification import Classification
+
+    device = prepare_process()
+    name = point["loader"] if open_ else one_of("--loaders", point["loader"], LOADERS)
+    assert settings.data is not None
+    split = open_split(settings.data / "train")
+    policy = StillPolicy(window="random-resized", image_size=settings.image_size, flip=0.5)
+    plan = StillPlan.of(split.columns, policy, seed=0, batch_size=settings.batch_size)
+    plan.require_a_step()
+    feed = Feed(
+        plan=plan,
+        source=split.source,
+        columns=split.columns,
+        targets=Classification(split.columns.label).targets,
+        device=device,
+        workers=ProcessWorld(device).workers(settings.workers),
+    )
+    if device.type == "cuda":
+        feed = replace(feed, pixels=replace(feed.pixels, dtype="float16"))
+    series: dict[str, list[float]] = {}
+    board = Board(folder)
+    board.layout(LAYOUT)
+    with (open_ or open_loader)(name, feed) as loader:
+        for epoch in range(settings.epochs):
+            began, samples = time.perf_counter(), 0
+            for batch in loader.batches(epoch, 0):
+                samples += int((batch.ids >= 0).sum()) - len(batch.failed)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            now = {"rate": samples / (time.perf_counter() - began), **reading(device)}
+            for one, value in now.items():
+                if value is not None:
+                    series.setdefault(one, []).append(value)
+            board.scalars({f"epochs/{one}": value for one, value in now.items()}, epoch)
+    write(folder / "series.json", json.dumps(series).encode())
+    warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
+    said = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
+    unclear = [
+        f"no growth seen, but {words} varies: ± {spread:.2f} MiB an epoch, more --epochs tell more"
+        for one, words in MIB.items()
+        if one in warm and (spread := margin(warm[one])) > settings.max_mib_an_epoch
+    ]
+    low, rate, high = (float(part) for part in np.percentile(warm["rate"], (25, 50, 75)))
+    figures = {
+        "rate": rate,
+        "rate_an_epoch": slope(warm["rate"]) / rate,
+        **{f"{one}_an_epoch": slope(values) for one, values in warm.items() if one != "rate"},
+        **{f"{one}_margin": margin(warm[one]) for one in MIB if one in warm},
+        **{one: values[-1] for one, values in warm.items() if one != "rate"},
+        "epochs": settings.epochs,
+    }
+    _show.hparams(board, SUITE.name, point, figures)
+    board.close(finished=not said)
+    return Measured(
+        figures={**figures, "verdict": "; ".join(said or unclear) or "flat"},
+        spread={"rate": {"n": len(warm["rate"]), "min": min(warm["rate"]), "max": max(warm["rate"]), "iqr": high - low}},
+        versions=versions(),
+        hardware=hardware(device, cores()),
+        error="; ".join(said) or None,
+    )
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------------------------
+
+
+def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+    """Curves over the epochs, warm-up included; memory above its lowest reading after the first epoch, for a leak is small beside it."""
+    series = {row["point"]["loader"]: json.loads((folder.parent / row["folder"] / "series.json").read_text()) for row in rows}
+    drawn = []
+    for name, title, unit in (
+        ("host_mib", "host memory of the process tree, above its lowest", "MiB"),
+        ("device_mib", "device memory, above its lowest", "MiB"),
+        ("rate", "rate", "img/s"),
+    ):
+        curves: dict[str, Sequence[tuple[float, float]]] = {
+            loader: [(float(epoch), value - (min(its[name][1:]) if name in MIB else 0.0)) for epoch, value in enumerate(its[name]) if epoch]
+            for loader, its in series.items()
+            if name in its
+        }
+        if curves:
+            drawn.append(_show.lines(folder / f"{name.removesuffix('_mib')}.png", curves, title=title, x="epoch", y=unit))
+    return drawn
+
+
+COLUMNS = (
+    *(Column(key=key, title=key.replace("_", " ")) for key in ("loader", "batch_size", "image_size")),
+    Column(key="rate", title="img/s", form="{:,.0f}"),
+    Column(key="rate_an_epoch", title="an epoch", form="{:+.2%}"),
+    Column(key="host_mib_an_epoch", title="host MiB an epoch", form="{:+.2f}"),
+    Column(key="host_mib_margin", title="±", form="{:.2f}"),
+    Column(key="device_mib_an_epoch", title="GPU MiB an epoch", form="{:+.2f}"),
+    Column(key="device_mib_margin", title="±", form="{:.2f}"),
+    *(Column(key=f"{key}_an_epoch", title=f"{key} an epoch", form="{:+.2f}") for key in COUNTS),
+    Column(key="host_mib", title="host MiB", form="{:,.0f}"),
+    Column(key="device_mib", title="GPU MiB", form="{:,.0f}"),
+    *(Column(key=key, title=key, form="{:.0f}", detail=True) for key in COUNTS),
+    Column(key="epochs", title="epochs", detail=True),
+    Column(key="verdict", title="verdict"),
+)
+
+SUITE = Suite(
+    name="soak",
+    about="what an epoch adds to memory, open files, threads and processes, with a loader alone",
+    settings=Soak,
+    points=points,
+    command=in_own_process("benchmarks.soak"),
+    read=figures_of,
+    columns=COLUMNS,
+    rate="rate",
+    plots=plots,
+)
+
+if __name__ == "__main__":
+    measuring(Soak, measure)

@@ -1,0 +1,276 @@
+"""`workers`: why small batches are slow. Workers x batch size x host memory x image size, each a run of train.py, its step in parts.
+
+Times nothing itself: rate, ceilings and load are of the run's summary.json, the parts of a step of its metrics.jsonl.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, FiniteFloat, PositiveInt
+
+from benchmarks import _show, train
+from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite
+from contracts import Mistake
+from engine.distributed import cores
+
+STEP = ("data_wait", "forward", "backward", "update")
+"""Parts of a step on the device's timeline, which add up to it; the transfer runs beside them."""
+ENOUGH = 0.9
+"""A rate that reaches this share of the best has stopped growing."""
+LAUNCHES = 0.5
+"""Share of a step that costs the same whatever the batch, from which that is what bounds it."""
+WAITING = 0.2
+"""Share of a step from which waiting for data is what a batch is slow by."""
+
+
+class Workers(Common):
+    """Rate and the parts of a step by batch size, workers, kind of host memory and image size."""
+
+    data: Path | None = None
+    """Folder with train/<class>/* and val/<class>/*. Not needed with --loader synthetic."""
+    arch: str = "resnet18"
+    """A classification architecture of torchvision.models."""
+    loader: str = "torchvision"
+    """As --loader of train.py."""
+    batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64, 128, 256, 512)
+    """Samples a step."""
+    workers: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Worker processes (threads of the DALI loaders). Default: 1 and all cores but one."""
+    memory: tuple[Literal["pinned", "pageable"], ...] = ()
+    """Host memory that the GPU copies from: page-locked or not. Default: both with a GPU, else pageable."""
+    image_sizes: tuple[PositiveInt, ...] = (224,)
+    """Sides of the training images, pixels."""
+    precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
+    """auto = fp16 on a GPU."""
+    seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
+    """Of steady windows to measure at each point, after the warm-up."""
+    flags: str = ""
+    """More flags of train.py, for every point; better written last, after a bare --."""
+
+
+def points(settings: Workers) -> list[Point]:
+    if settings.data is None and settings.loader != "synthetic":
+        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or --loader synthetic")
+    workers = settings.workers or tuple(dict.fromkeys((1, max(int(cores()) - 1, 1))))
+    memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
+    fixed = {"arch": settings.arch, "loader": settings.loader, "precision": settings.precision}
+    # what is compared is measured one after the other: a machine's speed drifts
+    asked = itertools.product(settings.image_sizes, workers, settings.batch_sizes, memory)
+    named = ("image_size", "workers", "batch_size", "memory")
+    return [fixed | dict(zip(named, values, strict=True)) for values in asked]
+
+
+def command(settings: Workers, point: Point, folder: Path) -> list[str]:
+    """train.py as the suite `train` runs it."""
+    own = f"--workers {point['workers']} --image-size {point['image_size']} --pin-memory {str(point['memory'] == 'pinned').lower()}"
+    common = train.Train(data=settings.data, seconds=settings.seconds, flags=f"{own} {settings.flags}")
+    return train.command(common, point | {"gpus": 1}, folder)
+
+
+def read(point: Point, folder: Path) -> Measured:
+    found = train.read(point, folder)
+    told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    parts = split(map(json.loads, lines), told["rate"]["warmup_windows"])
+    return replace(found, figures={**found.figures, **{f"{name}_ms": value for name, value in parts.items()}})
+
+
+def split(points: Iterable[Mapping[str, Any]], warmup_windows: int) -> dict[str, float]:
+    """Milliseconds a step of each part: means over the steps told after the warm-up's last window (over all, when none was)."""
+    kept: list[tuple[int, Mapping[str, float]]] = []
+    before = kept
+    for point in points:
+        if point["kind"] == "train":
+            kept.append((len(point["losses"]), point["ms"]))
+        elif point["kind"] == "window" and warmup_windows:
+            warmup_windows -= 1
+            if not warmup_windows:
+                before, kept = kept, []
+    kept = kept or before
+    steps = sum(count for count, _ in kept)
+    names = dict.fromkeys(name for _, ms in kept for name in ms)
+    return {name: sum(count * ms.get(name, 0.0) for count, ms in kept) / steps for name in names} if steps else {}
+
+
+# --- what is told ---------------------------------------------------------------------------------------------------------------------
+
+
+def derive(rows: Sequence[Row]) -> list[Row]:
+    """Adds `fixed`, for all but the largest batch size."""
+    shares = {size: fixed(ceilings(its)) for size, its in _show.by(rows, "image_size").items()}
+
+    def one(row: Row) -> Row:
+        share = shares[row["point"]["image_size"]].get(row["point"]["batch_size"])
+        return {**row, "figures": {**row["figures"], "fixed": share}} if row["figures"] and share is not None else row
+
+    return [one(row) for row in rows]
+
+
+def ceilings(rows: Sequence[Row]) -> dict[int, float]:
+    """The compute ceiling of each batch size, the best of its rows."""
+    return _best(rows, "batch_size", "compute_ceiling")
+
+
+def fixed(of: Mapping[int, float]) -> dict[int, float]:
+    """Batch size -> share of a step that the batch does not change, were time a + b * batch up to the next larger size.
+
+    1: the ceiling grows as the batch does, a step is launches and kernels that do not fill the device. 0: it does not grow.
+    """
+    found = {}
+    for one, more in itertools.pairwise(sorted(of)):
+        each = (more / of[more] - one / of[one]) / (more - one)  # seconds a sample
+        found[one] = min(max(1 - each * of[one], 0.0), 1.0)
+    return found
+
+
+def enough(rates: Mapping[int, float]) -> int | None:
+    """The smallest value whose rate is within 10 % of the best; None when that is the largest one: it may grow on."""
+    least = min(value for value, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
+    return None if least == max(rates) else least
+
+
+def _best(rows: Sequence[Row], name: str, figure: str) -> dict[Any, float]:
+    found = {value: _show.best(its, figure) for value, its in _show.by(rows, name).items()}
+    return {value: best for value, best in found.items() if best is not None}
+
+
+def conclude(rows: Sequence[Row]) -> list[str]:
+    """The advice, an image size after the other."""
+    ok = [row for row in rows if row["status"] == "ok"]
+    by_size = _show.by(ok, "image_size")
+    return [
+        f"{f'{size} px: ' if len(by_size) > 1 else ''}{line}"
+        for size, its in by_size.items()
+        for line in (*_batch_size(its), *_pinned(its), *_workers(its), *_smallest(its))
+    ]
+
+
+def _batch_size(rows: Sequence[Row]) -> list[str]:
+    of = ceilings(rows)
+    if len(of) < 2:
+        return []
+    if (least := enough(of)) is None:
+        return [f"The compute ceiling still grows at batch {max(of)} ({of[max(of)]:,.0f} img/s): a larger batch may be faster."]
+    return [
+        f"From batch {least} on the compute ceiling is within 10 % of its best ({max(of.values()):,.0f} img/s): no larger one is needed."
+    ]
+
+
+def _pinned(rows: Sequence[Row]) -> list[str]:
+    """Pairs that differ in nothing else. Beyond noise: their windows do not overlap, and no such pair says the contrary."""
+    found: list[tuple[float, bool, str]] = []
+    by_memory = _show.by(rows, "memory")
+    for one, other in itertools.product(by_memory.get("pinned", []), by_memory.get("pageable", [])):
+        if one["point"] == other["point"] | {"memory": "pinned"}:
+            pinned, pageable = (row["spread"].get("rate", {"min": -math.inf, "max": math.inf}) for row in (one, other))
+            apart = pinned["min"] > pageable["max"] or pageable["min"] > pinned["max"]
+            where = f"batch {one['point']['batch_size']} with {_count(one['point']['workers'])}"
+            found.append((one["figures"]["rate"] / other["figures"]["rate"] - 1, apart, where))
+    if not found:
+        return []
+    more, _, where = max(found, key=lambda pair: abs(pair[0]))
+    if not rows[0]["hardware"].get("gpu"):
+        return [f"Pinned memory is for a GPU: without one the two differ by noise alone, here up to {abs(more):.1%} ({where})."]
+    beyond = [pair for pair in found if pair[1]]
+    if len({share > 0 for share, _, _ in beyond}) != 1:
+        return [f"Pinned memory makes no difference beyond the noise (the largest: {more:+.1%}, {where})."]
+    more, _, where = max(beyond, key=lambda pair: abs(pair[0]))
+    return [f"Pinned memory: {more:+.1%} at {where}, beyond the noise there and in {len(beyond)} of {len(found)} pairs."]
+
+
+def _workers(rows: Sequence[Row]) -> list[str]:
+    largest = max(row["point"]["batch_size"] for row in rows)
+    of = _best([row for row in rows if row["point"]["batch_size"] == largest], "workers", "rate")
+    if len(of) < 2:
+        return []
+    if (least := enough(of)) is None:
+        return [f"Batch {largest}: the rate still grows at {_count(max(of))} ({of[max(of)]:,.0f} img/s)."]
+    return [f"Batch {largest}: from {_count(least)} on the rate is within 10 % of its best ({max(of.values()):,.0f} img/s)."]
+
+
+def _smallest(rows: Sequence[Row]) -> list[str]:
+    smallest = min(row["point"]["batch_size"] for row in rows)
+    row = max((row for row in rows if row["point"]["batch_size"] == smallest), key=lambda row: float(row["figures"]["rate"]))
+    whole = sum(row["figures"].get(f"{name}_ms") or 0.0 for name in STEP)
+    wait = (row["figures"].get("data_wait_ms") or 0.0) / whole if whole else 0.0
+    said = f"Batch {smallest}, {_count(row['point']['workers'])}: {wait:.0%} of a step waits for data"
+    if wait >= WAITING:
+        return [f"{said}: the loader is what to change first."]
+    share = fixed(ceilings(rows)).get(smallest)
+    if share is None:
+        return [f"{said}; whether its work or its launches bound it takes a larger batch size beside it."]
+    said += f", and {share:.0%} of its compute costs the same whatever the batch"
+    if share < LAUNCHES:
+        return [f"{said}: bound by the work itself."]
+    if row["hardware"].get("gpu"):
+        return [f"{said}: bound by launches, and by kernels too small to fill the GPU: a larger batch, or --compile true."]
+    return [f"{said}: a larger batch shares it among more images."]
+
+
+def _count(workers: int) -> str:
+    return f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
+    drawn = []
+    for size, its in _show.by(rows, "image_size").items():
+        fastest = {batch: max(same, key=lambda row: row["figures"]["rate"] or 0.0) for batch, same in _show.by(its, "batch_size").items()}
+        groups = [f"{batch}\n{row['point']['memory']}, {_count(row['point']['workers'])}" for batch, row in fastest.items()]
+        per_image = {
+            name.replace("_", " "): [1e3 * (row["figures"].get(f"{name}_ms") or 0.0) / batch for batch, row in fastest.items()]
+            for name in STEP
+        }
+        title = f"Where the time of an image goes, {size} px, by batch size (its fastest row)"
+        drawn.append(_show.stacked(folder / f"split-{size}.png", groups, per_image, title=title, unit="µs an image"))
+        for figure, unit in (("rate", "img/s"), ("compute_ceiling", "img/s"), ("gpu_utilisation", "share"), ("power_w", "W")):
+            lines: dict[str, Sequence[tuple[float, float]]] = {}
+            for memory, workers in dict.fromkeys((row["point"]["memory"], row["point"]["workers"]) for row in its):
+                same = [row for row in its if (row["point"]["memory"], row["point"]["workers"]) == (memory, workers)]
+                found = [(row["point"]["batch_size"], value) for row in same if (value := row["figures"].get(figure)) is not None]
+                lines |= {f"{memory}, {_count(workers)}": found} if found else {}
+            if lines:
+                path, title = folder / f"{figure}-{size}.png", f"{figure.replace('_', ' ')}, {size} px"
+                drawn.append(_show.lines(path, lines, title=title, x="batch size", y=unit, log_x=True))
+    return drawn
+
+
+COLUMNS = (
+    *(
+        Column(key=key, title=key.replace("_", " "))
+        for key in ("arch", "loader", "precision", "image_size", "workers", "batch_size", "memory")
+    ),
+    Column(key="rate", title="img/s", form="{:,.0f}"),
+    Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),
+    Column(key="fixed", title="fixed cost of a step", form="{:.0%}"),
+    Column(key="loader_ceiling", title="loader ceiling", form="{:,.0f}"),
+    Column(key="efficiency", title="efficiency", form="{:.1%}", detail=True),
+    Column(key="bound", title="bound"),
+    *(Column(key=f"{name}_ms", title=f"{name.replace('_', ' ')}, ms", form="{:.2f}") for name in (STEP[0], "transfer", *STEP[1:])),
+    Column(key="step_p50_ms", title="step p50, ms", form="{:.1f}", detail=True),
+    Column(key="step_p99_ms", title="p99", form="{:.1f}", detail=True),
+    Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}"),
+    Column(key="power_w", title="W", form="{:.0f}"),
+    Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}"),
+)
+
+SUITE = Suite(
+    name="workers",
+    about=f"img/s while training, and the parts of a step, by batch size; at least {LEAST} windows after the warm-up",
+    settings=Workers,
+    points=points,
+    command=command,
+    read=read,
+    columns=COLUMNS,
+    rate="rate",
+    derive=derive,
+    plots=plots,
+    conclude=conclude,
+)

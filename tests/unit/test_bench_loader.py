@@ -1,0 +1,219 @@
+"""The suite `loader`: its points, figures and conclusions, ranks in processes, and the set of links."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import loader
+from benchmarks._suite import results
+from benchmarks.loader import BASELINE, SUITE, Loader, class_folders, conclude, derive, expanded, unique
+from contracts import Mistake
+from scripts import bench, link_set
+from tests.end_to_end.runs import draw
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """72 training images of three classes."""
+    return draw(tmp_path_factory.mktemp("pictures") / "data", classes=("a", "b", "c"), train=24, val=1)
+
+
+def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+# --- points ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "find_spec", lambda name: True)
+    assert expanded("--x", ["auto"], 2) == [BASELINE, "torchvision", "dali-cpu", "dali-gpu", "dali-fed"]
+    assert expanded("--x", ["auto"], 0, more=("dali-own",)) == [BASELINE, "dali-own", "torchvision", "dali-cpu", "dali-fed"]
+    assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu", "what is named is tried"
+    monkeypatch.setattr(loader, "find_spec", lambda name: None)
+    assert expanded("--x", ["auto", "torchvision"], 2, more=("dali-own",)) == [BASELINE, "torchvision"]
+    with pytest.raises(Mistake, match="--x got 'torchvison'"):
+        expanded("--x", ["torchvison"], 0)
+
+
+def test_points_are_loaders_on_each_number_of_gpus(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus(monkeypatch, 2)
+    found = loader.points(Loader(data=pictures, loaders=("pytorch", "dali-gpu"), gpus=(1, 2), image_size=64))
+    assert [(point["gpus"], point["loader"]) for point in found] == [(1, "pytorch"), (1, "dali-gpu"), (2, "pytorch"), (2, "dali-gpu")]
+    assert {point["image_size"] for point in found} == {64}
+    with pytest.raises(Mistake, match="--gpus 4: there are 2 GPUs here"):
+        loader.points(Loader(data=pictures, gpus=(1, 4)))
+
+
+def test_data_is_the_folder_or_its_train(pictures: Path) -> None:
+    assert class_folders(pictures) == class_folders(pictures / "train") == (pictures / "train").resolve()
+    for wrong in (None, pictures / "none"):
+        with pytest.raises(Mistake, match="<class>"):
+            class_folders(wrong)
+
+
+def test_ranks_are_started_by_torchrun(pictures: Path, tmp_path: Path) -> None:
+    settings = Loader(data=pictures)
+    alone = loader.command(settings, {"loader": "pytorch", "gpus": 1}, tmp_path)
+    assert alone[1:3] == ["-m", "benchmarks.loader"]
+    assert json.loads(alone[3])["data"] == str(pictures.resolve() / "train")
+    two = loader.command(settings, {"loader": "pytorch", "gpus": 2}, tmp_path)
+    assert two[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    assert two[6:8] == ["-m", "benchmarks.loader"]
+
+
+# --- figures --------------------------------------------------------------------------------------------------------------------------
+
+
+def row(name: str, gpus: int, rate: float, *, files: int = 1000, links: int = 10, status: str = "ok") -> dict[str, Any]:
+    figures = {"rate": rate, "pass_s": files / rate, "files": files, "unique_files": links, "samples": files}
+    return {"point": {"loader": name, "gpus": gpus}, "status": status, "figures": figures if status == "ok" else {}, "spread": {}}
+
+
+def test_speed_up_and_scaling_compare_rows() -> None:
+    rows = [row("pytorch", 1, 100.0), row("dali-gpu", 1, 1000.0), row("pytorch", 2, 150.0), row("dali-gpu", 2, 1800.0)]
+    found = {(one["point"]["loader"], one["point"]["gpus"]): one["figures"] for one in derive(rows)}
+    assert found["dali-gpu", 1]["speed_up"] == pytest.approx(10)
+    assert found["dali-gpu", 1]["scaling"] is None
+    assert found["dali-gpu", 2]["speed_up"] == pytest.approx(12)
+    assert found["dali-gpu", 2]["scaling"] == pytest.approx(0.9)
+    assert found["pytorch", 2]["scaling"] == pytest.approx(0.75)
+    assert "speed_up" not in rows[0]["figures"], "the rows themselves stay"
+
+
+def test_without_a_baseline_there_is_no_speed_up() -> None:
+    failed, other = derive([row("pytorch", 2, 100.0, status="failed"), row("dali-gpu", 2, 1800.0)])
+    assert failed["figures"] == {}
+    assert other["figures"]["speed_up"] is other["figures"]["scaling"] is None
+    assert conclude([failed, other])[1] == "2 processes: dali-gpu passes over all files in 0.556 s."
+
+
+def test_the_conclusion_states_unique_files_and_short_passes() -> None:
+    said = conclude(derive([row("pytorch", 1, 100.0), row("dali-gpu", 1, 250.0)]))
+    assert said[:2] == [
+        "1,000 files, 10 of them unique: the others are links to these, or copies.",
+        "1 process: dali-gpu passes over all files in 4 s, 2.5 times as fast as pytorch.",
+    ]
+    assert len(said) == 2
+    assert "less than 2 s" in conclude(derive([row("dali-gpu", 1, 2500.0, links=1000)]))[-1]
+    assert conclude([]) == []
+
+
+class Paths:
+    """A contracts.Source of nothing but paths."""
+
+    read_delay_s = 0.0
+
+    def __init__(self, *files: Path) -> None:
+        self.files = files
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def path(self, sample: int) -> bytes:
+        return os.fsencode(self.files[sample])
+
+
+def test_links_and_copies_are_not_unique(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, copy, same_size, longer, hard, soft = (tmp_path / name for name in ("one", "copy", "same_size", "longer", "hard", "soft"))
+    one.write_bytes(b"abc")
+    copy.write_bytes(b"abc")
+    same_size.write_bytes(b"xyz")
+    longer.write_bytes(b"abcd")
+    hard.hardlink_to(one)
+    soft.symlink_to(one)
+    found: Any = Paths(one, copy, same_size, longer, hard, soft)
+    assert unique(found) == 3
+    monkeypatch.setattr(loader, "CONTENTS_UP_TO", 3)
+    assert unique(found) == 4, "of many files the contents are not read"
+
+
+# --- the whole suite ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus(monkeypatch, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    words = ["loader", "--data", str(pictures), "--loaders", "torchvision", "dali-gpu", "--gpus", "2", "--image-size", "32"]
+    assert bench.main([*words, "--batch-size", "8", "--workers", "1", "--output", str(tmp_path / "out")]) == 1
+    good, bad = results(tmp_path / "out")
+    assert good["status"] == "ok", good["error"]
+    figures = good["figures"]
+    assert figures["samples"] == 64, "of 72, whole batches of both ranks"
+    assert figures["files"] == figures["unique_files"] == 72
+    assert figures["pass_s"] == pytest.approx(72 / figures["rate"])
+    assert figures["per_gpu"] == pytest.approx(figures["rate"] / 2)
+    assert good["spread"]["rate"]["n"] == good["spread"]["pass_s"]["n"] == 3
+    assert bad["status"] == "failed"
+    assert "dali-gpu needs an NVIDIA GPU" in bad["error"], "what the rank said, not what torchrun says of it"
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "72 files, 72 of them unique" in table
+    assert (tmp_path / "out" / "plots" / "pass.png").is_file()
+
+
+# --- the set of links -----------------------------------------------------------------------------------------------------------------
+
+
+def test_links_are_spread_evenly() -> None:
+    found = link_set.shares(200, 21_453)
+    assert sum(found) == 21_453
+    assert set(found) == {107, 108}
+    assert abs(sum(found[:100]) - sum(found[100:])) <= 1, "not all of the longer ones first"
+    assert link_set.shares(3, 3) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_a_set_of_links_keeps_the_classes(symbolic: bool, pictures: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(pictures, source)
+    words = [str(source), str(tmp_path / "made"), "--count", "100", *(["--symbolic"] * symbolic)]
+    assert link_set.main(words) == 0
+    made = sorted((tmp_path / "made").rglob("*.jpg"))
+    assert len(made) == 100
+    assert {path.parent.name for path in made} == {"a", "b", "c"}
+    assert all(path.is_symlink() is symbolic for path in made)
+    found: Any = Paths(*made)
+    assert unique(found) == 72
+    for path in made:
+        assert path.samefile(source / "train" / path.parent.name / path.name.partition("-")[2])
+
+
+def test_a_set_of_links_refuses_in_one_line(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(source: Path, target: Path, count: int) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        assert link_set.main([str(source), str(target), "--count", str(count)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert sorted(tmp_path.rglob("*")) == before, "nothing half is left"
+        return line
+
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "file").touch()
+    assert "not empty" in refused(pictures, taken, 100)
+    assert "less than the 72 files" in refused(pictures, tmp_path / "made", 71)
+    assert "no files in <class>" in refused(tmp_path / "none", tmp_path / "made", 100)
+    assert "lies inside" in refused(pictures, pictures / "made", 100)
+
+    def elsewhere(*_: object) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), "a", None, "b")
+
+    monkeypatch.setattr(os, "link", elsewhere)
+    assert "--symbolic" in refused(pictures, tmp_path / "made", 100)
+
+
+def test_the_suite_is_in_the_table() -> None:
+    assert bench.suite_of("loader") is SUITE

@@ -1,0 +1,150 @@
+"""The search for the largest batch, over simulated memory; its summary; and one run of it on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from benchmarks import max_batch
+from benchmarks._suite import name_of
+from benchmarks.max_batch import GRID, MaxBatch, Search, follow, search, summarise
+from contracts import Mistake
+from scripts import bench
+from tests.end_to_end.runs import draw
+
+
+def found(limit: int, *, start: int, largest: int, tolerance: float, above: str = "oom") -> Search:
+    """The search on a device on which `limit` is the largest batch; each trial asked for once."""
+    outcomes: dict[int, str] = {}
+    while (its := search(outcomes, start=start, largest=largest, tolerance=tolerance)).after is not None:
+        assert its.after not in outcomes
+        assert 1 <= its.after <= largest
+        assert list(its.tried) == list(outcomes)
+        outcomes[its.after] = "ok" if its.after <= limit else above
+        assert len(outcomes) < 60
+    return its
+
+
+@given(
+    limit=st.integers(0, 20_000),
+    start=st.integers(1, 20_000),
+    largest=st.integers(1, 20_000),
+    tolerance=st.floats(0.0, 1.0),
+)
+@example(limit=0, start=64, largest=16384, tolerance=0.05)  # not even one sample
+@example(limit=5, start=4096, largest=16384, tolerance=0.0)  # the first trial is far too large
+@example(limit=10_000, start=64, largest=2000, tolerance=0.05)  # the data set ends before the memory
+@example(limit=64, start=64, largest=64, tolerance=0.05)
+def test_the_search_finds_the_largest_within_the_tolerance(limit: int, start: int, largest: int, tolerance: float) -> None:
+    its = found(limit, start=start, largest=largest, tolerance=tolerance)
+    assert its.fits <= limit
+    if its.fails is None:
+        assert its.fits == largest <= limit
+    else:
+        assert its.fits <= limit < its.fails
+        assert its.fails - its.fits <= max(tolerance * its.fits, GRID if its.fails > GRID else 1)
+
+
+def test_batches_are_multiples_of_eight_and_few() -> None:
+    its = found(1900, start=64, largest=16384, tolerance=0.05)
+    assert its.tried == (64, 128, 256, 512, 1024, 2048, 1536, 1792, 1920, 1856)
+    assert (its.fits, its.fails) == (1856, 1920)
+
+
+def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_ends_the_search() -> None:
+    its = found(700, start=512, largest=4096, tolerance=0.05, above="failed")
+    assert its.fits <= 700 < (its.fails or 0)
+    assert found(0, start=512, largest=4096, tolerance=0.05, above="failed").tried == (512,)
+
+
+def row(loader: str, batch: int, status: str, **figures: Any) -> dict[str, Any]:
+    point = {"arch": "resnet18", "loader": loader, "precision": "fp16", "batch_size": batch}
+    told = {"spread": {}, "versions": {}, "hardware": {}, "folder": f"runs/{name_of(point)}", "suite": "max-batch"}
+    return {"point": point, "status": status, "error": None, "figures": figures, "began": 0.0, "took_s": 2.0, **told}
+
+
+def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limited() -> None:
+    rows = [
+        *(row("torchvision", 64, "ok", device_gib=10.0), row("torchvision", 128, "ok", device_gib=20.0), row("torchvision", 136, "oom")),
+        *(row("dali-gpu", 64, "ok", device_gib=12.0), row("dali-gpu", 72, "failed") | {"error": "exit code 1: cuDNN"}),
+        *(row("dali-cpu", 64, "ok"), row("dali-cpu", 96, "ok", reached="all training samples")),
+        *(row("dali-fed", 64, "oom"), row("dali-fed", 1, "oom")),
+        row("synthetic", 64, "failed") | {"error": "exit code 2: no such architecture"},
+    ]
+    told = {its["point"]["loader"]: its for its in summarise(rows)}
+    assert list(told) == ["torchvision", "dali-gpu", "dali-cpu", "dali-fed", "synthetic"]
+    best = told["torchvision"]["figures"]
+    assert (best["largest"], best["device_gib"], best["ended"], best["trials"]) == (128, 20.0, "out of memory at 136", 3)
+    assert (best["of_torchvision"], best["of_dali-gpu"]) == (1.0, 2.0)
+    assert told["torchvision"]["took_s"] == 6.0
+    assert told["dali-gpu"]["figures"]["of_torchvision"] == 0.5
+    assert told["dali-gpu"]["figures"]["ended"] == "failed (exit code 1: cuDNN) at 72"
+    assert told["dali-cpu"]["figures"]["ended"] == ">= 96: all training samples"
+    assert "of_torchvision" not in told["dali-cpu"]["figures"]
+    assert told["dali-fed"]["status"] == "oom"
+    assert (told["synthetic"]["status"], told["synthetic"]["error"]) == ("failed", "batch 64: exit code 2: no such architecture")
+
+
+def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
+    settings = MaxBatch(loaders=("synthetic", "torchvision"), archs=("resnet18",), precisions=("fp16",), start=64)
+    rows: list[dict[str, Any]] = []
+    for _ in range(20):
+        points = follow(settings, rows)
+        new = [point for point in points if point not in [its["point"] for its in rows]]
+        if not new:
+            break
+        assert len(new) == 1
+        rows.append(row(new[0]["loader"], new[0]["batch_size"], "ok" if new[0]["batch_size"] <= 70 else "oom"))
+    assert [(its["point"]["loader"], its["point"]["batch_size"]) for its in rows] == [
+        *(("synthetic", batch) for batch in (64, 100, 80, 72)),
+        *(("torchvision", batch) for batch in (64, 100, 80, 72)),
+    ]
+    assert follow(settings, rows) == [its["point"] for its in rows]
+
+
+def test_files_are_needed_but_for_the_synthetic_loader() -> None:
+    with pytest.raises(Mistake, match="--data is missing"):
+        max_batch.points(MaxBatch())
+
+
+@pytest.mark.slow
+def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    data = draw(tmp_path / "data", classes=("red", "blue"), train=12, val=3)
+    flags = ["--archs", "squeezenet1_1", "--loaders", "torchvision", "--start", "16", "--steps", "2", "--output", str(tmp_path / "out")]
+    assert bench.main(["max-batch", "--data", str(data), *flags, "--", "--image-size", "32", "--workers", "1"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(16, "ok"), (24, "ok")]
+    assert ">= 24: all training samples" in (tmp_path / "out" / "table.md").read_text()
+    assert not list((tmp_path / "out").rglob("*.pt"))
+    assert "validated" in (tmp_path / "out" / rows[-1]["folder"] / "log.txt").read_text()
+
+
+@pytest.fixture
+def two_cores() -> Iterator[None]:
+    """The stacks of threads count as data, and there is a thread a core."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(allowed)[:2])
+    yield
+    os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("two_cores")
+def test_a_batch_that_does_not_fit_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    limit = ["--memory-limit-gib", "2", "--start", "1024", "--tolerance", "1", "--steps", "1"]
+    named = ["--archs", "squeezenet1_1", "--loaders", "synthetic", "--precisions", "fp32"]
+    assert bench.main(["max-batch", *named, *limit, "--output", str(tmp_path), "--", "--image-size", "64", "--val-every", "0"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(1024, "oom"), (512, "ok")]
+    assert "out of memory at 1,024" in (tmp_path / "table.md").read_text()

@@ -1,0 +1,152 @@
+"""What counts as growth, on made-up readings; a planted leak; and one run of the suite."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import _show, soak
+from benchmarks._suite import Measured, Row, run
+from benchmarks.soak import Soak, margin, slope, verdict
+from contracts import Batch, Feed, Mistake
+from loaders import open_loader
+from scripts import bench
+from tests.end_to_end.runs import draw
+
+RNG = np.random.default_rng(0)
+EPOCHS = np.arange(26.0)
+
+
+def judged(values: Any, name: str = "host_mib") -> list[str]:
+    return verdict({"rate": [100.0] * len(values), name: list(values)}, max_mib_an_epoch=0.5)
+
+
+def test_the_slope_is_of_the_line_and_a_jump_does_not_move_it() -> None:
+    assert slope(list(3.0 * EPOCHS)) == pytest.approx(3.0)
+    assert slope(list(np.where(EPOCHS > 20, 100.0, 0.0))) == 0.0
+    assert margin(list(3.0 * EPOCHS)) == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        400 + RNG.normal(0, 8, 26),  # noise
+        400 + 0.3 * EPOCHS,  # less than is allowed
+        400 - 2.0 * EPOCHS,
+        400 + 40 * (1 - np.exp(-EPOCHS / 4)),  # a pool that fills
+        np.where(EPOCHS > 12, 460.0, 400.0),  # one jump
+    ],
+    ids=["noise", "little", "falls", "settles", "jumps"],
+)
+def test_what_is_no_leak(values: Any) -> None:
+    assert judged(values) == []
+
+
+@pytest.mark.parametrize("name", ["host_mib", "device_mib"])
+def test_a_leak_of_1_mib_an_epoch_is_seen_through_noise(name: str) -> None:
+    (said,) = judged(400 + EPOCHS + RNG.normal(0, 1, 26), name)
+    assert said.startswith(f"{soak.MIB[name]}: +")
+    assert "allowed 0.5" in said
+
+
+def test_a_file_every_other_epoch_is_seen_and_one_in_all_is_not() -> None:
+    assert judged(20 + EPOCHS // 2, "files")[0].startswith("open files: +0.5")
+    assert judged(np.where(EPOCHS > 3, 21, 20), "files") == []
+    assert judged(20 + EPOCHS, "threads")
+    assert judged(20 + EPOCHS, "processes")
+
+
+class Leaks:
+    """A loader around which each epoch keeps `mib` MiB and a file."""
+
+    def __init__(self, name: str, feed: Feed, mib: int) -> None:
+        self.inner, self.mib, self.in_flight = open_loader(name, feed), mib, 0
+        self.kept: list[bytes] = []
+        self.files: list[int] = []
+
+    def __enter__(self) -> Leaks:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.inner.close()
+        for file in self.files:
+            os.close(file)
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        self.kept.append(os.urandom(self.mib << 20))
+        self.files.append(os.open(os.devnull, os.O_RDONLY))
+        yield from self.inner.batches(epoch, first)
+
+
+def measured(data: Path, folder: Path, mib: int) -> tuple[str | None, dict[str, Any]]:
+    folder.mkdir()
+    settings = Soak(data=data, epochs=18, batch_size=8, image_size=32, workers=1)
+    (point,) = soak.points(settings.model_copy(update={"loaders": ("synthetic",)}))
+    found = soak.measure(settings, point, folder, open_=(lambda name, feed: Leaks(name, feed, mib)) if mib else None)
+    return found.error, found.figures
+
+
+@pytest.fixture
+def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return draw(tmp_path / "data", classes=("red", "blue"), train=12, val=1)
+
+
+def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(data: Path, tmp_path: Path) -> None:
+    error, figures = measured(data, tmp_path / "leaks", 1)
+    assert error and "host memory: +1." in error and "open files: +1.00 an epoch" in error
+    assert figures["host_mib_an_epoch"] == pytest.approx(1.0, abs=0.3)
+    assert len(json.loads((tmp_path / "leaks" / "series.json").read_text())["host_mib"]) == 18
+    error, figures = measured(data, tmp_path / "flat", 0)
+    assert (error, figures["verdict"]) == (None, "flat")
+
+
+def test_what_leaks_is_shown_with_its_figures() -> None:
+    error = "host memory: +1.00 MiB an epoch, allowed 0.5"
+    figures = {"rate": 100.0, "host_mib_an_epoch": 1.0, "verdict": error}
+    row: Row = {"point": {"loader": "x", "batch_size": 8, "image_size": 32}, "status": "failed", "error": error, "figures": figures}
+    row |= {"suite": "soak", "spread": {}, "versions": {}, "hardware": {}, "folder": "runs/x", "took_s": 1.0}
+    titles, line = _show.cells(soak.SUITE, [row], detail=False)
+    assert dict(zip(titles, line, strict=True)) == {"img/s": "100", "host MiB an epoch": "+1.00", "verdict": error}
+
+
+def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
+    suite = replace(soak.SUITE, command=lambda *_: ["true"], read=lambda *_: Measured(figures={"rate": 1.0}, error="it grows"))
+    (row,) = run(suite, Soak(data=tmp_path, loaders=("synthetic",)), tmp_path / "out", lambda *_: None)
+    assert (row["status"], row["error"], row["figures"]) == ("failed", "it grows", {"rate": 1.0})  # bench's exit code is then 1
+
+
+def test_too_few_epochs_are_refused() -> None:
+    with pytest.raises(Mistake, match="leaves 2 epochs to judge"):
+        soak.points(Soak(data=Path("x"), epochs=6))
+    with pytest.raises(Mistake, match="--data is missing"):
+        soak.points(Soak())
+
+
+@pytest.mark.slow
+def test_a_short_soak_ends_as_a_table_curves_and_hparams(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    flags = ["--loaders", "torchvision", "--epochs", "14", "--batch-size", "8", "--image-size", "32", "--workers", "1"]
+    out = tmp_path / "out"
+    assert bench.main(["soak", "--data", str(data), *flags, "--max-mib-an-epoch", "20", "--output", str(out)]) == 0
+    (row,) = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert (row["status"], row["figures"]["processes"], row["spread"]["rate"]["n"]) == ("ok", 2, 10)
+    assert {path.name for path in (out / "plots").glob("*.png")} == {"host.png", "rate.png"}
+    assert "| flat |" in (out / "table.md").read_text()
+    events = EventAccumulator(str(out / row["folder"])).Reload()
+    assert len(events.Scalars("epochs/host_mib")) == 14
+    assert len(events.Scalars("soak/rate")) == 1
+    assert {"_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(events.summary_metadata)
+    assert "custom_scalars__config__" in events.summary_metadata

@@ -1,0 +1,134 @@
+"""The suite `workers`: its points, the split of a step, and each sentence of its advice over rows made by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import workers
+from benchmarks._suite import Row, run
+from benchmarks.workers import Workers, conclude, derive, enough, fixed, points, split
+from contracts import Mistake
+from tests.end_to_end.runs import draw
+
+
+def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
+    settings = Workers(
+        data=tmp_path, batch_sizes=(8, 16), workers=(0, 2), memory=("pinned", "pageable"), image_sizes=(64,), flags="--seed 1"
+    )
+    found = points(settings)
+    assert len(found) == 8 and len({json.dumps(point) for point in found}) == 8
+    command = workers.command(settings, found[-1], tmp_path)
+    assert command[:2] == [sys.executable, "train.py"]
+    flags = dict(zip(command[2::2], command[3::2], strict=True))
+    wanted = {"--batch-size": "16", "--workers": "2", "--pin-memory": "false", "--image-size": "64", "--arch": "resnet18", "--seed": "1"}
+    assert wanted.items() <= flags.items()
+
+
+def test_without_data_only_the_synthetic_loader() -> None:
+    with pytest.raises(Mistake, match="--data is missing"):
+        points(Workers())
+    assert points(Workers(loader="synthetic"))
+
+
+def trained(steps: int, forward: float) -> dict[str, Any]:
+    return {"kind": "train", "losses": [0.0] * steps, "ms": {"data_wait": 1.0, "forward": forward}}
+
+
+WINDOW: dict[str, Any] = {"kind": "window"}
+
+
+def test_the_split_is_of_the_steps_after_the_warm_up() -> None:
+    told = [trained(5, 100.0), WINDOW, trained(2, 50.0), WINDOW, trained(10, 4.0), WINDOW, trained(30, 8.0)]
+    assert split(told, 2) == pytest.approx({"data_wait": 1.0, "forward": 7.0})
+    assert split(told, 0)["forward"] == pytest.approx((500 + 100 + 40 + 240) / 47)
+    assert split(told[:2], 1)["forward"] == 100.0, "nothing was told after it: then of all"
+    assert split([], 0) == {}
+
+
+def test_fixed_costs_and_enough() -> None:
+    assert fixed({8: 100.0, 16: 200.0, 64: 200.0}) == pytest.approx({8: 1.0, 16: 0.0})
+    assert fixed({one: one / (6.0 + 0.25 * one) for one in (8, 16, 32)}) == pytest.approx({8: 6 / 8, 16: 6 / 10})
+    assert enough({8: 50.0, 16: 91.0, 32: 100.0}) == 16
+    assert enough({8: 50.0, 16: 60.0, 32: 100.0}) is None
+    assert enough({8: 50.0, 16: 100.0, 32: 80.0}) == 16
+
+
+def row(
+    batch: int, rate: float, *, ceiling: float, workers: int = 4, memory: str = "pinned", wait: float = 1.0, gpu: str | None = "H"
+) -> Row:
+    point = {"image_size": 224, "memory": memory, "workers": workers, "batch_size": batch}
+    parts = {"data_wait_ms": wait, "forward_ms": 3.0, "backward_ms": 5.0, "update_ms": 1.0}
+    spread = {"rate": {"n": 5, "min": rate * 0.99, "max": rate * 1.01, "iqr": rate * 0.01}}
+    figures = {"rate": rate, "compute_ceiling": ceiling, **parts}
+    return {"point": point, "status": "ok", "figures": figures, "spread": spread, "hardware": {"gpu": gpu}}
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([row(8, 90, ceiling=100), row(64, 700, ceiling=950), row(512, 900, ceiling=1000)], "From batch 64 on the compute ceiling"),
+        ([row(8, 90, ceiling=100), row(64, 700, ceiling=800)], "still grows at batch 64 (800 img/s)"),
+        (
+            [row(8, 105, ceiling=200), row(8, 100, ceiling=200, memory="pageable")],
+            "Pinned memory: +5.0% at batch 8 with 4 workers, beyond the noise there and in 1 of 1 pairs",
+        ),
+        (
+            [row(8, 101, ceiling=200), row(8, 100, ceiling=200, memory="pageable")],
+            "makes no difference beyond the noise (the largest: +1.0%",
+        ),
+        ([row(8, 91, ceiling=200, workers=2), row(8, 100, ceiling=200)], "Batch 8: from 2 workers on the rate"),
+        ([row(8, 50, ceiling=200, workers=1), row(8, 100, ceiling=200)], "Batch 8: the rate still grows at 4 workers (100 img/s)"),
+        ([row(8, 90, ceiling=100, wait=9.0)], "50% of a step waits for data: the loader"),
+        ([row(8, 90, ceiling=100)], "takes a larger batch size beside it"),
+        ([row(8, 90, ceiling=100), row(16, 180, ceiling=195)], "97% of its compute costs the same whatever the batch: bound by launches"),
+        ([row(8, 90, ceiling=100, gpu=None), row(16, 180, ceiling=195, gpu=None)], "a larger batch shares it among more images"),
+        ([row(8, 90, ceiling=100), row(16, 110, ceiling=120)], "33% of its compute costs the same whatever the batch: bound by the work"),
+        (
+            [row(8, 105, ceiling=200, gpu=None), row(8, 100, ceiling=200, memory="pageable", gpu=None)],
+            "without one the two differ by noise alone, here up to 5.0%",
+        ),
+        (
+            [
+                *(row(8, rate, ceiling=200, memory=memory) for rate, memory in ((105, "pinned"), (100, "pageable"))),
+                *(row(16, rate, ceiling=300, memory=memory) for rate, memory in ((200, "pinned"), (220, "pageable"))),
+            ],
+            "makes no difference beyond the noise (the largest: -9.1%, batch 16",
+        ),
+    ],
+)
+def test_each_sentence_of_the_advice(rows: list[Row], said: str) -> None:
+    found = conclude(derive(rows))
+    assert sum(said in line for line in found) == 1, found
+
+
+def test_no_sentence_without_figures_nor_about_what_was_not_varied() -> None:
+    assert conclude([row(8, 90, ceiling=100) | {"status": "failed"}]) == []
+    assert len(conclude([row(8, 90, ceiling=100)])) == 1, "only what bounds the smallest batch"
+
+
+def test_the_fixed_share_is_beside_each_row_but_the_largest() -> None:
+    found = derive([row(8, 90, ceiling=100), row(16, 110, ceiling=200), row(16, 100, ceiling=150, workers=1)])
+    assert [one["figures"].get("fixed") for one in found] == [pytest.approx(1.0), None, None]
+
+
+@pytest.mark.slow
+def test_a_point_is_a_run_of_train_py(tmp_path: Path) -> None:
+    data = draw(tmp_path / "data", classes=("blue", "red"), train=24, val=2)
+    flags = f"--min-window-s 0.1 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
+    settings = Workers(
+        data=data, arch="squeezenet1_1", batch_sizes=(4,), workers=(0,), memory=("pageable",), image_sizes=(32,), seconds=0.8, flags=flags
+    )
+    (found,) = run(workers.SUITE, settings, tmp_path / "bench", lambda done, known, said: None)
+    assert found["status"] == "ok", found
+    figures = found["figures"]
+    parts = [figures[f"{name}_ms"] for name in workers.STEP]
+    assert all(part > 0 for part in parts)
+    assert 4e3 / sum(parts) == pytest.approx(figures["rate"], rel=0.5), "the parts make up the step"
+    drawn = workers.plots(derive([found]), tmp_path)
+    assert {path.name for path in drawn} >= {"split-32.png", "rate-32.png"} and all(path.stat().st_size > 1000 for path in drawn)
+    assert len(conclude([found])) == 1

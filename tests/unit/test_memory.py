@@ -1,0 +1,45 @@
+"""What is said of a batch that does not fit: what the failed step had made is gone before a smaller one is tried."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+
+from contracts import Mistake
+from engine import memory
+from engine.distributed import ProcessWorld
+
+
+class Activations:
+    """Stands for the tensors of a step."""
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), RuntimeError("[enforce fail] can't allocate memory: you")]
+)
+def test_the_failed_step_is_forgotten_first(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[weakref.ref[Activations]] = []
+
+    def step() -> None:
+        activations = Activations()
+        held.append(weakref.ref(activations))
+        raise error
+
+    def largest_fit(*_: Any) -> int:
+        assert held[0]() is None
+        return 48
+
+    monkeypatch.setattr(memory, "largest_fit", largest_fit)
+    with (
+        pytest.raises(Mistake, match=r"--batch-size 64 does not fit \(.*memory\); --batch-size 48 fits, with --accumulate"),
+        memory.explained(None, 64, 32, ProcessWorld(torch.device("cpu"))),  # type: ignore[arg-type]
+    ):
+        step()
+
+
+def test_another_error_stays_what_it_is() -> None:
+    with pytest.raises(RuntimeError, match="shape"), memory.explained(None, 64, 32, ProcessWorld(torch.device("cpu"))):  # type: ignore[arg-type]
+        raise RuntimeError("shape")
