@@ -1,6 +1,6 @@
 """`workers`: why small batches are slow. Workers x batch size x host memory x image size, each a run of train.py, its step in parts.
 
-Times nothing itself: rate, ceilings and load are of the run's summary.json, the parts of a step of its metrics.jsonl.
+Times nothing itself: every figure is of the run's summary.json.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -78,26 +78,7 @@ def command(settings: Workers, point: Point, folder: Path) -> list[str]:
 def read(point: Point, folder: Path) -> Measured:
     found = train.read(point, folder)
     told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    parts = split(map(json.loads, lines), told["rate"]["warmup_windows"])
-    return replace(found, figures={**found.figures, **{f"{name}_ms": value for name, value in parts.items()}})
-
-
-def split(points: Iterable[Mapping[str, Any]], warmup_windows: int) -> dict[str, float]:
-    """Milliseconds a step of each part: means over the steps told after the warm-up's last window (over all, when none was)."""
-    kept: list[tuple[int, Mapping[str, float]]] = []
-    before = kept
-    for point in points:
-        if point["kind"] == "train":
-            kept.append((len(point["losses"]), point["ms"]))
-        elif point["kind"] == "window" and warmup_windows:
-            warmup_windows -= 1
-            if not warmup_windows:
-                before, kept = kept, []
-    kept = kept or before
-    steps = sum(count for count, _ in kept)
-    names = dict.fromkeys(name for _, ms in kept for name in ms)
-    return {name: sum(count * ms.get(name, 0.0) for count, ms in kept) / steps for name in names} if steps else {}
+    return replace(found, figures={**found.figures, **{f"{name}_ms": value for name, value in told["split_ms"].items()}})
 
 
 # --- what is told ---------------------------------------------------------------------------------------------------------------------
@@ -222,7 +203,9 @@ def _count(workers: int) -> str:
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     drawn = []
     for size, its in _show.by(rows, "image_size").items():
-        fastest = {batch: max(same, key=lambda row: row["figures"]["rate"] or 0.0) for batch, same in _show.by(its, "batch_size").items()}
+        fastest = {
+            batch: max(same, key=lambda row: row["figures"]["rate"] or 0.0) for batch, same in sorted(_show.by(its, "batch_size").items())
+        }
         groups = [f"{batch}\n{row['point']['memory']}, {_count(row['point']['workers'])}" for batch, row in fastest.items()]
         per_image = {
             name.replace("_", " "): [1e3 * (row["figures"].get(f"{name}_ms") or 0.0) / batch for batch, row in fastest.items()]

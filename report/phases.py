@@ -28,7 +28,7 @@ class Phases:
         self._current: dict[str, float] = {}
         self._done: list[dict[str, float]] = []
         self.steps: list[dict[str, float]] = []
-        """Milliseconds of each phase on the step's own timeline, for each step that the last `read` covered; together its duration."""
+        """Milliseconds of each phase, for each step that the last `read` covered. All but the transfer add up to its duration."""
 
     def mark(self, name: str) -> None:
         if not self._cuda:
@@ -75,7 +75,6 @@ class Phases:
             (_, start), (name, end) = self._marks.popleft(), self._marks[0]
             if name != "interrupted":
                 milliseconds = start.elapsed_time(end) if self._cuda else (end - start) * 1e3
-                self._current[name] = self._current.get(name, 0.0) + milliseconds
                 self._add(name, milliseconds)
             if self._cuda:
                 self._spare.append(start)
@@ -84,4 +83,5 @@ class Phases:
             self._add(name, start.elapsed_time(end))
 
     def _add(self, name: str, milliseconds: float) -> None:
-        self._totals[name] = self._totals.get(name, 0.0) + milliseconds
+        for sums in (self._totals, self._current):
+            sums[name] = sums.get(name, 0.0) + milliseconds

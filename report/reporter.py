@@ -151,8 +151,7 @@ class Reporter:
                 "loss_scale": last["loss_scale"],
                 "skipped_steps": skipped_steps,
                 "ms": phases,
-                "step_ms": [duration(one) for one in steps],
-                "data_wait_ms": [one.get("data_wait", 0.0) for one in steps],
+                "steps_ms": {name: [one.get(name, 0.0) for one in steps] for name in PHASES if any(name in one for one in steps)},
             },
         )
         self._board.scalars(
@@ -269,6 +268,7 @@ class Reporter:
             "check": "failed: efficiency above 103 %" if efficiency is not None and efficiency > HIGHEST_EFFICIENCY else "passed",
             "data_wait": data_wait(kept),
             "step_ms": step_times(kept),
+            "split_ms": {name: sum(one.get(name, 0.0) for one in kept) / len(kept) for name in PHASES if any(name in one for one in kept)},
             "validation": validation,
             "memory": self._memory,
             "gpu": {name: self._mean(read, warm) for name, read in GPU.items()},
@@ -322,8 +322,8 @@ class Reporter:
 
 
 def duration(step: Mapping[str, float]) -> float:
-    """Milliseconds from the end of the step before to the end of this one."""
-    return sum(step.values())
+    """Milliseconds from the end of the step before to the end of this one; the transfer runs beside it."""
+    return sum(found for name, found in step.items() if name != "transfer")
 
 
 def step_times(steps: list[dict[str, float]]) -> dict[str, float] | None:

@@ -17,6 +17,7 @@ from tests.end_to_end.runs import TIMEOUT_S, Runner, points, summary, until
 
 SMALL = ("--arch", "squeezenet1_1", "--precision", "fp32", "--epochs", 1000, "--val-every", 0, "--save-every-minutes", 0)
 WITHIN = 0.02
+PHASES = ("data_wait", "forward", "backward", "update")
 SPAN_S = 5.0
 
 
@@ -114,7 +115,9 @@ def check_rates(told: Told) -> None:
 
     assert sum(len(point["losses"]) for point in told.train) == found["steps"]
     warm = windows[first - 1]["step"] if first else 0
-    waits, whole = ([one for point in told.train for one in point[name]][warm:] for name in ("data_wait_ms", "step_ms"))
+    split = {name: [one for point in told.train for one in point["steps_ms"][name]][warm:] for name in PHASES}
+    assert found["split_ms"] == pytest.approx({name: statistics.mean(each) for name, each in split.items()})
+    waits, whole = split["data_wait"], [sum(parts) for parts in zip(*split.values(), strict=True)]
     assert found["data_wait"] == pytest.approx({"ms": statistics.mean(waits), "share": sum(waits) / sum(whole)})
     assert found["step_ms"]["n"] == len(whole) == found["steps"] - warm
     assert found["step_ms"]["p50"] == pytest.approx(statistics.median(whole))
@@ -146,14 +149,14 @@ def consistent() -> Told:
             "bound": "loader",
             "check": "passed",
             "data_wait": {"ms": 93 / 41, "share": 93 / 380},
+            "split_ms": {"data_wait": 93 / 41, "forward": 2.0, "backward": 4.0, "update": 1.0},
             "step_ms": {"n": 41, "p50": 10.0, "p99": 10.0},
         },
         windows=windows,
         ceilings=[{"compute": one, "loader": less}, {"compute": less, "loader": other}],
         train=[
-            {"losses": [1.0] * 4, "data_wait_ms": [9.0] * 4, "step_ms": [16.0] * 4},
-            {"losses": [1.0] * 31, "data_wait_ms": [3.0] * 31, "step_ms": [10.0] * 31},
-            {"losses": [1.0] * 10, "data_wait_ms": [0.0] * 10, "step_ms": [7.0] * 10},
+            {"losses": [1.0] * n, "steps_ms": {"data_wait": [wait] * n, "forward": [2.0] * n, "backward": [4.0] * n, "update": [1.0] * n}}
+            for n, wait in ((4, 9.0), (31, 3.0), (10, 0.0))
         ],
     )
 
@@ -180,6 +183,7 @@ PLANTS: dict[str, Any] = {
     "summary data_wait share": 0.2,
     "train 0 losses": [1.0] * 3,
     "summary step_ms p50": 9.0,
+    "summary split_ms backward": 4.1,
     "summary step_ms n": 45,
 }
 
