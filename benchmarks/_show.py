@@ -66,8 +66,10 @@ def _why(row: Row) -> str:
 
 def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
     """The table with what is needed to repeat it: command, hardware, versions, noise, clocks."""
-    about = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
+    path = folder / "suite.json"  # a run of train.py has none
+    about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": "python train.py (see config.yaml)"}
     head = [f"# {suite.name}", "", suite.about, "", "```bash", about["command"], "```", ""]
+    head += [f"- commit {about['commit']}"] if about.get("commit") else []
     head += [f"- {line}" for line in conditions(suite, rows, about.get("note", ""))]
     head += ["- A figure with a spread is the median of its repeats (smallest to largest, number).", ""]
     titles, *lines_ = cells(suite, rows, detail=True)
@@ -144,12 +146,16 @@ def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> l
 
 def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequence[Path]) -> None:
     """Plots as images, and a row of HPARAMS for each point that is no run of train.py, which has written its own."""
+    names = {name for row in rows for name, found in row["figures"].items() if isinstance(found, int | float)}
     for row in rows:
         run = folder / row["folder"]
-        if not row["figures"] or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
+        if row["status"] == "short":  # a figure that is refused is not to be found there either
+            for events in run.glob("events.out.tfevents.*"):
+                events.unlink()
+        if not row["figures"] or row["status"] == "short" or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
             continue
         board = Board(run)
-        hparams(board, suite.name, row["point"], row["figures"])
+        hparams(board, suite.name, row["point"], row["figures"], names=names)
         board.close()
     if plots:
         from PIL import Image
@@ -163,12 +169,12 @@ def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequenc
         board.close()
 
 
-def hparams(board: Board, suite: str, point: Point, figures: Mapping[str, Any]) -> None:
-    """The point's row of the HPARAMS page, with the figures that are numbers."""
+def hparams(board: Board, suite: str, point: Point, figures: Mapping[str, Any], *, names: Iterable[str] = ()) -> None:
+    """The point's row of the HPARAMS page, with the figures that are numbers; `names`: those of all rows, which the page needs."""
     numbers = {f"{suite}/{name}": float(found) for name, found in figures.items() if isinstance(found, int | float)}
     board.hparams(
         {name: found if isinstance(found, int | float | str) else name_of({name: found}) for name, found in point.items()},
-        metrics=[*numbers],
+        metrics=sorted({*numbers, *(f"{suite}/{name}" for name in names)}),
         columns={name: type(found) if isinstance(found, int | float | bool) else str for name, found in point.items()},
     )
     board.scalars(numbers, 0)
@@ -188,7 +194,7 @@ def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], Non
         TimeRemainingColumn(elapsed_when_finished=True),
     )
     shown = [TextColumn(part) if isinstance(part, str) else part for part in parts]
-    with Progress(*shown, console=console, disable=not console.is_terminal) as bar:
+    with Progress(*shown, console=console, disable=not console.is_terminal, speed_estimate_period=1e6) as bar:
         task = bar.add_task(title, total=None)
 
         def tell(done: int, known: int, said: str) -> None:

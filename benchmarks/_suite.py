@@ -22,22 +22,28 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from config import NotNegative, Settings
 from contracts import Mistake
 from report import record
 
 ROOT = Path(__file__).resolve().parents[1]
-LEAST = 3
-"""Repeats (windows, passes) below which a figure is not shown."""
-DONE = ("ok", "oom", "short")
-"""A point with such a row is not measured again when a suite goes on; one that failed or timed out is."""
+LEAST, LEAST_STEPS = 3, 20
+"""Repeats (windows, passes), and steps where there are such, below which a figure is not shown."""
+DONE = ("ok", "oom")
+"""A point with such a row is not measured again when a suite goes on; one that failed, timed out or was too short is."""
 LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
 """From here on it is torchrun that speaks, of ranks that have said why they end."""
 OUT_OF_MEMORY = ("out of memory", "does not fit", "can't allocate memory", "cudaErrorMemoryAllocation", "MemoryError")
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE_S = 35.0
+"""torchrun gives its ranks 30 s."""
 NOT_HERE = 77
 """Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 
+ROW = {"suite", "point", "began", "took_s", "status", "error", "figures", "spread", "versions", "hardware", "folder"}
 Point = dict[str, Any]
 Row = dict[str, Any]
 
@@ -134,14 +140,15 @@ def results(folder: Path) -> list[Row]:
     """The latest row of each point, in the order of the first. Raises Mistake when there is none."""
     rows: dict[str, Row] = {}
     try:
-        lines = (folder / "results.jsonl").read_text(encoding="utf-8").splitlines()
+        lines = (folder / "results.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise Mistake(f"{folder} has no results.jsonl ({error.strerror}); name a folder that python -m scripts.bench has written") from None
     for line in lines:
         try:
             row = json.loads(line)
-            rows[json.dumps(row["point"])] = row
-        except (ValueError, KeyError, TypeError):
+            if row.keys() >= ROW:
+                rows[json.dumps(row["point"])] = row
+        except (ValueError, AttributeError):
             continue  # half a line, left by a kill
     return list(rows.values())
 
@@ -149,11 +156,18 @@ def results(folder: Path) -> list[Row]:
 def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, int, str], None]) -> list[Row]:
     """Measure what has no row yet. `progress` gets points done, points known so far, and what to say. Raises Mistake, KeyboardInterrupt."""
     points = suite.points(settings)
+    data = getattr(settings, "data", None)
+    if data is not None and folder.resolve().is_relative_to(data.resolve()):
+        raise Mistake(f"--output {folder} lies inside --data {data}, which is never written to; name another folder")
+    if not points:
+        raise Mistake("nothing to measure: a flag that takes several values has none")
     with record.claimed(folder, resuming=True, enabled=True):
-        _same_suite(suite, settings, folder)
         rows = results(folder) if (folder / "results.jsonl").exists() else []
+        _same_suite(suite, settings, folder, rows)
         done = [row["point"] for row in rows if row["status"] in DONE]
         file = record.Appender(folder / "results.jsonl")
+        if rows and not (folder / "results.jsonl").read_bytes().endswith(b"\n"):
+            file.append(b"\n")  # behind half a line, left by a kill
         try:
             while True:
                 points += [point for point in suite.follow(settings, rows) if point not in points]
@@ -170,25 +184,46 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
             file.close()
 
 
-def _same_suite(suite: Suite, settings: Common, folder: Path) -> None:
-    """A folder holds the points of one command."""
-    wanted = {"suite": suite.name, **settings.model_dump(mode="json", exclude={"output", "limit_s", "note"})}
+def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> None:
+    """A folder holds the points of one command; one in which nothing was measured yet may be given to another."""
+    asked = {name: found.resolve() if isinstance(found, Path) else found for name, found in settings}
+    wanted = {"suite": suite.name, **record.plain({k: v for k, v in asked.items() if k not in ("output", "limit_s", "note")})}
     path = folder / "suite.json"
-    if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
+    if path.exists() and any(row["status"] in DONE for row in rows):
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            assert isinstance(found, dict)
+        except (ValueError, AssertionError):
+            raise Mistake(f"{path} is damaged; remove it, or name another --output") from None
         for name, value in wanted.items():
             if found.get(name) != value:
                 flag = name if name == "suite" else f"--{name.replace('_', '-')}"
                 raise Mistake(f"--output {folder} holds results with {flag} {found.get(name)}, this is {value}; name another folder")
     else:
-        what = {**wanted, "note": settings.note, "command": shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]])}
+        what = {
+            **wanted,
+            "note": settings.note,
+            "commit": _commit(),
+            "command": shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]]),
+        }
         record.replace(path, (json.dumps(what, indent=2) + "\n").encode())
+
+
+def _commit() -> str:
+    """Of this repository, with a + when files differ from it; empty without git."""
+    with suppress(OSError, subprocess.CalledProcessError):
+        said = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=True)
+        return said.stdout.strip()
+    return ""
 
 
 def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row:
     folder = output / "runs" / name_of(point)
     shutil.rmtree(folder, ignore_errors=True)  # what a point that was cut short has left
-    folder.mkdir(parents=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise record.unwritable(output, error) from None
     began = time.time()
     with (folder / "log.txt").open("wb") as log:
         code = _ran(suite.command(settings, point, folder), log, settings.limit_s)
@@ -200,7 +235,8 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         except (OSError, ValueError, KeyError, TypeError) as error:
             return row | {"error": f"left no figures: {error!r}"}
         repeated = measured.spread.get(suite.rate)
-        short = repeated is not None and repeated["n"] < LEAST
+        steps = measured.figures.get("steps")
+        short = (repeated is not None and repeated["n"] < LEAST) or (isinstance(steps, int) and steps < LEAST_STEPS)
         return row | asdict(measured) | {"status": "failed" if measured.error else "short" if short else "ok"}
     text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if code is None:
@@ -230,16 +266,33 @@ def _ran(command: list[str], log: Any, limit_s: float) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, and after ten seconds SIGKILL, to its whole session."""
-    for number, patience_s in ((signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0)):
-        if process.poll() is None:
-            os.killpg(process.pid, number)
-            try:
-                process.wait(patience_s)
-            except subprocess.TimeoutExpired:
-                continue
+    """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their own."""
+    with suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        with _undisturbed():
+            for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
+                if process.poll() is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(patience_s)
+            for one in family:
+                with suppress(psutil.Error):
+                    one.kill()
+            psutil.wait_procs(family, timeout=5.0)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not keep the rest from being ended."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _said(suite: Suite, row: Row) -> str:
@@ -250,17 +303,18 @@ def _said(suite: Suite, row: Row) -> str:
 
 
 @contextmanager
-def ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends like Ctrl-C: the point under way is ended too, and the rows so far stay."""
+def ending_on_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far stay."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in ENDING}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def value(row: Mapping[str, Any], key: str) -> Any:

@@ -250,7 +250,12 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
         why = {"oom": "out of memory"}.get(failed["status"]) or f"{failed['status']} ({failed['error']})"[:120]
         ended = f"{why} at {batch(failed):,}"
     figures = {name: best["figures"].get(name) for name in ("device_gib", "allocated_gib", "host_gib")}
-    figures |= {"largest": batch(best), "ended": ended, "limited": int(failed is not None), "trials": len(trials)}
+    figures |= {
+        "largest": batch(best),
+        "ended": ended,
+        "limited": int(failed is not None and failed["status"] == "oom"),
+        "trials": len(trials),
+    }
     return {**best, "point": point, "took_s": took_s, "figures": figures}
 
 

@@ -14,9 +14,16 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
 from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, figures_of
+from config import one_of, parse
 from contracts import Mistake
+from loaders import LOADERS
+from models import classification as registry
 
 BY_HAND = "by hand: "
+OWN = {f"--{name}" for name in ("arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")}
+"""Flags of train.py that are a point's, or this suite's."""
+LEAST_FOR_P99 = 200
+"""Steps."""
 
 
 class Train(Common):
@@ -44,9 +51,28 @@ class Train(Common):
     """More flags of train.py, for every point; better written last, after a bare --."""
 
 
+def check(words: str) -> None:
+    """Raise Mistake for flags of train.py that do not parse, or that a suite sets itself."""
+    try:
+        given = shlex.split(words)
+    except ValueError as error:
+        raise Mistake(f"--flags {words}: {error}") from None
+    taken = sorted({word.partition("=")[0] for word in given} & OWN)
+    if taken:
+        raise Mistake(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
+    parse(given)
+
+
 def points(settings: Train) -> list[Point]:
     if settings.data is None and set(settings.loaders) != {"synthetic"}:
         raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or --loaders synthetic")
+    check(settings.flags)
+    if settings.data is not None and not (settings.data / "train").is_dir():
+        raise Mistake(f"--data {settings.data}: has no train/ folder; it must hold train/<class>/* and val/<class>/*")
+    for arch in settings.archs:
+        one_of("--archs", arch, registry.names())
+    for loader in settings.loaders:
+        one_of("--loaders", loader, {"auto", *LOADERS})
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     asked = itertools.product(settings.archs, settings.batch_sizes, settings.loaders, settings.precisions, settings.gpus)
     others = itertools.product(settings.archs, settings.batch_sizes, [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])
@@ -81,6 +107,7 @@ def measured(told: dict[str, Any]) -> Measured:
     rate, ceiling, gpu, memory = told["rate"], told["ceiling"], told["gpu"], told["memory"]
     part: dict[str, Any] = {name: ceiling[name] or {} for name in ("compute", "loader")}
     power = gpu["power_w"] and gpu["power_w"] * told["world_size"]
+    timed = told.get("step_ms") or {}
     spread = {"rate": rate["spread"], **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found}}
     return Measured(
         figures={
@@ -90,12 +117,13 @@ def measured(told: dict[str, Any]) -> Measured:
             "efficiency": told["efficiency"],
             "bound": told["bound"] or ("check failed" if told["check"] != "passed" else None),
             "data_wait_ms": (told["data_wait"] or {}).get("ms"),
-            **{f"step_{name}_ms": (told.get("step_ms") or {}).get(name) for name in ("p50", "p99")},
+            "step_p50_ms": timed.get("p50"),
+            "step_p99_ms": timed.get("p99") if timed.get("n", 0) >= LEAST_FOR_P99 else None,
             **{name: memory[name] for name in ("device_gib", "allocated_gib", "host_gib")},
             **{f"gpu_{name}" if name == "utilisation" else name: found for name, found in gpu.items()},
             "cpu_utilisation": told["cpu"]["utilisation"],
             "img_per_s_w": rate["steady"] / power if rate["steady"] and power else None,
-            "steps": told["steps"],
+            "steps": timed.get("n"),
         },
         spread={name: found for name, found in spread.items() if found},
         versions=told["versions"],

@@ -86,11 +86,11 @@ def read(point: Point, folder: Path) -> Measured:
 
 def derive(rows: Sequence[Row]) -> list[Row]:
     """Adds `fixed`, for all but the largest batch size."""
-    shares = {size: fixed(ceilings(its)) for size, its in _show.by(rows, "image_size").items()}
+    shares = {size: fixed(ceilings([row for row in its if row["status"] == "ok"])) for size, its in _show.by(rows, "image_size").items()}
 
     def one(row: Row) -> Row:
         share = shares[row["point"]["image_size"]].get(row["point"]["batch_size"])
-        return {**row, "figures": {**row["figures"], "fixed": share}} if row["figures"] and share is not None else row
+        return {**row, "figures": {**row["figures"], "fixed": share}} if row["status"] == "ok" and share is not None else row
 
     return [one(row) for row in rows]
 

@@ -219,7 +219,7 @@ class Run:
                 if progress.step == 1:
                     self.report.images(kept)
                 decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due(), enough=self._measured)
-                self._time_is_up = decided["enough"]
+                self._time_is_up |= decided["enough"]
                 if logging or self._recent.full():
                     self._log(lr, bar, everything=False)
                 self._window(closed)  # of the step before: now the device has something to do meanwhile
@@ -232,7 +232,9 @@ class Run:
                     self.save()
                     self.phases.interrupt()
                     self.meter.resume(progress.epoch)
-            stopped = self.vote.drain()["stop"] or decided["stop"]
+            last = self.vote.drain()  # an epoch may be one step long
+            stopped = last["stop"] or decided["stop"]
+            self._time_is_up |= last["enough"]
             self._window(closed)
             self._log(lr, bar)
             self._window(self._closed(self.meter.pause()))

@@ -5,6 +5,7 @@ A folder is one of scripts/bench.py, or of one run of train.py. A ratio is beyon
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +99,9 @@ def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     if len(a) == len(b) == 1 and a[0]["point"] != b[0]["point"]:
         told.append(f"B is {', '.join(f'{name} {value}' for name, value in b[0]['point'].items() if a[0]['point'].get(name) != value)}")
     for kind in ("hardware", "versions"):
-        first, second = ({name: value for row in rows for name, value in row[kind].items()} for rows in (a, b))
+        first, second = ({name: value for row in rows for name, value in row[kind].items() if name != "shm_gib"} for rows in (a, b))
+        if not first or not second:
+            continue
         apart = [
             f"{name} {first.get(name, '-')} / {second.get(name, '-')}"
             for name in {**first, **second}
@@ -106,6 +109,16 @@ def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
         ]
         told += [f"{kind} differ: {', '.join(apart)}"] if apart else []
     return told
+
+
+def settings_apart(a: Path, b: Path) -> list[str]:
+    """What the two commands differ in, but for the axes that the points already show."""
+    try:
+        first, second = (json.loads((folder / "suite.json").read_text(encoding="utf-8")) for folder in (a, b))
+    except (OSError, ValueError):
+        return []
+    names = [name for name in first if name not in ("command", "note") and first[name] != second.get(name)]
+    return [f"settings differ: {', '.join(f'{name} {first[name]} / {second.get(name)}' for name in names)}"] if names else []
 
 
 def main(argv: list[str]) -> int:
@@ -139,7 +152,7 @@ def main(argv: list[str]) -> int:
         shown = [_figure(row, suite.rate, form) for row in (pair.a, pair.b)]
         table.add_row(*(str(pair.point[column.key]) for column in axes), *shown, f"{pair.speed:.3f}" if pair.speed else "-", said)
     console.print(table)
-    for line in differences(a, b):
+    for line in (*settings_apart(*settings.folders), *differences(a, b)):
         console.print(line, highlight=False, soft_wrap=True)
     bad = failures(found, settings.fail_below) if settings.fail_below else []
     if bad:

@@ -64,6 +64,8 @@ def test_seconds(train: Runner, pictures: Path) -> None:
     windows = points(output, "window")[told["rate"]["warmup_windows"] :]
     assert told["finished"] and told["epochs"] < 10_000
     assert sum(window["seconds"] for window in windows) >= 0.4, "later windows may have moved the end of the warm-up"
+    few = draw(train.cwd / "few", classes=("a", "b"), train=4, val=1)
+    assert summary(run(train, few, "short", *flags))["finished"], "an epoch of one step"
     assert told["step_ms"]["n"] >= 1 and 0 < told["step_ms"]["p50"] <= told["step_ms"]["p99"]
 
 

@@ -88,12 +88,30 @@ def test_going_on_measures_what_is_left(tmp_path: Path) -> None:
     ran(tmp_path, "good", "crash")
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"point": {"na')  # a kill in mid-write
-    (tmp_path / "results.jsonl").write_bytes((tmp_path / "results.jsonl").read_bytes() + b"\n")
     said: list[str] = []
     rows = run(suite(), Settings(names=("good", "crash"), output=tmp_path), tmp_path, lambda *told: said.append(told[2]))
     assert [row["point"]["name"] for row in rows] == ["good", "crash"]
     assert [line.partition(":")[0] for line in said] == ["crash-8", "crash-8"]
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
+    assert [row["point"]["name"] for row in results(tmp_path)] == ["good", "crash"]
+
+
+def test_a_short_one_is_measured_again_and_shown_nowhere(tmp_path: Path) -> None:
+    rows = ran(tmp_path, "short")
+    _show.show(suite(), rows, tmp_path, Console(file=io.StringIO()))
+    assert not list(tmp_path.rglob("events.out.tfevents.*"))
+    ran(tmp_path, "short")
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+
+
+def test_ranks_end_too(tmp_path: Path) -> None:
+    """As torchrun starts them: in sessions of their own, and deaf to SIGTERM."""
+    rank = "import signal, sys, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
+    launcher = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {rank!r}], start_new_session=True).wait()"
+    (row,) = ran(tmp_path, "good", limit_s=2.0, command=lambda *_: [sys.executable, "-c", launcher])
+    assert row["status"] == "timeout"
+    pid = int((tmp_path / row["folder"] / "log.txt").read_text())
+    assert not os.path.exists(f"/proc/{pid}") or "zombie" in Path(f"/proc/{pid}/status").read_text()
 
 
 def test_a_folder_is_of_one_command(tmp_path: Path) -> None:
@@ -188,3 +206,45 @@ def test_the_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_it_runs_as_a_file() -> None:
     ended = subprocess.run([sys.executable, "scripts/bench.py"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0 and "train" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--archs", "resnet81"], "--archs got 'resnet81' (did you mean"),
+        (["--loaders", "torchvison"], "--loaders got 'torchvison' (did you mean torchvision"),
+        (["--archs"], "has none"),
+        (["--flags=it's"], "No closing quotation"),
+        (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),
+        (["--", "--bach-size", "4"], "unknown flag"),
+        (["--data", "/nope"], "has no train/ folder"),
+    ],
+)
+def test_mistakes_before_anything_is_made(argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    flags = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]
+    assert bench.main([*flags, *argv]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.startswith("bench: ") and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_is_never_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train").mkdir()
+    assert bench.main(["train", "--data", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    assert "never written to" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_folder_without_a_figure_may_be_taken(tmp_path: Path) -> None:
+    ran(tmp_path, "crash")
+    assert [row["status"] for row in ran(tmp_path, "good")] == ["ok"]
+
+
+def test_damaged_results_are_passed_over(tmp_path: Path) -> None:
+    ran(tmp_path, "good")
+    with (tmp_path / "results.jsonl").open("ab") as file:
+        file.write(b'{"point": {"name": "x"}}\n\xff\xfe\n[1]\nnull\n')
+    assert [row["point"]["name"] for row in results(tmp_path)] == ["good"]
+    (tmp_path / "suite.json").write_text("[1]")
+    with pytest.raises(Mistake, match=r"suite.json is damaged"):
+        ran(tmp_path, "good")

@@ -73,19 +73,21 @@ def row(loader: str, batch: int, status: str, **figures: Any) -> dict[str, Any]:
 def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limited() -> None:
     rows = [
         *(row("torchvision", 64, "ok", device_gib=10.0), row("torchvision", 128, "ok", device_gib=20.0), row("torchvision", 136, "oom")),
-        *(row("dali-gpu", 64, "ok", device_gib=12.0), row("dali-gpu", 72, "failed") | {"error": "exit code 1: cuDNN"}),
+        *(row("dali-gpu", 64, "ok", device_gib=12.0), row("dali-gpu", 72, "oom")),
+        *(row("other", 64, "ok"), row("other", 72, "failed") | {"error": "exit code 1: cuDNN"}),
         *(row("dali-cpu", 64, "ok"), row("dali-cpu", 96, "ok", reached="all training samples")),
         *(row("dali-fed", 64, "oom"), row("dali-fed", 1, "oom")),
         row("synthetic", 64, "failed") | {"error": "exit code 2: no such architecture"},
     ]
     told = {its["point"]["loader"]: its for its in summarise(rows)}
-    assert list(told) == ["torchvision", "dali-gpu", "dali-cpu", "dali-fed", "synthetic"]
+    assert list(told) == ["torchvision", "dali-gpu", "other", "dali-cpu", "dali-fed", "synthetic"]
     best = told["torchvision"]["figures"]
     assert (best["largest"], best["device_gib"], best["ended"], best["trials"]) == (128, 20.0, "out of memory at 136", 3)
     assert (best["of_torchvision"], best["of_dali-gpu"]) == (1.0, 2.0)
     assert told["torchvision"]["took_s"] == 6.0
     assert told["dali-gpu"]["figures"]["of_torchvision"] == 0.5
-    assert told["dali-gpu"]["figures"]["ended"] == "failed (exit code 1: cuDNN) at 72"
+    assert told["other"]["figures"]["ended"] == "failed (exit code 1: cuDNN) at 72"
+    assert "of_torchvision" not in told["other"]["figures"], "it was not memory that ended it"
     assert told["dali-cpu"]["figures"]["ended"] == ">= 96: all training samples"
     assert "of_torchvision" not in told["dali-cpu"]["figures"]
     assert told["dali-fed"]["status"] == "oom"

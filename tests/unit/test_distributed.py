@@ -18,7 +18,7 @@ from torch import nn
 
 from contracts import Mistake, World
 from engine import distributed
-from engine.distributed import ProcessWorld, Vote, cores, prepare_process
+from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 HUGE = 2**53 + 1  # no float64 holds it
 STOP_AT, SAVE_AT = 3, 5
+NOTHING = dict.fromkeys(Vote.FLAGS, False)
 VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank 1, ...]
     [None, [0], [1, 2, 3], [4]],
     [[0, 1], [], None, [5]],
@@ -87,6 +88,7 @@ def main(results: Path) -> None:
     with world.joined():
         found = work(world)
     (results / f"{world.rank}.pickle").write_bytes(pickle.dumps(found))
+    leave(0)
 
 
 def run(size: int, folder: Path) -> list[dict[str, Any]]:
@@ -132,9 +134,9 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert found["votes"] == [{"stop": k == STOP_AT + 1, "window": False, "save": k == SAVE_AT + 1} for k in range(8)]
-        assert found["drained"] == {"stop": False, "window": False, "save": False}
-        assert found["drained raised"] == {"stop": False, "window": True, "save": False}
+        assert found["votes"] == [{**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1} for k in range(8)]
+        assert found["drained"] == NOTHING
+        assert found["drained raised"] == {**NOTHING, "window": True}
 
 
 def test_integers_are_summed_exactly_and_the_own_array_is_left_alone(ranks: list[dict[str, Any]]) -> None:
@@ -208,12 +210,12 @@ def test_one_process_needs_no_company() -> None:
 
 def test_a_vote_alone_has_the_same_delay() -> None:
     vote = Vote(ProcessWorld(CPU))
-    assert vote.drain() == dict.fromkeys(Vote.FLAGS, False)
+    assert vote.drain() == NOTHING
     assert vote.exchange(stop=True)["stop"] is False
     assert vote.exchange()["stop"] is True
     assert vote.exchange(save=True)["stop"] is False
-    assert vote.drain() == {"stop": False, "window": False, "save": True}
-    assert vote.drain() == dict.fromkeys(Vote.FLAGS, False), "a vote is read once"
+    assert vote.drain() == {**NOTHING, "save": True}
+    assert vote.drain() == NOTHING, "a vote is read once"
 
 
 def test_a_step_of_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,13 +13,15 @@ from scripts import report
 from scripts.bench import suite_of
 
 TRAIN = suite_of("train")
+HARDWARE = {"gpu": None, "cpu": "a CPU", "cores": 2, "ram_gib": 4.0}
 
 
 def row(rate: float | None, low: float = 0.0, high: float = 0.0, arch: str = "resnet18", **changes: Any) -> Row:
     point = {"arch": arch, "batch_size": 8, "loader": "torchvision", "precision": "fp32", "gpus": 1}
     spread = {"rate": {"n": 5, "min": low or rate, "max": high or rate, "iqr": 1.0}} if rate else {}
-    found: Row = {"suite": "train", "point": point, "status": "ok" if rate else "failed", "error": None, "folder": ".", "took_s": 1.0}
-    return found | {"figures": {"rate": rate}, "spread": spread, "versions": {"torch": "2"}, "hardware": {}} | changes
+    found: Row = {"suite": "train", "point": point, "status": "ok" if rate else "failed", "error": None, "folder": "."}
+    found |= {"began": 0.0, "took_s": 1.0}
+    return found | {"figures": {"rate": rate}, "spread": spread, "versions": {"torch": "2"}, "hardware": HARDWARE} | changes
 
 
 def folder(path: Path, *rows: Row) -> Path:
@@ -81,5 +83,18 @@ def test_mistakes_get_one_line(names: tuple[str, ...], tmp_path: Path, capsys: p
 
 
 def test_other_machines_are_named() -> None:
-    other = row(100, versions={"torch": "3"}, hardware={"cpu": "another"})
-    assert report.differences([row(100)], [other]) == ["hardware differ: cpu - / another", "versions differ: torch 2 / 3"]
+    other = row(100, versions={"torch": "3"}, hardware={**HARDWARE, "cpu": "another"})
+    assert report.differences([row(100)], [other]) == ["hardware differ: cpu a CPU / another", "versions differ: torch 2 / 3"]
+
+
+def test_other_settings_are_named(tmp_path: Path) -> None:
+    a, b = folder(tmp_path / "a", row(100)), folder(tmp_path / "b", row(50))
+    (b / "suite.json").write_text(json.dumps({"suite": "train", "command": "another", "flags": "--image-size 64"}))
+    (a / "suite.json").write_text(json.dumps({"suite": "train", "command": "one", "flags": ""}))
+    assert report.settings_apart(a, b) == ["settings differ: flags  / --image-size 64"]
+
+
+def test_a_run_of_train_py_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "read", lambda folder: ("train", [row(100, 98, 102)]))
+    assert report.main([str(tmp_path)]) == 0
+    assert "| 100 (98 to 102, 5) |" in (tmp_path / "table.md").read_text()

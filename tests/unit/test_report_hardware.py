@@ -71,8 +71,9 @@ def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     while time.monotonic() < end:
         pass  # one core is busy
     found = sampler.read()
-    assert set(found) == {"gpu_utilisation", "power_w", "sm_mhz", "device_gib", "cpu_utilisation", "host_gib"}
-    assert [found[name] for name in ("gpu_utilisation", "power_w", "sm_mhz", "device_gib")] == [None] * 4
+    of_gpu = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib")
+    assert set(found) == {*of_gpu, "cpu_utilisation", "host_gib"}
+    assert [found[name] for name in of_gpu] == [None] * 5
     assert found["cpu_utilisation"] is not None and 0.5 / cores < found["cpu_utilisation"] <= 1.0
     sampler.stop()
     sampler.read()
