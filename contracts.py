@@ -146,7 +146,7 @@ class Feed:
     columns: Any  # the manifest's columns that decoding may need: .height .width .format .components .depth .size
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
-    workers: int  # processes or threads that read and decode
+    workers: int  # processes or threads that read and decode; as many reads are under way at once
     pixels: Pixels = Pixels()
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks._suite import Column, Point, Row, Suite, name_of, value
+from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, value
 from report.record import replace
 from report.tensorboard import Board
 
@@ -95,6 +95,8 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
         spread["iqr"] / row["figures"][suite.rate] for row in rows if row["status"] == "ok" and (spread := row["spread"].get(suite.rate))
     ]
     if noise:
+        runs = max((row["figures"].get("repeats") or 0) for row in rows)
+        told.append(f"Spread over {runs} processes a point." if runs else "Spread over windows or passes of one process a point.")
         told.append(
             f"Noise: half of the repeats of a point lie within {np.median(noise):.1%} of its median (worst point {max(noise):.1%})."
         )
@@ -114,7 +116,7 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     """Print the table; write table.md, plots/*.png and the TensorBoard runs."""
     from rich.table import Table
 
-    rows = suite.derive(rows)
+    rows = suite.derive(merged(rows))
     table = Table(title=f"{suite.name}: {suite.about}", title_justify="left")
     titles, *found = cells(suite, rows, detail=False)
     for title in titles:

@@ -12,6 +12,7 @@ import os
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -23,10 +24,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
+from pydantic import PositiveInt
 
 from config import NotNegative, Settings
 from contracts import Mistake
 from report import record
+from report.meter import spread
 
 ROOT = Path(__file__).resolve().parents[1]
 LEAST, LEAST_STEPS = 3, 20
@@ -43,6 +46,8 @@ PATIENCE_S = 35.0
 NOT_HERE = 77
 """Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 
+REPEAT = "repeat"
+"""In a point: which of its processes it is."""
 ROW = {"suite", "point", "began", "took_s", "status", "error", "figures", "spread", "versions", "hardware", "folder"}
 Point = dict[str, Any]
 Row = dict[str, Any]
@@ -59,6 +64,8 @@ class Common(Settings):
     """Folder of results.jsonl, table.md, plots and TensorBoard runs; the same command with it goes on. Default: runs/bench-SUITE-<date>."""
     limit_s: NotNegative = 600.0
     """Longest that one point may take, seconds; a longer one is a row that says so."""
+    repeats: PositiveInt = 1
+    """Processes a point, in turns. From three on the spread is of these runs, and python -m scripts.report can tell a change from noise."""
     note: str = ""
     """A line for the head of the table, such as the kind of machine."""
 
@@ -100,9 +107,8 @@ class Suite:
     plots: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows  # with figures that compare a row to others, for what is shown
     conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table
-    follow: Callable[[Any, Sequence[Row]], list[Point]] = (
-        lambda settings, rows: []
-    )  # points that depend on rows, asked for until none comes
+    follow: Callable[[Any, Sequence[Row]], list[Point]] | None = None
+    """Points that depend on rows, asked for until none comes."""
 
 
 def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
@@ -161,6 +167,10 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
         raise Mistake(f"--output {folder} lies inside --data {data}, which is never written to; name another folder")
     if not points:
         raise Mistake("nothing to measure: a flag that takes several values has none")
+    if settings.repeats > 1:
+        if suite.follow:
+            raise Mistake(f"--repeats {settings.repeats}: {suite.name} is a search, of which there is one")
+        points = [{**point, REPEAT: number} for number in range(settings.repeats) for point in points]
     with record.claimed(folder, resuming=True, enabled=True):
         rows = results(folder) if (folder / "results.jsonl").exists() else []
         _same_suite(suite, settings, folder, rows)
@@ -170,7 +180,8 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
             file.append(b"\n")  # behind half a line, left by a kill
         try:
             while True:
-                points += [point for point in suite.follow(settings, rows) if point not in points]
+                more = suite.follow(settings, rows) if suite.follow else []
+                points += [point for point in more if point not in points]
                 left = [point for point in points if point not in done]
                 if not left:
                     return [row for point in points for row in rows if row["point"] == point]
@@ -182,6 +193,27 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
                 progress(len(points) - len(left) + 1, len(points), f"{name_of(left[0])}: {_said(suite, row)}")
         finally:
             file.close()
+
+
+def merged(rows: Sequence[Row]) -> list[Row]:
+    """One row a point: medians over its repeats, and their spread."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(json.dumps({name: found for name, found in row["point"].items() if name != REPEAT}), []).append(row)
+    return [_median(json.loads(point), its) if REPEAT in its[0]["point"] else its[0] for point, its in groups.items()]
+
+
+def _median(point: Point, rows: Sequence[Row]) -> Row:
+    good = [row for row in rows if row["status"] == "ok"]
+    if not good:
+        return {**rows[0], "point": point}
+    figures, spreads = dict(good[0]["figures"]), dict[str, Any]()
+    for name in figures:
+        values = [row["figures"].get(name) for row in good]
+        if all(isinstance(found, int | float) for found in values):
+            figures[name], spreads[name] = statistics.median(values), spread(values)
+    status = "ok" if len(good) >= LEAST else "short"
+    return {**good[0], "point": point, "status": status, "figures": figures | {"repeats": len(good)}, "spread": spreads}
 
 
 def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> None:

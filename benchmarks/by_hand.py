@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +18,9 @@ from typing import Any
 import torch
 import torchvision
 from torch import nn
+
+NOT_HERE = 77
+"""Exit code: nothing was measured, and nothing failed."""
 
 
 def dali_batches(root: Path, batch_size: int, threads: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -77,6 +80,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)")
     arguments = parser.parse_args()
 
+    if not torch.cuda.is_available():
+        print("by hand: no GPU is here")
+        sys.exit(NOT_HERE)
     torch.backends.cudnn.benchmark = True
     make = dali_batches if arguments.loader == "dali" else torchvision_batches
     batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
@@ -94,24 +100,23 @@ def main() -> None:
         scaler.step(optimizer)
         scaler.update()
 
-    def run(seconds: float) -> float:
+    def run(seconds: float) -> tuple[int, float]:
+        """(samples, seconds) between two points at which the device was synchronised."""
         torch.cuda.synchronize()
         began, steps = time.perf_counter(), 0
         while time.perf_counter() - began < seconds:
             step()
             steps += 1
         torch.cuda.synchronize()
-        return steps * arguments.batch_size / (time.perf_counter() - began)
+        return steps * arguments.batch_size, time.perf_counter() - began
 
     run(min(arguments.seconds, 15.0))
-    rates = [run(arguments.seconds / 5) for _ in range(5)]
+    windows = [run(max(2.0, arguments.seconds / 5)) for _ in range(5)]
+    rates = sorted(samples / seconds for samples, seconds in windows)
     if arguments.output:
-        low, _, high = statistics.quantiles(rates, n=4)
-        spread = {"n": len(rates), "min": min(rates), "max": max(rates), "iqr": high - low}
-        arguments.output.write_text(json.dumps({"figures": {"rate": statistics.median(rates)}, "spread": {"rate": spread}}))
-    print(
-        f"by hand: {arguments.arch} {arguments.loader} {sorted(rates)[2]:,.0f} img/s ({min(rates):,.0f} to {max(rates):,.0f} in 5 windows)"
-    )
+        steps = sum(samples for samples, _ in windows) // arguments.batch_size
+        arguments.output.write_text(json.dumps({"windows": windows, "steps": steps}))
+    print(f"by hand: {arguments.arch} {arguments.loader} {rates[2]:,.0f} img/s ({rates[0]:,.0f} to {rates[-1]:,.0f} in 5 windows)")
 
 
 if __name__ == "__main__":

@@ -5,19 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import shlex
+import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
-from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, figures_of
+from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite
 from config import one_of, parse
 from contracts import Mistake
+from engine import precision
 from loaders import LOADERS
 from models import classification as registry
+from report.meter import Window, spread, steady
 
 BY_HAND = "by hand: "
 OWN = {f"--{name}" for name in ("arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")}
@@ -71,12 +75,17 @@ def points(settings: Train) -> list[Point]:
         raise Mistake(f"--data {settings.data}: has no train/ folder; it must hold train/<class>/* and val/<class>/*")
     for arch in settings.archs:
         one_of("--archs", arch, registry.names())
-    for loader in settings.loaders:
-        one_of("--loaders", loader, {"auto", *LOADERS})
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    loaders = [one_of("--loaders", name, LOADERS, auto="dali-gpu" if device.type == "cuda" else "torchvision") for name in settings.loaders]
+    precisions = [precision.choose(name, device) for name in settings.precisions]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
-    asked = itertools.product(settings.archs, settings.batch_sizes, settings.loaders, settings.precisions, settings.gpus)
-    others = itertools.product(settings.archs, settings.batch_sizes, [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])
-    return [dict(zip(named, values, strict=True)) for values in (*asked, *others)]
+    found = []
+    for arch, size in itertools.product(settings.archs, settings.batch_sizes):
+        ours = itertools.product([arch], [size], loaders, precisions, settings.gpus)
+        # right behind its own: a machine's speed drifts
+        others = itertools.product([arch], [size], [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])
+        found += [dict(zip(named, values, strict=True)) for values in (*ours, *others)]
+    return found
 
 
 def command(settings: Train, point: Point, folder: Path) -> list[str]:
@@ -96,7 +105,13 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
 
 def read(point: Point, folder: Path) -> Measured:
     if point["loader"].startswith(BY_HAND):
-        return figures_of(point, folder)
+        told = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
+        kept = steady([Window(samples, samples, seconds, 0) for samples, seconds in told["windows"]])
+        rates = [window.rate for window in kept]  # by the same rule as ours
+        found = spread(rates)
+        return Measured(
+            figures={"rate": statistics.median(rates) if rates else None, "steps": told["steps"]}, spread={"rate": found} if found else {}
+        )
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that has learned nothing
     return measured(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
@@ -108,7 +123,7 @@ def measured(told: dict[str, Any]) -> Measured:
     part: dict[str, Any] = {name: ceiling[name] or {} for name in ("compute", "loader")}
     power = gpu["power_w"] and gpu["power_w"] * told["world_size"]
     timed = told.get("step_ms") or {}
-    spread = {"rate": rate["spread"], **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found}}
+    spreads = {"rate": rate["spread"], **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found}}
     return Measured(
         figures={
             "rate": rate["steady"],
@@ -125,7 +140,7 @@ def measured(told: dict[str, Any]) -> Measured:
             "img_per_s_w": rate["steady"] / power if rate["steady"] and power else None,
             "steps": timed.get("n"),
         },
-        spread={name: found for name, found in spread.items() if found},
+        spread={name: found for name, found in spreads.items() if found},
         versions=told["versions"],
         hardware=told["hardware"],
     )

@@ -1,6 +1,7 @@
 """`python -m scripts.report A B`: two result folders side by side, for a person or for CI. With one folder: its table and plots again.
 
-A folder is one of scripts/bench.py, or of one run of train.py. A ratio is beyond noise when the repeats of the two do not overlap.
+A folder is one of scripts/bench.py, or of one run of train.py. A ratio is beyond noise when the runs of the two do not overlap
+(bench --repeats 3 or more; one run a point says nothing of how runs differ).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tyro
 from pydantic import Field, FiniteFloat
 
 from benchmarks import _show, train
-from benchmarks._suite import LEAST, Row, Suite, results
+from benchmarks._suite import LEAST, Row, Suite, merged, results
 from config import Settings, flags
 from contracts import Mistake
 from report import record
@@ -31,7 +32,8 @@ class Report(Settings):
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
     """A and B, or one folder to show."""
     fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A has one."""
+    """Exit code 1 when a point of B is slower than this share of A's, beyond noise (it takes bench --repeats 3 or
+    more to tell), or has no figure where A has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Pair:
     b: Row | None
     speed: float | None
     beyond_noise: bool
+    repeated: bool = False
 
 
 def read(folder: Path) -> tuple[str, list[Row]]:
@@ -78,12 +81,13 @@ def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> 
         return Pair(point, a, b, None, False)
     speed = known[1] / known[0] if suite.higher_is_better else known[0] / known[1]
     (low_a, high_a), (low_b, high_b) = (_range(row, suite.rate) for row in (a, b))
-    return Pair(point, a, b, speed, low_b > high_a or low_a > high_b)
+    repeated = all(row["figures"].get("repeats", 0) >= LEAST for row in (a, b))
+    return Pair(point, a, b, speed, low_b > high_a or low_a > high_b, repeated)
 
 
 def _range(row: Row, figure: str) -> tuple[float, float]:
-    """Without repeats nothing is beyond noise."""
-    its = row["spread"].get(figure)
+    """Without repeated runs nothing is beyond noise."""
+    its = row["spread"].get(figure) if row["figures"].get("repeats", 0) >= LEAST else None
     return (its["min"], its["max"]) if its else (float("-inf"), float("inf"))
 
 
@@ -135,7 +139,7 @@ def main(argv: list[str]) -> int:
         if len(read_) == 1:
             _show.show(suite, read_[0][1], settings.folders[0], console)
             return 0
-        (name_a, a), (name_b, b) = ((name, list(suite_of(name).derive(rows))) for name, rows in read_)
+        (name_a, a), (name_b, b) = ((name, list(suite_of(name).derive(merged(rows)))) for name, rows in read_)
         if name_a != name_b:
             raise Mistake(f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare two of one suite")
     except Mistake as mistake:
@@ -148,7 +152,7 @@ def main(argv: list[str]) -> int:
     for title in (*(column.title for column in axes), "A", "B", "B / A" if suite.higher_is_better else "A / B", ""):
         table.add_column(title)
     for pair in found:
-        said = "beyond noise" if pair.beyond_noise else "within noise" if pair.speed else "no pair"
+        said = "beyond noise" if pair.beyond_noise else "no pair" if not pair.speed else "within noise" if pair.repeated else "one run each"
         shown = [_figure(row, suite.rate, form) for row in (pair.a, pair.b)]
         table.add_row(*(str(pair.point[column.key]) for column in axes), *shown, f"{pair.speed:.3f}" if pair.speed else "-", said)
     console.print(table)

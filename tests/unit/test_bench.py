@@ -18,7 +18,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import _show
-from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, name_of, results, run
+from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, name_of, results, run
 from contracts import Mistake
 from scripts import bench
 
@@ -182,6 +182,22 @@ def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
     images = EventAccumulator(str(tmp_path / "plots")).Reload()
     assert images.Tags()["images"] == ["fake/heat", "fake/bars", "fake/lines"]
     assert all(len(images.Images(tag)) == 1 for tag in images.Tags()["images"])
+
+
+def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:
+    """Their medians and spread are the point's; fewer than three that went well are no figure."""
+    settings = Settings(names=("good", "crash"), output=tmp_path, repeats=3)
+    rows = run(suite(), settings, tmp_path, lambda *_: None)
+    assert [(row["point"]["name"], row["point"]["repeat"]) for row in rows] == [(n, k) for k in range(3) for n in ("good", "crash")]
+    for row, rate in zip(rows[::2], (90.0, 100.0, 120.0), strict=True):
+        row["figures"]["rate"] = rate
+    good, crash = merged(rows)
+    assert good["point"] == {"name": "good", "size": 8} and (good["figures"]["rate"], good["figures"]["repeats"]) == (100.0, 3)
+    assert good["spread"]["rate"] | {"iqr": 0} == {"n": 3, "min": 90.0, "max": 120.0, "iqr": 0} and good["figures"]["bound"] == "compute"
+    assert crash["status"] == "failed"
+    assert merged(rows[:3])[0]["status"] == "short"
+    with pytest.raises(Mistake, match="is a search"):
+        run(suite(follow=lambda *_: []), settings, tmp_path / "other", lambda *_: None)
 
 
 def test_names_are_folders() -> None:

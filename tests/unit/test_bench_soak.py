@@ -122,7 +122,7 @@ def test_what_leaks_is_shown_with_its_figures() -> None:
 
 def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
     suite = replace(soak.SUITE, command=lambda *_: ["true"], read=lambda *_: Measured(figures={"rate": 1.0}, error="it grows"))
-    (row,) = run(suite, Soak(data=tmp_path, loaders=("synthetic",)), tmp_path / "out", lambda *_: None)
+    (row,) = run(suite, Soak(data=tmp_path / "data", loaders=("synthetic",)), tmp_path / "out", lambda *_: None)
     assert (row["status"], row["error"], row["figures"]) == ("failed", "it grows", {"rate": 1.0})  # bench's exit code is then 1
 
 

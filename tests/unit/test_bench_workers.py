@@ -105,7 +105,15 @@ def test_a_point_is_a_run_of_train_py(tmp_path: Path) -> None:
     data = draw(tmp_path / "data", classes=("blue", "red"), train=24, val=2)
     flags = f"--min-window-s 0.1 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
     settings = Workers(
-        data=data, arch="squeezenet1_1", batch_sizes=(4,), workers=(0,), memory=("pageable",), image_sizes=(32,), seconds=3, flags=flags
+        data=data,
+        arch="squeezenet1_1",
+        precision="fp32",
+        batch_sizes=(4,),
+        workers=(0,),
+        memory=("pageable",),
+        image_sizes=(32,),
+        seconds=3,
+        flags=flags,
     )
     (found,) = run(workers.SUITE, settings, tmp_path / "bench", lambda done, known, said: None)
     assert found["status"] == "ok", found

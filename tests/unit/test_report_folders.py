@@ -21,7 +21,7 @@ def row(rate: float | None, low: float = 0.0, high: float = 0.0, arch: str = "re
     spread = {"rate": {"n": 5, "min": low or rate, "max": high or rate, "iqr": 1.0}} if rate else {}
     found: Row = {"suite": "train", "point": point, "status": "ok" if rate else "failed", "error": None, "folder": "."}
     found |= {"began": 0.0, "took_s": 1.0}
-    return found | {"figures": {"rate": rate}, "spread": spread, "versions": {"torch": "2"}, "hardware": HARDWARE} | changes
+    return found | {"figures": {"rate": rate, "repeats": 5}, "spread": spread, "versions": {"torch": "2"}, "hardware": HARDWARE} | changes
 
 
 def folder(path: Path, *rows: Row) -> Path:
@@ -49,6 +49,9 @@ def test_ratio_and_noise(a: Any, b: Any, speed: float | None, beyond: bool) -> N
 def test_without_repeats_nothing_is_beyond_noise() -> None:
     (pair,) = report.pairs(TRAIN, [row(100, spread={})], [row(10, spread={})])
     assert pair.speed == pytest.approx(0.1) and not pair.beyond_noise
+    one: Any = {"figures": {"rate": 100.0}}  # windows of one process say nothing of how runs differ
+    (pair,) = report.pairs(TRAIN, [row(100, 99, 101, **one)], [row(10, 9, 11)])
+    assert not pair.beyond_noise and not pair.repeated
 
 
 @pytest.mark.parametrize(

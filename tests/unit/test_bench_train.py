@@ -1,0 +1,67 @@
+"""The suite `train`: its points, their commands, a loop by hand by the same rule, and a run of it on drawn images."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import train
+from benchmarks._suite import LEAST_STEPS, run
+from benchmarks.train import BY_HAND, Train, command, measured, plots, points, read
+from config import parse
+from tests.end_to_end.runs import draw
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("train") / "data", classes=("blue", "red"), train=24, val=2)
+
+
+def test_points_say_what_runs_and_a_loop_by_hand_follows_its_own(data: Path) -> None:
+    settings = Train(data=data, archs=("resnet18", "alexnet"), batch_sizes=(8, 16), loaders=("auto", "dali-cpu"), by_hand=("dali",))
+    found = points(settings)
+    assert [(point["arch"], point["batch_size"]) for point in found[::3]] == [
+        ("resnet18", 8),
+        ("resnet18", 16),
+        ("alexnet", 8),
+        ("alexnet", 16),
+    ]
+    assert [point["loader"] for point in found[1:3]] == ["dali-cpu", BY_HAND + "dali"]
+    assert "auto" not in {value for point in found for value in point.values()}
+
+
+def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
+    settings = Train(
+        data=data, archs=("alexnet",), batch_sizes=(8,), loaders=("synthetic",), workers=3, gpus=(1, 2), flags="--image-size 64"
+    )
+    one, two = (command(settings, point, tmp_path / "out") for point in points(settings))
+    asked = parse(one[2:])
+    assert (asked.model.arch, asked.loading.batch_size, asked.loading.loader, asked.loading.workers) == ("alexnet", 8, "synthetic", 3)
+    assert (asked.optimisation.seconds, asked.augmentation.image_size, asked.run.output) == (settings.seconds, 64, tmp_path / "out")
+    assert two[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] and two[7:] == one[2:]
+
+
+def test_a_loop_by_hand_is_read_by_the_same_rule(tmp_path: Path) -> None:
+    """The slow first window is warm-up."""
+    (tmp_path / "figures.json").write_text(json.dumps({"windows": [[100, 2.0], [200, 2.0], [210, 2.0], [190, 2.0]], "steps": 70}))
+    found = read({"loader": BY_HAND + "dali"}, tmp_path)
+    assert found.figures == {"rate": 100.0, "steps": 70}
+    assert found.spread["rate"] | {"iqr": 0.0} == {"n": 3, "min": 95.0, "max": 105.0, "iqr": 0.0}
+
+
+def test_a_run(data: Path, tmp_path: Path) -> None:
+    flags = f"--workers 0 --image-size 32 --min-window-s 0.2 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
+    settings = Train(
+        data=data, archs=("squeezenet1_1",), batch_sizes=(4,), loaders=("torchvision",), precisions=("fp32",), seconds=4, flags=flags
+    )
+    (row,) = run(train.SUITE, settings, tmp_path / "bench", lambda *_: None)
+    assert row["status"] == "ok", row
+    told = json.loads((tmp_path / "bench" / row["folder"] / "summary.json").read_text())
+    figures = row["figures"]
+    assert figures["rate"] == told["rate"]["steady"] and figures["steps"] == told["step_ms"]["n"] >= LEAST_STEPS
+    assert figures["efficiency"] == pytest.approx(figures["rate"] / min(figures["compute_ceiling"], figures["loader_ceiling"]))
+    assert not list((tmp_path / "bench").rglob("*.pt"))
+    assert {path.name for path in plots([row], tmp_path)} == {"heat-torchvision-" + row["point"]["precision"] + "-1.png", "bars-4.png"}
+    assert measured(told | {"step_ms": {"n": 10, "p50": 1.0, "p99": 9.0}}).figures["step_p99_ms"] is None, "of ten steps"
