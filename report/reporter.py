@@ -102,7 +102,7 @@ class Reporter:
 
     @contextmanager
     def epoch(self, epoch: int, epochs: int, samples: int, consumed: int) -> Iterator[Bar]:
-        self._sampler.read()  # what validation and the ceilings did to the machine is no part of the next window
+        self._measure_memory(self._sampler.read()["host_gib"])  # the load of validation and ceilings is no part of the next window
         with self._console.epoch(title=f"epoch {epoch + 1}/{epochs}", total=samples, first=consumed) as bar:
             yield bar
 

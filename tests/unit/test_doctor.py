@@ -401,14 +401,14 @@ def test_this_process_imports_nothing_that_could_be_broken() -> None:
 def test_ctrl_c_ends_it_and_its_children() -> None:
     process = subprocess.Popen([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 100
         children = Path(f"/proc/{process.pid}/task")
         while time.monotonic() < deadline and not _children(children):
             time.sleep(0.05)
         begun = _children(children)
         assert begun
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         while time.monotonic() < deadline and any(_alive(child) for child in begun):
             time.sleep(0.05)
         assert not any(_alive(child) for child in begun)

@@ -161,17 +161,21 @@ from report.record import claimed
 with claimed(Path(sys.argv[1]), resuming=False):
     child = os.fork()
     if child == 0:
+        print(os.getpid(), flush=True)  # the worker has come to run
         time.sleep(60)
         os._exit(0)
-    print(child, flush=True)
+    os.read(0, 1)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ORPHAN, tmp_path], cwd=ROOT, stdout=subprocess.PIPE, text=True) as killed:
-        assert killed.stdout is not None
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as killed:
+        assert killed.stdout is not None and killed.stdin is not None
         worker = int(killed.stdout.readline())
+        killed.stdin.close()
         assert killed.wait() == -signal.SIGKILL
         try:
             claim(tmp_path, resuming=True)
