@@ -38,7 +38,7 @@ DONE = ("ok", "oom")
 """A point with such a row is not measured again when a suite goes on; one that failed, timed out or was too short is."""
 LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
 """From here on it is torchrun that speaks, of ranks that have said why they end."""
-OUT_OF_MEMORY = ("out of memory", "does not fit", "can't allocate memory", "cudaErrorMemoryAllocation", "MemoryError")
+OUT_OF_MEMORY = ("out of memory", "does not fit (", "can't allocate memory", "cudaErrorMemoryAllocation", "MemoryError")
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_S = 35.0

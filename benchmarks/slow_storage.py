@@ -57,7 +57,7 @@ class SlowStorage(Common):
     """Worker processes of pytorch, torchvision and dali-fed."""
     dali_threads: PositiveInt = 2
     """Threads of DALI: with dali-cpu and dali-gpu they read too, with dali-fed they only decode."""
-    repeats: Annotated[int, Field(ge=LEAST)] = LEAST
+    epochs: Annotated[int, Field(ge=LEAST)] = LEAST
     """Epochs of `steps` batches, one after the other on the open loader."""
 
     @property
@@ -123,7 +123,7 @@ def measure(settings: SlowStorage, point: Point, folder: Path) -> Measured:
         epochs = stack.enter_context(_opened(settings, point, data, world))
         opening_s = time.perf_counter() - began
         found: list[Epoch] = []
-        for epoch in range(settings.repeats):
+        for epoch in range(settings.epochs):
             one, steps = consume(epochs(epoch), step_s=settings.step_ms / 1e3, wait=world.await_batch)
             if steps != settings.steps:
                 raise RuntimeError(f"{point['method']} gave {steps} batches of {settings.steps}")

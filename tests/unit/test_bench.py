@@ -219,6 +219,11 @@ def test_the_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in said and bench.suite_of(name).about in said for name in bench.SUITES)
 
 
+def test_no_suite_gives_a_common_flag_another_meaning() -> None:
+    for name in bench.SUITES:
+        assert not {*bench.suite_of(name).settings.__annotations__} & {*Common.model_fields}, name
+
+
 def test_it_runs_as_a_file() -> None:
     ended = subprocess.run([sys.executable, "scripts/bench.py"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0 and "train" in ended.stdout
