@@ -116,6 +116,18 @@ def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
     return lambda settings, point, folder: [sys.executable, "-m", module, settings.model_dump_json(), json.dumps(point), str(folder)]
 
 
+def ranks(count: int) -> list[str]:
+    """What stands between Python and a program of so many processes."""
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
+
+
+def class_folders(root: Path | None) -> Path:
+    """The folder with <class>/*: root/train or the root itself. Raises Mistake."""
+    if root is None or not root.is_dir():
+        raise Mistake(f"--data {'is missing' if root is None else f'{root}: no such folder'}; name one with <class>/* or train/<class>/*")
+    return (root / "train" if (root / "train").is_dir() else root).resolve()
+
+
 S = TypeVar("S", bound=Common)
 
 

@@ -24,7 +24,20 @@ import torch
 from pydantic import Field, PositiveInt
 
 from benchmarks import _show, pytorch_baseline
-from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from benchmarks._suite import (
+    LEAST,
+    Column,
+    Common,
+    Measured,
+    Point,
+    Row,
+    Suite,
+    class_folders,
+    figures_of,
+    in_own_process,
+    measuring,
+    ranks,
+)
 from config import one_of
 from contracts import Feed, Mistake, Pixels, Source, World
 from dataset.plan import StillPlan, StillPolicy
@@ -92,18 +105,10 @@ def expanded(flag: str, names: Sequence[str], devices: int, *, more: tuple[str, 
     return list(dict.fromkeys(each for name in names for each in (auto if one_of(flag, name, (*known, "auto")) == "auto" else [name])))
 
 
-def class_folders(root: Path | None) -> Path:
-    """The folder with <class>/*: root/train or the root itself. Raises Mistake."""
-    if root is None or not root.is_dir():
-        raise Mistake(f"--data {'is missing' if root is None else f'{root}: no such folder'}; name one with <class>/* or train/<class>/*")
-    return (root / "train" if (root / "train").is_dir() else root).resolve()
-
-
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:
     found = settings.model_copy(update={"data": class_folders(settings.data)})
     python, *words = in_own_process("benchmarks.loader")(found, point, folder)
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(point["gpus"])] if point["gpus"] > 1 else []
-    return [python, *launch, *words]
+    return [python, *ranks(point["gpus"]), *words]
 
 
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:

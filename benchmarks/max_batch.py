@@ -22,8 +22,8 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from benchmarks.train import MEASURED_ONLY, check, require_data, words
 from config import Share
-from contracts import Mistake
 
 GRID = 8
 """Batches above it are multiples of it."""
@@ -112,8 +112,8 @@ def training_samples(data: Path | None) -> int:
 
 
 def points(settings: MaxBatch) -> list[Point]:
-    if settings.data is None and set(settings.loaders) != {"synthetic"}:
-        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or --loaders synthetic")
+    require_data(settings.data, settings.loaders)
+    check(settings.flags)
     return follow(settings, [])
 
 
@@ -170,10 +170,9 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
 
 
 def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
-    flags: dict[str, Any] = {**point, "val_batch_size": point["batch_size"], "steps": settings.steps, "epochs": 1_000_000, "val_every": 1}
-    flags |= {"ceilings": "false", "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant", "output": folder}
-    flags |= {"data": settings.data} if settings.data else {}
-    return [*(word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))), *shlex.split(settings.flags)]
+    flags: dict[str, Any] = {**point, "val_batch_size": point["batch_size"], "steps": settings.steps, "val_every": 1}
+    flags |= {"ceilings": "false", **MEASURED_ONLY, "output": folder} | ({"data": settings.data} if settings.data else {})
+    return [*words(flags), *shlex.split(settings.flags)]
 
 
 def _limit(device: Any, gib: float) -> None:

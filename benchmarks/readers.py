@@ -26,7 +26,20 @@ from PIL import Image
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
-from benchmarks._suite import LEAST, Absent, Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from benchmarks._suite import (
+    LEAST,
+    Absent,
+    Column,
+    Common,
+    Measured,
+    Point,
+    Row,
+    Suite,
+    class_folders,
+    figures_of,
+    in_own_process,
+    measuring,
+)
 from config import NotNegative, one_of
 from contracts import Feed, Mistake, Rows
 from dataset.plan import StillPlan, StillPolicy
@@ -116,8 +129,7 @@ KNOWN = (*READERS, *OTHERS, DALI)
 
 
 def points(settings: Readers) -> list[Point]:
-    if settings.data is None or not settings.data.is_dir():
-        raise Mistake(f"--data {settings.data or 'is missing'}: name a folder with <class>/*")
+    class_folders(settings.data)
     readers = [one_of("--readers", reader, KNOWN) for reader in settings.readers or KNOWN]
     processes = settings.processes or tuple(dict.fromkeys((1, max(int(cores()), 1))))
     asked = itertools.product(settings.tasks, processes, readers)
@@ -165,9 +177,7 @@ class Files:
 
 def files_of(settings: Readers) -> Files:
     """Read into memory, and so into the page cache. Raises Mistake."""
-    assert settings.data is not None
-    inner = settings.data / "train"
-    split = open_split(inner if inner.is_dir() else settings.data)
+    split = open_split(class_folders(settings.data))
     plain = np.flatnonzero(plain_jpeg(split.columns, np.arange(len(split.columns))))
     if not len(plain):
         raise Mistake(f"--data {settings.data} has no plain JPEG among its {len(split.columns)} images")

@@ -22,8 +22,8 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show, dali_baseline
-from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
-from benchmarks.loader import Epochs, class_folders, expanded, opened, paths, require
+from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
+from benchmarks.loader import Epochs, expanded, opened, paths, require
 from config import NotNegative
 from contracts import World
 from dataset.splits import Split, open_split

@@ -7,7 +7,7 @@ import json
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +15,7 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
-from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite
+from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks
 from config import one_of, parse
 from contracts import Mistake
 from engine import precision
@@ -26,6 +26,8 @@ from report.meter import Window, spread, steady
 BY_HAND = "by hand: "
 OWN = {f"--{name}" for name in ("arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")}
 """Flags of train.py that are a point's, or this suite's."""
+MEASURED_ONLY = {"epochs": 1_000_000, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
+"""As many epochs as it takes; a rate that learns nothing and does not diverge."""
 LEAST_FOR_P99 = 200
 """Steps."""
 
@@ -67,12 +69,17 @@ def check(words: str) -> None:
     parse(given)
 
 
+def require_data(data: Path | None, loaders: Collection[str]) -> None:
+    """Raise Mistake when there is nothing for them to train on."""
+    if data is None and {*loaders} != {"synthetic"}:
+        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or the loader synthetic alone")
+    if data is not None and not (data / "train").is_dir():
+        raise Mistake(f"--data {data}: has no train/ folder; it must hold train/<class>/* and val/<class>/*")
+
+
 def points(settings: Train) -> list[Point]:
-    if settings.data is None and set(settings.loaders) != {"synthetic"}:
-        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or --loaders synthetic")
+    require_data(settings.data, settings.loaders)
     check(settings.flags)
-    if settings.data is not None and not (settings.data / "train").is_dir():
-        raise Mistake(f"--data {settings.data}: has no train/ folder; it must hold train/<class>/* and val/<class>/*")
     for arch in settings.archs:
         one_of("--archs", arch, registry.names())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -92,15 +99,17 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     common = ["--data", str(settings.data.resolve())] if settings.data else []
     common += ["--workers", str(settings.workers)] if settings.workers else []
     if point["loader"].startswith(BY_HAND):
-        named = ["--arch", point["arch"], "--batch-size", str(point["batch_size"]), "--seconds", str(settings.seconds)]
-        how = point["loader"].removeprefix(BY_HAND)
-        return [sys.executable, "-m", "benchmarks.by_hand", *common, *named, "--loader", how, "--output", str(folder / "figures.json")]
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(point["gpus"])] if point["gpus"] > 1 else []
-    flags: dict[str, Any] = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")} | {"seconds": settings.seconds}
-    # as many epochs as the seconds take; a rate that learns nothing and does not diverge
-    flags |= {"epochs": 1_000_000, "val_every": 0, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
-    words = [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return [sys.executable, *launch, str(ROOT / "train.py"), *common, *words, "--output", str(folder), *shlex.split(settings.flags)]
+        how = {"arch": point["arch"], "batch_size": point["batch_size"], "loader": point["loader"].removeprefix(BY_HAND)}
+        flags = words({**how, "seconds": settings.seconds, "output": folder / "figures.json"})
+        return [sys.executable, "-m", "benchmarks.by_hand", *common, *flags]
+    named = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")}
+    flags = words({**named, "seconds": settings.seconds, "val_every": 0, **MEASURED_ONLY, "output": folder})
+    return [sys.executable, *ranks(point["gpus"]), str(ROOT / "train.py"), *common, *flags, *shlex.split(settings.flags)]
+
+
+def words(flags: Mapping[str, Any]) -> list[str]:
+    """As train.py takes them."""
+    return [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def read(point: Point, folder: Path) -> Measured:

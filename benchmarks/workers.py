@@ -18,7 +18,6 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite
-from contracts import Mistake
 from engine.distributed import cores
 
 STEP = ("data_wait", "forward", "backward", "update")
@@ -57,8 +56,8 @@ class Workers(Common):
 
 
 def points(settings: Workers) -> list[Point]:
-    if settings.data is None and settings.loader != "synthetic":
-        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or --loader synthetic")
+    train.require_data(settings.data, [settings.loader])
+    train.check(settings.flags)
     workers = settings.workers or tuple(dict.fromkeys((1, max(int(cores()) - 1, 1))))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
     fixed = {"arch": settings.arch, "loader": settings.loader, "precision": settings.precision}

@@ -78,18 +78,19 @@ class Stager:
         if not self._cuda:
             return Staged(self._batch(self._normalise(pixels), rows, valid, failed))
         slot = self._take(pixels.shape)
+        assert self._stream is not None and slot.bytes_ is not None and slot.images is not None
         if not pinned and self._feed.pinned:
             if slot.pinned is None or slot.pinned.shape != pixels.shape:
                 slot.pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
             pixels = slot.pinned.copy_(pixels)
         begin, slot.copied, ready = torch.cuda.Event(enable_timing=True), sleeping_event(timed=True), torch.cuda.Event()
         with torch.cuda.stream(self._stream):
-            self._stream.wait_event(slot.done)  # type: ignore[union-attr]
+            self._stream.wait_event(slot.done)
             begin.record()
-            slot.bytes_.copy_(pixels, non_blocking=True)  # type: ignore[union-attr]
+            slot.bytes_.copy_(pixels, non_blocking=True)
             slot.copied.record()
-            slot.images.copy_(self._normalise(slot.bytes_).permute(0, 2, 3, 1))  # type: ignore[union-attr, arg-type]
-            batch = self._batch(slot.images.permute(0, 3, 1, 2), rows, valid, failed)  # type: ignore[union-attr]
+            slot.images.copy_(self._normalise(slot.bytes_).permute(0, 2, 3, 1))
+            batch = self._batch(slot.images.permute(0, 3, 1, 2), rows, valid, failed)
             batch.transfer = (begin, slot.copied)
             ready.record()
         return Staged(batch, ready, slot.done)

@@ -37,7 +37,7 @@ def test_points(tmp_path: Path) -> None:
     assert len(points(Readers(data=tmp_path, readers=("pil", "dali"), tasks=("train",), processes=(2,)))) == 2
     with pytest.raises(Mistake, match=r"--readers got 'pill' \(did you mean pil"):
         points(Readers(data=tmp_path, readers=("pill",)))
-    with pytest.raises(Mistake, match="name a folder"):
+    with pytest.raises(Mistake, match="name one with"):
         points(Readers(data=tmp_path / "nowhere"))
 
 

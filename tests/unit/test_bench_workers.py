@@ -16,6 +16,7 @@ from tests.end_to_end.runs import draw
 
 
 def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
     settings = Workers(
         data=tmp_path, batch_sizes=(8, 16), workers=(0, 2), memory=("pinned", "pageable"), image_sizes=(64,), flags="--seed 1"
     )
