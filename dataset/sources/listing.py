@@ -1,0 +1,87 @@
+"""A list of video files: which file, which label, which part of it; must not know containers, frames or orders.
+
+clips/a b.mp4 3             path, label: as in the lists of Kinetics that SlowFast and MMAction2 read
+clips/c.mp4,3,12.5,22.5     path, label, start, end in seconds from the file's first frame, end not included
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from contracts import Mistake
+from dataset.manifest import Array, printable
+
+SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])  # seconds; the whole file: 0 to infinity
+
+_APART = r"[ \t]*[ \t,][ \t]*"  # blanks, tabs or one comma
+_SECONDS = r"\d+(?:\.\d*)?|\.\d+"
+_SEGMENT = re.compile(rf"(.+?){_APART}([^ \t,]+){_APART}({_SECONDS}){_APART}({_SECONDS})".encode())
+_WHOLE = re.compile(rf"(.+?){_APART}([^ \t,]+)".encode())
+
+
+def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], Array, list[str]]:
+    """(files, samples, classes) of a list: each file once, as a path below the list's folder; a SAMPLE for each line, in order.
+
+    Paths are relative to the list's folder or absolute, and may hold blanks and commas: a line is split from its right, and is a segment
+    when it ends in two numbers behind path and label. Labels are numbers from 0, or names (their places are those of the sorted names).
+    `classes` fixes the labels, as for folders. Raises Mistake that names the line.
+    """
+    folder = os.fsencode(path.parent)
+    places: dict[bytes, int] = {}
+    lines, labels = [], []
+    for number, name, label, start, end in _lines(path):
+        if os.path.isabs(name):
+            name = os.path.relpath(name, folder)
+        file = places.setdefault(os.path.normpath(name), len(places))
+        lines.append((file, number, start, end))
+        labels.append(label)
+    if not lines:
+        raise Mistake(f"--data: the list {path} is empty; {EXPECTED}")
+    numbers = [label.isdecimal() for label in labels]
+    if any(numbers) and not all(numbers):
+        odd = numbers.index(not numbers[0])
+        raise Mistake(
+            f"--data: {path} line {lines[odd][1]} has the label '{labels[odd]}', but the lines before it have "
+            f"{'numbers' if numbers[0] else 'names'}; labels are all numbers from 0 or all names"
+        )
+    if all(numbers):
+        labels = [str(int(label)) for label in labels]
+    if classes is None:
+        classes = [str(label) for label in range(max(map(int, labels)) + 1)] if all(numbers) else sorted(set(labels))
+    place = {name: index for index, name in enumerate(classes)}
+    unknown = next((i for i, label in enumerate(labels) if label not in place), None)
+    if unknown is not None:
+        raise Mistake(
+            f"--data: {path} line {lines[unknown][1]} has the label '{labels[unknown]}', which is none of the {len(classes)} classes of "
+            "the training data; remove the line, or add that class there"
+        )
+    samples = np.array([(file, place[label], start, end) for (file, _, start, end), label in zip(lines, labels, strict=True)], SAMPLE)
+    return list(places), samples, list(classes)
+
+
+EXPECTED = "a line is 'path label' or 'path label start end' (seconds), separated by blanks or commas"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
+    """(line number, path, label, start, end) of each line that is not empty."""
+    try:
+        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+    except OSError as error:
+        raise Mistake(f"--data: the list {path} cannot be read: {error.strerror}") from None
+    for number, line in enumerate(text.splitlines(), 1):
+        line = line.strip()
+        if not line:
+            continue
+        found = _SEGMENT.fullmatch(line) or _WHOLE.fullmatch(line)
+        if found is None:
+            raise Mistake(f"--data: {path} line {number} is '{printable(line)[:200]}'; {EXPECTED}")
+        name, label, *part = found.groups()
+        start, end = map(float, part) if part else (0.0, np.inf)
+        if not start < end:
+            raise Mistake(f"--data: {path} line {number}: the segment ends at {end:g} s and starts at {start:g} s; the end must lie behind")
+        yield number, name, label.decode("utf-8", "backslashreplace"), start, end

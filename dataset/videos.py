@@ -1,0 +1,155 @@
+"""The manifest of videos: which segments of which files, and the time of every frame; must not know how a scan finds it, nor clips.
+
+Same place, lock and life as the manifest of images (dataset/manifest.py). A sample is a segment of a file: several may share one.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntFlag
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dataset.manifest import Array, Scanned, printable
+
+CONTAINERS = (
+    "mp4",
+    "mkv",
+    "avi",
+    "ts",
+    "mpg",
+    "flv",
+    "asf",
+    "ogg",
+)  # the column `container` holds the index; mp4 is also mov, mkv also webm
+CODECS = ("h264", "hevc", "vp9", "av1", "mpeg4", "vp8", "mpeg2video", "mpeg1video", "mjpeg", "other")  # the column `codec`
+PIXELS = (  # the column `pixels`, FFmpeg's names
+    *("yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "yuv420p10le", "yuv422p10le", "yuv444p10le", "yuv420p12le"),
+    *("gray", "gbrp", "other"),
+)
+
+
+class Flags(IntFlag):
+    """What a decoder may trip over: bits of the column `flags`."""
+
+    VARIABLE_RATE = 1  # some frame is more than a tick away from where a constant rate would have it
+    EDIT_LIST = 2  # an edit list of the container cuts frames away
+    OPEN_GOP = 4  # behind a key frame that is not the first come frames that are shown before it
+    PACKED_B = 8  # MPEG-4 with two frames in one packet: its decoder gives frames the times of their neighbours
+    SEVERAL_STREAMS = 16  # more than one video stream; `stream` is the one that this manifest describes
+
+
+RECORD = np.dtype(
+    [
+        ("size", "i8"),  # bytes of the file
+        ("stream", "i4"),  # index among all streams of the file: FFmpeg's best video stream
+        ("codec", "u1"),
+        ("container", "u1"),
+        ("pixels", "u1"),
+        ("depth", "u1"),  # bits a component
+        ("height", "i4"),  # as displayed: after rotation; the pixels' aspect ratio is ignored
+        ("width", "i4"),
+        ("rotation", "i2"),  # 0, 90, 180, 270 degrees counter-clockwise: np.rot90(decoded, rotation // 90) is what is displayed
+        ("flags", "u1"),
+        ("time_base_num", "i4"),  # seconds a tick of pts, numerator and denominator
+        ("time_base_den", "i4"),
+        ("fps", "f8"),  # of the median step between frames (constant rate: of the mean step); 0 with one frame
+        ("duration", "f8"),  # seconds from the first frame until the last one ends
+        ("count", "i8"),  # frames of the file
+    ]
+)
+"""What a scan reads of one file, beside the time of each frame."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Videos(Scanned):
+    """n segments of video files: a folder's in the order of their path's bytes, a list's in the order of its lines.
+
+    `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
+    """
+
+    VERSION: ClassVar[str] = "videos 1"
+    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
+        "path_bytes": np.dtype("u1"),
+        "path_offsets": np.dtype("i8"),
+        "label": np.dtype("i4"),
+        "file": np.dtype("i8"),
+        "first": np.dtype("i8"),
+        "frames": np.dtype("i8"),
+        **{name: RECORD[name] for name in RECORD.names or ()},
+        "frame_offsets": np.dtype("i8"),
+        "frame_pts": np.dtype("i8"),
+        "frame_keys": np.dtype("?"),
+    }
+    IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label", "file", "first", "frames")
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",), "frame_offsets": ("frame_pts", "frame_keys")}
+
+    # By sample, [n]; types and meaning as in RECORD.
+    label: Array  # int32, index into classes
+    file: Array  # int64, which file
+    first: Array  # int64, first frame of the segment, in display order, counted from the file's first
+    frames: Array  # int64, frames of the segment
+    stream: Array
+    codec: Array  # index into CODECS
+    container: Array  # index into CONTAINERS
+    pixels: Array  # index into PIXELS
+    depth: Array
+    height: Array
+    width: Array
+    rotation: Array
+    flags: Array  # of Flags
+    time_base_num: Array
+    time_base_den: Array
+    fps: Array
+    duration: Array
+    count: Array
+    # Of all files, one after the other.
+    frame_offsets: Array  # int64 [files + 1], where each begins
+    frame_pts: Array  # int64, see pts()
+    frame_keys: Array  # bool, see keys()
+
+    def files(self, samples: Any) -> Any:
+        """Which file each sample is in, of one id or an array of them."""
+        return self.file[samples]
+
+    def pts(self, sample: int) -> Array:
+        """int64 [count], strictly increasing: the time of every frame of the FILE that a player shows, in ticks of the stream.
+
+        Where the flag PACKED_B is set, what FFmpeg says of a packet or a decoded frame is not this time: count frames from a key frame.
+        """
+        return self.frame_pts[self._frames(sample)]
+
+    def keys(self, sample: int) -> Array:
+        """bool [count], which of those frames are key frames."""
+        return self.frame_keys[self._frames(sample)]
+
+    def shorter(self, least: Any) -> Array:
+        """int64, the samples with fewer frames than `least`: a number, or one for each sample."""
+        return np.flatnonzero(np.asarray(self.frames) < least)
+
+    def name_shorter(self, least: Any, name: str) -> tuple[int, Path | None]:
+        """How many those are, and the file beside the columns that names them as rejected.txt does what was left out; None for none.
+
+        `name` is the file's: another one for another `least`. Where the folder may not be written to there is no file.
+        """
+        short = self.shorter(least)
+        if not len(short):
+            return 0, None
+        wanted = np.broadcast_to(np.asarray(least), len(self))
+        lines = [f"{printable(self.path(i))}\t{self.frames[i]} of {wanted[i]:g} frames\n" for i in short.tolist()]
+        fresh = self.folder / f"{name}.{os.getpid()}"
+        try:
+            fresh.write_text("".join(lines), encoding="utf-8")
+            fresh.replace(self.folder / name)
+        except OSError:
+            return len(short), None
+        return len(short), self.folder / name
+
+    def _frames(self, sample: int) -> slice:
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        file = self.file[sample]
+        return slice(self.frame_offsets[file], self.frame_offsets[file + 1])
