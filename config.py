@@ -33,7 +33,9 @@ class Data(Settings):
     """What to train on."""
 
     data: Path | None = None
-    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout). Not needed with --loader synthetic."""
+    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout); of videos also with lists, train.csv and val.csv, of lines
+    'path label' or 'path label start end'; of detectors COCO's layout: train2017/, val2017/, annotations/. Not needed with --loader
+    synthetic."""
     source: Literal["folder"] = "folder"
     """How --data is laid out."""
     manifest_dir: Path | None = None
@@ -46,7 +48,8 @@ class Augmentation(Settings):
     """What the plan draws for each sample. The same numbers for every loader."""
 
     image_size: Annotated[int, Field(ge=8)] | None = None
-    """Height and width of the training and validation images, pixels. Default: what the architecture was made for, mostly 224."""
+    """Height and width of the training and validation images, pixels; of detectors the shorter side, or both of SSD's. Default: what the
+    architecture was made for, mostly 224, or 800."""
     train_window: Literal["random-resized", "center", "stretch"] = "random-resized"
     """Training window: torchvision's RandomResizedCrop, the validation's centre crop, or the whole image stretched."""
     crop_scale: tuple[FiniteFloat, FiniteFloat] = (0.08, 1.0)
@@ -58,18 +61,59 @@ class Augmentation(Settings):
     val_window: Literal["center", "stretch"] = "center"
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
     val_resize: Annotated[int, Field(ge=8)] | None = None
-    """Validation: length of the shorter side before the centre crop, pixels. Default: image size * 256 / 224."""
-    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = (0.485, 0.456, 0.406)
-    """Subtracted from RGB in [0, 1]."""
-    std: tuple[FiniteFloat, FiniteFloat, FiniteFloat] = (0.229, 0.224, 0.225)
-    """Divides RGB after the mean."""
+    """Validation: length of the shorter side before the crop, pixels. Default: image size * 256 / 224; for --val-crops 3 the image size."""
+    mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
+    """Subtracted from RGB in [0, 1]. Default: what the architecture's published weights take; ImageNet's mean, Kinetics', or SSD's own."""
+    std: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
+    """Divides RGB after the mean. Default: likewise."""
+
+
+class Clips(Settings):
+    """How clips are taken from videos (--task video)."""
+
+    clip_frames: PositiveInt = 16
+    """Frames of a clip."""
+    clip_stride: PositiveInt = 2
+    """From one frame of a clip to the next: frames of the video, or of --clip-fps."""
+    clip_fps: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """Take the frames nearest in time at this rate. Default: each video at its own."""
+    short_side: tuple[PositiveInt, PositiveInt] | None = None
+    """Training: the shorter side is scaled to a random length between these two before the crop, pixels. Default: image size * 256 / 224
+    and * 320 / 224."""
+    val_clips: PositiveInt = 5
+    """Validation: clips of a video, evenly spaced; their logits are averaged."""
+    val_crops: Literal[1, 3] = 1
+    """Validation: crops of a clip, the middle or three along the longer side."""
+
+
+class Detection(Settings):
+    """How detectors are trained and scored (--task detection). --image-size is the shorter side there, or both of SSD's."""
+
+    augment: Literal["flip", "multiscale", "lsj", "ssd", "ssdlite"] = "flip"
+    """Training images: flipped alone; at a random scale (multiscale: --short-sides; lsj: 0.1 to 2, then cut or filled to --image-size, as
+    "Simple Copy-Paste"); ssd: colours, zoom out, crop by overlap, as SSD's paper; ssdlite: crop by overlap. All of them flip."""
+    longer_side: Annotated[int, Field(ge=8)] | None = None
+    """The longer side at most, pixels; the shorter one gives way. Default: what the architecture was made for, mostly 1333."""
+    short_sides: tuple[PositiveInt, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
+    """--augment multiscale: the shorter sides that are drawn from, pixels."""
+    keep_empty: bool = False
+    """Train on images without a box too."""
+    weights_backbone: str | None = None
+    """Start the backbone from a state dict file of its classifier, or from torchvision's weights of that name."""
+    trainable_layers: Annotated[int, Field(ge=0, le=6)] | None = None
+    """Stages of the backbone that are trained, counted from its end. Default: torchvision's, with weights; else all."""
+    evaluator: Literal["faster-coco-eval", "pycocotools"] = "faster-coco-eval"
+    """What computes AP: the same figures, one of them sooner."""
+    score: Path | None = None
+    """Score a results file in COCO's format against --data's validation annotations, and stop."""
 
 
 class Loading(Settings):
     """How samples reach the device."""
 
     loader: str = "auto"
-    """synthetic, torchvision, dali-cpu, dali-gpu, dali-fed; auto = dali-gpu with a GPU, else torchvision."""
+    """synthetic, torchvision, dali-cpu, dali-gpu, dali-fed; auto = dali-gpu with a GPU, else torchvision. Videos: pyav, decord, torchcodec,
+    nvdec, nvdec+pyav, nvdec+decord, dali-video (no GPU has run these four yet), synthetic; auto = pyav."""
     reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"
     """Decoder of the torchvision loader; auto = the fastest whose pixels are PIL's, bit for bit."""
     batch_size: PositiveInt = 64
@@ -77,7 +121,8 @@ class Loading(Settings):
     val_batch_size: PositiveInt | None = None
     """Samples a rank in validation. Default: --batch-size."""
     workers: Annotated[int, Field(ge=0)] | None = None
-    """Worker processes (torchvision, dali-fed) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks, less one."""
+    """Worker processes (torchvision, dali-fed, all of videos) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks,
+    less one."""
     decode_threads: PositiveInt | None = None
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     pin_memory: bool = True
@@ -89,10 +134,11 @@ class Loading(Settings):
 class Model(Settings):
     """What is trained."""
 
-    task: Literal["classification"] = "classification"
-    """What a batch means."""
-    arch: str = "resnet50"
-    """Any classification architecture of torchvision.models, by its name there."""
+    task: Literal["classification", "detection", "video"] = "classification"
+    """What a batch means: images with a label, images with boxes, or clips of videos with a label."""
+    arch: str | None = None
+    """Any architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its name there. Default:
+    resnet50; detectors fasterrcnn_resnet50_fpn_v2; videos r3d_18."""
     weights: str | None = None
     """Start from a checkpoint file, or from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...)."""
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
@@ -123,13 +169,15 @@ class Optimisation(Settings):
     norm_weight_decay: NotNegative = 0.0
     """On biases, norms and other one-dimensional parameters."""
     schedule: Literal["cosine", "step", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs, or constant."""
+    """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs or at --lr-milestones, or constant."""
     warmup_epochs: NotNegative = 5.0
     """Linear warm-up from 1 % of --lr."""
     final_lr: NotNegative = 0.0
     """Where the cosine ends."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = 30.0
     """Step schedule: epochs between two drops."""
+    lr_milestones: tuple[NotNegative, ...] | None = None
+    """Step schedule: the epochs of the drops, instead of --lr-step-epochs."""
     lr_gamma: Annotated[FiniteFloat, Field(gt=0, le=1)] = 0.1
     """Step schedule: the factor of a drop."""
     label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
@@ -170,11 +218,13 @@ class Run(Settings):
 
 
 class Config(Settings):
-    """Train image classifiers, see how fast it goes, how fast it could go, and what holds it back."""
+    """Train image classifiers, detectors and video classifiers, see how fast it goes, how fast it could go, and what holds it back."""
 
     run: Run = Run()
     data: Data = Data()
     augmentation: Augmentation = Augmentation()
+    clips: Clips = Clips()
+    detection: Detection = Detection()
     loading: Loading = Loading()
     model: Model = Model()
     optimisation: Optimisation = Optimisation()
@@ -188,6 +238,8 @@ GROUPS: dict[str, type[Settings]] = {
     "run": Run,
     "data": Data,
     "augmentation": Augmentation,
+    "clips": Clips,
+    "detection": Detection,
     "loading": Loading,
     "model": Model,
     "optimisation": Optimisation,
@@ -220,8 +272,13 @@ def _check_ranges(config: Config, origin: str) -> None:
         if not lowest < low <= high or (name == "crop_scale" and high > 1):
             flag = name.replace("_", "-")
             raise Mistake(f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= high{' <= 1' if name == 'crop_scale' else ''}")
-    if min(config.augmentation.std) <= 0:
+    short = config.clips.short_side
+    if short and short[0] > short[1]:
+        raise Mistake(f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first")
+    if config.augmentation.std and min(config.augmentation.std) <= 0:
         raise Mistake(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
+    if config.detection.score and config.model.task != "detection":
+        raise Mistake(f"{origin}: --score is for --task detection")
     data = config.data.data
     for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
         if data and folder and folder.resolve().is_relative_to(data.resolve()):

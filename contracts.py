@@ -8,7 +8,7 @@ file -> Manifest -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -41,10 +41,19 @@ class Rows:
     flips: Array  # bool [B], mirror left to right after the resize
     valid: Array  # bool [B]
     frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
-    colour: Array | None = None  # float32 [B, K]
+    colour: Array | None = None  # float32 [B, K], see dataset/colour.py
+    places: Array | None = (
+        None  # int64 [B, 4], x0 y0 x1 y1 in the output: what the window fills, once mirrored; the rest is 0 when normalised
+    )
+    canvas: tuple[int, int] | None = None  # height and width of the batch's images; None = the largest of `sizes`
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        """Height and width that every image of the batch has once padded."""
+        return self.canvas or (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +70,8 @@ class Batch:
     valid: torch.Tensor  # bool [B], on the device
     ids: Array  # int64 [B], on the HOST; -1 for padding
     failed: tuple[int, ...] = ()  # ids whose pixels could not be decoded; their `valid` is False
+    rows: Rows | None = None  # what the batch was made of, on the HOST; `valid` is the batch's
+    host: dict[str, Array] = field(default_factory=dict)  # the targets before they were copied: cuts packed ones without asking the device
     transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
 
 
@@ -121,6 +132,18 @@ class Plan(Protocol):
     def image_size(self) -> int:
         """Largest side of an output, pixels."""
 
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Of what a model gets for one row: (3, H, W), of clips (3, T, H, W); where it varies, the largest."""
+
+    @property
+    def resident(self) -> int:
+        """How many batches stand for all in a compute ceiling: 1 where every batch has the same shape."""
+
+    @property
+    def ordering(self) -> str:
+        """What the order of an epoch depends on, beside the data: an epoch that was begun with another cannot be gone on with exactly."""
+
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
         """This rank's micro-batches of an epoch from which `first` samples are already consumed; lazy, indexable."""
 
@@ -161,6 +184,8 @@ class Loader(Protocol):
         """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
+    # A loader of clips also has: fallbacks, Counter of sort of file -> clips that another decoder did; notes, lines to say before training;
+    # decoded and delivered, numbers of frames so far
 
     def close(self) -> None:
         """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent."""
@@ -187,10 +212,16 @@ class Task(Protocol):
     best: str  # the figure of Metric.result that picks best.pt; larger is better
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Host arrays that travel with the images, one row a sample; padded rows get the ignore value."""
+        """Host arrays that travel with the images: a row a sample, padding has the ignore value; or packed, cut by "offsets" [B + 1]."""
+
+    def inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """What the module is called with: (images,); a detector also takes sizes and, to train, targets."""
+
+    def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
+        """The same for images without a batch, to try whether they fit into memory."""
 
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        """fp32 [B], one loss a sample, 0 where the sample is not valid."""
+        """fp32 [B], one loss a sample, 0 where the sample is not valid; a detector's own loss for each that is."""
 
     def metric(self, device: torch.device) -> Metric:
         """A fresh metric."""

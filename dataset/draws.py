@@ -27,6 +27,11 @@ class Purpose(IntEnum):
     FRAMES = 4
     COLOUR = 5
     MODEL = 6  # dropout and other draws on the device, see engine/step.py
+    SCALE = 7  # of a detector's training images
+    ZOOM = 8
+    OVERLAP = 9  # how much of a box a crop has to have
+    CROP = 10
+    BLOCKS = 11  # the order of groups of samples of like sizes
 
 
 def _mix(words: Array) -> Array:

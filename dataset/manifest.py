@@ -22,13 +22,12 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, ClassVar, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-VERSION = 4  # of the columns' names and meaning: a manifest of another version is made anew
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
 CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")  # the column `chroma`; none = no JPEG
 
@@ -64,47 +63,50 @@ class Unusable(Exception):
     """The folder holds no manifest of this version, or a damaged one. Not for users: a scan makes it anew."""
 
 
+S = TypeVar("S", bound="Scanned")
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Manifest:
-    """n samples in the order of their path's bytes. Pickles as the name of its folder, and is mapped again where it arrives.
+class Scanned:
+    """Columns on disk that a scan has left. Pickles as the name of its folder, and is mapped again where it arrives.
 
     While one is open, in any process, its folder is not removed by a newer scan.
     """
 
+    VERSION: ClassVar[str]  # of the columns' names and meaning: what another version has left is made anew
+    COLUMNS: ClassVar[dict[str, np.dtype[Any]]]
+    IDENTITY: ClassVar[tuple[str, ...]]  # the columns that the identity is a digest of, beside the classes
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]]  # offsets [n + 1] -> the columns that they cut into pieces
+
     folder: Path  # where the columns lie
     root: Path  # absolute; the paths are relative to it
-    identity: str  # digest of paths, sizes, labels and classes: the same data elsewhere, or scanned again, has the same
+    identity: str  # the same data elsewhere, or scanned again, has the same
     classes: tuple[str, ...]
-    rejected: int  # lines of folder / rejected.txt: files left out, and class folders without an image
+    rejected: int  # lines of folder / rejected.txt: what was left out, and class folders of which nothing is left
     path_bytes: Array  # uint8 [bytes of all paths]
-    path_offsets: Array  # int64 [n + 1]
-    label: Array  # int32 [n], index into classes
+    path_offsets: Array  # int64 [files + 1]
     size: Array  # int64 [n], bytes of the file
-    height: Array  # int32 [n], stored pixels, before any EXIF rotation
-    width: Array  # int32 [n]
-    format: Array  # uint8 [n], index into FORMATS
-    depth: Array  # uint8 [n], bits a component (of the index, for a palette)
-    components: Array  # uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
-    chroma: Array  # uint8 [n], index into CHROMA
-    orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
-    progressive: Array  # bool [n], JPEG only
-    palette: Array  # bool [n]
-    whole: Array  # bool [n], False: a JPEG without an end marker, perhaps cut short
 
     def __len__(self) -> int:
-        return len(self.label)
+        return len(self.size)
+
+    def files(self, samples: Any) -> Any:
+        """Which file each sample is in, of one id or an array of them."""
+        return samples
 
     def path(self, sample: int) -> bytes:
-        """Absolute path in the file system's encoding; any byte but 0 may occur."""
-        if not 0 <= sample < len(self.label):
-            raise IndexError(f"sample {sample} of {len(self.label)}")
-        return os.fsencode(self.root) + b"/" + self.path_bytes[self.path_offsets[sample] : self.path_offsets[sample + 1]].tobytes()
+        """Absolute path of the sample's file in the file system's encoding; any byte but 0 may occur."""
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        file = int(self.files(sample))
+        return os.fsencode(self.root) + b"/" + self.path_bytes[self.path_offsets[file] : self.path_offsets[file + 1]].tobytes()
 
     def paths(self, samples: Array) -> Array:
         """uint8 [B, L], the absolute paths of many samples, padded with at least one NUL; without a Python loop over them."""
         prefix = np.frombuffer(os.fsencode(self.root) + b"/", np.uint8)
-        begins = self.path_offsets[samples]
-        lengths = self.path_offsets[samples + 1] - begins
+        files = self.files(samples)
+        begins = self.path_offsets[files]
+        lengths = self.path_offsets[files + 1] - begins
         width = int(lengths.max(initial=0)) + 1
         # axes: [B, width]
         places = np.arange(width)
@@ -113,16 +115,19 @@ class Manifest:
         return np.concatenate([np.broadcast_to(prefix, (len(samples), len(prefix))), names], axis=1, dtype=np.uint8)
 
     @classmethod
-    def open(cls, folder: Path) -> Manifest:
+    def open(cls: type[S], folder: Path) -> S:
         """Map the columns of a scan. Raises Unusable when anything about them is not as it was written."""
         hold = _hold(folder)
         try:
             about = json.loads((folder / "manifest.json").read_text())
-            if about["version"] != VERSION:
-                raise Unusable(f"version {about['version']}, not {VERSION}")
-            columns = {name: _column(folder, name, about["columns"][name], about["samples"]) for name in COLUMNS}
-            if columns["path_offsets"][-1] != len(columns["path_bytes"]):
-                raise Unusable("paths and their offsets disagree")
+            if about["version"] != cls.VERSION:
+                raise Unusable(f"version {about['version']}, not {cls.VERSION}")
+            columns = {name: _column(folder, name, dtype, about["columns"][name]) for name, dtype in cls.COLUMNS.items()}
+            if len(columns["size"]) != about["samples"]:
+                raise Unusable(f"{len(columns['size'])} sizes of {about['samples']} samples")
+            for offsets, cut in cls.RAGGED.items():
+                if any(columns[offsets][-1] != len(columns[name]) for name in cut):
+                    raise Unusable(f"{offsets} does not fit {' and '.join(cut)}")
             opened = cls(
                 folder=folder,
                 root=Path(about["root"]),
@@ -141,7 +146,29 @@ class Manifest:
         return opened
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Manifest.open, (self.folder,)
+        return type(self).open, (self.folder,)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Manifest(Scanned):
+    """n images in the order of their path's bytes."""
+
+    VERSION: ClassVar[str] = "images 5"
+    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
+    IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
+
+    label: Array  # int32 [n], index into classes
+    height: Array  # int32 [n], stored pixels, before any EXIF rotation
+    width: Array  # int32 [n]
+    format: Array  # uint8 [n], index into FORMATS
+    depth: Array  # uint8 [n], bits a component (of the index, for a palette)
+    components: Array  # uint8 [n]: 1 grey or palette, 2 grey + alpha, 3 colour, 4 CMYK or RGBA
+    chroma: Array  # uint8 [n], index into CHROMA
+    orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
+    progressive: Array  # bool [n], JPEG only
+    palette: Array  # bool [n]
+    whole: Array  # bool [n], False: a JPEG without an end marker, perhaps cut short
 
 
 def _hold(folder: Path) -> int:
@@ -155,7 +182,7 @@ def _hold(folder: Path) -> int:
     return descriptor
 
 
-def _column(folder: Path, name: str, expected: dict[str, Any], samples: int) -> Array:
+def _column(folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, Any]) -> Array:
     path = folder / f"{name}.npy"
     status = path.stat()
     if status.st_size != expected["bytes"]:
@@ -164,30 +191,31 @@ def _column(folder: Path, name: str, expected: dict[str, Any], samples: int) -> 
     if status.st_mtime_ns != expected["mtime_ns"] and _digest(path) != expected["digest"]:
         raise Unusable(f"{path} has other contents than were written")
     values = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
-    length = {"path_bytes": len(values), "path_offsets": samples + 1}.get(name, samples)
-    if values.dtype != COLUMNS[name] or values.shape != (length,):
-        raise Unusable(f"{path} holds {values.dtype} {values.shape}, not {COLUMNS[name]} ({length},)")
+    if values.dtype != dtype or values.shape[:1] != (expected["length"],):
+        raise Unusable(f"{path} holds {values.dtype} {values.shape}, not {expected['length']} of {dtype}")
     return values
 
 
-def create_column(folder: Path, name: str, length: int) -> Array:
-    """A column to be filled, on disk from the start."""
-    made: Array = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=COLUMNS[name], shape=(length,))
+def create_column(folder: Path, name: str, dtype: np.dtype[Any], length: int, *inner: int) -> Array:
+    """A column [length, *inner] to be filled, on disk from the start."""
+    made: Array = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(length, *inner))
     return made
 
 
-def seal(folder: Path, *, root: Path, classes: Sequence[str], rejected: int, samples: int) -> None:
+def seal(folder: Path, kind: type[Scanned], *, root: Path, classes: Sequence[str], rejected: int) -> None:
     """Describe the finished columns of a folder and bring everything in it to the disk."""
     columns = {}
     identity = hashlib.blake2b(json.dumps(list(classes)).encode(), digest_size=16)
-    for name in COLUMNS:
+    for name in kind.COLUMNS:
         path = folder / f"{name}.npy"
         _sync(path)  # before its date is read: writing back what was mapped may change it
-        columns[name] = {"bytes": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns, "digest": _digest(path)}
-        if name in ("path_bytes", "path_offsets", "size", "label"):
-            identity.update(memoryview(np.load(path, mmap_mode="r")))
-    about = {"version": VERSION, "root": str(root), "identity": identity.hexdigest(), "classes": list(classes), "rejected": rejected}
-    (folder / "manifest.json").write_text(json.dumps({**about, "samples": samples, "columns": columns}))
+        values = np.load(path, mmap_mode="r")
+        status = path.stat()
+        columns[name] = {"length": len(values), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "digest": _digest(path)}
+        if name in kind.IDENTITY:
+            identity.update(memoryview(values))
+    about = {"version": kind.VERSION, "root": str(root), "identity": identity.hexdigest(), "classes": list(classes), "rejected": rejected}
+    (folder / "manifest.json").write_text(json.dumps({**about, "samples": columns["size"]["length"], "columns": columns}))
     for path in [*folder.iterdir(), folder]:
         _sync(path)
 

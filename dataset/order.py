@@ -24,6 +24,36 @@ def order(seed: int, epoch: int, n: int) -> Array:
     return np.argsort(bits(key(seed, epoch, Purpose.ORDER), np.arange(n, dtype=np.uint64)), kind="stable")
 
 
+BLOCK = 256  # consecutive samples of like sizes, where there are enough: then a batch of 128 is no wider than one of 16
+CHUNK = 64  # blocks that are made together: few enough that the same images do not always meet
+
+
+def block_size(n: int) -> int:
+    """A sixteenth of the samples or so: with fewer blocks the same images would meet in every epoch."""
+    return min(BLOCK, max(8, 1 << max(n // 16, 1).bit_length() - 1))
+
+
+def by_size(heights: Array, widths: Array) -> Array:
+    """int64 [n], the places of images of these sizes, in an order in which neighbours have like sizes."""
+    return np.lexsort((np.maximum(heights, widths), np.minimum(heights, widths), heights > widths))
+
+
+def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
+    """int64 [n]: the places of an epoch's order, taken in which block_size(n) consecutive samples have like sizes.
+
+    heights, widths [n]: of the outputs, in the epoch's order. Each CHUNK blocks of it are sorted by size and cut, and the blocks are
+    shuffled. What is left at the end, less than a block, stays as it was: sorted, a last step would always drop the same sizes.
+    """
+    n, block = len(heights), block_size(len(heights))
+    whole = n // block * block
+    chunks = [slice(begin, min(begin + CHUNK * block, whole)) for begin in range(0, whole, CHUNK * block)]
+    sorted_ = [chunk.start + by_size(heights[chunk], widths[chunk]) for chunk in chunks]
+    # axes: [blocks, block]
+    blocks = np.concatenate([np.zeros(0, np.int64), *sorted_]).reshape(-1, block)
+    shuffled = blocks[np.argsort(bits(key(seed, epoch, Purpose.BLOCKS), np.arange(len(blocks))), kind="stable")]
+    return np.concatenate([shuffled.ravel(), np.arange(whole, n)])
+
+
 def steps(n: int, first: int, step_samples: int) -> int:
     """Whole optimiser steps of `step_samples` that fit behind the first `first` samples."""
     return max(n - first, 0) // step_samples

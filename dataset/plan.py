@@ -1,7 +1,8 @@
-"""The plan: which sample, which window, which flip, in which order, for one rank. Knows no loader, no label, no device."""
+"""The plan: which sample, which frames, which window, which flip, in which order, for one rank. Knows no loader, no label, no device."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, overload
@@ -10,7 +11,7 @@ import numpy as np
 
 from config import Augmentation
 from contracts import Mistake, Rows
-from dataset import order, windows
+from dataset import clips, order, windows
 from dataset.draws import Purpose, uniforms
 
 Array = np.ndarray[Any, Any]
@@ -68,12 +69,45 @@ def _shorter_side(settings: Augmentation, image_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StillPlan:
-    """contracts.Plan for still images. `heights` and `widths` are columns of stored sizes, pixels [n]."""
+class ClipPolicy:
+    """How clips are taken from videos: random ones to train on, evenly spaced ones to validate."""
 
-    heights: Array
-    widths: Array
-    policy: StillPolicy
+    frames: int  # of a clip
+    image_size: int
+    stride: int = 1  # from one frame to the next: frames of the video, or of `fps`
+    fps: float | None = None  # frames a second to sample at: the nearest in time; None = every video at its own rate
+    shorter: tuple[int, int] = (256, 320)  # training: the side to which a video is scaled before the random crop, pixels
+    flip: float = 0.0  # training: probability, one draw a clip
+    clips: int = 1  # validation: of a video
+    crops: int = 1  # validation: of a clip, 1 in the middle or 3 along the longer side
+    resize: int = 256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
+
+    def __post_init__(self) -> None:
+        for side in (*self.shorter, self.resize):
+            if side < self.image_size:
+                raise Mistake(
+                    f"a shorter side of {side} pixels is smaller than --image-size {self.image_size}; the crop would leave the video"
+                )
+        if self.crops not in (1, 3):
+            raise Mistake(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")
+
+    def training(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
+        """(regions, windows, flips) of samples `ids`, displayed at `heights` x `widths`."""
+        draws = uniforms(seed, epoch, Purpose.WINDOW, ids, clips.UNIFORMS)
+        regions, inner = clips.random_window(heights, widths, draws, shorter=self.shorter, crop=self.image_size)
+        return regions, inner, uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
+
+    def validation(self, crop: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
+        """The same of crops number `crop`."""
+        place = crop if self.crops == 3 else np.ones_like(crop)
+        regions, inner = clips.fixed_window(heights, widths, place, resize=self.resize, crop=self.image_size)
+        return regions, inner, np.zeros(len(crop), bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan(ABC):
+    """What plans share: whose share of which order. A *place* is a view of a sample: sample * views + view."""
+
     seed: int
     batch_size: int
     world_size: int = 1
@@ -81,18 +115,37 @@ class StillPlan:
     accumulate: int = 1
     training: bool = True
 
-    @staticmethod
-    def of(columns: Any, policy: StillPolicy, **numbers: Any) -> StillPlan:
-        """The plan of a manifest's samples."""
-        return StillPlan(heights=columns.height, widths=columns.width, policy=policy, **numbers)
-
     @property
+    @abstractmethod
     def samples(self) -> int:
-        return len(self.heights)
+        """Of the whole data set."""
 
     @property
+    @abstractmethod
     def image_size(self) -> int:
-        return self.policy.image_size
+        """Of the outputs, pixels."""
+
+    @property
+    def views(self) -> int:
+        """Rows that a sample has in an epoch."""
+        return 1
+
+    @property
+    def resident(self) -> int:
+        return 1
+
+    @property
+    def ordering(self) -> str:
+        return f"seed {self.seed}"
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Of what a model gets for one row: 3, frames of a clip, height, width."""
+        return (3, self.image_size, self.image_size)
+
+    @abstractmethod
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        """The fields of Rows of views of samples, but ids and valid; sizes may be left out where all are image_size x image_size."""
 
     @property
     def step_samples(self) -> int:
@@ -113,25 +166,114 @@ class StillPlan:
             raise Mistake(f"{got} samples a step, but there are {self.samples} training samples; {fits}")
 
     def rows(self, epoch: int, first: int) -> _EpochRows:
-        """This rank's micro-batches after `first` samples of the epoch are consumed."""
-        ordered = order.order(self.seed, epoch, self.samples) if self.training else np.arange(self.samples, dtype=np.int64)
-        return _EpochRows(self, epoch, first, ordered)
+        """This rank's micro-batches after `first` samples (validation: places) of the epoch are consumed."""
+        return _EpochRows(self, epoch, first, self.ordered(epoch))
 
-    def draw(self, epoch: int, ids: Array) -> Rows:
-        """The rows of any ids, padded to the batch size with id -1."""
-        real = len(ids)
+    def ordered(self, epoch: int) -> Array:
+        """int64, the places of an epoch in their order."""
+        if self.training:
+            return order.order(self.seed, epoch, self.samples)
+        return np.arange(self.samples * self.views, dtype=np.int64)
+
+    def draw(self, epoch: int, places: Array) -> Rows:
+        """The rows of any places, padded to the batch size with id -1."""
+        real = len(places)
         if real < self.batch_size:
-            ids = np.concatenate([ids, np.full(self.batch_size - real, ids[-1] if real else 0)])
-        regions, inner, flips = self.policy.frame(self.seed, epoch, ids, np.asarray(self.heights[ids]), np.asarray(self.widths[ids]))
+            places = np.concatenate([places, np.full(self.batch_size - real, places[-1] if real else 0)])
+        ids, views = np.divmod(places, self.views)
         valid = np.arange(len(ids)) < real
-        sizes = np.full((len(ids), 2), self.policy.image_size, np.int64)
-        return Rows(ids=np.where(valid, ids, -1), regions=regions, windows=inner, sizes=sizes, flips=flips, valid=valid)
+        sizes = np.full((len(ids), 2), self.image_size, np.int64)
+        return Rows(**{"ids": np.where(valid, ids, -1), "valid": valid, "sizes": sizes, **self.frame(epoch, ids, views)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillPlan(EpochPlan):
+    """contracts.Plan for still images. `heights` and `widths` are columns of stored sizes, pixels [n]."""
+
+    heights: Array
+    widths: Array
+    policy: StillPolicy
+
+    @staticmethod
+    def of(columns: Any, policy: StillPolicy, **numbers: Any) -> StillPlan:
+        """The plan of a manifest's samples."""
+        return StillPlan(heights=columns.height, widths=columns.width, policy=policy, **numbers)
+
+    @property
+    def samples(self) -> int:
+        return len(self.heights)
+
+    @property
+    def image_size(self) -> int:
+        return self.policy.image_size
+
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        """Regions and windows in stored pixels."""
+        heights, widths = np.asarray(self.heights[ids]), np.asarray(self.widths[ids])
+        regions, inner, flips = self.policy.frame(self.seed, epoch, ids, heights, widths)
+        return {"regions": regions, "windows": inner, "flips": flips}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipPlan(EpochPlan):
+    """contracts.Plan for clips of videos. `columns` is a dataset.videos.Videos.
+
+    Training: one random clip of each video. Validation: policy.clips x policy.crops views of each video, one after the other, with the
+    video's id.
+    """
+
+    columns: Any
+    policy: ClipPolicy
+
+    @property
+    def samples(self) -> int:
+        return len(self.columns)
+
+    @property
+    def image_size(self) -> int:
+        return self.policy.image_size
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return (3, self.policy.frames, self.image_size, self.image_size)
+
+    @property
+    def views(self) -> int:
+        return 1 if self.training else self.policy.clips * self.policy.crops
+
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        """Regions and windows in displayed pixels; frames int64 [B, T], counted from the first of the file."""
+        heights, widths = (np.asarray(column[ids]) for column in (self.columns.height, self.columns.width))
+        clip, crop = np.divmod(views, self.policy.crops)
+        if self.training:
+            regions, inner, flips = self.policy.training(self.seed, epoch, ids, heights, widths)
+        else:
+            regions, inner, flips = self.policy.validation(crop, heights, widths)
+        return {"regions": regions, "windows": inner, "flips": flips, "frames": self._frames(epoch, ids, clip)}
+
+    def _frames(self, epoch: int, ids: Array, clip: Array) -> Array:
+        policy, columns = self.policy, self.columns
+        first, frames = columns.first[ids], columns.frames[ids]
+        if policy.fps is None:
+            last = clips.last_start(frames, policy.frames, policy.stride)
+            return first[:, None] + clips.by_stride(self._starts(epoch, ids, clip, last), frames, policy.frames, policy.stride)
+        steps = policy.stride / policy.fps * columns.time_base_den[ids] / columns.time_base_num[ids]
+        pts = [columns.pts(sample)[begin : begin + count] for sample, begin, count in zip(ids, first, frames, strict=True)]
+        last = np.array([clips.last_start_in_time(own, policy.frames, step) for own, step in zip(pts, steps, strict=True)])
+        starts = self._starts(epoch, ids, clip, last)
+        picked = [clips.by_time(own, start, policy.frames, step) for own, start, step in zip(pts, starts, steps, strict=True)]
+        return first[:, None] + np.stack(picked)
+
+    def _starts(self, epoch: int, ids: Array, clip: Array, last: Array) -> Array:
+        if self.training:
+            return clips.random_start(last, uniforms(self.seed, epoch, Purpose.FRAMES, ids, 1)[:, 0])
+        return clips.spaced_start(last, clip, self.policy.clips)
 
 
 class _EpochRows(Sequence[Rows]):
     """Lazy: an index draws its micro-batch."""
 
-    def __init__(self, plan: StillPlan, epoch: int, first: int, ordered: Array) -> None:
+    def __init__(self, plan: EpochPlan, epoch: int, first: int, ordered: Array) -> None:
         self._plan, self._epoch, self._first, self._ordered = plan, epoch, first, ordered
         self._count = order.micro_batches(
             len(ordered), first, batch_size=plan.batch_size, world_size=plan.world_size, accumulate=plan.accumulate, training=plan.training

@@ -3,6 +3,8 @@
 list   -> paths, offsets, labels on disk    one pass over the folders; from here on the total is known
 parse  -> a record for each file            processes, 500 files at a time
 keep   -> columns without the rejected      then sealed, renamed and made current
+
+`remembered` (the life of a scan), `read_headers` and `each_file` (the processes) also serve the scans of videos and of COCO's files.
 """
 
 from __future__ import annotations
@@ -18,9 +20,10 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,7 @@ import numpy as np
 from contracts import Mistake
 from dataset import manifest
 from dataset.headers import Rejected
-from dataset.manifest import HEADER, LISTING, Array, Header, Manifest, Rejects
+from dataset.manifest import COLUMNS, HEADER, LISTING, Array, Header, Manifest, Rejects, S, create_column
 from dataset.sources import folder as source
 
 CHUNK = 500  # files a task
@@ -41,6 +44,7 @@ LEFT_OUT = Header(-1, 0, 0, 0, 0, 0)
 
 Progress = Callable[[int, int, str], None]
 Read = Callable[[bytes], Header]  # raises headers.Rejected
+Fill = Callable[[Path, Rejects, "list[source.Visit]", Progress], Sequence[str]]
 
 
 def open_folder(
@@ -59,20 +63,43 @@ def open_folder(
     most, for they wait for the storage. `progress(done, total, what)` is called a few times a second; total is 0 while it is not known.
     Raises Mistake.
     """
-    called, say = time.time(), _throttled(progress)
     real = Path(os.path.realpath(root))
     if not real.is_dir():
         raise Mistake(f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/")
-    key = json.dumps([str(real), None if classes is None else list(classes)]).encode()
-    name = re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40] + "-" + hashlib.blake2b(key, digest_size=8).hexdigest()
+
+    def fill(made: Path, rejects: Rejects, visits: list[source.Visit], say: Progress) -> Sequence[str]:
+        visits.append(source.visit(os.fsencode(real))[0])
+        source.settle(visits[0][1])
+        labels = source.labels(real, classes)
+        total = source.list_files(real, labels, made, visits, rejects, say)
+        records = read_headers(source.header, real, total, made, workers, rejects, say)
+        used = _keep(real, labels, classes, records, made, rejects)
+        return used if classes is None else classes
+
+    key = [str(real), None if classes is None else list(classes)]
+    return remembered(Manifest, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+
+
+def remembered(
+    kind: type[S], data: Path, key: list[Any], fill: Fill, *, root: Path, cache: Path, rescan: bool, progress: Progress | None
+) -> S:
+    """The scan that `cache` holds under `key` (JSON values) when nothing visited has changed since; else a new one.
+
+    `fill(made, rejects, visits, say)` writes the columns into the folder `made`, adds what it visited below `root`, and returns the
+    classes; its files listing.* are removed. `data` is what the user named. Of several processes that call this at once one scans and
+    the others wait. Raises Mistake.
+    """
+    called, say = time.time(), _throttled(progress)
+    real = Path(os.path.realpath(data))
+    name = re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40] + "-" + hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
     home = Path(os.path.realpath(cache)) / name
     if home.is_relative_to(real):
-        raise Mistake(f"--manifest-dir {cache} lies inside the data {root}, which is never written to; choose a folder elsewhere")
+        raise Mistake(f"--manifest-dir {cache} lies inside the data {data}, which is never written to; choose a folder elsewhere")
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home, say):
-            found = _reopen(home, real, after=called if rescan else 0.0)
-            return found if found is not None else _scan(real, classes, home, workers, say)
+            found = _reopen(kind, home, root, after=called if rescan else 0.0)
+            return found if found is not None else _scan(kind, home, root, fill, say)
     except OSError as error:
         said = error.strerror or str(error)
         raise Mistake(f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir") from error
@@ -87,54 +114,50 @@ def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
         return lock.acquire()
 
 
-def _reopen(home: Path, real: Path, after: float) -> Manifest | None:
+def _reopen(kind: type[S], home: Path, real: Path, after: float) -> S | None:
     """The current scan when it is whole, was finished after that time (s since 1970), and no folder has changed since."""
 
     with suppress(OSError, ValueError, TypeError, LookupError, manifest.Unusable):
         folder, root = home / (home / "current").read_text(), os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
         if seen["finished"] > after and all(list(source.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]):
-            return Manifest.open(folder)
+            return kind.open(folder)
     return None
 
 
-def _scan(real: Path, classes: Sequence[str] | None, home: Path, workers: int, say: Progress) -> Manifest:
-
+def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S:
     manifest.sweep(home, keep=None)
     stamp = f"{time.time_ns():x}-{os.getpid()}"
     made = home / f"tmp-{stamp}"
     made.mkdir()
     try:
+        visits: list[source.Visit] = []
         with open(made / "rejected.txt", "w", encoding="utf-8") as file:
             rejects = Rejects(file)
-            visits = [source.visit(os.fsencode(real))[0]]
-            source.settle(visits[0][1])
-            labels = source.labels(real, classes)
-            total = source.list_files(real, labels, made, visits, rejects, say)
-            records = _parse(source.header, real, total, made, workers, rejects, say)
-            used, samples = _keep(real, labels, classes, records, made, rejects)
+            classes = fill(made, rejects, visits, say)
         (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
         for path in made.glob("listing.*"):
             path.unlink()
-        manifest.seal(made, root=real, classes=used if classes is None else classes, rejected=rejects.count, samples=samples)
+        manifest.seal(made, kind, root=root, classes=classes, rejected=rejects.count)
         folder = manifest.publish(home, made, f"scan-{stamp}")
     except BaseException:  # Ctrl-C too: nothing half is left
         shutil.rmtree(made, ignore_errors=True)
         raise
-    opened = Manifest.open(folder)
+    opened = kind.open(folder)
     manifest.sweep(home, keep=folder)
     return opened
 
 
-class _Parser:
-    """The header of one listed file after the other; what a worker process has."""
+class Parser:
+    """What `read` makes of one listed file after the other; what a worker process has."""
 
-    def __init__(self, read: Read, root: Path, made: Path, step: int) -> None:
-        self.read, self.root, self.step = read, os.fsencode(root) + b"/", step
+    def __init__(self, read: Callable[[bytes], Any], left_out: Any, pack: Callable[[list[Any]], Any], root: Path, made: Path, step: int):
+        self.read, self.left_out, self.pack = read, left_out, pack
+        self.root, self.step = os.fsencode(root) + b"/", step
         self.paths, self.offsets, _ = (np.memmap(made / f"listing.{name}", dtype, "r") for name, dtype in LISTING.items())
         self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)  # seen by every process: end after this file
 
-    def __call__(self, first: int) -> tuple[Array, list[tuple[bytes, str]]]:
+    def __call__(self, first: int) -> tuple[Any, list[tuple[bytes, str]]]:
         offsets = self.offsets[first : first + self.step + 1]
         blob = self.paths[offsets[0] : offsets[-1]].tobytes()
         rows, bad = [], []
@@ -145,19 +168,30 @@ class _Parser:
             try:
                 rows.append(self.read(path))
             except Rejected as why:
-                rows.append(LEFT_OUT)
+                rows.append(self.left_out)
                 bad.append((path, str(why)))
-        return np.array(rows, HEADER), bad
+        return self.pack(rows), bad
 
 
-def _parse(read: Read, root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
-    """A record a candidate, size -1 where it is left out."""
+def read_headers(read: Read, root: Path, total: int, made: Path, workers: int, rejects: source.Reject, say: Progress) -> Array:
+    """HEADER [total], one for each file of made/listing.*, size -1 where it is left out. `workers` as for open_folder."""
     if not total:
         return np.zeros(0, HEADER)
     records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=HEADER, shape=(total,))
-    parser = _Parser(read, root, made, step=CHUNK if total > FEW else CHUNK // 10)
-    count, fork = workers or min(32, 4 * len(os.sched_getaffinity(0))), multiprocessing.get_context("fork")
-    pool: Executor = ProcessPoolExecutor(count, fork, _start, (parser, os.getpid())) if total > FEW else ThreadPoolExecutor(8)
+    few = total <= FEW
+    parser = Parser(read, LEFT_OUT, partial(np.array, dtype=HEADER), root, made, step=CHUNK // 10 if few else CHUNK)
+    count = 8 if few else workers or min(32, 4 * len(os.sched_getaffinity(0)))
+    for first, rows in each_file(parser, total, count, rejects, say, threads=few):
+        records[first : first + len(rows)] = rows
+    return records
+
+
+def each_file(
+    parser: Parser, total: int, workers: int, rejects: source.Reject, say: Progress, *, threads: bool = False
+) -> Iterator[tuple[int, Any]]:
+    """(first, what parser.pack made of the files from there), in order; read by so many processes, or by threads of this one."""
+    fork = multiprocessing.get_context("fork")
+    pool: Executor = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (parser, os.getpid()))
     try:
         firsts = range(0, total, parser.step)
         with warnings.catch_warnings():
@@ -165,24 +199,23 @@ def _parse(read: Read, root: Path, total: int, made: Path, workers: int, rejects
             warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
             before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the children, which start here
             try:
-                results = pool.map(_work if total > FEW else parser, firsts)
+                results = pool.map(parser if threads else _work, firsts)
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for first, (rows, bad) in zip(firsts, results, strict=True):
-            records[first : first + len(rows)] = rows
+        for first, (packed, bad) in zip(firsts, results, strict=True):
+            yield first, packed
             for path, why in bad:
                 rejects(path, why)
-            say(first + len(rows), total, "reading headers")
+            say(min(first + parser.step, total), total, "reading headers")
     finally:
         parser.stop.value = True
         pool.shutdown(wait=True, cancel_futures=True)
-    return records
 
 
-_parser: _Parser | None = None  # of a worker process
+_parser: Parser | None = None  # of a worker process
 
 
-def _start(parser: _Parser, parent: int) -> None:
+def _start(parser: Parser, parent: int) -> None:
     global _parser
     _parser = parser
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
@@ -196,15 +229,13 @@ def _start(parser: _Parser, parent: int) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _work(first: int) -> tuple[Array, list[tuple[bytes, str]]]:
+def _work(first: int) -> tuple[Any, list[tuple[bytes, str]]]:
     assert _parser is not None
     return _parser(first)
 
 
-def _keep(
-    root: Path, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects
-) -> tuple[list[str], int]:
-    """Write the columns without what is left out; returns the classes that have an image, and the number of samples."""
+def _keep(root: Path, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects) -> list[str]:
+    """Write the columns without what is left out; returns the classes that have an image."""
     good = records["size"] >= 0
     samples = int(good.sum())
     if not samples:
@@ -217,9 +248,8 @@ def _keep(
     # without given classes, a folder without an image has no label: those behind it move up
     renumbered = np.arange(len(counts)) if classes is not None else np.cumsum(counts > 0) - 1
     lengths = np.diff(offsets)
-    columns = {name: manifest.create_column(made, name, samples) for name in (*Header._fields, "label")}
-    columns["path_bytes"] = manifest.create_column(made, "path_bytes", int(lengths[good].sum()))
-    columns["path_offsets"] = manifest.create_column(made, "path_offsets", samples + 1)
+    length_of = {"path_bytes": int(lengths[good].sum()), "path_offsets": samples + 1}
+    columns = {name: create_column(made, name, dtype, length_of.get(name, samples)) for name, dtype in COLUMNS.items()}
     np.cumsum(lengths[good], out=columns["path_offsets"][1:])
     row = byte = 0
     for first in range(0, len(good), PIECE):
@@ -231,7 +261,7 @@ def _keep(
         columns["label"][row : row + len(rows)] = renumbered[old[part][good[part]]]
         columns["path_bytes"][byte : byte + len(blob)] = blob
         row, byte = row + len(rows), byte + len(blob)
-    return [name for name, label in labels.items() if counts[label]], samples
+    return [name for name, label in labels.items() if counts[label]]
 
 
 def _throttled(progress: Progress | None) -> Progress:

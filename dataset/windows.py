@@ -62,19 +62,106 @@ def filling(regions: Array) -> Array:
 def resize_then_center(heights: Array, widths: Array, *, resize: int, crop: int) -> tuple[Array, Array]:
     """(regions, windows): the exact preimage of Resize(resize) then CenterCrop(crop), as torchvision rounds them.
 
-    `crop` must not exceed `resize`. The region is the window widened by the support of the antialiased triangle filter, so
-    that resizing the window of the region equals cropping the resized image.
+    `crop` must not exceed `resize`.
     """
-    short, long = np.minimum(heights, widths), np.maximum(heights, widths)
-    other = (resize * long / short).astype(np.int64)  # int(), as torchvision does
-    new_h = np.where(heights <= widths, resize, other)
-    new_w = np.where(widths <= heights, resize, other)
-    top, left = np.rint((new_h - crop) / 2.0), np.rint((new_w - crop) / 2.0)
+    new_h, new_w = resized(heights, widths, resize)
+    return preimage(heights, widths, new_h, new_w, np.rint((new_w - crop) / 2.0), np.rint((new_h - crop) / 2.0), crop)
+
+
+def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array, Array]:
+    """int64 [B] each, height and width after Resize to that shorter side (one, or one a sample); rounded as torchvision and SlowFast do."""
+    other = (shorter * np.maximum(heights, widths) / np.minimum(heights, widths)).astype(np.int64)  # int() there
+    return np.where(heights <= widths, shorter, other), np.where(widths <= heights, shorter, other)
+
+
+def preimage(heights: Array, widths: Array, new_h: Array, new_w: Array, left: Array, top: Array, crop: int) -> tuple[Array, Array]:
+    """(regions, windows) of the square crop at (left, top) of images resized to new_h x new_w."""
+    return crop_of_resized(heights, widths, new_h, new_w, np.stack([left, top, left + crop, top + crop], axis=1))
+
+
+def crop_of_resized(heights: Array, widths: Array, new_h: Array, new_w: Array, crops: Array) -> tuple[Array, Array]:
+    """(regions, windows) of `crops` [B, 4], x0 y0 x1 y1, of images resized to new_h x new_w.
+
+    The region is the window widened by the support of the antialiased triangle filter, so that resizing the window of the region equals
+    cropping the resized image.
+    """
     step_y, step_x = heights / new_h, widths / new_w  # source pixels an output pixel
-    full = np.stack([left * step_x, top * step_y, (left + crop) * step_x, (top + crop) * step_y], axis=1)
+    full = crops * np.stack([step_x, step_y, step_x, step_y], axis=1)
     reach = np.stack([np.maximum(step_x, 1.0), np.maximum(step_y, 1.0)] * 2, axis=1) + 1.0
     limit = np.stack([widths, heights], axis=1)
     low = np.clip(np.floor(full[:, :2] - reach[:, :2]), 0, limit - 1)
     high = np.clip(np.ceil(full[:, 2:] + reach[:, 2:]), 1, limit)
     regions = np.concatenate([low, high], axis=1).astype(np.int64)
     return regions, full - np.concatenate([low, low], axis=1)
+
+
+def fitted(heights: Array, widths: Array, shorter: int | Array, longer: int) -> tuple[Array, Array]:
+    """int64 [B] each, height and width once the shorter side is `shorter` pixels, or less where the longer one would pass `longer`.
+
+    Rounded down as torchvision's detectors do (GeneralizedRCNNTransform).
+    """
+    scale = np.minimum(shorter / np.minimum(heights, widths), longer / np.maximum(heights, widths))
+    return _scaled(heights, scale), _scaled(widths, scale)
+
+
+def _scaled(sides: Array, scale: Array) -> Array:
+    return np.maximum((sides * scale).astype(np.int64), 1)  # int() there
+
+
+def jittered(
+    heights: Array, widths: Array, draws: Array, *, size: int, scale: tuple[float, float] = (0.1, 2.0)
+) -> tuple[Array, Array, Array]:
+    """(regions, windows, places): large-scale jitter (Ghiasi et al. 2021) to an output of size x size.
+
+    The image is scaled to fit the output, times a factor uniform in `scale`; what is too large is cut at a random place, what is too small
+    lies at the top left. As torchvision's ScaleJitter and its references' FixedSizeCrop, which has one draw for left and top.
+    `draws`: float64 [B, 2], of the scale and the place.
+    """
+    factor = np.minimum(size / heights, size / widths) * (scale[0] + draws[:, 0] * (scale[1] - scale[0]))
+    new_h, new_w = _scaled(heights, factor), _scaled(widths, factor)
+    top, left = (np.floor(np.maximum(new - size, 0) * draws[:, 1]).astype(np.int64) for new in (new_h, new_w))
+    seen = np.stack([np.minimum(new_w, size), np.minimum(new_h, size)], axis=1)
+    corner = np.stack([left, top], axis=1)
+    regions, inner = crop_of_resized(heights, widths, new_h, new_w, np.concatenate([corner, corner + seen], axis=1))
+    return regions, inner, np.concatenate([np.zeros_like(seen), seen], axis=1)
+
+
+def zoomed_out(
+    heights: Array, widths: Array, draws: Array, *, sides: tuple[float, float] = (1.0, 4.0), probability: float = 0.5
+) -> tuple[Array, Array]:
+    """(images, fields): int64 [B, 4], x0 y0 x1 y1 of the image in a larger field, and [B, 2], width and height of that.
+
+    As torchvision's RandomZoomOut. Where nothing is drawn the field is the image. `draws`: float64 [B, 4].
+    """
+    factor = np.where(draws[:, 0] < probability, sides[0] + draws[:, 1] * (sides[1] - sides[0]), 1.0)
+    # axes: [B, 2], x and y
+    image = np.stack([widths, heights], axis=1)
+    field = (image * factor[:, None]).astype(np.int64)
+    corner = ((field - image) * draws[:, 2:4]).astype(np.int64)
+    return np.concatenate([corner, corner + image], axis=1), field
+
+
+def placed(images: Array, crops: Array, size: int) -> tuple[Array, Array, Array]:
+    """(regions, windows, places) of `crops` resized to size x size; `images`, `crops`: int64 [B, 4], x0 y0 x1 y1 in the same field.
+
+    The place is made of the whole output pixels that lie inside the image, the window is exactly what they show. An image of which
+    less than a pixel is left gets one. The region is the part of the image that is in the crop, so that nothing beyond it is seen.
+    """
+    corner, extent = crops[:, :2], crops[:, 2:] - crops[:, :2]
+    low, high = np.maximum(corner, images[:, :2]), np.minimum(crops[:, 2:], images[:, 2:])
+    # axes: [B, 2], x and y; in whole numbers, since a side that is rounded down by 1e-16 would lose a pixel
+    first, last = -((corner - low) * size // extent), (high - corner) * size // extent
+    thin = last <= first
+    first = np.where(thin, (low - corner) * size // extent, first)
+    last = np.where(thin, first + 1, last)
+    begin = np.where(thin, 0, corner + first * extent / size - low)
+    end = np.where(thin, high - low, corner + last * extent / size - low)
+    inner = np.clip(np.concatenate([begin, end], axis=1), 0, np.tile(high - low, 2))
+    regions = np.concatenate([low - images[:, :2], high - images[:, :2]], axis=1)
+    return regions, inner, np.concatenate([first, last], axis=1)
+
+
+def mirrored(places: Array, flips: Array, width: int) -> Array:
+    """The places, those of flipped rows counted from the right of an output `width` pixels wide."""
+    other = np.stack([width - places[:, 2], places[:, 1], width - places[:, 0], places[:, 3]], axis=1)
+    return np.where(flips[:, None], other, places)

@@ -13,7 +13,7 @@ import numpy as np
 
 from contracts import Mistake
 from dataset import headers
-from dataset.manifest import LISTING, Array, Header, Manifest, printable
+from dataset.manifest import LISTING, Array, Header, Scanned, printable
 
 HEAD = 4096  # bytes of a file read at first; nearly every header ends before
 
@@ -24,7 +24,7 @@ Reject = Callable[[bytes, str], None]  # absolute path, reason
 class Folder:
     """A contracts.Source over the files of a manifest."""
 
-    def __init__(self, manifest: Manifest, read_delay_s: float = 0.0) -> None:
+    def __init__(self, manifest: Scanned, read_delay_s: float = 0.0) -> None:
         self.manifest = manifest
         self.read_delay_s = read_delay_s
 
@@ -69,14 +69,14 @@ class Folder:
             raise Mistake(f"a file of --data changed size: {path} has {size} bytes, the manifest says {expected}; run with --rescan")
 
 
-def labels(root: Path, classes: Sequence[str] | None) -> dict[str, int]:
+def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> dict[str, int]:
     """Label of each class folder (or link to one) in root: its place in `classes`, else among the sorted names, as in ImageFolder."""
     try:
         names = sorted(name for name in os.listdir(root) if not name.startswith(".") and os.path.isdir(root / name))
     except OSError as error:
         raise Mistake(f"--data: {root} cannot be listed: {error.strerror}") from None
     if not names:
-        raise Mistake(f"--data: {root} has no class folders; images are expected in {root}/<class>/")
+        raise Mistake(f"--data: {root} has no class folders; {files} are expected in {root}/<class>/")
     places = {name: place for place, name in enumerate(names if classes is None else classes)}
     unknown = [printable(os.fsencode(name)) for name in names if name not in places]
     if unknown:
