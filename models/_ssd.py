@@ -1,0 +1,160 @@
+"""SSD from its head's outputs to losses and detections, for a batch at once. Imports none of ours.
+
+torchvision loops over images, and in validation over classes too: the host launches small kernels and waits for their results, which takes
+longer than the convolutions do on a fast GPU. Here training waits for nothing, so that no step may depend on a value on the device: what
+has another number of entries for each image is kept as a mask, or packed by counts that the host knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torchvision.models.detection.image_list import ImageList
+from torchvision.ops import batched_nms, clip_boxes_to_image
+
+Targets = Sequence[dict[str, torch.Tensor]]
+CHUNK_BYTES = 64 * 2**20
+"""What a tensor over default boxes x boxes, or x classes, may take; a few of them live at a time. 1,921 boxes of SSD300: 128 images of COCO
+have half as many."""
+
+
+def run(stock: Any, images: ImageList, targets: Targets | None) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
+    """What torchvision's SSD `stock` returns: losses in training, else detections. Boxes without area are not looked for."""
+    features = list(stock.backbone(images.tensors).values())
+    outputs = stock.head(features)
+    defaults = stock.anchor_generator(images, features)[0]  # all images have the same
+    if stock.training:
+        if targets is None:
+            raise ValueError("training needs targets, got None; give a dict an image, or call eval() before")
+        return losses(stock, outputs, defaults, targets)
+    return detections(stock, outputs, defaults, images.image_sizes)
+
+
+# --- training -------------------------------------------------------------------------------------------------------------------------
+
+
+def losses(stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, targets: Targets) -> dict[str, torch.Tensor]:
+    """torchvision's two losses, scalars, from "bbox_regression" [B, A, 4] and "cls_logits" [B, A, K].
+
+    `defaults` [A, 4] and each target's "boxes" [N, 4] are x0 y0 x1 y1 in pixels; "labels" int64 [N] are 1 to K - 1.
+    """
+    regression, logits = outputs["bbox_regression"], outputs["cls_logits"]
+    counts = [len(target["boxes"]) for target in targets]
+    # one more box, of the background: what is matched to no other is matched to it, and a batch without boxes is no special case
+    boxes = torch.cat([*(target["boxes"] for target in targets), defaults[:1]])
+    labels = torch.cat([*(target["labels"] for target in targets), targets[0]["labels"].new_zeros(1)])
+    matched = match(defaults, boxes[:-1], counts, stock.proposal_matcher.high_threshold)
+    foreground = matched < len(boxes) - 1
+    total = foreground.sum().clamp(min=1)
+
+    offsets = functional.smooth_l1_loss(regression, encode(boxes[matched], defaults, stock.box_coder.weights), reduction="none")
+    entropy = functional.cross_entropy(logits.flatten(0, 1), labels[matched].flatten(), reduction="none").view_as(matched)
+    hard = hardest(entropy.detach(), foreground, stock.neg_to_pos_ratio)
+    return {
+        "bbox_regression": torch.where(foreground[..., None], offsets, 0.0).sum() / total,
+        "classification": (torch.where(foreground, entropy, 0.0).sum() + torch.where(hard, entropy, 0.0).sum()) / total,
+    }
+
+
+def match(defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], threshold: float) -> torch.Tensor:
+    """int64 [B, A]: for each default box the place in `boxes` of what it is to find, len(boxes) where that is nothing.
+
+    `boxes` [T, 4] are those of all images, `counts` of each. A default box finds the box it overlaps most, from an IoU of `threshold` on;
+    and whatever it overlaps, it finds the box that overlaps no other more. Of equal IoUs the first counts; but of several boxes
+    whose best default box is the same, the last one gets it, as torchvision's assignment in order has it on a CPU.
+    """
+    nothing, images = len(boxes), len(counts)
+    matched = torch.full((images, len(defaults)), nothing, device=boxes.device)
+    for first, last, start, stop in _chunks(counts, CHUNK_BYTES // (4 * len(defaults))):
+        # axes: T of this chunk's boxes, B of its images, A
+        overlap = iou(boxes[start:stop], defaults)
+        image = _on_device([place for place, count in enumerate(counts[first:last]) for _ in range(count)], boxes.device)
+        number = torch.arange(start, stop, device=boxes.device)
+        rows = image[:, None].expand_as(overlap)
+        most = overlap.new_zeros(last - first, len(defaults)).scatter_reduce_(0, rows, overlap, "amax")
+        candidates = torch.where((overlap == most[image]) & (overlap >= threshold), number[:, None], nothing)
+        matched[first:last].scatter_reduce_(0, rows, candidates, "amin")
+        forced = torch.full_like(matched[first:last], -1).flatten()
+        forced.scatter_reduce_(0, image * len(defaults) + overlap.max(1).indices, number, "amax")
+        forced = forced.view(last - first, -1)
+        matched[first:last] = torch.where(forced >= 0, forced, matched[first:last])
+    return matched
+
+
+def _chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:
+    """(first image, last + 1, first box, last + 1) of neighbours that have `most` boxes together, or of one that has more alone."""
+    first = start = stop = 0
+    for place, count in enumerate(counts):
+        if stop > start and stop + count - start > most:
+            yield first, place, start, stop
+            first, start = place, stop
+        stop += count
+    if stop > start:
+        yield first, len(counts), start, stop
+
+
+def _on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """int64, copied from page-locked memory: else the host would wait for the device."""
+    tensor = torch.tensor(values, dtype=torch.int64)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
+    """[T, A], to the last bit as torchvision has it, without its tensors of corners [T, A, 2]."""
+    x0, y0, x1, y1 = boxes[:, :, None].unbind(1)  # [T, 1] each
+    u0, v0, u1, v1 = defaults.unbind(1)  # [A] each
+    width = (torch.minimum(x1, u1) - torch.maximum(x0, u0)).clamp_(min=0)
+    height = (torch.minimum(y1, v1) - torch.maximum(y0, v0)).clamp_(min=0)
+    inside = width.mul_(height)
+    return inside / ((x1 - x0) * (y1 - y0) + (u1 - u0) * (v1 - v0) - inside)
+
+
+def encode(boxes: torch.Tensor, defaults: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """[..., A, 4]: how far `boxes` [..., A, 4] are from `defaults` [A, 4], in the latter's sizes and in logarithms, times `weights`."""
+    size, own = boxes[..., 2:] - boxes[..., :2], defaults[:, 2:] - defaults[:, :2]
+    middle, centre = boxes[..., :2] + 0.5 * size, defaults[:, :2] + 0.5 * own
+    x, y, width, height = (*((middle - centre) / own).unbind(-1), *(size / own).log().unbind(-1))
+    return torch.stack([weight * one for weight, one in zip(weights, (x, y, width, height), strict=True)], -1)
+
+
+def hardest(entropy: torch.Tensor, foreground: torch.Tensor, ratio: float) -> torch.Tensor:
+    """bool [B, A]: those of the background with the largest `entropy`, in each image `ratio` times as many as are in `foreground`.
+
+    Where the background has fewer, foreground is added to it and counts twice, as in torchvision.
+    """
+    order = entropy.masked_fill(foreground, -torch.inf).sort(1, descending=True).indices
+    wanted = torch.arange(order.shape[1], device=order.device) < ratio * foreground.sum(1, keepdim=True)
+    return torch.zeros_like(foreground).scatter_(1, order, wanted)
+
+
+# --- validation -----------------------------------------------------------------------------------------------------------------------
+
+
+def detections(
+    stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, sizes: Sequence[tuple[int, int]]
+) -> list[dict[str, torch.Tensor]]:
+    """torchvision's detections, a dict an image: boxes [N, 4] within `sizes` (height, width), labels, and scores, sorted.
+
+    Between equal scores of a class either default box may come first, as torch.topk has it.
+    """
+    regression, scores = outputs["bbox_regression"], functional.softmax(outputs["cls_logits"], -1)
+    at_once = max(1, CHUNK_BYTES // (4 * scores[0].numel()))
+    found = []
+    for first in range(0, len(sizes), at_once):
+        chunk = slice(first, first + at_once)
+        # axes: [images, classes but the background, candidates]
+        best, places = scores[chunk, :, 1:].transpose(1, 2).topk(min(stock.topk_candidates, len(defaults)))
+        good = best > stock.score_thresh
+        counts = good.sum((1, 2)).tolist()
+        image, label, rank = good.nonzero(as_tuple=True)  # class by class and best first, as torchvision joins them
+        place = places[image, label, rank]
+        boxes = stock.box_coder.decode_single(regression[chunk][image, place], defaults[place])
+        parts = zip(boxes.split(counts), best[image, label, rank].split(counts), (label + 1).split(counts), sizes[chunk], strict=True)
+        for own, score, kind, size in parts:
+            inside = clip_boxes_to_image(own, size)
+            kept = batched_nms(inside, score, kind, stock.nms_thresh)[: stock.detections_per_img]
+            found.append({"boxes": inside[kept], "scores": score[kept], "labels": kind[kept]})
+    return found

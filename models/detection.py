@@ -1,0 +1,384 @@
+"""torchvision's detectors by name, and a small one: builds, fits the heads to the classes, loads weights, freezes. Imports none of ours.
+
+The plan resizes and the loader normalises and pads; so a detector's own transform does nothing here.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+from torchvision.models.detection import ssdlite
+from torchvision.models.detection._utils import retrieve_out_channels
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.ssd import SSD
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from models import Native, Unusable, _ssd
+from models._tiny_detector import LONGER, SIZE, tiny
+from models._weights import dry_run, is_published, read
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+OWN = {"fcos_tiny": tiny}
+"""Architectures that torchvision does not have."""
+NATIVE = {
+    "fcos_tiny": Native(SIZE, MEAN, STD, LONGER),
+    "fasterrcnn_mobilenet_v3_large_320_fpn": Native(320, MEAN, STD, 640),
+    "ssd300_vgg16": Native(300, (0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255)),
+    "ssdlite320_mobilenet_v3_large": Native(320, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+}
+"""Of those that are not Native(800, MEAN, STD, 1333)."""
+STAGES = {"resnet50": 5, "mobilenet_v3_large": 6, "vgg16": 5}
+"""Backbone of torchvision's -> stages that can be frozen, the stem included."""
+TRAINED = {"ssd300_vgg16": 4, "ssdlite320_mobilenet_v3_large": 6}
+"""Stages that torchvision trains when there are weights to start from; 3 for the others."""
+EPS_FREE = ("fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn", "retinanet_resnet50_fpn")
+"""Their published weights were trained with frozen norms that added nothing to the variance."""
+HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.", "roi_heads.keypoint_predictor.", "head.classification_head.")
+"""Parameters whose shape depends on the classes, or on the keypoints, are here."""
+IN_FP32 = ("rpn.head", "roi_heads.box_predictor", "head")
+"""What their outputs are decoded to are pixels: fp16 has none below 1 beyond 1024, bf16 beyond 128."""
+CANVASES = 32
+"""Shapes of batches whose anchors are kept: 4 MiB each at 800 x 1333."""
+
+
+def names() -> list[str]:
+    """Every detector that torchvision registers, and ours."""
+    return [*torchvision.models.list_models(module=torchvision.models.detection), *OWN]
+
+
+def native(arch: str) -> Native:
+    """What torchvision's own transform of the architecture would do."""
+    return NATIVE.get(arch, Native(800, MEAN, STD, 1333))
+
+
+def auxiliary_weight(arch: str) -> float:
+    """None of them has an auxiliary head."""
+    return 0.0
+
+
+class Detector(nn.Module):
+    """A torchvision detector that is given what its own transform would make. Parameters and buffers have torchvision's names."""
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        for name, child in stock.named_children():
+            if name != "transform":
+                self.add_module(name, child)
+        stock.transform = _Untouched()
+        self._stock = (stock,)  # in a tuple it is no child of this module, and its parameters have no second name
+
+    def forward(
+        self, images: torch.Tensor, sizes: list[tuple[int, int]], targets: list[dict[str, torch.Tensor]] | None = None
+    ) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
+        """In training the losses by name, scalars; else what is detected, a dict an image.
+
+        `images` [B, 3, H, W], resized, normalised and padded; `sizes` the height and width of each without its padding. Targets
+        and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels int64 [N]; targets also masks
+        uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs them; detections scores [N], sorted, and masks [N, 1, 28, 28]
+        as probabilities inside their boxes, or keypoints [N, K, 3] and keypoints_scores [N, K].
+        """
+        (stock,) = self._stock
+        stock.training = self.training
+        prepared = _Prepared(images, sizes)
+        outputs: Any = _ssd.run(stock, prepared, targets) if isinstance(stock, SSD) else stock(prepared, targets)
+        if self.training:
+            return dict(outputs)
+        return [{name: one.float() if name == "masks" else one for name, one in found.items()} for found in outputs]
+
+
+class _Prepared(ImageList):
+    """Images with the sizes of their filled parts. A detector looks at each of them before its transform."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.tensors)
+
+
+class _Untouched(nn.Module):
+    """In place of torchvision's resize and normalise, and of the way back."""
+
+    def forward(self, images: _Prepared, targets: Any) -> tuple[_Prepared, Any]:
+        return images, targets
+
+    def postprocess(self, detections: Any, *_: Any) -> Any:
+        return detections
+
+
+class _Anchors(nn.Module):
+    """torchvision's anchors, always in fp32, made once for each shape of a batch and shared by its images."""
+
+    def __init__(self, generator: nn.Module) -> None:
+        super().__init__()
+        self.generator = generator
+        self._made: dict[Any, torch.Tensor] = {}
+
+    def forward(self, images: ImageList, features: list[torch.Tensor]) -> list[torch.Tensor]:
+        key = (images.tensors.shape[-2:], *(one.shape[-2:] for one in features), images.tensors.device)
+        if key not in self._made:
+            if len(self._made) >= CANVASES:
+                self._made.clear()
+            with torch.inference_mode(False):  # they may be made in a validation, and training cannot use an inference tensor
+                alike = [torch.empty(one.shape[-2:], device=one.device) for one in features]
+                self._made[key] = self.generator(ImageList(images.tensors[:1], images.image_sizes[:1]), alike)[0]
+        return [self._made[key]] * len(images.image_sizes)
+
+
+class _FrozenNorm(FrozenBatchNorm2d):
+    """torchvision's frozen norm whose output has its input's type: with fp32 buffers, fp16 in would be fp32 out.
+
+    Scale and shift are made again only when a buffer was written, loaded or moved: six small kernels less a norm and step.
+    """
+
+    _made: tuple[Any, Any, torch.Tensor, torch.Tensor] | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():  # it fuses them
+            scale, shift = self._scale_and_shift(x.dtype)
+        else:
+            buffers = (self.weight, self.bias, self.running_mean, self.running_var)
+            made_of = (x.dtype, self.eps, *((id(one), one._version) for one in buffers))
+            if self._made is None or self._made[0] != made_of:
+                with torch.inference_mode(False):  # they may be made in a validation, and training cannot use an inference tensor
+                    self._made = (made_of, buffers, *self._scale_and_shift(x.dtype))  # no other tensor gets the id of one that is kept
+            scale, shift = self._made[2:]
+        return torch.addcmul(shift, x, scale)
+
+    def _scale_and_shift(self, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        scale = self.weight * (self.running_var + self.eps).rsqrt()
+        shift = self.bias - self.running_mean * scale
+        return scale.to(dtype)[:, None, None], shift.to(dtype)[:, None, None]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what was made: a copy's buffers have versions of their own."""
+        return {**self.__dict__, "_made": None}
+
+
+def build(
+    arch: str,
+    *,
+    classes: int,
+    shape: tuple[int, ...],
+    weights: str | None = None,
+    weights_backbone: str | None = None,
+    trainable_layers: int | None = None,
+    keypoints: int = 0,
+) -> tuple[nn.Module, list[str]]:
+    """(module, parameters left at their initial values because the weights are for other classes) for batches of `shape` [B, 3, H, W].
+
+    `classes` counts the background. `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights;
+    `weights_backbone` the same of the backbone's classifier. Batch norm is frozen where torchvision does so, with either of them; and all
+    but the last `trainable_layers` stages of the backbone. Downloads nothing unless a name was given. Raises Unusable.
+    """
+    if weights and weights_backbone:
+        raise Unusable(f"--weights {weights} has a backbone already; give either --weights or --weights-backbone")
+    if arch in OWN:
+        _refuse_what_torchvision_has(arch, weights, weights_backbone, trainable_layers)
+        stock = OWN[arch](classes)
+        new = _load(stock, arch, weights, read(arch, weights)) if weights else []
+    else:
+        frozen = _frozen_stages(arch, trainable_layers, pretrained=bool(weights or weights_backbone))
+        options = _keypoint_options(arch, keypoints)
+        state = read(arch, weights) if weights else {}
+        stock = torchvision.models.get_model(arch, weights=None, weights_backbone=None, num_classes=classes, **options)
+        if arch.startswith("ssdlite") and (weights_backbone or _has_full_tail(state)):
+            _give_full_tail(stock, classes)
+        if (weights or weights_backbone) and not arch.startswith("ssd") and not arch.endswith("_v2"):
+            _freeze_norms(stock.backbone)
+        new = _load(stock, arch, weights, state) if weights else []
+        if weights_backbone:
+            _load_backbone(stock, arch, weights_backbone)
+        if frozen:
+            _freeze_stages(stock, arch, frozen)
+    _keep_pixels_exact(stock)
+    _check_shape(stock, arch, shape)
+    return Detector(stock), new
+
+
+def _refuse_what_torchvision_has(arch: str, weights: str | None, weights_backbone: str | None, trainable_layers: int | None) -> None:
+    if weights and not Path(weights).is_file():
+        raise Unusable(f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file")
+    if weights_backbone or trainable_layers is not None:
+        flag = f"--weights-backbone {weights_backbone}" if weights_backbone else f"--trainable-layers {trainable_layers}"
+        raise Unusable(f"{flag}: the backbone of --arch {arch} is no classifier's and is always trained; leave it out")
+
+
+def _backbone(arch: str) -> str:
+    """The classifier that it is, by torchvision's name."""
+    return next(name for name in STAGES if name in arch)
+
+
+@cache
+def _outline(classifier: str) -> nn.Module:
+    """Its layers and their names, without values."""
+    with torch.device("meta"):
+        return torchvision.models.get_model(classifier, weights=None)
+
+
+def _frozen_stages(arch: str, trained: int | None, *, pretrained: bool) -> int:
+    stages = STAGES[_backbone(arch)]
+    if trained is None:
+        return stages - TRAINED.get(arch, 3) if pretrained else 0
+    if not 0 <= trained <= stages:
+        raise Unusable(f"--trainable-layers got {trained}; the backbone of --arch {arch} has {stages} stages: 0 to {stages}")
+    if not pretrained:
+        raise Unusable(
+            f"--trainable-layers {trained} needs --weights or --weights-backbone: what starts from random numbers is all trained"
+        )
+    return stages - trained
+
+
+def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
+    if not arch.startswith("keypointrcnn"):
+        return {}
+    if keypoints == 0:
+        raise Unusable(f"--arch {arch} needs keypoints and the annotations have none; --arch fasterrcnn_resnet50_fpn does without")
+    return {"num_keypoints": keypoints}
+
+
+# --- weights --------------------------------------------------------------------------------------------------------------------------
+
+
+def _load(stock: nn.Module, arch: str, weights: str, state: dict[str, torch.Tensor]) -> list[str]:
+    """Load a whole detector's; the parameters of heads for other classes, which stay as they are. Raises Unusable."""
+    own = stock.state_dict()
+    other_shape = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
+    wrong = [name for name in other_shape if not name.startswith(HEADS)]
+    if wrong:
+        got, wanted = tuple(state[wrong[0]].shape), tuple(own[wrong[0]].shape)
+        raise Unusable(f"--weights {weights} does not fit --arch {arch}: '{wrong[0]}' is {got} there, {wanted} here")
+    if arch in EPS_FREE and is_published(arch, weights):
+        state = {name: _as_if_with_eps(value) if _is_frozen_variance(name) else value for name, value in state.items()}
+    # torch and not a comparison of names: it also takes the names that torchvision's heads had when its weights were published
+    fitting = {name: value for name, value in state.items() if name not in other_shape}
+    try:
+        result = stock.load_state_dict(fitting, strict=False)
+    except RuntimeError as error:
+        raise Unusable(f"--weights {weights} does not fit --arch {arch}: {str(error).splitlines()[-1].strip()}") from None
+    missing = sorted(set(result.missing_keys) - set(other_shape))
+    if missing or result.unexpected_keys:
+        which = f"has no '{missing[0]}'" if missing else f"has an extra '{sorted(result.unexpected_keys)[0]}'"
+        raise Unusable(f"--weights {weights} does not fit --arch {arch}: it {which}")
+    return other_shape
+
+
+def _is_frozen_variance(name: str) -> bool:
+    return name.startswith("backbone.body.") and name.endswith(".running_var")
+
+
+def _as_if_with_eps(variance: torch.Tensor) -> torch.Tensor:
+    """What gives the same once 1e-5 is added, so that checkpoints of such a run mean the same wherever they are loaded.
+
+    At least 1e-9 is left of it: a few channels are dead, and their scale must not be beyond fp16.
+    """
+    return (variance.double() - 1e-5).clamp(min=-1e-5 + 1e-9).to(variance.dtype)
+
+
+def _load_backbone(stock: nn.Module, arch: str, weights: str) -> None:
+    """Load a classifier's trunk. Raises Unusable."""
+    classifier, own = _backbone(arch), stock.state_dict()
+    state, fitting = read(classifier, weights, flag="--weights-backbone"), {}
+    for theirs, ours in _trunk(stock, arch).items():
+        if theirs not in state or state[theirs].shape != own[ours].shape:
+            which = f"'{theirs}' is not {tuple(own[ours].shape)} in it" if theirs in state else f"it has no '{theirs}'"
+            raise Unusable(f"--weights-backbone {weights} is not {classifier}'s, as --arch {arch} needs: {which}")
+        fitting[ours] = state[theirs]
+    stock.load_state_dict(fitting, strict=False)
+
+
+def _trunk(stock: nn.Module, arch: str) -> dict[str, str]:
+    """Names of the classifier's trunk -> names in the detector. torchvision groups its layers anew, and keeps their order."""
+    theirs = [
+        name for name in _outline(_backbone(arch)).state_dict() if not name.startswith(("fc.", "classifier.")) and "num_batches" not in name
+    ]
+    parts = ("backbone.body.", "backbone.features.", "backbone.extra.0.")
+    ours = [name for name in stock.state_dict() if name.startswith(parts) and "num_batches" not in name]
+    return dict(zip(theirs, ours, strict=False))  # SSD's first extra block goes on behind the trunk
+
+
+# --- freezing -------------------------------------------------------------------------------------------------------------------------
+
+
+def _freeze_norms(module: nn.Module) -> None:
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, _FrozenNorm(child.num_features, child.eps))
+        else:
+            _freeze_norms(child)
+
+
+def _freeze_stages(stock: nn.Module, arch: str, frozen: int) -> None:
+    """Train no parameter of the backbone's first `frozen` stages."""
+    backbone, parameters = _backbone(arch), dict(stock.named_parameters())
+    starts = _stage_starts(backbone)
+    for theirs, ours in _trunk(stock, arch).items():
+        part = theirs.split(".")
+        if backbone == "resnet50":
+            stage = int(part[0].removeprefix("layer")) if part[0].startswith("layer") else 0
+        else:
+            stage = bisect_right(starts, int(part[1])) - 1
+        if stage < frozen and ours in parameters:  # frozen norms have none
+            parameters[ours].requires_grad_(False)
+
+
+def _stage_starts(backbone: str) -> list[int]:
+    """Index of each stage's first layer among the classifier's `features`."""
+    features = list(getattr(_outline(backbone), "features", []))
+    if backbone == "vgg16":
+        return [0, *(index for index, layer in enumerate(features) if isinstance(layer, nn.MaxPool2d))][:-1]
+    return [0, *(index for index, layer in enumerate(features) if getattr(layer, "_is_cn", False)), len(features) - 1]
+
+
+# --- what is changed in torchvision's ---------------------------------------------------------------------------------------------------
+
+
+def _has_full_tail(state: dict[str, torch.Tensor]) -> bool:
+    head = state.get("head.regression_head.module_list.1.0.0.weight")
+    return head is not None and head.shape[0] == 960  # 480 where the tail is halved
+
+
+def _give_full_tail(stock: Any, classes: int) -> None:
+    """SSDLite starts from a classifier with its last blocks whole; without one torchvision halves them (table 6 of MobileNetV3's paper)."""
+    norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
+    trunk = torchvision.models.mobilenet_v3_large(weights=None, norm_layer=norm)
+    stock.backbone = ssdlite._mobilenet_extractor(trunk, STAGES["mobilenet_v3_large"], norm)
+    channels = retrieve_out_channels(stock.backbone, (320, 320))
+    stock.head = ssdlite.SSDLiteHead(channels, stock.anchor_generator.num_anchors_per_location(), classes, norm)
+
+
+def _keep_pixels_exact(stock: nn.Module) -> None:
+    """Anchors, and what heads say of them, in fp32 under autocast."""
+    owner = stock.get_submodule("rpn") if hasattr(stock, "rpn") else stock
+    owner.anchor_generator = _Anchors(owner.get_submodule("anchor_generator"))
+    modules = dict(stock.named_modules())
+    for name in IN_FP32:
+        if name in modules:
+            modules[name].register_forward_hook(lambda _module, _inputs, outputs: _single(outputs))
+    if "roi_heads.keypoint_predictor" in modules:  # torchvision's loss takes views of the heat maps, which channels_last does not allow
+        modules["roi_heads.keypoint_predictor"].register_forward_hook(lambda _module, _inputs, outputs: outputs.float().contiguous())
+
+
+def _single(outputs: Any) -> Any:
+    """Tensors in fp32, in whatever they are nested."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs.float()
+    if isinstance(outputs, dict):
+        return {name: _single(one) for name, one in outputs.items()}
+    return type(outputs)(_single(one) for one in outputs)
+
+
+def _check_shape(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
+    """Raise Unusable when the backbone cannot take such batches, or the anchors were made for another size."""
+    made = native(arch)
+    if arch == "ssd300_vgg16" and shape[-2:] != (made.size, made.size):
+        raise Unusable(f"--arch {arch} has anchors for {made.size} pixels alone, --image-size got {shape[-1]}; leave it out")
+    try:
+        dry_run(stock.get_submodule("backbone"), torch.empty(shape, device="meta"))
+    except (RuntimeError, ValueError) as error:
+        got, said = f"--image-size {min(shape[-2:])} with --batch-size {shape[0]}", str(error).splitlines()[0]
+        raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made.size} pixels ({said})") from None

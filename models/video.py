@@ -1,0 +1,65 @@
+"""torchvision's video registry by name, and a small network: builds, fits the head to the classes, loads weights. Imports none of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import nn
+from torchvision.models.video.resnet import BasicBlock, BasicStem, Conv3DSimple, VideoResNet
+
+from models import Native, Unusable
+from models._weights import dry_run, load
+
+
+class Tiny(VideoResNet):
+    """r3d_18 with one block a stage and a quarter of the channels behind the stem: learns small clips on a CPU."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__(BasicBlock, [Conv3DSimple] * 4, [1] * 4, BasicStem, num_classes)
+        self.fc = nn.Linear(512 // 4, num_classes)
+
+    def _make_layer(self, block: type, conv_builder: type, planes: int, blocks: int, stride: int = 1) -> nn.Sequential:
+        layers: nn.Sequential = super()._make_layer(block, conv_builder, planes // 4, blocks, stride)
+        return layers
+
+
+OWN, OWN_SIZE = {"r3d_tiny": Tiny}, 48
+"""Architectures that torchvision does not have, and the side of their frames."""
+MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
+
+
+def names() -> list[str]:
+    """Every architecture for clips that torchvision registers, and ours."""
+    return [*torchvision.models.list_models(module=torchvision.models.video), *OWN]
+
+
+def native(arch: str) -> Native:
+    """Side of the frames of torchvision's first weights; mean and deviation of Kinetics-400, as those take them."""
+    published = [] if arch in OWN else list(torchvision.models.get_model_weights(arch))
+    return Native(int(published[0].transforms.keywords["crop_size"][0]) if published else OWN_SIZE, MEAN, STD)
+
+
+def build(arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None) -> tuple[nn.Module, list[str]]:
+    """(module, parameters left at their initial values because the weights are for other classes) for batches of `shape` [B, 3, T, H, W].
+
+    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises Unusable, also when
+    the architecture cannot train on batches of this shape.
+    """
+    if weights and arch in OWN and not Path(weights).is_file():
+        raise Unusable(f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file")
+    try:
+        module = OWN[arch](classes) if arch in OWN else torchvision.models.get_model(arch, weights=None, num_classes=classes)
+        dry_run(module, torch.empty(shape, device="meta"))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        said = str(error).splitlines()[0]
+        got = f"--clip-frames {shape[2]} of --image-size {shape[-1]} with --batch-size {shape[0]}"
+        made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")  # torchvision's mvit has no other
+        raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made_for} ({said})") from None
+    return module, load(module, arch, weights) if weights else []
+
+
+def auxiliary_weight(arch: str) -> float:
+    """None of them has an auxiliary head."""
+    return 0.0
