@@ -13,9 +13,29 @@ LOADERS = {
     "dali-gpu": "loaders.dali_gpu",
     "dali-fed": "loaders.dali_fed",
 }
-"""name -> module, imported when asked for: DALI stays optional."""
+"""Of still images: name -> module, imported when asked for, so that DALI stays optional."""
+CLIPS = {
+    "pyav": "loaders.pyav",
+    "decord": "loaders.decord",
+    "torchcodec": "loaders.torchcodec",
+    "nvdec": "loaders.nvdec",
+    "nvdec+pyav": "loaders.nvdec",
+    "nvdec+decord": "loaders.nvdec",
+    "dali-video": "loaders.dali_video",
+}
+"""Of video files, likewise."""
+OF_TASK = {"classification": LOADERS, "detection": LOADERS, "video": {**CLIPS, "synthetic": LOADERS["synthetic"]}}
+"""--task -> its loaders."""
+
+
+def default_loader(task: str, *, gpu: bool) -> str:
+    """What --loader auto is."""
+    if task == "video":
+        return "pyav"
+    return "dali-gpu" if gpu else "torchvision"
 
 
 def open_loader(name: str, feed: Feed) -> Loader:
     """The loader of that name, ready to give batches. Raises Mistake where this machine cannot run it."""
-    return import_module(LOADERS[name]).open(feed)
+    module, beside = import_module({**LOADERS, **CLIPS}[name]), name.partition("+")[2]
+    return module.open(feed, beside) if beside else module.open(feed)

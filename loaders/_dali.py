@@ -1,6 +1,6 @@
 """What the DALI loaders share: the graph, feeding it with the plan's rows, and going on after a file it cannot decode.
 
-    rows -> Prepared (paths or bytes, regions, windows, flips as arrays) -> DALI -> uint8 on the host | fp16 on the device
+    rows -> Prepared (paths or bytes, regions, windows, flips as arrays) -> DALI -> uint8 on the host | fp16 or uint8 on the device
 
 Must not know the order of an epoch, nor who reads the files.
 """
@@ -21,8 +21,9 @@ import torch
 from PIL import Image
 
 from contracts import Feed, Mistake, Rows
+from loaders._places import places_of, placing
 from loaders._readers import PNG, READERS, Undecodable, exactly, plain_jpeg
-from loaders._staging import Staged, Stager
+from loaders._staging import Staged, Stager, without
 
 Array = np.ndarray[Any, Any]
 
@@ -54,6 +55,7 @@ class Prepared:
     shapes: Array  # int32 [B, 2]
     windows: Array  # float32 [B, 4], y0 x0 y1 x1 inside the region
     flips: Array  # int32 [B]
+    places: dict[str, Array] = field(default_factory=dict)  # what only a graph that places images takes
     failed: tuple[int, ...] = ()
     own_bytes: Array | None = None  # bool [B], rows whose bytes are the sample's file
     files: list[Path] = field(default_factory=list)  # substitutes, removed once the batch is through
@@ -94,8 +96,8 @@ def nothing(batch_size: int, size: tuple[int, int]) -> Rows:
     )
 
 
-def numbers(rows: Rows, absent: Array) -> dict[str, Any]:
-    """The arrays of a Prepared; an absent row takes the placeholder whole."""
+def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
+    """The arrays of a Prepared; an absent row takes the placeholder whole. `placed`: for a graph that places images."""
     regions, windows = rows.regions.copy(), rows.windows.copy()
     regions[absent] = windows[absent] = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)
     y_x = [1, 0]
@@ -104,6 +106,18 @@ def numbers(rows: Rows, absent: Array) -> dict[str, Any]:
         "shapes": np.ascontiguousarray((regions[:, 2:] - regions[:, :2])[:, y_x], np.int32),
         "windows": np.ascontiguousarray(windows[:, [1, 0, 3, 2]], np.float32),
         "flips": rows.flips.astype(np.int32),
+        "places": placed_at(rows) if placed else {},
+    }
+
+
+def placed_at(rows: Rows) -> dict[str, Array]:
+    """How large each image is resized, float32 [B, 2], and where the canvas begins in it, int32 [B, 2], which is [B, 2] large."""
+    places = places_of(rows)
+    corners = np.ascontiguousarray(-places[:, [1, 0]], np.int32)
+    return {
+        "sizes": np.ascontiguousarray((places[:, 2:] - places[:, :2])[:, ::-1], np.float32),
+        "corners": corners,
+        "canvases": np.tile(np.array(rows.padded, np.int32), (len(rows), 1)),
     }
 
 
@@ -117,6 +131,7 @@ class PathPreparer:
         self._placeholder.write_bytes(placeholder())
         self._made = 0
         self._batch_size, self._image_size = feed.plan.batch_size, feed.plan.image_size
+        self.placed = placing(feed.plan)
 
     def __call__(self, rows: Rows, bad: set[int]) -> Prepared:
         own = rows.valid.copy()
@@ -143,7 +158,8 @@ class PathPreparer:
         data[:, : paths.shape[1]] = paths
         for i, path in zip(np.flatnonzero(~own), instead, strict=True):
             data[i] = np.frombuffer(path.ljust(width, b"\0"), np.uint8)
-        return Prepared(rows, data, **numbers(rows, absent), failed=tuple(failed), own_bytes=own, files=files)
+        arrays = numbers(rows, absent, placed=self.placed)
+        return Prepared(rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files)
 
     def nothing(self) -> Prepared:
         """A batch of placeholders."""
@@ -186,8 +202,12 @@ def build(
     reads: bool,
     pixels: Any = None,
     read_delay_s: float = 0.0,
+    placed: bool = False,
 ) -> Any:
-    """A pipeline (images, bytes read). `device` None: uint8 [B, H, W, 3] on the host; else normalised on that GPU."""
+    """A pipeline (images, bytes read). `device` None: uint8 [B, H, W, 3] on the host; else on that GPU, normalised by `pixels` if given.
+
+    `placed`: images are put at their places on a canvas, which may be of another size in each batch.
+    """
     dali = import_dali()
     fn, types = dali.fn, dali.types
     pipeline = dali.Pipeline(
@@ -213,12 +233,16 @@ def build(
             options |= {"device": "mixed", "hw_decoder_load": HARDWARE_SHARE, "jpeg_fancy_upsampling": FANCY_UPSAMPLING}
         image = fn.decoders.image_slice(encoded_, **options)
         image = fn.resize(image, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True)
-        if device is None:
+        if placed or device is None or pixels is None:
             image = fn.flip(image, horizontal=flip)
-        else:
+        if placed:
+            corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
+            canvas = fn.external_source(name="canvases", dtype=types.INT32, ndim=1)
+            image = fn.slice(image, start=corner, shape=canvas, axes=[0, 1], out_of_bounds_policy="pad")
+        if device is not None and pixels is not None:
             image = fn.crop_mirror_normalize(
                 image,
-                mirror=flip,
+                mirror=0 if placed else flip,
                 mean=[255 * value for value in pixels.mean],
                 std=[255 * value for value in pixels.std],
                 dtype=types.FLOAT16 if pixels.dtype == "float16" else types.FLOAT,
@@ -239,7 +263,7 @@ class GpuOutputs:
 
     def stage(self, images: Any, batch: Prepared) -> Staged:
         with torch.cuda.stream(self._stream):
-            return self._stager.on_device(torch.from_dlpack(images.as_tensor()), batch.rows, batch.failed)
+            return self._stager.on_device(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
 
 
 def release_memory() -> None:
@@ -339,6 +363,7 @@ class Runner:
             "windows": batch.windows,
             "sizes": batch.rows.sizes.astype(np.float32),
             "flips": batch.flips,
+            **batch.places,
         }
         for name, value in values.items():
             self._pipeline.feed_input(name, value)

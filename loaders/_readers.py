@@ -37,7 +37,7 @@ def plain_jpeg(columns: Any, ids: Array) -> Array:
 
 
 class Undecodable(ValueError):
-    """These bytes are no image that PIL can decode."""
+    """An image, or frames of a video, that this reader cannot give; what PIL, or pyav, cannot give either fails."""
 
 
 def _pil(data: bytes, region: Region) -> Array:

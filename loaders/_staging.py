@@ -11,17 +11,20 @@ Must not know where the pixels come from.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows
+from loaders._colour import distort
+from loaders._places import filled, places_of
 
 Item = TypeVar("Item")
 COPIES = 2
@@ -53,7 +56,7 @@ class _Slot:
 
 
 class Stager:
-    """uint8 [B, H, W, 3] on the host -> Batch. `ahead` batches may be staged before the consumer asks."""
+    """uint8 [B, H, W, 3], or [B, T, H, W, 3], on the host -> Batch. `ahead` batches may be staged before the consumer asks."""
 
     def __init__(self, feed: Feed, *, ahead: int = 2) -> None:
         self._feed = feed
@@ -68,20 +71,19 @@ class Stager:
         self._recent: deque[_Slot] = deque()
         self._stream = torch.cuda.Stream(feed.device) if self._cuda else None
 
-    def stage(self, pixels: torch.Tensor, rows: Rows, failed: tuple[int, ...] = (), *, pinned: bool = False) -> Staged:
+    def stage(self, pixels: torch.Tensor, rows: Rows, valid: np.ndarray, *, pinned: bool = False) -> Staged:
         """Copy, normalise, attach the targets. May be called from a thread of its own.
 
+        `valid`: bool [B], which of the rows that were valid were also decoded.
         `pinned`: `pixels` is page-locked and stays as it is until three more batches were staged; else it may be written
         again as soon as this returns.
         """
-        valid = rows.valid & ~np.isin(rows.ids, failed)
         if not self._cuda:
-            return Staged(self._batch(self._normalise(pixels), rows, valid, failed))
+            return Staged(self._batch(self._finished(pixels, rows), rows, valid))
         slot = self._take(pixels.shape)
         assert self._stream is not None and slot.bytes_ is not None and slot.images is not None
         if not pinned and self._feed.pinned:
-            if slot.pinned is None or slot.pinned.shape != pixels.shape:
-                slot.pinned = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=True)
+            slot.pinned = fitted(slot.pinned, pixels.shape, dtype=torch.uint8, pin_memory=True)
             pixels = slot.pinned.copy_(pixels)
         begin, slot.copied, ready = torch.cuda.Event(enable_timing=True), sleeping_event(timed=True), torch.cuda.Event()
         with torch.cuda.stream(self._stream):
@@ -89,8 +91,8 @@ class Stager:
             begin.record()
             slot.bytes_.copy_(pixels, non_blocking=True)
             slot.copied.record()
-            slot.images.copy_(self._normalise(slot.bytes_).permute(0, 2, 3, 1))
-            batch = self._batch(slot.images.permute(0, 3, 1, 2), rows, valid, failed)
+            slot.images.copy_(self._finished(slot.bytes_, rows).movedim(1, -1))
+            batch = self._batch(slot.images.movedim(-1, 1), rows, valid)
             batch.transfer = (begin, slot.copied)
             ready.record()
         return Staged(batch, ready, slot.done)
@@ -111,10 +113,15 @@ class Stager:
         """The next slot, once the device has copied what was in it; the copy of the batch HELD before this one is then over too."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        if slot.images is None or slot.images.shape != shape:
-            slot.done.synchronize()  # memory that goes back to the allocator has no reader left
-            slot.bytes_ = torch.empty(shape, dtype=torch.uint8, device=self._feed.device)
-            slot.images = torch.empty(shape, dtype=self._dtype, device=self._feed.device)
+        assert self._stream is not None
+        with torch.cuda.stream(self._stream):
+            grows = too_small(slot.images, shape)
+            if grows:
+                slot.done.synchronize()  # memory that goes back to the allocator has no reader left
+            slot.bytes_ = fitted(slot.bytes_, shape, dtype=torch.uint8, device=self._feed.device)
+            slot.images = fitted(slot.images, shape, dtype=self._dtype, device=self._feed.device)
+            if grows:
+                self._stream.synchronize()  # nor has memory that comes from it: other streams may write it now
         self._recent.append(slot)
         if len(self._recent) > COPIES and (before := self._recent.popleft().copied) is not None:
             before.synchronize()
@@ -122,56 +129,90 @@ class Stager:
             slot.copied.synchronize()
         return slot
 
-    def on_device(self, images: torch.Tensor, rows: Rows, failed: tuple[int, ...] = ()) -> Staged:
-        """A batch that a decoder has finished on the device: [B, H, W, 3], normalised, written on the current stream."""
+    def on_device(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Staged:
+        """A batch that a decoder wrote to the device on the current stream: [B, H, W, 3], normalised or, as uint8, not yet."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        if slot.images is None or slot.images.shape != images.shape:
+        if too_small(slot.images, images.shape):
             slot.done.synchronize()
-            slot.images = torch.empty_like(images, dtype=self._dtype)
+        slot.images = fitted(slot.images, images.shape, dtype=self._dtype, device=images.device)
         stream, ready = torch.cuda.current_stream(), torch.cuda.Event()
+        if images.dtype == torch.uint8:
+            images = self._finished(images, rows).movedim(1, -1)
         stream.wait_event(slot.done)
         slot.images.copy_(images)
-        valid = rows.valid & ~np.isin(rows.ids, failed)
-        batch = self._batch(slot.images.permute(0, 3, 1, 2), rows, valid, failed)
+        batch = self._batch(slot.images.permute(0, 3, 1, 2), rows, valid)
         ready.record()
         return Staged(batch, ready, slot.done)
 
-    def _normalise(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, H, W, 3] -> [B, 3, H, W] channels_last in the step's dtype, computed in fp32."""
-        return torch.addcmul(self._shift, pixels.to(torch.float32), self._scale).to(self._dtype).permute(0, 3, 1, 2)
+    def _finished(self, pixels: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """As `_normalise`, with the rows' colours distorted before."""
+        if rows.colour is None:
+            return self._normalise(pixels)
+        return self._normalise(255 * distort(pixels.to(torch.float32) / 255, self._to_device(rows.colour)))
 
-    def _batch(self, images: torch.Tensor, rows: Rows, valid: np.ndarray, failed: tuple[int, ...]) -> Batch:
-        """Everything but the pixels; rows that are not valid get zero pixels."""
+    def _normalise(self, pixels: torch.Tensor) -> torch.Tensor:
+        """uint8 [B, ..., 3] -> [B, 3, ...], channels last in memory, in the step's dtype, computed in fp32."""
+        return torch.addcmul(self._shift, pixels.to(torch.float32), self._scale).to(self._dtype).movedim(-1, 1)
+
+    def _batch(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Batch:
+        """Everything but the pixels; 0 where no image is, and in rows that are not valid."""
+        if not filled(rows):
+            images.masked_fill_(outside(self._to_device(places_of(rows)), images), 0)
         if not valid.all():
             images[torch.from_numpy(np.flatnonzero(~valid)).to(images.device)] = 0
-        targets = self._feed.targets(rows if not failed else _without(rows, valid))
-        return Batch(
-            images=images,
-            sizes=self._to_device(rows.sizes),
-            targets={name: self._to_device(value) for name, value in targets.items()},
-            valid=self._to_device(valid),
-            ids=rows.ids,
-            failed=failed,
-        )
+        return batch_of(images, replace(rows, valid=valid), self._feed, failed=tuple(rows.ids[rows.valid & ~valid].tolist()))
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(values))
-        return tensor.pin_memory().to(self._feed.device, non_blocking=True) if self._cuda else tensor
+        return to_device(values, self._feed.device)
 
 
-def _without(rows: Rows, valid: np.ndarray) -> Rows:
-    """The same rows with `valid` narrowed, for targets to ignore them."""
-    return Rows(
+def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
+    """A batch of these images, with all that the rows and the task say of them."""
+    targets = feed.targets(rows)
+    return Batch(
+        images=images,
+        sizes=to_device(rows.sizes, feed.device),
+        targets={name: to_device(value, feed.device) for name, value in targets.items()},
+        valid=to_device(rows.valid, feed.device),
         ids=rows.ids,
-        regions=rows.regions,
-        windows=rows.windows,
-        sizes=rows.sizes,
-        flips=rows.flips,
-        valid=valid,
-        frames=rows.frames,
-        colour=rows.colour,
+        failed=failed,
+        rows=rows,
+        host=targets,
     )
+
+
+def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Host numbers, on the CPU in the same memory; a GPU's current stream waits for their copy, and the host does not."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+    """bool [B, 1, ..., H, W], the pixels of images [B, 3, ..., H, W] that no place, int64 [B, 4] x0 y0 x1 y1, covers."""
+    x0, y0, x1, y1 = places[:, None].unbind(2)
+    y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
+    # axes: [B, H, 1] and [B, 1, W]
+    inside = ((y >= y0) & (y < y1))[:, :, None] & ((x >= x0) & (x < x1))[:, None, :]
+    return ~inside.reshape(len(places), *[1] * (images.ndim - 3), *inside.shape[1:])
+
+
+def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
+    """Whether the storage behind a tensor cannot hold that shape."""
+    return memory is None or memory.untyped_storage().nbytes() < math.prod(shape) * memory.element_size()
+
+
+def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) -> torch.Tensor:
+    """The storage behind a tensor, viewed at that shape; where it is too small, new memory with these options."""
+    if memory is None or too_small(memory, shape):
+        return torch.empty(tuple(shape), **options)
+    return memory.as_strided((math.prod(shape),), (1,), 0).view(tuple(shape))
+
+
+def without(rows: Rows, failed: Sequence[int]) -> np.ndarray:
+    """bool [B], the valid rows but those of these samples."""
+    valid: np.ndarray = rows.valid & ~np.isin(rows.ids, failed)
+    return valid
 
 
 def hand_over(staged: Iterator[Staged]) -> Generator[Batch]:

@@ -4,7 +4,7 @@ PyTorch's DataLoader with persistent workers; its sampler is the plan's rows. Wo
 drained ceiling is only another sequence of rows. Results do not travel through /dev/shm: slots are mapped once, before the
 workers are forked, and used again, so no page is touched for the first time while training runs.
 
-A batch is cut into parts of at most PART rows, so that all workers fill one batch together: the first batch of an epoch is
+A batch is cut into parts (of PART rows, unless said otherwise), so that all workers fill one batch together: the first batch of an epoch is
 there after a fraction of a second, and memory holds a few batches instead of two a worker.
 
     slot 0   [part 0: worker 0][part 1: worker 1][part 2: worker 2]     -> batch 0 once its last part is there
@@ -57,14 +57,23 @@ class Work(Protocol):
 class Workers:
     """`run(rows)` yields (slot, rows, what the work returned for each part). A slot is valid until HELD more were taken.
 
-    `part_bytes(rows)` is the room that this many rows take in a slot; part p of a batch begins at p * part_bytes(PART).
+    A part has `part_rows` rows, and `part_bytes(count)` is the most room that so many take in a slot. Part p begins at p times the room of
+    a whole part: part_bytes(part_rows), or part_rows * row_bytes(rows) where the rows of a batch say how large each of them is.
     """
 
     def __init__(
-        self, make_work: Callable[[], Work], *, workers: int, batch_size: int, part_bytes: Callable[[int], int], pinned: bool = False
+        self,
+        make_work: Callable[[], Work],
+        *,
+        workers: int,
+        batch_size: int,
+        part_bytes: Callable[[int], int],
+        part_rows: int = PART,
+        row_bytes: Callable[[Rows], int] | None = None,
+        pinned: bool = False,
     ) -> None:
         require_shared_memory(QUEUES_BYTES if workers else 0)
-        self.part_rows = min(PART, batch_size)
+        self.part_rows = min(part_rows, batch_size)
         self.part_bytes = part_bytes(self.part_rows)
         parts = -(-batch_size // self.part_rows)
         self.in_flight = -(-workers * PREFETCH // parts)
@@ -80,9 +89,10 @@ class Workers:
         self._slots = np.frombuffer(self._memory, np.uint8).reshape(self._count, self._slot_bytes)
         self._pinned, self._registered = pinned, False
         self._stopping = mmap.mmap(-1, 1)  # shared with the workers
-        self._sampler = _PartSampler(self._count, self.part_rows)
+        self._row_bytes = row_bytes
+        self._sampler = _PartSampler(self._count, self.part_rows, self._room)
         self._loader: _Loader | None = _Loader(
-            _PartDataset(make_work, self._slots, self.part_bytes),
+            _PartDataset(make_work, self._slots),
             sampler=self._sampler,
             batch_size=None,
             collate_fn=_unchanged,
@@ -123,6 +133,10 @@ class Workers:
             self._registered = False
             torch.cuda.cudart().cudaHostUnregister(self._slots.ctypes.data)
 
+    def _room(self, rows: Rows) -> int:
+        """Bytes of a whole part of this batch."""
+        return self.part_bytes if self._row_bytes is None else self.part_rows * self._row_bytes(rows)
+
     def _pin(self) -> None:
         """Make the slots page-locked, so that the device copies from them directly. After the fork: workers need no part of it."""
         if self._pinned and not self._registered:
@@ -146,10 +160,10 @@ def _unchanged(result: Any) -> Any:
 
 
 class _PartSampler:
-    """The plan's rows in parts, each with the number of its slot and its place there."""
+    """The plan's rows in parts, each with the number of its slot and its bytes there, from and to."""
 
-    def __init__(self, slots: int, part_rows: int) -> None:
-        self._slots, self._part_rows = slots, part_rows
+    def __init__(self, slots: int, part_rows: int, room: Callable[[Rows], int]) -> None:
+        self._slots, self._part_rows, self._room = slots, part_rows, room
         self.start(())
 
     def start(self, rows: Sequence[Rows]) -> None:
@@ -159,40 +173,45 @@ class _PartSampler:
     def parts(self, batch_size: int) -> int:
         return -(-batch_size // self._part_rows)
 
-    def __iter__(self) -> Iterator[tuple[int, int, Rows]]:
+    def __iter__(self) -> Iterator[tuple[int, int, int, Rows]]:
         sent = self.sent
         for at in range(len(self._rows)):
             rows = self._rows[at]
+            room = self._room(rows)
             sent.append(rows)
             for part in range(self.parts(len(rows))):
-                yield at % self._slots, part, part_of(rows, part * self._part_rows, (part + 1) * self._part_rows)
+                its = part_of(rows, part * self._part_rows, (part + 1) * self._part_rows)
+                yield at % self._slots, part * room, (part + 1) * room, its
 
     def __len__(self) -> int:
         return len(self._rows) * self.parts(len(self._rows[0])) if len(self._rows) else 0
 
 
 def part_of(rows: Rows, begin: int, end: int) -> Rows:
-    """Rows `begin` to `end` of a batch."""
-    columns: dict[str, Any] = {}
-    for field in fields(rows):
-        column = getattr(rows, field.name)
-        columns[field.name] = None if column is None else column[begin:end]
-    return Rows(**columns)
+    """Rows `begin` to `end` of a batch, on its canvas."""
+    return some(rows, slice(begin, end))
+
+
+def some(rows: Rows, places: slice | Array) -> Rows:
+    """The rows at these places of a batch, on its canvas."""
+    columns: dict[str, Any] = {column.name: getattr(rows, column.name) for column in fields(rows) if column.name != "canvas"}
+    taken: dict[str, Any] = {name: None if column is None else column[places] for name, column in columns.items()}
+    return Rows(**taken, canvas=rows.padded)
 
 
 class _PartDataset(Dataset[Any]):
     """In a worker: makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
 
-    def __init__(self, make_work: Callable[[], Work], slots: Array, part_bytes: int) -> None:
-        self._make_work, self._slots, self._part_bytes = make_work, slots, part_bytes
+    def __init__(self, make_work: Callable[[], Work], slots: Array) -> None:
+        self._make_work, self._slots = make_work, slots
         self._work: Work | None = None
 
-    def __getitem__(self, task: tuple[int, int, Rows]) -> tuple[str, Any]:
-        slot, part, rows = task
+    def __getitem__(self, task: tuple[int, int, int, Rows]) -> tuple[str, Any]:
+        slot, begin, end, rows = task
         if self._work is None:
             self._work = self._make_work()
         try:
-            return "done", self._work(rows, self._slots[slot, part * self._part_bytes : (part + 1) * self._part_bytes])
+            return "done", self._work(rows, self._slots[slot, begin:end])
         except Mistake as mistake:  # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
 

@@ -9,7 +9,7 @@ import torch
 
 from contracts import Feed, Rows
 from loaders._dali import DEPTH, PathPreparer, Prepared, Runner, build, import_dali
-from loaders._staging import Staged, Staging
+from loaders._staging import Staged, Staging, without
 
 
 class DaliCpu(Staging):
@@ -26,6 +26,7 @@ class DaliCpu(Staging):
                 device=None,
                 reads=True,
                 read_delay_s=feed.source.read_delay_s,
+                placed=self._prepare.placed,
             ),
             warm=self._prepare.nothing(),
             diagnose=self._prepare.diagnose,
@@ -41,7 +42,7 @@ class DaliCpu(Staging):
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         for (images, sizes), batch in self._runner.run(self._prepared(rows)):
             self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
-            yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, batch.failed)
+            yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         return (self._prepare(one, self._runner.bad) for one in rows)

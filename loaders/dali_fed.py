@@ -28,8 +28,9 @@ from loaders._dali import (
     release_memory,
     whole_image,
 )
+from loaders._places import colouring, placing
 from loaders._readers import Undecodable
-from loaders._staging import Staged, Staging
+from loaders._staging import Staged, Staging, without
 from loaders._workers import Workers
 
 Array = np.ndarray[Any, Any]
@@ -87,6 +88,7 @@ class DaliFed(Staging):
             part_bytes=lambda rows: _room(feed, rows),
         )
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
+        self._placed, coloured = placing(feed.plan), colouring(feed.plan)
         side = feed.plan.image_size
         self._runner = Runner(
             lambda: build(
@@ -94,7 +96,8 @@ class DaliFed(Staging):
                 threads=feed.threads or max(feed.workers, 1),
                 device=feed.device if self._gpu else None,
                 reads=False,
-                pixels=feed.pixels,
+                pixels=None if coloured else feed.pixels,  # the stager normalises then, after it has distorted
+                placed=self._placed,
             ),
             warm=self._prepare(nothing(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, set()),
             diagnose=self._diagnose,
@@ -116,7 +119,7 @@ class DaliFed(Staging):
             if self._gpu:
                 yield self._gpu.stage(images, batch)
             else:
-                yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, batch.failed)
+                yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         for slot, its_rows, parts in self._workers.run(rows):
@@ -135,7 +138,7 @@ class DaliFed(Staging):
         gone = np.isin(rows.ids, list(bad)) & rows.valid
         absent = ~rows.valid | gone
         given = [self._placeholder if absent[i] else data[i] for i in range(len(rows))]
-        return Prepared(rows, given, **numbers(rows, absent), failed=tuple(int(sample) for sample in rows.ids[gone]))
+        return Prepared(rows, given, **numbers(rows, absent, placed=self._placed), failed=tuple(int(sample) for sample in rows.ids[gone]))
 
     def _diagnose(self, batch: Prepared) -> set[int]:
         found = set()

@@ -1,4 +1,4 @@
-"""`dali-gpu`: DALI reads the files and decodes, resizes and normalises on the GPU; batches come out in the step's dtype."""
+"""`dali-gpu`: DALI reads the files and decodes, resizes, places and normalises on the GPU; batches come out in the step's dtype."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from contracts import Feed, Mistake, Rows
 from loaders._dali import DEPTH, GpuOutputs, PathPreparer, Prepared, Runner, build, import_dali, release_memory
+from loaders._places import colouring
 from loaders._staging import Staged, Staging
 
 
@@ -23,14 +24,16 @@ class DaliGpu(Staging):
         super().__init__(feed, depth=1)
         self._prepare = PathPreparer(feed)
         self._gpu = GpuOutputs(feed, self._stager)
+        coloured = colouring(feed.plan)  # then the stager normalises, after it has distorted
         self._runner = Runner(
             lambda: build(
                 batch_size=feed.plan.batch_size,
                 threads=max(feed.workers, 1),
                 device=feed.device,
                 reads=True,
-                pixels=feed.pixels,
+                pixels=None if coloured else feed.pixels,
                 read_delay_s=feed.source.read_delay_s,
+                placed=self._prepare.placed,
             ),
             warm=self._prepare.nothing(),
             diagnose=self._prepare.diagnose,

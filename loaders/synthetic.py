@@ -1,15 +1,14 @@
-"""`synthetic`: the plan's ids and labels on one resident batch of noise. The ceiling of everything but the step."""
+"""`synthetic`: the plan's ids and labels on resident noise. The ceiling of everything but the step."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows
-from loaders._staging import DTYPES, Staged, hand_over, sleeping_event
+from loaders._staging import DTYPES, Staged, batch_of, hand_over, sleeping_event
 
 
 class Synthetic:
@@ -19,11 +18,9 @@ class Synthetic:
 
     def __init__(self, feed: Feed) -> None:
         self._feed = feed
-        size = feed.plan.image_size
-        shape = (feed.plan.batch_size, size, size, 3)
         generator = torch.Generator(feed.device).manual_seed(0)
-        pixels = torch.randn(shape, generator=generator, device=feed.device).to(DTYPES[feed.pixels.dtype])
-        self._images = pixels.permute(0, 3, 1, 2)
+        largest = feed.plan.batch_size * math.prod(feed.plan.sample_shape)
+        self._noise = torch.randn(largest, generator=generator, device=feed.device).to(DTYPES[feed.pixels.dtype])
 
     def __enter__(self) -> Synthetic:
         return self
@@ -39,17 +36,10 @@ class Synthetic:
 
     def _staged(self, rows: Rows) -> Staged:
         done = sleeping_event() if self._feed.device.type == "cuda" else None
-        batch = Batch(
-            images=self._images,
-            sizes=self._to_device(rows.sizes),
-            targets={name: self._to_device(value) for name, value in self._feed.targets(rows).items()},
-            valid=self._to_device(rows.valid),
-            ids=rows.ids,
-        )
-        return Staged(batch, None, done)
-
-    def _to_device(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._feed.device)
+        channels, *frames = self._feed.plan.sample_shape[:-2]
+        shape = (len(rows), *frames, *rows.padded, channels)
+        images = self._noise[: math.prod(shape)].view(shape).movedim(-1, 1)
+        return Staged(batch_of(images, rows, self._feed), None, done)
 
 
 def open(feed: Feed) -> Synthetic:

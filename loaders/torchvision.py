@@ -1,7 +1,8 @@
-"""`torchvision`: DataLoader workers decode a region, resize and flip it; pixels travel as uint8 and are normalised on the device."""
+"""`torchvision`: DataLoader workers decode a region, resize, flip and place it; pixels travel as uint8 and are normalised on the device."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,9 +11,13 @@ import numpy as np
 import torch
 
 from contracts import Feed, Rows
+from loaders._places import places_of
 from loaders._readers import READERS, Decode, Undecodable, choose, decode_many, exactly, plain_jpeg, resize_pil, resize_window
-from loaders._staging import Staged, Staging
-from loaders._workers import Workers
+from loaders._staging import Staged, Staging, without
+from loaders._workers import PART, Workers
+
+PART_PIXELS = PART * 224 * 224
+"""Of a part's images: larger images come in smaller parts, so that all workers fill one batch together."""
 
 
 class TorchvisionLoader(Staging):
@@ -26,7 +31,9 @@ class TorchvisionLoader(Staging):
             lambda: Decoding(feed, self.reader),
             workers=feed.workers,
             batch_size=plan.batch_size,
-            part_bytes=lambda rows: 3 * rows * plan.image_size**2,
+            part_bytes=lambda rows: rows * math.prod(plan.sample_shape),
+            part_rows=min(max(PART_PIXELS // math.prod(plan.sample_shape[1:]), 1), PART),
+            row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,
         )
         self.in_flight = self._workers.in_flight + 2
@@ -39,15 +46,17 @@ class TorchvisionLoader(Staging):
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         for slot, its_rows, parts in self._workers.run(rows):
-            height, width = (int(side) for side in its_rows.sizes.max(axis=0))
-            shape = (len(its_rows), height, width, 3)
+            shape = (len(its_rows), *its_rows.padded, 3)
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
-            failed = tuple(sample for part in parts for sample in part)
-            yield self._stager.stage(pixels, its_rows, failed, pinned=self._workers.pinned)
+            failed = [sample for part in parts for sample in part]
+            yield self._stager.stage(pixels, its_rows, without(its_rows, failed), pinned=self._workers.pinned)
 
 
 class Decoding:
-    """In a worker: rows -> part of a slot as uint8 [rows, H, W, 3]; returns the failed ids."""
+    """In a worker: rows -> part of a slot as uint8 [rows, H, W, 3] of the batch's canvas; returns the failed ids.
+
+    What no image covers stays as it was: _staging.py blackens it.
+    """
 
     def __init__(self, feed: Feed, reader: str) -> None:
         self._source, self._columns = feed.source, feed.columns
@@ -56,10 +65,8 @@ class Decoding:
         self._pil: Decode = READERS["pil"]()
 
     def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[int, ...]:
-        height, width = (int(side) for side in rows.sizes.max(axis=0))
-        shape = (len(rows), height, width, 3)
+        shape = (len(rows), *rows.padded, 3)
         out, failed = slot[: np.prod(shape)].reshape(shape), []
-        out[~rows.valid] = 0
         files: dict[int, bytes] = {}
         for i in np.flatnonzero(rows.valid).tolist():
             with suppress(OSError):
@@ -67,18 +74,17 @@ class Decoding:
         regions = {i: (int(x0), int(y0), int(x1), int(y1)) for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)}
         plain = [i for i, is_plain in zip(files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True) if is_plain]
         decoded = decode_many(self._decode, [files[i] for i in plain], [regions[i] for i in plain])
-        pixels = dict(zip(plain, decoded, strict=True))
+        pixels, places = dict(zip(plain, decoded, strict=True)), places_of(rows).tolist()
         for i in np.flatnonzero(rows.valid).tolist():
-            h, w = rows.sizes[i].tolist()
+            left, top, right, bottom = places[i]
             try:
                 if i not in files:
                     raise Undecodable("cannot be read")
                 region = pixels.get(i)
                 if region is None or region.shape[:2] != (regions[i][3] - regions[i][1], regions[i][2] - regions[i][0]):
                     region = exactly(self._pil, files[i], regions[i])  # it has the last word on what can be decoded
-                self._resize(out[i, :h, :w], region, rows.windows[i], bool(rows.flips[i]))
+                self._resize(out[i, top:bottom, left:right], region, rows.windows[i], bool(rows.flips[i]))
             except Undecodable:
-                out[i] = 0
                 failed.append(int(rows.ids[i]))
         return tuple(failed)
 

@@ -1,0 +1,285 @@
+"""What the loaders of clips share: for which files a backend is exact, the work of a worker process, and the loader around it.
+
+    rows -> [worker: decode each clip's frames in one go, resize, flip] -> uint8 [B, T, H, W, 3] in shared memory -> device
+
+A file that a backend is not known to be exact for, or that it refuses, is decoded by pyav in the same worker.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from contracts import Feed, Mistake, Rows
+from dataset.manifest import printable
+from dataset.videos import CODECS, CONTAINERS, PIXELS, Flags
+from loaders._planes import Fitter, Picture, compile_kernels
+from loaders._readers import Undecodable
+from loaders._staging import Staged, Staging
+from loaders._workers import Workers
+
+Array = np.ndarray[Any, Any]
+
+
+CROPS = 3
+"""Most rows in a row that are looked at for the same frames: crops of one clip, in a validation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The files for which a backend gives exactly the frames that were asked for."""
+
+    kinds: dict[str, tuple[str, ...]]  # codec -> containers
+    flags: Flags  # those that a file may have
+    rotated: bool = True  # whether rotated pictures are turned
+    plain: bool = False  # only 8 bits, 4:2:0, with even sides
+
+
+_USUAL = {
+    **dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
+    "vp8": ("mkv",),
+    "mpeg4": ("mp4", "mkv", "avi"),
+    "mjpeg": ("avi",),
+}
+EXACT = {
+    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE),
+    "torchcodec": Claim(
+        kinds={**_USUAL, "av1": ("mp4", "mkv")},
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS,
+    ),
+    "nvdec": Claim(
+        kinds=dict.fromkeys(("h264", "hevc", "vp9", "av1"), ("mp4", "mkv")),
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
+        plain=True,
+    ),
+    "dali-video": Claim(
+        kinds=dict.fromkeys(("h264", "hevc", "vp9", "av1"), ("mp4", "mkv")),
+        flags=Flags.VARIABLE_RATE,
+        rotated=False,
+        plain=True,
+    ),
+}
+"""Kept true by tests/unit/test_clip_readers.py, with numbered frames; of those that need a GPU by tests/gpu/test_clips.py."""
+
+
+def exact(backend: str, columns: Any, ids: Array) -> Array:
+    """bool [B], whether the backend's frames of these samples are known to be the right ones; pyav's always are, or none."""
+    if backend == "pyav":
+        return np.ones(len(ids), bool)
+    claim = EXACT[backend]
+    able = np.zeros((len(CODECS), len(CONTAINERS)), bool)
+    for codec, containers in claim.kinds.items():
+        able[CODECS.index(codec), [CONTAINERS.index(container) for container in containers]] = True
+    good: Array = able[columns.codec[ids], columns.container[ids]] & ((columns.flags[ids].astype(int) & ~int(claim.flags)) == 0)
+    if not claim.rotated:
+        good &= columns.rotation[ids] == 0
+    if claim.plain:
+        good &= np.isin(columns.pixels[ids], [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")])
+        good &= (columns.height[ids] % 2 == 0) & (columns.width[ids] % 2 == 0)
+    return good
+
+
+def notes(backend: str, columns: Any) -> list[str]:
+    """A line for each sort of file that the backend is not known to be exact for."""
+    others = np.flatnonzero(~exact(backend, columns, np.arange(len(columns))))
+    sorts = Counter(kind(columns, sample) for sample in others.tolist())
+    return [
+        f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there" for sort, count in sorts.items()
+    ]
+
+
+def kind(columns: Any, sample: int) -> str:
+    """What sort of file it is, as a person would say it."""
+    words = [f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"]
+    words += [(flag.name or "").lower().replace("_", " ") for flag in Flags if flag & int(columns.flags[sample])]
+    words += ["rotated"] if columns.rotation[sample] else []
+    return ", ".join(words)
+
+
+def passed(keys: Array, frames: Array) -> int:
+    """Frames that a decoder goes through for `frames` (ascending): from the last key frame, or from the wanted frame before it.
+
+    `keys`: bool [F], which frames of the file are key frames.
+    """
+    key = np.flatnonzero(keys)
+    begins = key[np.maximum(np.searchsorted(key, frames, side="right") - 1, 0)] if len(key) else np.zeros_like(frames)
+    before = np.concatenate([[-1], frames[:-1]])
+    before[0] = min(begins[0], frames[0]) - 1
+    return int(np.maximum(np.minimum(frames - before, frames - begins + 1), 1).sum())
+
+
+class Reader(Protocol):
+    """Decodes frames of one file. Made in the worker process that uses it."""
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+        """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises Undecodable.
+
+        A picture is valid until the next one is asked for.
+        """
+
+
+def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> None:
+    """Raise Undecodable unless the times that a reader has for these frames are the manifest's, to less than half a step."""
+    pts, tick = columns.pts(sample), columns.time_base_num[sample] / columns.time_base_den[sample]
+    step = np.diff(pts).min(initial=1 << 30) * tick
+    apart = np.abs(seconds - pts[frames] * tick)
+    if not (apart < step / 2).all():
+        raise Undecodable(f"frame {frames[int(apart.argmax())]} is {apart.max():.3f} s from its place")
+
+
+MakeReader = Callable[[Any], Reader]
+"""columns -> Reader."""
+
+
+class Told(NamedTuple):
+    """What a worker says of a part."""
+
+    lost: list[int]  # places of the rows that failed, in the part
+    fallbacks: list[str]  # sorts of file that pyav decoded instead, one entry a clip
+    decoded: int  # frames that a decoder went through
+    delivered: int
+
+
+class ClipLoader(Staging):
+    """contracts.Loader. `fallbacks`: sort of file -> clips that pyav decoded instead of this backend, so far.
+
+    A sort that ends in "refused" is one that the backend should decode, and could not, or had other times for its frames. `notes`: what
+    is known of that before training. `decoded` and `delivered`: frames so far, as passed() counts them and as clips have them.
+    """
+
+    def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
+        super().__init__(feed)
+        compile_kernels()
+        self.fallbacks: Counter[str] = Counter()
+        self.decoded, self.delivered = 0, 0
+        self.notes = notes(backend, feed.columns)
+        rows, plan = feed.plan.rows(0, 0), feed.plan
+        self._workers = Workers(
+            lambda: Decoding(feed, backend, make_reader, make_pyav),
+            workers=feed.workers,
+            batch_size=plan.batch_size,
+            part_bytes=lambda rows: rows * math.prod(plan.sample_shape),
+            part_rows=views_together(rows[0]) if len(rows) else 1,
+            pinned=feed.device.type == "cuda" and feed.pinned,
+        )
+        self.in_flight = self._workers.in_flight + 2
+
+    def close(self) -> None:
+        self._workers.stop()
+        super().close()
+        self._workers.close()
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
+        for slot, its_rows, parts in self._workers.run(rows):
+            shape = slot_shape(its_rows)
+            pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
+            valid = its_rows.valid.copy()
+            for part, told in enumerate(parts):
+                valid[[part * self._workers.part_rows + place for place in told.lost]] = False
+                self.fallbacks.update(told.fallbacks)
+                self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
+            # not by the ids of what failed: another clip of the same video is as good as in a batch of its own
+            yield self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
+
+
+def slot_shape(rows: Rows) -> tuple[int, ...]:
+    """B, T, H, W, 3 of what these rows become."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    height, width = (int(side) for side in rows.sizes.max(axis=0))
+    return (*rows.frames.shape, height, width, 3)
+
+
+def views_together(rows: Rows) -> int:
+    """Rows at the beginning that show the same frames: such views of a clip should meet in one worker."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    same = (rows.ids == rows.ids[0]) & (rows.frames == rows.frames[0]).all(axis=1)
+    return int(same[:CROPS].cumprod().sum())
+
+
+class Decoding:
+    """In a worker: rows -> part of a slot; tells what became of them.
+
+    Rows that are padding or fail leave their place as it was: _staging.py blackens it.
+    """
+
+    def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
+        self._feed, self._backend = feed, backend
+        self._own = make_reader(feed.columns)
+        self._pyav = None if make_pyav is None else make_pyav(feed.columns)
+
+    def __call__(self, rows: Rows, slot: Array) -> Told:
+        assert rows.frames is not None
+        shape = slot_shape(rows)
+        out, lost, fell_back, decoded, delivered = slot[: np.prod(shape)].reshape(shape), list[int](), list[str](), 0, 0
+        clips = defaultdict[tuple[int, bytes], list[int]](list)
+        for place in np.flatnonzero(rows.valid).tolist():
+            clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
+        for (sample, _), same in clips.items():
+            places = np.array(same)
+            try:
+                fell_back += self._decode(sample, rows, places, out)
+                decoded += passed(self._feed.columns.keys(sample), np.unique(rows.frames[places]))
+                delivered += rows.frames[places].size
+            except (Undecodable, OSError):
+                lost += same
+        return Told(lost, fell_back, decoded, delivered)
+
+    def _decode(self, sample: int, rows: Rows, places: Array, out: Array) -> list[str]:
+        """Fill the places of a sample. Returns the sort of file, once for each, when pyav did it, which has the last word."""
+        path, refused = self.checked(sample), ""
+        if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
+            try:
+                self._fill(self._own, sample, path, rows, places, out)
+                return []
+            except Undecodable:
+                if self._pyav is None:
+                    raise
+                refused = ", refused"
+        assert self._pyav is not None, "pyav is exact for everything"
+        self._fill(self._pyav, sample, path, rows, places, out)
+        return [kind(self._feed.columns, sample) + refused] * len(places)
+
+    def checked(self, sample: int) -> bytes:
+        """The path of a file that is as the manifest says, `read_delay_s` later than the storage told."""
+        source = self._feed.source
+        path = source.path(sample)
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            raise Mistake(f"a file of --data is gone: {printable(path)}; run with --rescan") from None
+        source.check(sample, size)
+        if source.read_delay_s:
+            time.sleep(source.read_delay_s)
+        return path
+
+    def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> None:
+        """Decode what the views of a clip need in one go, and bring each frame to each view that shows it."""
+        assert rows.frames is not None
+        shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for i in places.tolist():
+            for t, frame in enumerate(rows.frames[i].tolist()):
+                shown[frame].append((i, t))
+        columns, came = self._feed.columns, 0
+        displayed = int(columns.height[sample]), int(columns.width[sample])
+        fitters: dict[Any, Fitter] = {}
+        for frame, picture in reader(sample, path, sorted(shown)):
+            came += 1
+            if picture.shape != displayed:
+                raise Undecodable(f"a frame has {picture.shape} pixels, its file said {displayed}")
+            for i, t in shown[frame]:
+                height, width = rows.sizes[i].tolist()
+                which = i, picture.layout
+                if which not in fitters:
+                    fitters[which] = Fitter(picture, rows.regions[i], rows.windows[i], (height, width), bool(rows.flips[i]))
+                fitters[which].fill(out[i, t, :height, :width], picture)
+        if came != len(shown):
+            raise Undecodable(f"{came} of {len(shown)} frames came")

@@ -1,0 +1,251 @@
+"""NVDEC through PyNvVideoCodec: frames of one file as surfaces on the device. PyAV reads the packets, so that its times are the manifest's.
+
+    seek to the key frame -> packets -> Annex B -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
+
+All that is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine could not decode well and made up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+import torch
+from av.bitstream import BitStreamFilterContext
+from av.error import FFmpegError
+
+from contracts import Mistake
+from dataset.videos import CODECS
+from loaders._planes import BT601, MATRICES, Picture
+from loaders._readers import Undecodable
+from loaders._surfaces import nv12
+from loaders.pyav import FULL_RANGE, HASTY, _Run
+
+Array = np.ndarray[Any, Any]
+
+NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
+"""Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
+FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
+"""FFmpeg's bitstream filters: NVDEC's parser takes start codes, and the parameter sets in front of a key frame."""
+KEPT = 6
+"""Decoders that a thread keeps, one for each codec and size: making one takes up to 0.3 s, and its pictures some 40 MB at 1080p."""
+CLIP_TICKS = 1 << 44
+"""Labels of one clip, in ticks, apart from those of the next."""
+
+
+def import_codec() -> Any:
+    """PyNvVideoCodec, or a Mistake that says what is missing: it loads the driver's libraries when it is imported."""
+    try:
+        return import_module("PyNvVideoCodec")
+    except (ImportError, OSError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise Mistake(
+            f"--loader nvdec: PyNvVideoCodec cannot be used ({why}): pip install PyNvVideoCodec, in a container with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; or --loader pyav"
+        ) from None
+
+
+class Caps(NamedTuple):
+    """What the device's engines decode of one codec, 8 bits, 4:2:0."""
+
+    engines: int
+    least: tuple[int, int]  # height, width
+    most: tuple[int, int]
+    blocks: int  # of 16 x 16 pixels
+
+
+def capabilities(codec: Any, gpu: int) -> dict[str, Caps]:
+    """Codec -> Caps, of those that this device decodes."""
+    found = {}
+    for name, member in NAMES.items():
+        caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, member))
+        if caps["supported"]:
+            least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))
+            found[name] = Caps(caps["num_decoder_engines"], least, most, caps["mb_num_max"])
+    return found
+
+
+def within(caps: dict[str, Caps], columns: Any) -> Array:
+    """bool [n], whether the engines take files of this codec and size."""
+    upright = columns.rotation[:] % 180 == 0
+    height, width = (np.where(upright, a, b) for a, b in ((columns.height, columns.width), (columns.width, columns.height)))
+    good = np.zeros(len(columns.codec), bool)
+    for name, cap in caps.items():
+        fits = (height >= cap.least[0]) & (width >= cap.least[1]) & (height <= cap.most[0]) & (width <= cap.most[1])
+        good |= (columns.codec[:] == CODECS.index(name)) & fits & (-(-height // 16) * -(-width // 16) <= cap.blocks)
+    return good
+
+
+class Decoder:
+    """One session on an engine, used for any file of its codec and size. `stream` is raw, 0 for the default one."""
+
+    def __init__(self, codec: Any, gpu: int, name: str, stream: int) -> None:
+        self._codec = codec
+        try:
+            self._decoder = codec.CreateDecoder(
+                gpuid=gpu,
+                codec=getattr(codec.cudaVideoCodec, NAMES[name]),
+                cudacontext=0,  # the primary one, which is PyTorch's too
+                cudastream=stream,
+                usedevicememory=True,
+                latency=codec.DisplayDecodeLatencyType.NATIVE,
+            )
+        except Exception as error:
+            raise _refused(error) from error
+
+    def feed(self, packet: av.Packet[Any], label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """Decode a packet; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels. A next call may overwrite them.
+
+        They are written on the stream. A picture that is not to be shown is decoded for others' sake, and not copied.
+        """
+        data = self._codec.PacketData()
+        data.bsl_data, data.bsl, data.pts, data.discardable = packet.buffer_ptr, packet.buffer_size, label, int(not shown)
+        return self._surfaces(data)
+
+    def finish(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The surfaces that were still to come; after that it takes another clip."""
+        return self._surfaces(self._codec.PacketData())
+
+    def _surfaces(self, data: Any) -> Iterator[tuple[int, torch.Tensor]]:
+        try:
+            frames = self._decoder.Decode(data)  # without the interpreter's lock
+        except Exception as error:
+            raise _refused(error) from error
+        for frame in frames:
+            yield frame.getPTS(), torch.from_dlpack(frame)
+
+
+def _refused(error: Exception) -> Undecodable:
+    """Of what PyNvVideoCodec raises, which has no class of its own: one line of its three."""
+    return Undecodable(next(iter(str(error).strip().splitlines()), type(error).__name__))
+
+
+class Nvdec:
+    """Gives frames of a file as surfaces. For one thread, whose current stream it writes on."""
+
+    def __init__(self, columns: Any, codec: Any, gpu: int, stream: int) -> None:
+        self._columns, self._codec, self._gpu, self._stream = columns, codec, gpu, stream
+        self._decoders: OrderedDict[tuple[str, int, int], Decoder] = OrderedDict()
+        self._clips = 0
+        self.decoded = 0
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture, torch.Tensor]]:
+        """Each of `frames` (ascending, each once) once: its number, what its surface shows, and the surface, valid until the next one.
+
+        Raises Undecodable.
+        """
+        try:
+            with av.open(os.fsdecode(path), metadata_errors="ignore") as container:
+                run = _Run(container, self._columns, sample, HASTY)
+                stream = container.streams[int(self._columns.stream[sample])]
+                assert isinstance(stream, av.VideoStream)  # as _Run has seen
+                context = stream.codec_context
+                picture = nv12(
+                    context.height,
+                    context.width,
+                    matrix=MATRICES.get(int(context.colorspace), BT601),
+                    full_range=int(context.color_range) == FULL_RANGE,
+                    turns=int(self._columns.rotation[sample]) // 90 % 4,
+                )
+                key = CODECS[self._columns.codec[sample]], context.height, context.width
+                left = set(frames)
+                for together in run.split(frames):
+                    for frame, surface in self._group(run, stream, sample, together, key):
+                        if surface.shape != (context.height * 3 // 2, context.width) or surface.dtype != torch.uint8:
+                            raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
+                        left.discard(frame)
+                        yield frame, picture, surface
+        except (FFmpegError, ValueError) as error:  # Undecodable is one
+            raise Undecodable(str(error)) from error
+        if left:
+            raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
+
+    def close(self) -> None:
+        self._decoders.clear()
+
+    def _group(
+        self, run: _Run, stream: av.VideoStream, sample: int, frames: list[int], key: tuple[str, int, int]
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+
+        pts = self._columns.pts(sample)
+        wanted = {int(pts[frame]): frame for frame in frames}
+        self._clips = (self._clips + 1) % 1024  # what a clip that broke off has left in the decoder has other labels
+        base = self._clips * CLIP_TICKS - int(pts[0])
+        numbers = {base + time: frame for time, frame in wanted.items()}
+        decoder = self._decoder(key)
+        whole = False
+        try:
+            for packet, time, asked in chosen(run, stream, key[0], frames[0], wanted):
+                self.decoded += 1
+                for label, surface in decoder.feed(packet, base + time, shown=asked):
+                    if label in numbers:
+                        yield numbers.pop(label), surface
+            for label, surface in decoder.finish():
+                if label in numbers:
+                    yield numbers.pop(label), surface
+            whole = True
+        finally:
+            if not whole:
+                self._decoders.pop(key, None)
+
+    def _decoder(self, key: tuple[str, int, int]) -> Decoder:
+        decoder = self._decoders.pop(key, None)
+        if decoder is None:
+            while len(self._decoders) >= KEPT:
+                self._decoders.popitem(last=False)
+            decoder = Decoder(self._codec, self._gpu, key[0], self._stream)
+        self._decoders[key] = decoder  # the last used one is the last
+        return decoder
+
+
+def chosen(run: _Run, stream: Any, codec: str, first: int, wanted: dict[int, int]) -> Iterator[tuple[av.Packet[Any], int, bool]]:
+    """(packet, time, whether its frame is wanted) of those that NVDEC needs to show the frames of these times, in the order of decoding.
+
+    From the key frame on until the last wanted one; without those that no picture is made from, where H.264 says so. Raises Undecodable.
+    """
+    begin, left, started = min(wanted), len(wanted), False
+    sync = run._seek(first)
+    to_annex_b = BitStreamFilterContext(FILTERS[codec], in_stream=stream) if codec in FILTERS else None
+    for packet in run._packets(sync, begin):
+        time = packet.pts
+        if packet.is_corrupt or time is None:
+            raise Undecodable("damaged")
+        asked = time in wanted
+        left -= asked
+        for single in to_annex_b.filter(packet) if to_annex_b else [packet]:  # takes what was in `packet`
+            head = kinds(single, codec)
+            if not started and "parameters" not in head:
+                raise Undecodable("its key frame comes without parameter sets")
+            started = True
+            if asked or "disposable" not in head:
+                yield single, time, asked
+        if not left:
+            return
+
+
+def kinds(packet: Any, codec: str) -> set[str]:
+    """What is in front of a packet: parameter sets that its pictures need, and a picture that no other one is made from."""
+    data, found = memoryview(packet), set[str]()
+    if codec == "vp9":  # has none
+        return {"parameters"}
+    if codec == "av1":
+        at = 2 if data[0] >> 3 & 15 == 2 else 0  # behind the delimiter
+        return {"parameters"} if len(data) > at and data[at] >> 3 & 15 == 1 else set()
+    head = bytes(data[:4096])
+    at = head.find(b"\0\0\1")
+    while 0 <= at < len(head) - 3:
+        unit = head[at + 3]
+        number = unit & 31 if codec == "h264" else unit >> 1 & 63
+        if number == (7 if codec == "h264" else 33):
+            found.add("parameters")
+        elif number in (1, 5) if codec == "h264" else number < 32:
+            if codec == "h264" and not unit >> 5 & 3:
+                found.add("disposable")
+            break
+        at = head.find(b"\0\0\1", at + 3)
+    return found

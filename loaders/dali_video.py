@@ -1,0 +1,122 @@
+"""`dali-video`: DALI's video decoder, which takes a file's bytes and the numbers of the frames; its filter resizes them on the GPU.
+
+One pipeline a thread, each for one clip at a time. What DALI is not exact for, pyav decodes in worker processes. It reads whole files: for
+long ones `nvdec` and `pyav`, which read from the key frame on, are many times faster.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Feed, Mistake, Rows
+from loaders._clips import exact
+from loaders._dali import import_dali, release_memory
+from loaders._mixed import MixedLoader, Normalise
+from loaders._readers import Undecodable
+
+Array = np.ndarray[Any, Any]
+
+THREADS = 7
+"""As many as an H100 or H200 has engines; also how many clips of whole frames are on the device at once."""
+
+
+def build(device: int | None) -> Any:
+    """A pipeline of one clip: uint8 [F, H, W, 3]. Frames come in the order in which they are asked for, and as often."""
+    dali = import_dali()
+    fn, types = dali.fn, dali.types
+    pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=device, prefetch_queue_depth=1, exec_dynamic=True)
+    with pipeline:
+        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=True)
+        numbers = {name: fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("frames", "starts", "shapes")}
+        window, size = (fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("windows", "sizes"))
+        flip = fn.external_source(name="flips", dtype=types.INT32, ndim=0)
+        clip = fn.decoders.video(data, device="cpu" if device is None else "mixed", frames=numbers["frames"], build_index=True)
+        clip = fn.slice(clip, start=numbers["starts"], shape=numbers["shapes"], axis_names="HW")
+        clip = fn.resize(
+            clip, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True, dtype=types.UINT8
+        )
+        pipeline.set_outputs(fn.flip(clip, horizontal=flip))
+    pipeline.build()
+    return pipeline
+
+
+def inputs(data: Array, rows: Rows, place: int) -> dict[str, Array]:
+    """What `build`'s pipeline takes for the clip of one row. Axes: (y, x) as DALI orders them."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    left, top, right, bottom = rows.regions[place].tolist()
+    return {
+        "data": data,
+        "frames": rows.frames[place].astype(np.int32),
+        "starts": np.array([top, left], np.int32),
+        "shapes": np.array([bottom - top, right - left], np.int32),
+        "windows": rows.windows[place][[1, 0, 3, 2]].astype(np.float32),
+        "sizes": rows.sizes[place].astype(np.float32),
+        "flips": np.array(rows.flips[place], np.int32),
+    }
+
+
+class Filling:
+    """loaders._mixed.Fills."""
+
+    def __init__(self, columns: Any, source: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
+        self._columns, self._source, self._device, self._stream, self._normalise = columns, source, device, stream, normalise
+        self._pipeline: Any = None
+        self.decoded = 0
+
+    def __call__(self, sample: int, path: bytes, rows: Rows, places: Array, out: torch.Tensor) -> None:
+        data = np.fromfile(path, np.uint8)
+        self._source.check(sample, len(data))
+        for place in places.tolist():
+            try:
+                clip = self._run(inputs(data, rows, place))
+            except Exception as error:  # DALI's, of which there are many; a pipeline is of no use after one
+                self._pipeline = None
+                if "out of memory" in str(error).lower() or "cudaErrorMemoryAllocation" in str(error):
+                    raise Mistake("DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little") from None
+                raise Undecodable(next(iter(str(error).splitlines()), "")) from error
+            out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(clip)
+            if self._stream:
+                torch.cuda.current_stream().synchronize()
+            self._pipeline.release_outputs()
+            self.decoded += len(clip)
+
+    def close(self) -> None:
+        self._pipeline = None
+
+    def _run(self, given: dict[str, Array]) -> torch.Tensor:
+        """uint8 [F, H, W, 3], valid until the outputs are released."""
+        if self._pipeline is None:
+            self._pipeline = build(self._device.index if self._device.type == "cuda" else None)
+        for name, value in given.items():
+            self._pipeline.feed_input(name, [value])
+        self._pipeline.schedule_run()
+        (clips,) = self._pipeline.share_outputs(cuda_stream=self._stream or None)
+        return torch.from_dlpack(clips.as_tensor())[0]
+
+
+class DaliVideo(MixedLoader):
+    """contracts.Loader. DALI's buffers are given back when it closes."""
+
+    def __init__(self, feed: Feed) -> None:
+        import_dali()
+        able = exact("dali-video", feed.columns, np.arange(len(feed.columns.codec)))
+        super().__init__(
+            feed,
+            "dali-video",
+            lambda stream, normalise: Filling(feed.columns, feed.source, feed.device, stream, normalise),
+            able,
+            threads=THREADS,
+        )
+
+    def close(self) -> None:
+        super().close()
+        release_memory()
+
+
+def open(feed: Feed) -> DaliVideo:
+    if feed.device.type != "cuda":
+        raise Mistake("--loader dali-video needs an NVIDIA GPU and none is here; pyav, decord and torchcodec run on this machine")
+    return DaliVideo(feed)
