@@ -9,8 +9,13 @@ import numpy as np
 import torch
 import torch.nn.functional as functional
 
-from contracts import Batch, Rows, World
+from config import Config
+from contracts import Batch, Metric, Rows, Task, World
+from dataset.plan import StillPlan, StillPolicy
+from dataset.splits import Split, open_splits
 
+ARCH, UNIT = "resnet50", "img/s"
+CPU_PRECISION = "auto"
 IGNORE = -1
 LOSS_UNIT = 2.0**-20
 """Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not depend on its order."""
@@ -31,6 +36,12 @@ class Classification:
         labels = self._labels[np.where(rows.valid, rows.ids, 0)]
         return {"labels": np.where(rows.valid, labels, IGNORE).astype(np.int64)}
 
+    def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
+        return (batch.images,)
+
+    def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
+        return (images,)
+
     def losses(self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch) -> torch.Tensor:
         """fp32 [B]; an output that is a tuple is (logits, auxiliary logits, ...)."""
         logits, *auxiliary = [outputs] if isinstance(outputs, torch.Tensor) else outputs
@@ -39,7 +50,7 @@ class Classification:
             losses = losses + self._auxiliary_weight * self._cross_entropy(head, batch, self._smoothing)
         return losses
 
-    def metric(self, device: torch.device) -> TopK:
+    def metric(self, device: torch.device) -> Metric:
         return TopK(device)
 
     @staticmethod
@@ -85,3 +96,54 @@ class TopK:
             "samples": samples,
             "losses_not_finite": left_out,
         }
+
+
+# --- what train.py asks of a task -----------------------------------------------------------------------------------------------------
+
+
+def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
+    """{"train": ..., "val": ...}. Raises Mistake."""
+    return open_splits(config.data, loader, read_delay_s=config.loading.read_delay_ms / 1e3, console=console)
+
+
+def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[StillPlan, StillPlan]:
+    """Of training and of validation; `native` is a models.Native. Raises Mistake."""
+    aug, load = config.augmentation, config.loading
+    return (
+        StillPlan.of(
+            splits["train"].columns,
+            StillPolicy.training(aug, native.size),
+            batch_size=load.batch_size,
+            accumulate=config.optimisation.accumulate,
+            **ranks,
+        ),
+        StillPlan.of(
+            splits["val"].columns,
+            StillPolicy.validation(aug, native.size),
+            batch_size=load.val_batch_size or load.batch_size,
+            training=False,
+            **ranks,
+        ),
+    )
+
+
+def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:
+    """Of training and of validation."""
+    smoothing = config.optimisation.label_smoothing
+    train = Classification(splits["train"].columns.label, label_smoothing=smoothing, auxiliary_weight=auxiliary_weight)
+    return train, Classification(splits["val"].columns.label)
+
+
+def building(config: Config, columns: Any) -> dict[str, Any]:
+    """What the registry's build() takes beside the shape and the weights."""
+    return {"classes": len(columns.classes)}
+
+
+def facts(plan: StillPlan) -> dict[str, Any]:
+    """What a summary says of the data beside what every task says."""
+    return {}
+
+
+def bytes_read(columns: Any, ids: np.ndarray) -> int:
+    """Of the files of these samples."""
+    return int(columns.size[ids].sum())

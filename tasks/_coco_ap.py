@@ -1,0 +1,165 @@
+"""The metric of detection: batches of detections on any rank -> COCO's figures. Must not know how AP is computed, nor files' layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Array, Batch, Rows, World
+from dataset import geometry
+from tasks import _coco, _drawn, _masks, _results
+from tasks._coco import Detections
+
+DRAWN = 4
+"""Images of a validation that are drawn, with what was found in them: from its first to its last, as these have different shapes."""
+
+
+class CocoAP:
+    """contracts.Metric: COCO's figures of boxes, and of masks or keypoints beside them.
+
+    Detections are kept on the host, packed, 24 bytes a box (keypoints 12 bytes each, masks as run lengths); rank 0 compares them.
+    """
+
+    def __init__(
+        self,
+        columns: Any,
+        device: torch.device,
+        *,
+        masks: bool = False,
+        keypoints: bool = False,
+        evaluator: str = "faster-coco-eval",
+    ) -> None:
+        self._columns, self._device, self._evaluator = columns, device, evaluator
+        self._masks, self._keypoints = masks, keypoints
+        self._kinds = ["boxes", *(["masks"] if masks else []), *(["keypoints"] if keypoints else [])]
+        self._seen: list[Array] = []  # ids of images, int64
+        self._valid = 0  # of those, the ones that could be decoded
+        self._pending: list[tuple[Rows, Array, torch.Tensor, torch.Tensor | None, list[Any] | None]] = []
+
+    def update(self, outputs: Sequence[dict[str, torch.Tensor]], batch: Batch) -> None:
+        """`outputs`, of each image: boxes [N, 4], labels, scores [N], masks [N, 1, M, M], keypoints [N, K, 3] in the batch's pixels."""
+        rows = rows_of(batch)
+        self._seen.append(batch.ids[batch.ids >= 0])
+        kept: list[int] = np.flatnonzero(rows.valid).tolist()
+        self._valid += len(kept)
+        which = np.repeat(kept, [len(outputs[place]["scores"]) for place in kept])  # the row of each detection
+        if not len(which):
+            return
+        boxes, scores, labels = (torch.cat([outputs[place][name] for place in kept]).float() for name in ("boxes", "scores", "labels"))
+        values = _to_host(torch.cat([boxes, scores[:, None], labels[:, None]], dim=1))
+        points = _to_host(torch.cat([outputs[place]["keypoints"] for place in kept]).float()) if self._keypoints else None
+        masks = [code for place in kept for code in self._encoded(outputs[place], rows, place)] if self._masks else None
+        self._pending.append((rows, which, values, points, masks))
+
+    def result(self, world: World) -> dict[str, Any]:
+        """COCO's figures by the names of _coco.Scores, of masks with mask_ before them, of keypoints with keypoint_; samples, detections.
+
+        Rank 0 also gets `extras`: files, images and scalars that are no figures. Every rank must call it.
+        """
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
+        none = np.zeros(0, np.int64)
+        everyone = world.gather((np.concatenate([none, *self._seen]), self._valid, self._found()))
+        seen = np.concatenate([ids for ids, _, _ in everyone])
+        if len(np.unique(seen)) != len(seen):
+            raise ValueError("an image was validated twice, so its objects would count twice: the plan or the loader is wrong")
+        told: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
+        if world.rank == 0:
+            found = Detections.joined([part for _, _, part in everyone])
+            scores = {kind: _coco.score(self._columns, found, kind=kind, evaluator=self._evaluator) for kind in self._kinds}
+            for of_kind in scores.values():
+                told |= of_kind.figures()
+            told |= {"samples": sum(valid for _, valid, _ in everyone), "detections": len(found)}
+            extras = self._extras(found, scores, spread(everyone[0][0], DRAWN))
+        figures: dict[str, Any] = dict(world.gather(told)[0])
+        return figures | ({"extras": extras} if extras else {})
+
+    def _found(self) -> Detections:
+        """This rank's detections in pixels of the images as stored, cut at their borders; without classes that are no category, and NaN."""
+        columns = self._columns
+        of_class = np.where(columns.category_of >= 0, np.asarray(columns.category_ids)[columns.category_of], -1)
+        parts = [_empty(keypoints=len(columns.keypoint_mirror) if self._keypoints else None, masks=self._masks)]
+        for rows, which, values, points, masks in self._pending:
+            table = values.numpy()
+            ids = rows.ids[which]
+            part = Detections(
+                image_ids=np.asarray(columns.image_id)[ids],
+                category_ids=of_class[table[:, 5].astype(np.int64)],
+                boxes=self._boxes(rows, which, table[:, :4]),
+                scores=table[:, 4].astype(np.float64),
+                masks=masks,
+                keypoints=None if points is None else _moved(rows, which, points.numpy()),
+            )
+            parts.append(part.taken(np.flatnonzero((part.category_ids >= 0) & np.isfinite(table).all(axis=1))))
+        return Detections.joined(parts)
+
+    def _boxes(self, rows: Rows, which: Array, corners: Array) -> Array:
+        """float64 [N, 4], x y width height within the image, of x0 y0 x1 y1 in the batch's pixels."""
+        ids = rows.ids[which]
+        ends = geometry.boxes_to_image(rows, which, corners.astype(np.float64))
+        limits = np.stack([self._columns.width[ids], self._columns.height[ids]], axis=1).astype(np.float64)
+        low, high = np.clip(ends[:, :2], 0.0, limits), np.clip(ends[:, 2:], 0.0, limits)
+        return np.concatenate([low, high - low], axis=1)
+
+    def _encoded(self, output: dict[str, torch.Tensor], rows: Rows, place: int) -> list[Any]:
+        """Masks of one image at its own size."""
+        boxes = self._boxes(rows, np.full(len(output["scores"]), place), output["boxes"].float().cpu().numpy())
+        boxes[:, 2:] += boxes[:, :2]
+        sample = rows.ids[place]
+        height, width = int(self._columns.height[sample]), int(self._columns.width[sample])
+        return _masks.encoded(output["masks"].cpu(), boxes, height, width)
+
+    def _extras(self, found: Detections, scores: dict[str, _coco.Scores], drawn: list[int]) -> dict[str, Any]:
+        """Results files, AP by class, and pictures: the curves, and what was found in a few images beside what is there."""
+        names = _coco.names(self._columns)
+        files = {f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(found, kind) for kind in scores}
+        scalars = {
+            f"val_{_coco.PREFIXES[kind]}ap/{names[category]}": value
+            for kind, of_kind in scores.items()
+            for category, value in of_kind.by_category().items()
+        }
+        images = {f"val/{_coco.PREFIXES[kind]}precision_recall": _drawn.curves(of_kind) for kind, of_kind in scores.items()}
+        pictures = _drawn.predictions(self._columns, found, drawn)
+        if pictures is not None:
+            images["val/predictions"] = pictures
+        return {"files": files, "scalars": scalars, "images": images}
+
+
+def spread(ids: Array, count: int) -> list[int]:
+    """At most `count` of `ids`, at equal distances, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64))
+    return [int(sample) for sample in ids[places]]
+
+
+def rows_of(batch: Batch) -> Rows:
+    """What the batch was made of."""
+    if batch.rows is None:
+        raise ValueError("detection needs a loader that says which rows a batch was made of")
+    return batch.rows
+
+
+def _to_host(values: torch.Tensor) -> torch.Tensor:
+    """Without waiting; to be read after the stream was waited for."""
+    return values.to("cpu", non_blocking=True)
+
+
+def _moved(rows: Rows, which: Array, points: Array) -> Array:
+    """Keypoints [N, K, 3] to the image's pixels, the third number as it is."""
+    points = points.astype(np.float64)
+    return np.concatenate([geometry.to_image(rows, which, points[:, :, :2]), points[:, :, 2:]], axis=2)
+
+
+def _empty(*, keypoints: int | None, masks: bool) -> Detections:
+    none = np.zeros(0, np.int64)
+    return Detections(
+        image_ids=none,
+        category_ids=none,
+        boxes=np.zeros((0, 4)),
+        scores=np.zeros(0),
+        masks=[] if masks else None,
+        keypoints=None if keypoints is None else np.zeros((0, keypoints, 3)),
+    )

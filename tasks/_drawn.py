@@ -1,0 +1,97 @@
+"""Pictures of a validation: what was found beside what is there, and curves of precision over recall. Must not know how AP is computed."""
+
+from __future__ import annotations
+
+import colorsys
+import os
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFont
+
+from contracts import Array
+from tasks._coco import PREFIXES, Detections, Scores, names
+
+SIDE = 320  # of a picture, pixels: two, ground truth and detections, lie side by side
+LEAST, MOST = 0.5, 20  # score of a detection that is drawn, and how many of an image
+FALLBACK = 3  # the likeliest that are drawn where nothing has that score
+BAR = 16  # height of the line above a picture
+CURVES = (0, 2, 4, 5, 7, 9)  # overlaps of which there is a curve, places among 0.5, 0.55, ..., 0.95
+GOLDEN = 0.618034  # steps of the hue: categories next to each other get different ones
+
+
+def predictions(columns: Any, found: Detections, samples: list[int]) -> Array | None:
+    """uint8 [n, H, W, 3]: of each sample ground truth, to its right detections. None when no file can be read."""
+    tiles = [tile for sample in samples if (tile := _pair(columns, found, sample)) is not None]
+    return np.stack(tiles) if tiles else None
+
+
+def _pair(columns: Any, found: Detections, sample: int) -> Array | None:
+    try:
+        with Image.open(os.fsdecode(columns.path(sample))) as file:
+            picture = file.convert("RGB")
+    except (OSError, ValueError, AttributeError):  # AttributeError: a data set that has no files
+        return None
+    scale = min(SIDE / picture.width, SIDE / picture.height)
+    small = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))
+    named, ids = names(columns), np.asarray(columns.category_ids)
+    there = columns.annotations(sample)
+    expected = [
+        (box, int(ids[category]), named[int(ids[category])] + (" (crowd)" if crowd else ""))
+        for box, category, crowd in zip(columns.boxes[there], columns.category[there], columns.crowd[there], strict=True)
+    ]
+    own = np.flatnonzero(found.image_ids == columns.image_id[sample])
+    own = own[np.argsort(-found.scores[own], kind="stable")]
+    likely = int((found.scores[own] >= LEAST).sum())
+    own = own[: min(likely, MOST) or FALLBACK]
+    detected = [
+        (found.boxes[place], int(found.category_ids[place]), f"{named[int(found.category_ids[place])]} {found.scores[place]:.2f}")
+        for place in own
+    ]
+    tile = Image.new("RGB", (2 * SIDE, SIDE + BAR), "white")
+    image = f"image {columns.image_id[sample]}"
+    for left, title, boxes in ((0, f"{image}: ground truth", expected), (SIDE, "detections", detected)):
+        tile.paste(_drawn(small, boxes, small.width / picture.width, small.height / picture.height), (left, BAR))
+        ImageDraw.Draw(tile).text((left + 2, 1), title, fill="black", font=ImageFont.load_default(12))
+    return np.asarray(tile)
+
+
+def _drawn(picture: Image.Image, boxes: list[tuple[Array, int, str]], across: float, down: float) -> Image.Image:
+    """Boxes x y width height in pixels of the stored image, each with its category's colour and a text."""
+    picture = picture.copy()
+    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(10)
+    for box, category, text in reversed(boxes):  # the likeliest last, on top
+        x0, y0, x1, y1 = (float(value) for value in (box[0] * across, box[1] * down, (box[0] + box[2]) * across, (box[1] + box[3]) * down))
+        colour = _colour(category)
+        draw.rectangle([x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], outline=colour, width=2)
+        at = (max(x0, 0), max(y0 - 11, 0))
+        draw.rectangle(draw.textbbox(at, text, font=font), fill=colour)
+        draw.text(at, text, fill="black", font=font)
+    return picture
+
+
+def _colour(category: int) -> tuple[int, int, int]:
+    red, green, blue = colorsys.hsv_to_rgb(category * GOLDEN % 1, 0.6, 1.0)
+    return round(255 * red), round(255 * green), round(255 * blue)
+
+
+def curves(scores: Scores) -> Array:
+    """uint8 [1, H, W, 3]: precision over recall, the mean over the categories, one curve an overlap."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4.2), dpi=100, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    recalls = np.linspace(0, 1, scores.precision.shape[1])
+    overlap = "OKS" if scores.kind == "keypoints" else "IoU"
+    for place in CURVES:
+        curve = scores.curve(place)
+        shade = 0.85 * place / len(scores.precision)
+        axes.plot(recalls, curve, color=(shade, shade, 1.0), label=f"{overlap} {0.5 + 0.05 * place:.2f}: {curve.mean():.1%}")
+    axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.01))
+    axes.set_title(f"{PREFIXES[scores.kind].replace('_', ' ')}AP {scores.figures()[PREFIXES[scores.kind] + 'ap']:.1%}, all classes")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower left", fontsize="small")
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[None, :, :, :3].copy()

@@ -1,0 +1,215 @@
+"""Detection: boxes, masks and keypoints as targets, the detector's own losses, COCO's AP. Knows no loader and no optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from config import Config
+from contracts import Array, Batch, Metric, Mistake, Rows, Task
+from dataset.coco_scan import open_coco
+from dataset.detection import CENTRED, DetectionPlan, DetectionPolicy, padding
+from dataset.splits import Kind, Split, cache_folder, open_splits
+from dataset.targets import packed
+from tasks import _coco
+from tasks._coco_ap import CocoAP, rows_of
+from tasks._results import Results
+
+ARCH, UNIT = "fasterrcnn_resnet50_fpn_v2", "img/s"
+CPU_PRECISION = "fp32"
+LOOKED_AT = 50
+"""Batches of the first epoch, from whose numbers the boxes of an image and the share of padding are taken."""
+
+
+class Detection:
+    """contracts.Task. `columns`: dataset.instances.Instances; `training` False: the module gets no targets, and gives detections.
+
+    `centred`: crops keep the boxes whose middle is inside, as DetectionPolicy.centred says.
+    """
+
+    name = "detection"
+    best = "ap"
+
+    def __init__(
+        self,
+        columns: Any,
+        *,
+        masks: bool = False,
+        keypoints: bool = False,
+        training: bool = True,
+        centred: bool = False,
+        evaluator: str = "faster-coco-eval",
+    ) -> None:
+        self._columns, self._masks, self._keypoints, self._training = columns, masks, keypoints, training
+        self._centred, self._evaluator = centred, evaluator
+
+    def targets(self, rows: Rows) -> dict[str, Array]:
+        """Packed, as dataset.targets has them; masks and keypoints only where the module learns from them."""
+        masks, keypoints = self._masks and self._training, self._keypoints and self._training
+        return packed(self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred)
+
+    def inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """(images, their sizes without padding, boxes of each to train on or None), without asking the device for anything.
+
+        What could not be decoded is left out of training; where nothing could, one image goes in as it is, without a box.
+        """
+        rows = rows_of(batch)
+        sizes = [(int(height), int(width)) for height, width in rows.sizes]
+        if not self._training:
+            return batch.images, sizes, None
+        offsets = batch.host["offsets"].tolist()
+        cuts = list(pairwise(offsets))
+        images = batch.images
+        if not rows.valid.all():
+            kept = np.flatnonzero(rows.valid).tolist() or [0]
+            cuts = [cuts[place] if rows.valid[place] else (0, 0) for place in kept]
+            sizes = [sizes[place] for place in kept]
+            images = torch.stack([images[place] for place in kept]).contiguous(memory_format=torch.channels_last)
+        names = [name for name in ("boxes", "labels", "masks", "keypoints") if name in batch.targets]
+        return images, sizes, [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
+
+    def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
+        """With one box an image, a quarter of its size."""
+        count, _, height, width = images.shape
+        target = {
+            "boxes": torch.tensor([[0.0, 0.0, width / 2, height / 2]], device=images.device),
+            "labels": torch.ones(1, dtype=torch.int64, device=images.device),
+        }
+        if self._masks:
+            target["masks"] = torch.ones(1, height, width, dtype=torch.uint8, device=images.device)
+        if self._keypoints:
+            target["keypoints"] = torch.ones(1, len(self._columns.keypoint_mirror), 3, device=images.device)
+        return images, [(height, width)] * count, [dict(target) for _ in range(count)] if self._training else None
+
+    def losses(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
+        """fp32 [B]: the sum of the detector's losses, which is a mean over the images, for each that is valid."""
+        total = torch.stack([loss.float() for loss in outputs.values()]).sum()
+        return torch.where(batch.valid, total, 0.0)
+
+    def metric(self, device: torch.device) -> Metric:
+        return CocoAP(self._columns, device, masks=self._masks, keypoints=self._keypoints, evaluator=self._evaluator)
+
+
+# --- what train.py asks of a task -----------------------------------------------------------------------------------------------------
+
+
+def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
+    """{"train": ..., "val": ...}. Raises Mistake.
+
+    With masks asked for, a box of training that has none is not usable. Only in this process: columns pickle as the folder they are in.
+    """
+    _coco.require(config.detection.evaluator)
+    parts = _parts(config)
+    kind: Kind = "keypoints" if parts["keypoints"] else "instances"
+    found = open_splits(config.data, loader, kind=kind, read_delay_s=config.loading.read_delay_ms / 1e3, console=console)
+    if parts["masks"]:
+        train = found["train"]
+        found["train"] = replace(train, columns=_with_masks(train.columns, config.model.arch or ARCH, console))
+    _warn_of_nothing(found["val"].columns, console)
+    return found
+
+
+def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[DetectionPlan, DetectionPlan]:
+    """Of training and of validation; `native` is a models.Native. Raises Mistake."""
+    aug, detection, load = config.augmentation, config.detection, config.loading
+    return (
+        DetectionPlan(
+            columns=splits["train"].columns,
+            policy=DetectionPolicy.training(aug, detection, native),
+            keep_empty=detection.keep_empty,
+            batch_size=load.batch_size,
+            accumulate=config.optimisation.accumulate,
+            **ranks,
+        ),
+        DetectionPlan(
+            columns=splits["val"].columns,
+            policy=DetectionPolicy.validation(detection, native),
+            batch_size=load.val_batch_size or load.batch_size,
+            training=False,
+            **ranks,
+        ),
+    )
+
+
+def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:
+    """Of training and of validation."""
+    parts = _parts(config)
+    train, val = splits["train"].columns, splits["val"].columns
+    centred = config.detection.augment in CENTRED
+    return Detection(train, centred=centred, **parts), Detection(val, training=False, evaluator=config.detection.evaluator, **parts)
+
+
+def building(config: Config, columns: Any) -> dict[str, Any]:
+    """What the registry's build() takes beside the shape and the weights."""
+    return {
+        "classes": len(columns.classes),
+        "weights_backbone": config.detection.weights_backbone,
+        "trainable_layers": config.detection.trainable_layers,
+        "keypoints": len(columns.keypoint_mirror),
+    }
+
+
+def facts(plan: DetectionPlan) -> dict[str, Any]:
+    """What a summary says of the data beside what every task says: boxes to learn an image, and the share of pixels that is padding."""
+    rows = plan.rows(0, 0)[:LOOKED_AT]
+    boxes = sum(len(packed(plan.columns, one, masks=False, keypoints=False, centred=plan.policy.centred)["boxes"]) for one in rows)
+    return {"instances_per_image": boxes / max(len(rows) * plan.batch_size, 1), "padding": padding(rows)}
+
+
+def bytes_read(columns: Any, ids: np.ndarray) -> int:
+    """Of the files of these samples."""
+    return int(columns.size[ids].sum())
+
+
+def score(config: Config, console: Any) -> int:
+    """--score: a results file against the validation annotations of --data, without a model. The exit code. Raises Mistake."""
+    file, root, evaluator = config.detection.score, config.data.data, config.detection.evaluator
+    if file is None or root is None:
+        raise Mistake("--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations")
+    _coco.require(evaluator)
+    results = Results.read(file)
+    cache = cache_folder(config.data.manifest_dir)
+    with console.counting("scanning val") as progress:
+        columns = open_coco(root, "val", keypoints="keypoints" in results.kinds, cache=cache, rescan=config.data.rescan, progress=progress)
+    if columns.rejected:
+        console.warn(f"val: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
+    _warn_of_nothing(columns, console)
+    found = results.checked(columns)
+    for kind in results.kinds:
+        scores = _coco.score(columns, found, kind=kind, evaluator=evaluator)
+        for line in _coco.lines(scores, columns):
+            console.info(line)
+    return 0
+
+
+def _with_masks(columns: Any, arch: str, console: Any) -> Any:
+    """The columns, in which a box without a segmentation is not usable. Raises Mistake when that leaves none."""
+    usable = np.asarray(columns.usable)
+    # one run alone is of pixels outside
+    masked = usable & ((np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1))
+    without = int(np.count_nonzero(usable & ~masked))
+    if not without:
+        return columns
+    if not masked.any():
+        raise Mistake(
+            f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
+            f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
+        )
+    console.warn(f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, and --arch {arch} does not train on them")
+    return replace(columns, usable=masked)
+
+
+def _warn_of_nothing(columns: Any, console: Any) -> None:
+    """Regions of many are no annotation to find."""
+    if np.asarray(columns.crowd).all():
+        console.warn("val: no image has an annotation to find, so AP is nan, and tells no checkpoint from another")
+
+
+def _parts(config: Config) -> dict[str, Any]:
+    """What the architecture learns beside boxes."""
+    arch = config.model.arch or ARCH
+    return {"masks": "maskrcnn" in arch, "keypoints": "keypointrcnn" in arch}
