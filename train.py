@@ -19,59 +19,58 @@ import torch  # noqa: E402
 from config import Config, as_yaml, one_of, parse  # noqa: E402
 from contracts import Feed, Mistake, NotFinite, Pixels  # noqa: E402
 from dataset import draws  # noqa: E402
-from dataset.plan import StillPlan, StillPolicy  # noqa: E402
-from dataset.splits import open_splits  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
-from loaders import LOADERS, open_loader  # noqa: E402
-from models import classification as registry  # noqa: E402
+from loaders import OF_TASK, default_loader, open_loader  # noqa: E402
+from models import Unusable, registry_of  # noqa: E402
 from report import ceilings, record  # noqa: E402
 from report.console import Console  # noqa: E402
 from report.meter import Meter  # noqa: E402
 from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter, facts  # noqa: E402
-from tasks.classification import Classification  # noqa: E402
+from tasks import task_named  # noqa: E402
 
 
 def train(config: Config, world: ProcessWorld, console: Console) -> int:
     """One run; the exit code. Raises Mistake and NotFinite."""
     run, opt, aug, load, model = config.run, config.optimisation, config.augmentation, config.loading, config.model
-    loader_name = one_of("--loader", load.loader, LOADERS, auto="dali-gpu" if DEVICE.type == "cuda" else "torchvision")
-    arch = one_of("--arch", model.arch, registry.names())
-    precise = precision.choose(model.precision, DEVICE)
-    size = aug.image_size or registry.native_size(arch)
+    kind, registry = task_named(model.task), registry_of(model.task)
+    if config.detection.score:
+        return int(kind.score(config, console))
+    loader_name = one_of("--loader", load.loader, OF_TASK[model.task], auto=default_loader(model.task, gpu=DEVICE.type == "cuda"))
+    arch = one_of("--arch", model.arch or kind.ARCH, registry.names())
+    precise = precision.choose(model.precision, DEVICE, on_cpu=kind.CPU_PRECISION)
+    native = registry.native(arch)
+    native = native._replace(size=aug.image_size or native.size)
     workers = world.workers(load.workers)
     resume = checkpoint.find(run.resume, run.output, required=run.evaluate and not model.weights)
     output = record.folder(run.output, resume, evaluate=run.evaluate, name=f"{arch}-{loader_name}-b{load.batch_size}")
     with ExitStack() as stack:
         goes_on = run.resume == "auto" or (resume is not None and resume.parent == output)
         stack.enter_context(record.claimed(output, resuming=goes_on, enabled=world.rank == 0))
-        splits = open_splits(config.data, loader_name, read_delay_s=load.read_delay_ms / 1e3, console=console)
+        splits = kind.splits(config, loader_name, console)
         train_set, val_set = splits["train"].columns, splits["val"].columns
-        ranks = {"seed": run.seed, "world_size": world.size, "rank": world.rank}
-        colours = {"mean": aug.mean, "std": aug.std}
-        named = {"arch": arch, "precision": precise, "image_size": size, "workers": workers}
-        plan = StillPlan.of(train_set, StillPolicy.training(aug, size), batch_size=load.batch_size, accumulate=opt.accumulate, **ranks)
-        val_batch_size = load.val_batch_size or load.batch_size
-        val_plan = StillPlan.of(val_set, StillPolicy.validation(aug, size), batch_size=val_batch_size, training=False, **ranks)
+        colours = {"mean": aug.mean or native.mean, "std": aug.std or native.std}
+        named = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers, "unit": kind.UNIT}
+        plan, val_plan = kind.plans(config, splits, native, seed=run.seed, world_size=world.size, rank=world.rank)
+        task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         plan.require_a_step()
+        shape = plan.sample_shape
+        torch.backends.cudnn.benchmark = plan.resident == 1  # its search for the fastest kernel begins anew with each shape
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = world.agree({"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity})
         state = checkpoint.read(resume, **identity) if resume else None
         torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
-        net, new = registry.build(arch, classes=len(train_set.classes), image_size=size, batch_size=load.batch_size, weights=model.weights)
-        module = net.to(DEVICE).to(memory_format=torch.channels_last)
-        task = Classification(train_set.label, label_smoothing=opt.label_smoothing, auxiliary_weight=registry.auxiliary_weight(arch))
-        val_task = Classification(val_set.label)
-        chosen = opt.model_dump(include={"lr", "weight_decay", "norm_weight_decay", "momentum", "nesterov"})
+        net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **kind.building(config, train_set))
+        module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=world.wrap(module, compiled=model.compile),
-            losses=task.losses,
-            optimizer=optimizers.build(module, name=opt.optimizer, **chosen),
+            task=task,
+            optimizer=optimizers.build(module, **optimizers.settings(opt)),
             precision=precise,
             accumulate=opt.accumulate,
             clip_grad_norm=opt.clip_grad_norm,
@@ -92,17 +91,18 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             pinned=load.pin_memory,
         )
         val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets)
-        with memory.explained(step, load.batch_size, size, world):
+        with memory.explained(step, load.batch_size, shape, world):
             loader = stack.enter_context(open_loader(loader_name, common))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
-        told = facts(config, loader=loader, loader_name=loader_name, world=world, cores=cores(), **named)
+        told = facts(config, loader=loader, loader_name=loader_name, world=world, cores=cores(), **named, **kind.facts(plan))
         resumed_at = state["progress"]["step"] if state else 0 if run.resume == "auto" else None
         reporter = Reporter.opened(
             output, world=world, console=console, meter=meter, facts=told, config_text=as_yaml(config), resumed_at=resumed_at, **colours
         )
         stack.callback(reporter.close)
-        if new:
-            console.info(f"--weights are for other classes: {', '.join(new)} start anew")
+        anew = [f"--weights are for other classes: {', '.join(new)} start anew"] if new else []
+        for line in [*getattr(loader, "notes", ()), *anew]:
+            console.info(line)
         training = Run(
             world=world,
             plan=plan,
@@ -112,7 +112,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             precision=precise,
             loader=loader,
             open_validation=None if config.data.data is None else lambda: open_loader(loader_name, val_feed),
-            validation_samples=val_plan.samples,
+            validation_samples=val_plan.samples * val_plan.views,
             learning_rate=partial(schedules.learning_rate, **schedules.settings(opt)),
             report=reporter,
             meter=meter,
@@ -123,14 +123,14 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             identity={**identity, "config": config.flat()},
             **opt.model_dump(include={"epochs", "steps", "seconds"}),
             **run.model_dump(include={"val_every", "log_every", "save_every_steps", "save_every_minutes"}),
-            bytes_of=lambda ids: int(train_set.size[ids].sum()),
+            bytes_of=lambda ids: kind.bytes_read(train_set, ids),
             name_of=lambda split, sample: os.fsdecode(splits[split].columns.path(sample)),
         )
         if state:
             training.load(state)
-        with training.stop.listening(), memory.explained(step, load.batch_size, size, world):
+        with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
             finished = training.validate() is not None if run.evaluate else training.fit()
-        reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished)
+        reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
         return 0 if finished else 128 + max(world.gather(training.stop.signal or 0))
 
 
@@ -141,7 +141,7 @@ def main() -> int:
         return train(parse(sys.argv[1:]), world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130
-    except (Mistake, NotFinite, registry.Unusable) as error:
+    except (Mistake, NotFinite, Unusable) as error:
         world.complain(f"train.py: {error}")
         return 3 if isinstance(error, NotFinite) else 2
 

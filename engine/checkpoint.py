@@ -67,7 +67,8 @@ def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str) -> d
         ("training data (manifest identity)", content["manifest"], manifest),
     ):
         if there != here:
-            raise Mistake(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run")
+            instead = "" if what == "architecture" else f"; --weights {path} starts from its weights alone"
+            raise Mistake(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run{instead}")
     return content
 
 

@@ -39,7 +39,7 @@ def evaluate(
     try:
         with torch.inference_mode(), precisions.autocast(precision, world.device), _same_kernels():
             for batch in batches:
-                metric.update(module(batch.images), batch)
+                metric.update(module(*task.inputs(batch)), batch)
                 failed += batch.failed
                 progress(int((batch.ids >= 0).sum()))
                 if vote.exchange(stop=stop_requested())["stop"]:

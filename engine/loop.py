@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from contracts import Batch, Loader, Mistake, NotFinite, Plan, Task
+from contracts import Batch, Loader, Mistake, Plan, Task
 from engine import checkpoint
 from engine.distributed import ProcessWorld, Vote
 from engine.evaluate import evaluate
+from engine.recent import Recent
 from engine.step import Step
 
 
@@ -51,67 +52,6 @@ class StopRequest:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-class Recent:
-    """Device ring of the last steps' outcomes and host ring of their ids, read together every few steps.
-
-    In mid-flight the last two steps are left for the next time: the device may not have finished them, and a host that waits
-    for it would have nothing ready for the device to do next.
-    """
-
-    LEFT = 2
-
-    def __init__(self, size: int, world: ProcessWorld) -> None:
-        cuda = world.device.type == "cuda"
-        self._size = size + self.LEFT
-        self._ring = torch.zeros(2 * self._size, 4, device=world.device)
-        self._steps: list[tuple[int, np.ndarray, torch.cuda.Event | None]] = []
-        self._begin = 0  # place of the first unread step in the ring
-        self._world = world
-        self._side = torch.cuda.Stream(world.device) if cuda else None
-
-    def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray]) -> None:
-        self._ring[(self._begin + len(self._steps)) % len(self._ring)] = outcome
-        self._steps.append((step, np.concatenate(ids), torch.cuda.current_stream().record_event() if self._side else None))
-
-    def full(self) -> bool:
-        return len(self._steps) >= self._size
-
-    def read(self, *, everything: bool = True) -> list[dict[str, float]]:
-        """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale. All ranks call it together.
-
-        The loss of a step without a valid sample is nan.
-        Raises NotFinite, on every rank, naming the first step whose loss is not finite, and that rank's samples.
-        """
-        count = len(self._steps) if everything else max(len(self._steps) - self.LEFT, 0)
-        if count == 0:
-            return []
-        steps, self._steps = self._steps[:count], self._steps[count:]
-        own = self._to_host(count, steps[-1][2])
-        self._begin = (self._begin + count) % len(self._ring)
-        bad = next((i for i in range(count) if not np.isfinite(own[i, 0])), None)
-        told = None if bad is None else (steps[bad][0], own[bad, 0], steps[bad][1][:16].tolist())
-        first = min((t for t in self._world.gather(told) if t is not None), key=lambda t: t[0], default=None)
-        if first is not None:
-            step, value, ids = first
-            raise NotFinite(
-                f"the loss is {value} at step {step}; samples {ids}; nothing was saved after it. A lower --lr or --precision fp32/bf16?"
-            )
-        sums = self._world.sum(np.ascontiguousarray(own[:, :2]))
-        return [
-            {"step": steps[i][0], "loss": total / valid if valid else np.nan, "grad_norm": own[i, 2], "loss_scale": own[i, 3]}
-            for i, (total, valid) in enumerate(sums)
-        ]
-
-    def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
-        """float64 [count, 4]; waits for the last of these steps and for nothing after it."""
-        places = (self._begin + np.arange(count)) % len(self._ring)
-        if self._side is None or last is None:
-            return self._ring[places].double().numpy()
-        with torch.cuda.stream(self._side):
-            self._side.wait_event(last)
-            return self._ring.cpu()[places].double().numpy()
 
 
 @dataclass(kw_only=True)
@@ -326,8 +266,9 @@ class Run:
         result = self.validate()
         if result is None:
             return False
-        if result[self.task.best] > self.progress.best:
-            self.progress.best = result[self.task.best]
+        figure = float(np.nan_to_num(result[self.task.best], nan=-np.inf))  # AP where there is nothing to find
+        if figure > self.progress.best or np.isneginf(self.progress.best):
+            self.progress.best = figure
             over = self.plan.steps(self.progress.consumed) == 0
             self.save("best.pt", replace(self.progress, epoch=epoch + 1, consumed=0) if over else self.progress)
         return True
@@ -380,6 +321,7 @@ class Run:
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "progress": asdict(progress),
+            "ordering": self.plan.ordering,
             **self.identity,
         }
 
@@ -400,3 +342,7 @@ class Run:
         if content["scaler"]:
             self.step.scaler.load_state_dict(content["scaler"])
         self.progress = Progress(**content["progress"])
+        ordering = content.get("ordering", self.plan.ordering)
+        if ordering != self.plan.ordering and self.progress.consumed:
+            orders = f"{ordering}; now {self.plan.ordering}"
+            self.report.warn(f"--resume: this epoch was begun in another order ({orders}): some of its samples come twice, some not at all")

@@ -9,46 +9,59 @@ from contextlib import contextmanager
 
 import torch
 
-from contracts import Mistake, World
+from contracts import Mistake, Task, World
 from engine import precision as precisions
 from engine.step import Step
 
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Number of a batch's axes -> memory format."""
+GOT_NONE = {
+    "can't allocate memory": "the machine has not enough memory",
+    "_ALLOC_FAILED": "a CUDA library got no memory",
+    "bytes on device": "DALI got no memory",
+}
+"""In a RuntimeError -> what it says."""
+
 
 @contextmanager
-def explained(step: Step, batch_size: int, image_size: int, world: World) -> Iterator[None]:
-    """Turns running out of memory into a Mistake that names a batch size which was tried and fits."""
+def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World) -> Iterator[None]:
+    """Turns running out of memory into a Mistake that names a batch size which was tried and fits. `shape` is that of a sample."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         reason, failed = str(error).split(".")[0], error.__traceback__
-    except RuntimeError as error:
-        if "can't allocate memory" not in str(error):
-            raise
+    except MemoryError as error:  # Python's and NumPy's
         reason, failed = "the machine has not enough memory", error.__traceback__
+    except RuntimeError as error:
+        said = next((words for sign, words in GOT_NONE.items() if sign in str(error)), None)
+        if said is None:
+            raise
+        reason, failed = said, error.__traceback__
     else:
         return
     traceback.clear_frames(failed)  # which hold what the step had made
-    fits = largest_fit(step, batch_size, image_size, world.device)
+    fits = largest_fit(step, batch_size, shape, world.device)
     advice = f"--batch-size {fits} fits" if fits else "not even one sample fits: a smaller --arch or --image-size"
     raise Mistake(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
 
 
-def largest_fit(step: Step, batch_size: int, image_size: int, device: torch.device) -> int:
+def largest_fit(step: Step, batch_size: int, shape: tuple[int, ...], device: torch.device) -> int:
     """The largest of batch_size * 3/4, 1/2, 3/8, 1/4, ... whose forward and backward pass run; 0 when none does."""
     sizes = sorted({batch_size * 3 // 4 >> k for k in range(24)} | {batch_size // 2 >> k for k in range(24)}, reverse=True)
     module = getattr(step.module, "module", step.module)  # without DDP: other ranks do not take part
     for size in sizes:
-        if size > 0 and _runs(module, size, image_size, device, step.precision):
+        if size > 0 and _runs(module, step.task, (size, *shape), device, step.precision):
             return size
     return 0
 
 
-def _runs(module: torch.nn.Module, batch_size: int, image_size: int, device: torch.device, precision: str) -> bool:
+def _runs(module: torch.nn.Module, task: Task, shape: tuple[int, ...], device: torch.device, precision: str) -> bool:
     try:
-        images = torch.zeros(batch_size, 3, image_size, image_size, device=device).to(memory_format=torch.channels_last)
+        images = torch.zeros(shape, device=device).to(memory_format=CHANNELS_LAST[len(shape)])
         with precisions.autocast(precision, device):
-            outputs = module(images)
-        (outputs if isinstance(outputs, torch.Tensor) else outputs[0]).float().sum().backward()
+            outputs = module(*task.probe(images))
+        several = outputs.values() if isinstance(outputs, dict) else [outputs if isinstance(outputs, torch.Tensor) else outputs[0]]
+        torch.stack([one.float().sum() for one in several]).sum().backward()
         return True
     except (torch.OutOfMemoryError, RuntimeError):
         return False

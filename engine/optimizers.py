@@ -7,6 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from config import Optimisation
+
+
+def settings(optimisation: Optimisation) -> dict[str, Any]:
+    """The keyword arguments of `build` that a configuration decides."""
+    chosen = optimisation.model_dump(include={"lr", "weight_decay", "norm_weight_decay", "momentum", "nesterov"})
+    return {"name": optimisation.optimizer, **chosen}
+
 
 def build(
     module: nn.Module, *, name: str, lr: float, weight_decay: float, norm_weight_decay: float, momentum: float, nesterov: bool

@@ -7,13 +7,13 @@ import torch
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def choose(precision: str, device: torch.device) -> str:
-    """`auto` resolved: fp16 on CUDA; on a CPU bf16 where it is native, else fp32 (fp16 is 12x slower there)."""
-    if precision != "auto":
-        return precision
-    if device.type == "cuda":
-        return "fp16"
-    return "bf16" if _cpu_has_bf16() else "fp32"
+def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str:
+    """`auto` resolved: fp16 on CUDA; on a CPU `on_cpu`, whose `auto` is bf16 where that is native, else fp32 (fp16 is 12x slower there)."""
+    if precision == "auto":
+        precision = "fp16" if device.type == "cuda" else on_cpu
+    if precision == "auto":
+        precision = "bf16" if _cpu_has_bf16() else "fp32"
+    return precision
 
 
 def _cpu_has_bf16() -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from contracts import Batch, World
+from contracts import Batch, Task, World
 from engine import precision as precisions
 
 
@@ -25,7 +25,7 @@ class Step:
         self,
         *,
         module: nn.Module,
-        losses: Callable[[Any, Batch], torch.Tensor],
+        task: Task,
         optimizer: torch.optim.Optimizer,
         precision: str,
         accumulate: int,
@@ -36,7 +36,7 @@ class Step:
     ) -> None:
         self.module, self.optimizer = module, optimizer
         self.scaler = precisions.loss_scaler(precision, world.device)
-        self._losses, self.precision = losses, precision
+        self.task, self.precision = task, precision
         self._accumulate, self._clip = accumulate, clip_grad_norm
         self._world, self._draw_key, self.phases = world, draw_key, phases
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -60,7 +60,7 @@ class Step:
                 counting = dist.all_reduce(everyone, async_op=True)
             with nullcontext() if last or self._world.size == 1 else self.module.no_sync():  # type: ignore[operator]
                 with precisions.autocast(self.precision, self._world.device):
-                    losses = self._losses(self.module(batch.images), batch)
+                    losses = self.task.losses(self.module(*self.task.inputs(batch)), batch)
                 self.phases.mark("forward")
                 mine = losses.sum()
                 self.scaler.scale(mine / (len(batch.ids) * self._accumulate)).backward()

@@ -6,7 +6,9 @@ Must not know: ranks (others than 0 get `enabled` False), how a figure is measur
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import shlex
 import sys
 import textwrap
@@ -25,9 +27,22 @@ from report.advice import advice
 
 WIDTH = 80  # of the table, and of plain output
 LIVE_S, PLAIN_S = 0.2, 10.0  # least time between two pictures of a bar, between two plain lines
-METRICS = {"top1": "top-1", "top5": "top-5", "ap": "AP", "ap50": "AP50", "psnr": "PSNR", "ssim": "SSIM", "loss": "loss"}
+METRICS = {
+    "top1": "top-1",
+    "top5": "top-5",
+    "ap": "AP",
+    "ap50": "AP50",
+    "ap75": "AP75",
+    "mask_ap": "mask AP",
+    "keypoint_ap": "keypoint AP",
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "loss": "loss",
+}
+BEST = {"detection": "ap"}  # task -> what comes first in the table, where it is not top1
 CEILINGS = ("compute", "loader")
-SHARES = ("top1", "top5", "ap", "ap50")
+SHARES = re.compile(r"top\d|(mask_|keypoint_)?a[pr]")  # how figures begin that are said in percent
+DETAILS = re.compile(r"(mask_|keypoint_)?(ap_|ar)")  # those that TensorBoard and the files alone show
 
 
 class Bar:
@@ -96,7 +111,7 @@ class Console:
 
             def callback(done: int, total: int, what: str = what) -> None:
                 if not bars:
-                    bars.append(stack.enter_context(self.epoch(title=what, total=total, unit="files")))
+                    bars.append(stack.enter_context(self.epoch(title=what, total=total, unit="items")))
                 bars[0].title, bars[0].total = what, total
                 bars[0].update(step=done, samples=done)
 
@@ -181,7 +196,8 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """(name, value) lines of the final table; '-' for what was not measured. Without training, of the validation alone."""
     rate, ceiling, validation = (_part(summary, name) for name in ("rate", "ceiling", "validation"))
     unit, efficiency, failed = rate.get("unit") or "img/s", summary.get("efficiency"), summary.get("samples_failed")
-    told = [(METRICS[name], _metric(name, validation[name])) for name in METRICS if name in validation] or [("top-1", "-")]
+    told = [(METRICS[name], _metric(name, validation[name])) for name in METRICS if name in validation]
+    told = told or [(METRICS[BEST.get(summary.get("task") or "", "top1")], "-")]
     more = "   ".join(f"{name} {value}" for name, value in told[1:])
     best = (told[0][0], told[0][1] + (f"   ({more})" if more else ""))
     if summary.get("samples") == 0:
@@ -193,6 +209,8 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
         ("bound by", str(summary.get("bound") or "-")),
         ("data wait", _wait(summary.get("data_wait"))),
+        *_clips(_part(summary, "clips")),
+        *_detection(_part(summary, "detection")),
         *([("not decoded", f"{len(failed)} samples, see summary.json")] if failed else []),
         ("change first", advice(summary)),
     ]
@@ -218,10 +236,38 @@ def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> s
     return f"{number(value)} {unit}   ({number(spread['min'])} to {number(spread['max'])} in {windows})"
 
 
+def figures(named: Mapping[str, Any]) -> str:
+    """Figures of a validation in one line."""
+    return "  ".join(
+        f"{name} {f'{value:,}' if isinstance(value, int) else _metric(name, value) if SHARES.match(name) else f'{value:.4g}'}"
+        for name, value in named.items()
+        if (value or name != "losses_not_finite") and not DETAILS.match(name)
+    )
+
+
 def _metric(name: str, value: float | None) -> str:
-    if value is None:
+    if not isinstance(value, int | float) or math.isnan(value):  # nan is text in a summary that was read again
         return "-"
-    return f"{value:.2%}" if name in SHARES else f"{value:.2f} dB" if name == "psnr" else f"{value:.4f}"
+    return f"{value:.2%}" if SHARES.match(name) else f"{value:.2f} dB" if name == "psnr" else f"{value:.4f}"
+
+
+def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of clips: frames a second, what a decoder goes through for them, and files that another decoder took."""
+    if not clips:
+        return []
+    per, others = clips.get("decoded_per_delivered"), sum((clips.get("fallbacks") or {}).values())
+    decoded = f"   ({per:.2f} decoded for each)" if per else ""
+    instead = f"{others:,} clips by pyav instead, see summary.json"
+    return [("frames", f"{number(clips.get('frames_per_s'))} frame/s{decoded}"), *([("fallback", instead)] if others else [])]
+
+
+def _detection(detection: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of detectors: boxes a second, and what of the pixels no image covers."""
+    if not detection:
+        return []
+    padding = f", {detection['padding']:.1%} of the pixels are padding"
+    said = f"{number(detection.get('instances_per_s'))} box/s   ({detection['instances_per_image']:.1f} an image{padding})"
+    return [("instances", said)]
 
 
 def _wait(wait: float | Mapping[str, Any] | None) -> str:

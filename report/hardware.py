@@ -10,7 +10,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,12 @@ def shm_free_bytes() -> int:
     except OSError:
         return 0
     return room.f_bavail * room.f_frsize
+
+
+def over_ranks(readings: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """Means of what each rank has read of its own GPU; a rank without a reading is left out."""
+    known = {name: [value for its in readings if (value := its[name]) is not None] for name in readings[0]}
+    return {name: sum(values) / len(values) if values else None for name, values in known.items()}
 
 
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80

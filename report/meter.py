@@ -29,7 +29,7 @@ ENOUGH = 4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Samples of all ranks and of this rank, over `seconds` of active wall clock."""
+    """Samples of all ranks and of this rank, over `seconds` of active wall clock; `epoch`: the one it ended in."""
 
     samples: int
     own_samples: int
@@ -51,6 +51,7 @@ class Meter:
         self.windows: list[Window] = []
         self.paused_s = 0.0
         self._samples, self._counted, self._active_s, self._epoch = 0, 0, 0.0, 0
+        self._first_epoch: int | None = None
         self._since: float | None = None
         self._paused_at = clock()
 
@@ -78,6 +79,7 @@ class Meter:
         now = self._clock()
         self.paused_s += now - self._paused_at
         self._since, self._epoch = now, epoch
+        self._first_epoch = epoch if self._first_epoch is None else self._first_epoch
 
     def pause(self) -> Window | None:
         """Stop the clock at a synchronised point; closes the window when it is long enough."""
@@ -115,10 +117,10 @@ class Meter:
         return window
 
     def result(self, unit: str = "img/s") -> dict[str, Any]:
-        """`rate` of summary.json. `steady` is None before the first window."""
+        """`rate` of summary.json. `steady` is None before the first window, `first_epoch` when none lies within that epoch."""
         kept = steady(self.windows)
         rates = [window.rate for window in kept]
-        first = [w for w in self.windows if w.epoch == self.windows[0].epoch] if self.windows else []
+        first = [w for w in self.windows if w.epoch == self._first_epoch]
         own = sum(w.own_samples for w in kept) / sum(w.seconds for w in kept) if kept else None
         return {
             "steady": float(np.median(rates)) if rates else None,

@@ -218,6 +218,11 @@ class Record:
             line = json.dumps({"kind": kind, "step": step, **plain(values)}, allow_nan=False)
             self._points.append(line.encode() + b"\n")
 
+    def file(self, name: str, content: bytes) -> None:
+        """A file of the run's folder, complete or as it was before."""
+        if self.enabled:
+            replace(self.folder / name, content)
+
     def summary(self, values: Mapping[str, Any]) -> None:
         if self.enabled:
             replace(self.folder / "summary.json", (json.dumps(plain(values), indent=2, allow_nan=False) + "\n").encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,12 @@ import torch
 
 from config import Config
 from contracts import Batch, World
-from report.console import Bar, Console
-from report.hardware import Sampler, device_gib, hardware, host_gib, versions
+from report import pictures
+from report.console import Bar, Console, figures, number
+from report.hardware import Sampler, device_gib, hardware, host_gib, over_ranks, versions
 from report.meter import HIGHEST_EFFICIENCY, Meter, Window, bound
 from report.record import Record
-from report.tensorboard import SETTINGS, Board
+from report.tensorboard import LAYOUT, LAYOUTS, SETTINGS, Board
 
 
 def facts(config: Config, *, loader: Any, loader_name: str, world: World, cores: float, **named: Any) -> dict[str, Any]:
@@ -50,6 +52,7 @@ def _device_name(device: torch.device) -> str:
 
 
 GPU = {"utilisation": "gpu_utilisation", "power_w": "power_w", "sm_mhz": "sm_mhz", "throttled": "throttled"}
+DETECTION = ("instances_per_image", "padding")  # of the facts: what tasks/detection.py tells of its plan
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
@@ -84,6 +87,7 @@ class Reporter:
         self._channel_mean, self._channel_std = torch.tensor(mean), torch.tensor(std)
         self._world, self._console, self._board, self._record, self._meter = world, console, board, record, meter
         self._facts = dict(facts)
+        self._unit = self._facts.get("unit", "img/s").removesuffix("/s")
         self._sampler = Sampler(world.device, cores=facts["hardware"]["cores"]).start()
         self._ceilings: dict[str, dict[str, Any] | None] = {"compute": None, "loader": None}
         self._memory: dict[str, float | None] = {}
@@ -94,7 +98,7 @@ class Reporter:
         self._rate: float | None = None
         self._validation: dict[str, Any] = {}
         self._finished = False
-        board.layout()
+        board.layout(LAYOUTS.get(self._facts.get("task", ""), LAYOUT))
         board.hparams({name: value for name in SETTINGS if (value := self._facts["settings"].get(name)) is not None})
         console.info(self._facts["title"])
 
@@ -103,14 +107,14 @@ class Reporter:
     @contextmanager
     def epoch(self, epoch: int, epochs: int, samples: int, consumed: int) -> Iterator[Bar]:
         self._measure_memory(self._sampler.read()["host_gib"])  # the load of validation and ceilings is no part of the next window
-        with self._console.epoch(title=f"epoch {epoch + 1}/{epochs}", total=samples, first=consumed) as bar:
+        with self._console.epoch(title=f"epoch {epoch + 1}/{epochs}", total=samples, unit=self._unit, first=consumed) as bar:
             yield bar
 
     @contextmanager
     def validation(self, samples: int) -> Iterator[Callable[[int], None]]:
         done = 0
         began = time.perf_counter()
-        with self._console.epoch(title="validation", total=samples) as bar:
+        with self._console.epoch(title="validation", total=samples, unit=self._unit) as bar:
 
             def add(count: int) -> None:
                 nonlocal done
@@ -183,7 +187,7 @@ class Reporter:
             "throughput/compute_ceiling": compute,
             "throughput/loader_ceiling": loader,
             "throughput/efficiency": efficiency,
-            "io/mib_per_s": mib_per_s,
+            "io/mib_per_s": mib_per_s or None,  # 0: the task does not know
             "gpu/utilisation": load["gpu_utilisation"],
             "gpu/power_w": load["power_w"],
             "gpu/sm_mhz": load["sm_mhz"],
@@ -201,7 +205,7 @@ class Reporter:
                 self._ceilings[name] = found
         self._board.scalars({f"throughput/{name}_ceiling": self._ceiling(name) for name in ("compute", "loader")}, step)
         self._record.point("ceilings", step, {"compute": compute, "loader": loader})
-        self._console.info(f"ceilings: compute {compute['rate']:,.0f}/s, loader {loader['rate']:,.0f}/s")
+        self._console.info(f"ceilings: compute {number(compute['rate'])}/s, loader {number(loader['rate'])}/s")
 
     def above_ceiling(self) -> bool:
         """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was measured."""
@@ -209,26 +213,27 @@ class Reporter:
         return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
 
     def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None) -> None:
-        """`epoch`: the last one that was trained, None when there was none. A mean over no loss at all is left out."""
-        figures = {name: value for name, value in result.items() if isinstance(value, int | float)}
-        if figures.get("losses_not_finite", 0) == figures.get("samples"):
-            figures.pop("loss", None)
-        self._validation = figures
-        self._board.scalars({f"val/{name}": value for name, value in figures.items()}, step)
-        self._record.point("val", step, {"epoch": epoch, **figures, "failed": result["failed"]})
-        told = "  ".join(
-            f"{name} {value:,}" if isinstance(value, int) else f"{name} {value:.2%}" if name.startswith("top") else f"{name} {value:.4g}"
-            for name, value in figures.items()
-            if value or name != "losses_not_finite"
-        )
-        self._console.info(f"validated{'' if epoch is None else f' epoch {epoch + 1}'}: {told}")
+        """`epoch`: the last one that was trained, None when there was none. A mean over no loss at all is left out.
+
+        `extras` of rank 0's result: {"files": {name: bytes}, "scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
+        """
+        known = {name: value for name, value in result.items() if isinstance(value, int | float)}
+        if known.get("losses_not_finite", 0) == known.get("samples"):
+            known.pop("loss", None)
+        self._validation = known
+        extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
+        self._board.scalars({**{f"val/{name}": value for name, value in known.items()}, **extras.get("scalars", {})}, step)
+        self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"]})
+        for name, content in extras.get("files", {}).items():
+            self._record.file(name, content)
+        for tag, images in extras.get("images", {}).items():
+            self._board.images(tag, images, step, once=False)
+        self._console.info(f"validated{'' if epoch is None else f' epoch {epoch + 1}'}: {figures(known)}")
 
     def images(self, batch: Batch) -> None:
-        """A grid of augmented training images, once."""
+        """A grid of augmented training images, or of the middle frames of clips, once."""
         if self._world.rank == 0:
-            count = min(16, len(batch.ids))
-            pixels = batch.images[:count].float().permute(0, 2, 3, 1).cpu() * self._channel_std + self._channel_mean
-            self._board.images("augmented", (pixels.clamp(0, 1) * 255).round().to(torch.uint8).numpy(), 0)
+            self._board.images("augmented", pictures.augmented(batch, self._channel_mean, self._channel_std), 0)
 
     def info(self, line: str) -> None:
         self._console.info(line)
@@ -238,7 +243,7 @@ class Reporter:
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
-    def finish(self, *, progress: Mapping[str, Any], failed: set[int], finished: bool) -> dict[str, Any]:
+    def finish(self, *, progress: Mapping[str, Any], failed: set[int], finished: bool, loader: Any = None) -> dict[str, Any]:
         """Write and return the summary; rank 0 prints it as a table when the run came to its end."""
         validation = self._validation
         if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
@@ -247,14 +252,15 @@ class Reporter:
             self._record.summary(summary)
             self._finished = True
             return summary
-        rate = self._meter.result()
+        rate = self._meter.result(self._facts.get("unit", "img/s"))
+        clips, detection = self._clips(loader, rate["steady"]), self._detection(rate["steady"])
         efficiency, bound_by = bound(rate["steady"], self._ceiling("compute"), self._ceiling("loader"))
         if not self._memory:
             self._measure_memory(host_gib())
         warm = rate["warmup_windows"]  # what is said of the machine and of a step is of the same windows as the rate
         kept = self._steps[self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0 :]
         summary = {
-            **{name: value for name, value in self._facts.items() if name not in ("settings", "title")},
+            **{name: value for name, value in self._facts.items() if name not in ("settings", "title", "unit", *DETECTION)},
             "finished": finished,
             "epochs": progress["epoch"],
             "steps": progress["step"],
@@ -272,8 +278,10 @@ class Reporter:
             "split_ms": {name: sum(one.get(name, 0.0) for one in kept) / len(kept) for name in PHASES if any(name in one for one in kept)},
             "validation": validation,
             "memory": self._memory,
-            "gpu": {name: self._mean(read, warm) for name, read in GPU.items()},
+            "gpu": over_ranks(self._world.gather({name: self._mean(read, warm) for name, read in GPU.items()})),
             "cpu": {"utilisation": self._mean("cpu_utilisation", warm)},
+            **({"clips": clips} if clips else {}),
+            **({"detection": detection} if detection else {}),
         }
         self._record.summary(summary)
         self._finished = finished
@@ -292,6 +300,30 @@ class Reporter:
             if efficiency is not None and efficiency > HIGHEST_EFFICIENCY:
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is wrong")
         return summary
+
+    def _clips(self, loader: Any, rate: float | None) -> dict[str, Any] | None:
+        """Of a loader of clips, all ranks: frames/s, frames decoded for one delivered, and what another decoder had to do."""
+        frames = self._facts.get("clip_frames")
+        if not frames:
+            return None
+        told = self._world.gather(
+            [getattr(loader, name, 0) for name in ("decoded", "delivered")] + [dict(getattr(loader, "fallbacks", {}))]
+        )
+        decoded, delivered = (sum(one[place] for one in told) for place in (0, 1))
+        fallbacks: Counter[str] = sum((Counter(one[2]) for one in told), Counter())
+        return {
+            "frames": frames,
+            "frames_per_s": rate and rate * frames,
+            "decoded_per_delivered": decoded / delivered if delivered else None,
+            "fallbacks": dict(fallbacks),
+        }
+
+    def _detection(self, rate: float | None) -> dict[str, Any] | None:
+        """Boxes to learn, an image and a second, and the share of pixels that is padding."""
+        if not all(name in self._facts for name in DETECTION):
+            return None
+        told = {name: self._facts[name] for name in DETECTION}
+        return {**told, "instances_per_s": rate and rate * told["instances_per_image"]}
 
     def close(self) -> None:
         """Idempotent; the run counts as finished when `finish` said so."""

@@ -47,7 +47,7 @@ SETTINGS: dict[str, type] = {
 }
 METRICS = (
     *(f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")),
-    *(f"val/{name}" for name in ("top1", "top5", "loss")),
+    *(f"val/{name}" for name in ("top1", "top5", "loss", "ap", "ap50")),
     *("throughput/per_gpu", "time/data_wait_ms", "gpu/utilisation", "memory/device_gib", "memory/host_gib"),
 )
 LAYOUT = {
@@ -61,6 +61,19 @@ LAYOUT = {
     "val": {"accuracy": ["top1", "top5"], "loss": ["loss"]},
     "gpu": {"utilisation": ["utilisation"], "power, W": ["power_w"], "SM clock, MHz": ["sm_mhz"]},
 }
+LAYOUTS = {
+    "detection": {
+        **LAYOUT,
+        "val": {
+            "AP": ["ap", "ap50", "ap75"],
+            "AP by size": ["ap_small", "ap_medium", "ap_large"],
+            "recall of 1, 10, 100 detections": ["ar1", "ar10", "ar100"],
+            "AP of masks": ["mask_ap", "mask_ap50", "mask_ap75"],
+            "AP of keypoints": ["keypoint_ap", "keypoint_ap50", "keypoint_ap75"],
+        },
+    },
+}
+"""Of tasks whose figures are others."""
 
 
 class Board:
@@ -96,9 +109,9 @@ class Board:
         if points:
             self._event(step=step, summary=Summary(value=points))
 
-    def images(self, tag: str, images: Array, step: int) -> None:
-        """uint8 [N, H, W, 3] as one grid, row by row. A resumed run keeps the earlier grid."""
-        if self._file is None or tag in self._images:
+    def images(self, tag: str, images: Array, step: int, *, once: bool = True) -> None:
+        """uint8 [N, H, W, 3] as one grid, row by row. `once`: a run, also a resumed one, keeps the first; else one each step."""
+        if self._file is None or (tag in self._images if once else (tag, step) in self._kept):
             return
         from torch.utils.tensorboard.summary import image
 
