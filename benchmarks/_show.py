@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,11 @@ from report.tensorboard import Board
 
 PLOT_DPI = 110
 MARKS: tuple[Literal["-", ":"], ...] = ("-", ":")
+MARKERS = "osD^vXPh"
+LETTERS_AN_INCH, LEGEND_MORE = 9, 9
+"""Of a title; a name of the legend takes the room of so many more, for its mark."""
+FENCE = re.compile(r"`{3,}|~{3,}")
+"""What opens and ends a block of code in Markdown."""
 
 
 def columns(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[Column]:
@@ -42,13 +48,18 @@ def same(suite: Suite, rows: Sequence[Row]) -> str:
 def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]:
     """Titles, and a line a row. A row without figures says why, in the place of the rate."""
     shown = columns(suite, rows, detail=detail)
-    found = [[column.title for column in shown]]
+    found = [[column.title.format(unit=unit_of(rows)) for column in shown]]
     for row in rows:
         line = [_cell(row, column.key, column.form, spread=detail or column.key == suite.rate) for column in shown]
         if row["status"] != "ok" and value(row, suite.rate) is None:
             line[[column.key for column in shown].index(suite.rate)] = _why(row)
         found.append(line)
     return found
+
+
+def unit_of(rows: Sequence[Row]) -> str:
+    """Of the rates: img/s unless the rows say otherwise."""
+    return next((str(unit) for row in rows if (unit := row["figures"].get("unit"))), "img/s")
 
 
 def _cell(row: Row, key: str, form: str, *, spread: bool = True) -> str:
@@ -68,14 +79,20 @@ def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
     """The table with what is needed to repeat it: command, hardware, versions, noise, clocks."""
     path = folder / "suite.json"  # a run of train.py has none
     about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": "python train.py (see config.yaml)"}
-    head = [f"# {suite.name}", "", suite.about, "", "```bash", about["command"], "```", ""]
+    fence = "`" * max(3, *(len(run) + 1 for run in FENCE.findall(about["command"])), 0)
+    head = [f"# {suite.name}", "", suite.about, "", f"{fence}bash", about["command"], fence, ""]
     head += [f"- commit {about['commit']}"] if about.get("commit") else []
-    head += [f"- {line}" for line in conditions(suite, rows, about.get("note", ""))]
+    head += [f"- {line}" for line in conditions(suite, rows, _escaped(about.get("note", "")))]
     head += ["- A figure with a spread is the median of its repeats (smallest to largest, number).", ""]
     titles, *lines_ = cells(suite, rows, detail=True)
     table = [_line(titles), _line(["---"] * len(titles)), *(_line(cell.replace("|", "/") for cell in line) for line in lines_)]
     concluded = [f"- {one}" for one in suite.conclude(rows)]
     return "\n".join([*head, *table, *([""] if concluded else []), *concluded]) + "\n"
+
+
+def _escaped(note: str) -> str:
+    """A note in which nothing begins a block of code."""
+    return FENCE.sub(lambda found: "".join(f"\\{mark}" for mark in found[0]), note)
 
 
 def _line(words: Iterable[str]) -> str:
@@ -84,7 +101,7 @@ def _line(words: Iterable[str]) -> str:
 
 def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     """Hardware and versions (each once, whatever differs listed), the noise of the repeats, clocks and throttling."""
-    told = [note] if note else []
+    told = [" ".join(note.split())] if note.strip() else []
     told += [f"The same for all: {shared}."] if (shared := same(suite, rows)) else []
     machines = {_machine(row["hardware"]) for row in rows if row["hardware"]}
     told += sorted(machines)
@@ -126,10 +143,16 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     console.print(table)
     for line in (*conditions(suite, rows), *suite.conclude(rows)):
         console.print(line, highlight=False)
-    replace(folder / "table.md", markdown(suite, rows, folder).encode())
+    replace(folder / "table.md", printable(markdown(suite, rows, folder)).encode())
     plots = _plotted(suite, rows, folder, console)
     _tensorboard(suite, rows, folder, plots)
-    console.print(f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: tensorboard --logdir {folder}", highlight=False)
+    told = f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: tensorboard --logdir {folder}"
+    console.print(printable(told), highlight=False, markup=False)
+
+
+def printable(text: str) -> str:
+    r"""The bytes of a file's name that are no UTF-8 as \udcXX, as Python spells them."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> list[Path]:
@@ -212,16 +235,15 @@ def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], Non
 
 def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, title: str, form: str = "{:,.0f}") -> Path:
     """One cell for each pair of values, best row of each; `x` and `y` are names of the point."""
-    from matplotlib import pyplot
-
     across, down = (_values(rows, name) for name in (x, y))
     grid = np.full((len(down), len(across)), np.nan)
     for row in rows:
         at = down.index(row["point"][y]), across.index(row["point"][x])
-        grid[at] = np.nanmax([grid[at], row["figures"][figure]])
-    drawing, axes = pyplot.subplots(figsize=(max(4.5, 1.8 + 1.1 * len(across)), 1.6 + 0.5 * len(down)), layout="constrained")
+        found = row["figures"][figure]
+        grid[at] = np.fmax(grid[at], np.nan if found is None else found)
+    drawing, axes = _figure(width=1.8 + 1.1 * len(across), height=1.8 + 0.5 * len(down))
     # each line in its own scale: a small network is ten times faster than a large one
-    axes.imshow(grid / np.nanmax(grid, axis=1, keepdims=True), cmap="Blues", vmin=0, vmax=1.9, aspect="auto")
+    axes.imshow(grid / np.fmax.reduce(grid, axis=1, keepdims=True), cmap="Blues", vmin=0, vmax=1.9, aspect="auto")
     axes.set_xticks(range(len(across)), [str(one) for one in across])
     axes.set_yticks(range(len(down)), [str(one) for one in down])
     axes.set_xlabel(x.replace("_", " "))
@@ -232,67 +254,87 @@ def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, ti
 
 
 Series = dict[str, list[float | None]]
-"""name -> a value for each group."""
+"""name -> a value for each group, None where there is none."""
 
 
 def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit: str, marks: dict[str, Series] | None = None) -> Path:
-    """Groups of bars, one colour a series; `marks` are lines across the bars."""
-    from matplotlib import pyplot
-
-    drawing, axes = pyplot.subplots(figsize=(max(5.0, 2.0 + 0.4 * len(groups) * len(series)), 4), layout="constrained")
+    """Groups of bars, one colour a series; `marks` are lines across the bars. What is missing is left out, and no bar of height 0."""
+    drawing, axes = _figure(width=2 + len(groups) * max(0.45 * len(series), 0.2 + 0.07 * max(map(len, groups), default=0)))
     width = 0.8 / len(series)
+    heights: list[float] = []
     for number, (name, found) in enumerate(series.items()):
         left = np.arange(len(groups)) + (number - len(series) / 2) * width
-        axes.bar(left, [one or 0.0 for one in found], width * 0.92, align="edge", label=name)
-        for style, levels in zip(MARKS, (marks or {}).values(), strict=False):
-            drawn = [(level, place) for level, place in zip(levels[name], left, strict=True) if level]
+        there = [(at, one) for at, one in zip(left, found, strict=True) if one is not None]
+        if there:
+            axes.bar([at for at, _ in there], [one for _, one in there], width * 0.92, align="edge", label=name, color=f"C{number}")
+        heights += [one for _, one in there]
+        for place, (style, levels) in enumerate(zip(MARKS, (marks or {}).values(), strict=False)):
+            drawn = [(level, at) for level, at in zip(levels[name], left, strict=True) if level is not None]
             axes.hlines([level for level, _ in drawn], [at for _, at in drawn], [at + width for _, at in drawn], "black", style)
-    # the first mark is shown whole, the others as far as the picture goes
-    shown = [*series.values(), *next(iter((marks or {"": {}}).values())).values()]
-    axes.set_ylim(0, 1.25 * max((one or 0.0) for found in shown for one in found))
+            heights += [level for level, _ in drawn if place == 0]  # the first mark is shown whole, the others as far as the picture goes
+    axes.set_ylim(0, 1.1 * max(heights, default=0) or 1)
+    axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(unit)
-    _titled(axes, title)
-    axes.legend(fontsize=8)
-    return _saved(drawing, path)
+    return _finished(drawing, axes, path, title)
 
 
-def stacked(path: Path, groups: Sequence[str], series: Mapping[str, Sequence[float]], *, title: str, unit: str) -> Path:
-    """A bar for each group, in which the series lie on each other."""
-    from matplotlib import pyplot
-
-    drawing, axes = pyplot.subplots(figsize=(max(6.5, 3 + 1.1 * len(groups)), 4), layout="constrained")
-    below = np.zeros(len(groups))
+def stacked(path: Path, names: Sequence[str], series: Mapping[str, Sequence[float | None]], *, title: str, unit: str) -> Path:
+    """A lying bar for each name, from top to bottom, in which the series follow each other."""
+    drawing, axes = _figure(height=1.8 + 0.26 * len(names))
+    left = np.zeros(len(names))
     for name, found in series.items():
-        axes.bar(groups, found, 0.7, bottom=below, label=name)
-        below += found
-    axes.tick_params(axis="x", labelsize=7)
-    axes.set_ylabel(unit)
-    axes.set_title(title, fontsize=10)
-    axes.legend(fontsize=8)
-    return _saved(drawing, path)
+        lengths = [one or 0.0 for one in found]
+        axes.barh(range(len(names)), lengths, 0.75, left=left, label=name)
+        left += lengths
+    axes.set_yticks(range(len(names)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    return _finished(drawing, axes, path, title)
 
 
 def lines(path: Path, series: dict[str, Sequence[tuple[float, float]]], *, title: str, x: str, y: str, log_x: bool = False) -> Path:
-    """One line a series, of (x, y)."""
-    from matplotlib import pyplot
-
-    drawing, axes = pyplot.subplots(figsize=(6.5, 4), layout="constrained")
-    for name, found in series.items():
-        axes.plot(*zip(*sorted(found), strict=True), marker="o", label=name)
+    """One line a series, of (x, y). Lines that lie on each other are told apart: each is thinner than the one below it."""
+    drawing, axes = _figure()
+    for number, (name, found) in enumerate(series.items()):
+        below = (len(series) - 1 - number) / max(len(series) - 1, 1)
+        marker = MARKERS[number % len(MARKERS)]
+        across, up = zip(*sorted(found), strict=True)
+        axes.plot(across, up, marker=marker, label=name, alpha=0.75, linewidth=1.3 + 2.4 * below, markersize=5 + 5 * below)
     if log_x:
+        values = sorted({at for found in series.values() for at, _ in found})
         axes.set_xscale("log", base=2)
+        axes.set_xticks(values, [f"{value:g}" for value in values])
+        axes.minorticks_off()
+    else:
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.set_ylim(bottom=0)
-    _titled(axes, title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    return _finished(drawing, axes, path, title)
+
+
+def _figure(*, width: float = 0.0, height: float = 4.4) -> tuple[Any, Any]:
+    """In inches; never narrower than a title needs."""
+    from matplotlib import pyplot
+
+    return pyplot.subplots(figsize=(max(width, 6.5), height), layout="constrained")
+
+
+def _finished(drawing: Any, axes: Any, path: Path, title: str) -> Path:
+    """With a title, and the legend below the axes, where it covers nothing."""
+    _titled(axes, title)
+    handles, names = axes.get_legend_handles_labels()
+    if names:
+        each = max(map(len, names)) + LEGEND_MORE
+        columns_ = max(1, min(len(names), int(LETTERS_AN_INCH * drawing.get_figwidth() / each)))
+        drawing.legend(handles, names, loc="outside lower center", ncols=columns_, fontsize=8)
     return _saved(drawing, path)
 
 
 def _titled(axes: Any, title: str) -> None:
-    axes.set_title(textwrap.fill(title, int(13 * axes.figure.get_figwidth())), fontsize=10)
+    axes.set_title(textwrap.fill(title, int(LETTERS_AN_INCH * axes.figure.get_figwidth())), fontsize=10)
 
 
 def _saved(drawing: Any, path: Path) -> Path:

@@ -38,7 +38,8 @@ DONE = ("ok", "oom")
 """A point with such a row is not measured again when a suite goes on; one that failed, timed out or was too short is."""
 LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
 """From here on it is torchrun that speaks, of ranks that have said why they end."""
-OUT_OF_MEMORY = ("out of memory", "does not fit (", "can't allocate memory", "cudaErrorMemoryAllocation", "MemoryError")
+OUT_OF_MEMORY = ("out of memory", "does not fit (", "can't allocate ", "cudaErrorMemoryAllocation", "_ALLOC_FAILED", "MemoryError")
+"""Of PyTorch, train.py, DALI, CUDA, its libraries and Python; in any case."""
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PATIENCE_S = 35.0
@@ -83,7 +84,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of a table: `key` of the point or of the figures, as `form` writes it; `detail`: in Markdown only."""
+    """One column of a table: `key` of the point or of the figures, as `form` writes it; `detail`: in Markdown only.
+
+    In the title {unit} stands for the unit of the rates: img/s, clip/s.
+    """
 
     key: str
     title: str
@@ -109,16 +113,30 @@ class Suite:
     conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table
     follow: Callable[[Any, Sequence[Row]], list[Point]] | None = None
     """Points that depend on rows, asked for until none comes."""
+    bounds: Callable[[Row], tuple[float, float]] | None = None
+    """Between which the rate of a row lies for certain, in a suite that is not repeated."""
 
 
 def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
     """The command of a suite whose module ends in `measuring(Settings, measure)`."""
-    return lambda settings, point, folder: [sys.executable, "-m", module, settings.model_dump_json(), json.dumps(point), str(folder)]
+    # not model_dump_json: a path may be no UTF-8
+    return lambda settings, point, folder: [
+        *(sys.executable, "-m", module),
+        *(json.dumps(record.plain(told)) for told in (settings.model_dump(), point)),
+        str(folder),
+    ]
 
 
 def ranks(count: int) -> list[str]:
     """What stands between Python and a program of so many processes."""
     return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
+
+
+def require_gpus(asked: Sequence[int], here: int) -> None:
+    """Raise Mistake when there are fewer GPUs than a point has ranks; without a GPU any number of them runs on the CPU."""
+    if 0 < here < max(asked, default=0):
+        there = "is 1 GPU" if here == 1 else f"are {here} GPUs"
+        raise Mistake(f"--gpus {max(asked)}: there {there} here, and a rank needs one of its own; at most --gpus {here}")
 
 
 def class_folders(root: Path | None) -> Path:
@@ -135,7 +153,7 @@ def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) 
     """`if __name__ == "__main__"` of such a module: one point -> figures.json. Exit code 2 for a Mistake, NOT_HERE for Absent."""
     point, folder = json.loads(sys.argv[2]), Path(sys.argv[3])
     try:
-        measured = measure(settings.model_validate_json(sys.argv[1]), point, folder)
+        measured = measure(settings.model_validate(json.loads(sys.argv[1])), point, folder)
     except Mistake as mistake:
         print(mistake, file=sys.stderr, flush=True)
         sys.exit(NOT_HERE if isinstance(mistake, Absent) else 2)
@@ -286,8 +304,7 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     if code is None:
         return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}
     said = [line for line in text.splitlines() if line.strip()]
-    if any(word in text for word in OUT_OF_MEMORY):
-        line = next(line for line in said if any(word in line for word in OUT_OF_MEMORY))
+    if (line := next((line for line in said if any(word.lower() in line.lower() for word in OUT_OF_MEMORY)), None)) is not None:
         return row | {"status": "oom", "error": line.strip()[-300:]}
     said = list(takewhile(lambda line: LAUNCHER not in line, said))
     if code == NOT_HERE and said:

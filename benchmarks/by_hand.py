@@ -2,6 +2,7 @@
 
 `python -m benchmarks.by_hand --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on purpose: DALI's own reader
 and random crop (or torchvision's ImageFolder and transforms), autocast, a loss scale, channels_last, the default stream.
+`--task detection --arch fasterrcnn_resnet50_fpn`: benchmarks/detection_baseline.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +20,31 @@ import torch
 import torchvision
 from torch import nn
 
+from benchmarks import detection_baseline
+
 NOT_HERE = 77
 """Exit code: nothing was measured, and nothing failed."""
 
 
-def dali_batches(root: Path, batch_size: int, threads: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def dali_batches(root: Path, batch_size: int, threads: int, *, training: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Normalised fp16 images and labels, for ever."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 
     @pipeline_def(batch_size=batch_size, num_threads=threads, device_id=0)
     def pipeline() -> Any:
-        jpegs, labels = fn.readers.file(file_root=str(root), random_shuffle=True, name="reader")
-        images = fn.decoders.image_random_crop(
-            jpegs, device="mixed", random_area=[0.08, 1.0], device_memory_padding=211025920, host_memory_padding=140544512
-        )
-        images = fn.resize(images, resize_x=224, resize_y=224)
+        jpegs, labels = fn.readers.file(file_root=str(root), random_shuffle=training, name="reader")
+        padding: dict[str, Any] = {"device_memory_padding": 211025920, "host_memory_padding": 140544512}
+        if training:
+            images = fn.decoders.image_random_crop(jpegs, device="mixed", random_area=[0.08, 1.0], **padding)
+            images = fn.resize(images, resize_x=224, resize_y=224)
+        else:
+            images = fn.resize(fn.decoders.image(jpegs, device="mixed", **padding), resize_shorter=256)
         images = fn.crop_mirror_normalize(
             images,
             dtype=types.FLOAT16,
-            mirror=fn.random.coin_flip(),
+            crop=(224, 224),
+            mirror=fn.random.coin_flip() if training else 0,
             mean=[0.485 * 255, 0.456 * 255, 0.406 * 255],
             std=[0.229 * 255, 0.224 * 255, 0.225 * 255],
         )
@@ -69,34 +75,56 @@ def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[t
             yield images.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last), labels.cuda(non_blocking=True)
 
 
+def classification(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """The network, and the loss of its next batch."""
+    make = dali_batches if arguments.loader == "dali" else torchvision_batches
+    batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
+    model: nn.Module = torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
+    criterion = nn.CrossEntropyLoss()
+
+    def loss() -> torch.Tensor:
+        images, labels = next(batches)
+        found: torch.Tensor = criterion(model(images), labels)
+        return found
+
+    return model, loss
+
+
+def detection(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """The same of a detector."""
+    loader = detection_baseline.loader(arguments.data, arguments.arch, arguments.batch_size, arguments.workers)
+    batches = detection_baseline.batches(loader, torch.device("cuda"))
+    model = detection_baseline.model(arguments.arch).cuda()
+    return model, lambda: detection_baseline.loss_of(model, *next(batches))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/*")
+    parser.add_argument("--task", choices=("classification", "detection"), default="classification")
+    parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/*; of detectors COCO's layout")
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--loader", choices=("dali", "torchvision"), default="dali")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1))
     parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--steps", type=int, help="with DALI: so many steps and as many batches of validation instead, and nothing timed")
     parser.add_argument("--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)")
     arguments = parser.parse_args()
 
     if not torch.cuda.is_available():
         print("by hand: no GPU is here")
         sys.exit(NOT_HERE)
-    torch.backends.cudnn.benchmark = True
-    make = dali_batches if arguments.loader == "dali" else torchvision_batches
-    batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
-    model = torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
+    torch.backends.cudnn.benchmark = arguments.task == "classification"  # detectors' images have many shapes
+    model, loss = (detection if arguments.task == "detection" else classification)(arguments)
+    rate = 1e-5 if arguments.task == "detection" else 0.01
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cuda")
-    criterion = nn.CrossEntropyLoss()
 
     def step() -> None:
-        images, labels = next(batches)
         with torch.autocast("cuda", dtype=torch.float16):
-            loss = criterion(model(images), labels)
+            found = loss()
         optimizer.zero_grad(set_to_none=True)
-        scaler.scale(loss).backward()
+        scaler.scale(found).backward()
         scaler.step(optimizer)
         scaler.update()
 
@@ -109,6 +137,18 @@ def main() -> None:
             steps += 1
         torch.cuda.synchronize()
         return steps * arguments.batch_size, time.perf_counter() - began
+
+    if arguments.steps:
+        validation = dali_batches(arguments.data / "val", arguments.batch_size, arguments.workers, training=False)
+        for _ in range(arguments.steps):
+            step()
+        model.eval()
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+            for _ in range(arguments.steps):
+                images, labels = next(validation)
+                nn.functional.cross_entropy(model(images), labels)
+        torch.cuda.synchronize()
+        return
 
     run(min(arguments.seconds, 15.0))
     windows = [run(max(2.0, arguments.seconds / 5)) for _ in range(5)]

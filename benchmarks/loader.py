@@ -1,7 +1,9 @@
 """`loader`: loaders alone, on 1..N GPUs: the rate, and the time to pass once over a folder, beside PyTorch's own loading on the CPU.
 
-A pass is one window of report.meter: from the request for its first batch until the last one is on the device. Its tail that fills no
-batch of all ranks is dropped, as in training; `pass_s` is the time that all files take at the pass's rate.
+Of images, or of clips of videos (--task video, benchmarks/clips.py).
+
+A window of report.meter is as many passes as take two seconds, from the request for a first batch until the last one is on the device.
+A pass's tail that fills no batch of all ranks is dropped, as in training; `pass_s` is the time of all files at a window's rate.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
-from benchmarks import _show, pytorch_baseline
+from benchmarks import _show, clips, pytorch_baseline
 from benchmarks._suite import (
     LEAST,
     Column,
@@ -37,76 +39,114 @@ from benchmarks._suite import (
     in_own_process,
     measuring,
     ranks,
+    require_gpus,
 )
 from config import one_of
 from contracts import Feed, Mistake, Pixels, Source, World
 from dataset.plan import StillPlan, StillPolicy
 from dataset.sources.folder import Folder
 from dataset.splits import Split, open_split
-from loaders import LOADERS, open_loader
+from loaders import OF_TASK, open_loader
 from report import hardware
 from report.meter import Meter, spread
 from tasks.classification import Classification
 
 BASELINE = "pytorch"
 """benchmarks/pytorch_baseline.py."""
+BASELINES = {"classification": (BASELINE,), "video": clips.BASELINES}
+"""--task -> what is written by hand; the fastest of them is what speed-ups are over."""
+DEFAULTS = {"classification": {"batch_size": 32, "image_size": 640}, "video": {"batch_size": 8, "image_size": 224}}
+NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
+"""What a loader's name begins or ends with -> the module that it takes."""
+ON_GPU = ("dali-gpu", "dali-video", "nvdec")
 CONTENTS_UP_TO = 50_000
 """Files of which the contents are compared too; of more, only which file on the disk they are."""
 HEAD = 1 << 16
 """Bytes of a file that are compared: JPEGs of the same size that begin alike are alike."""
-SHORT_S = 2.0
-"""A pass below this says little of a steady rate."""
+LEAST_S = 2.0
+"""A window below this says little of a steady rate."""
 
 Epochs = Callable[[int], Iterator[int]]
 """epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks."""
+POINT = {
+    "classification": {"batch_size", "image_size", "window", "workers", "reader"},
+    "video": {"batch_size", "image_size", "workers", "clip_frames", "clip_stride", "clips"},
+}
+"""--task -> the settings that are a point's."""
 
 
 class Loader(Common):
-    """Loaders alone: img/s and the time to pass once over a folder, per loader and number of GPUs, beside PyTorch's own on the CPU."""
+    """Loaders alone: the rate and the time to pass once over a folder, per loader and number of GPUs, beside PyTorch's own on the CPU."""
 
+    task: Literal["classification", "video"] = "classification"
+    """Images, or clips of videos."""
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     loaders: tuple[str, ...] = ("auto",)
-    """pytorch (the baseline), or names as in --loader of train.py; auto = pytorch and all that run here."""
+    """pytorch (the baseline; of clips with PyAV, and pytorch+decord), or names as in --loader of train.py; auto = all that run here."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
-    batch_size: PositiveInt = 32
-    """Samples a rank and batch."""
-    image_size: Annotated[int, Field(ge=8)] = 640
-    """Height and width of the images, pixels."""
+    batch_size: PositiveInt | None = None
+    """Samples a rank and batch. Default: 32; of clips 8."""
+    image_size: Annotated[int, Field(ge=8)] | None = None
+    """Height and width of the images, pixels. Default: 640; of clips 224."""
     window: Literal["stretch", "random-resized", "center"] = "stretch"
-    """The whole image stretched, or the windows of training and validation."""
+    """Images: the whole image stretched, or the windows of training and validation."""
     workers: Annotated[int, Field(ge=0)] = 8
-    """Worker processes (pytorch, torchvision, dali-fed) or threads (dali-cpu, dali-gpu) a rank."""
+    """Worker processes (pytorch, torchvision, dali-fed, all of clips) or threads (dali-cpu, dali-gpu) a rank."""
     passes: Annotated[int, Field(ge=LEAST)] = LEAST
-    """Passes to measure, after a first one that is reported apart."""
+    """Windows to measure, each of whole passes (one, or as many as take 2 s), after a first pass that is reported apart."""
     reader: str = "auto"
-    """Decoder of the torchvision loader, as in --reader of train.py."""
+    """Images: decoder of the torchvision loader, as in --reader of train.py."""
+    clip_frames: Annotated[int, Field(ge=0)] = 16
+    """Frames of a clip; 0 = all frames of a video, from its first to its last: decoding in sequence. That takes memory: a smaller
+    --batch-size."""
+    clip_stride: PositiveInt = 1
+    """From one frame of a clip to the next, in frames of the video."""
+    clips: Annotated[int, Field(ge=0)] = 0
+    """Clips of a video in a pass, evenly spaced: 300 / --clip-frames pass over all of 300 frames. 0 = one at random, as in training."""
 
 
 def points(settings: Loader) -> list[Point]:
     class_folders(settings.data)
     devices = torch.cuda.device_count()
-    if 0 < devices < max(settings.gpus):
-        raise Mistake(f"--gpus {max(settings.gpus)}: there are {devices} GPUs here, and a rank needs one of its own")
-    same = settings.model_dump(include={"batch_size", "image_size", "window", "workers", "reader"})
-    asked = itertools.product(settings.gpus, expanded("--loaders", settings.loaders, devices))
-    return [{"loader": name, "gpus": gpus, **same} for gpus, name in asked]
+    require_gpus(settings.gpus, devices)
+    same = settled(settings).model_dump(include=POINT[settings.task])
+    names = expanded("--loaders", settings.loaders, devices, task=settings.task)
+    return [{"loader": name, "gpus": gpus, **same} for gpus, name in itertools.product(settings.gpus, names)]
 
 
-def expanded(flag: str, names: Sequence[str], devices: int, *, more: tuple[str, ...] = ()) -> list[str]:
+def settled(settings: Loader) -> Loader:
+    """With what the task sets where the user does not."""
+    missing = {name: value for name, value in DEFAULTS[settings.task].items() if getattr(settings, name) is None}
+    return settings.model_copy(update=missing)
+
+
+def expanded(
+    flag: str, names: Sequence[str], devices: int, *, more: tuple[str, ...] | None = None, task: str = "classification"
+) -> list[str]:
     """Loaders by name, each once; auto: those that can run here with so many GPUs. Raises Mistake for an unknown name.
 
-    `more` are names besides the baseline and the loaders.
+    `more` are names besides the loaders; by default the baselines.
     """
-    known = (BASELINE, *more, *LOADERS)
-    dali = bool(find_spec("nvidia") and find_spec("nvidia.dali"))
-    auto = [name for name in known if name != "synthetic" and (dali or not name.startswith("dali")) and (devices or name != "dali-gpu")]
+    known = (*(BASELINES[task] if more is None else more), *OF_TASK[task])
+    auto = [name for name in known if name != "synthetic" and "nvdec+" not in name and _runs(name, devices)]
     return list(dict.fromkeys(each for name in names for each in (auto if one_of(flag, name, (*known, "auto")) == "auto" else [name])))
 
 
+def _runs(name: str, devices: int) -> bool:
+    """Whether what it needs is here."""
+    needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
+    return all(map(_installed, needed)) and bool(devices or not name.startswith(ON_GPU))
+
+
+def _installed(module: str) -> bool:
+    package = module.partition(".")[0]
+    return bool(find_spec(package) and find_spec(module))
+
+
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:
-    found = settings.model_copy(update={"data": class_folders(settings.data)})
+    found = settled(settings).model_copy(update={"data": class_folders(settings.data)})
     python, *words = in_own_process("benchmarks.loader")(found, point, folder)
     return [python, *ranks(point["gpus"]), *words]
 
@@ -114,17 +154,21 @@ def command(settings: Loader, point: Point, folder: Path) -> list[str]:
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     device = prepare_process()
     world = ProcessWorld(device)
-    data = open_split(class_folders(settings.data))
+    data = (clips.open_split if settings.task == "video" else open_split)(class_folders(settings.data))
     files = len(data.columns)
+    whole = files * max(settings.clips, 1) if settings.task == "video" else files
     with ExitStack() as stack:
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
-        meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
+        meter = Meter(world, min_window_s=LEAST_S, synchronise=world.synchronise)
         load = hardware.Sampler(device, cores=cores()).start()
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
-        epochs = stack.enter_context(opened(settings, point["loader"], data, world))
-        for epoch in range(settings.passes + 1):
+        if settings.task == "video":
+            epochs, more = stack.enter_context(clips.opened(settings, point["loader"], data, world))
+        else:
+            epochs, more = stack.enter_context(opened(settings, point["loader"], data, world)), lambda rate: {}
+        for epoch in itertools.count():
             if epoch:
                 meter.resume(epoch)
             for samples in epochs(epoch):
@@ -132,23 +176,27 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
                 meter.add(samples)
             meter.pause()
             if epoch == 0:
+                meter.flush()
+                if not meter.windows[0].samples:
+                    raise Mistake(f"--loaders {point['loader']}: none of the {files} files could be decoded")
                 load.read()  # the loads are of the passes that count
-        busy = load.read()
+            elif len(meter.windows) > settings.passes:
+                break
+        busy = hardware.over_ranks(world.gather(load.read()))
         host_gib = float(world.sum(np.array([hardware.host_gib()]))[0])
         device_gib = max((found for found in world.gather(hardware.device_gib(device)) if found is not None), default=None)
         different = world.gather(unique(data.source) if world.rank == 0 else None)[0]
     first, *windows = meter.windows
     rates = [window.rate for window in windows]
-    if not all(rates):
-        raise Mistake(f"--loaders {point['loader']}: none of the {files} files could be decoded")
-    passes = [files / rate for rate in rates]
+    passes = [whole / rate for rate in rates]
     return Measured(
         figures={
             "rate": float(np.median(rates)),
             "per_gpu": float(np.median(rates)) / world.size,
             "pass_s": float(np.median(passes)),
+            **more(float(np.median(rates))),
             "first_pass_s": first.seconds,
-            "samples": windows[0].samples,
+            "samples": first.samples,
             "files": files,
             "unique_files": different,
             "host_gib": host_gib,
@@ -240,17 +288,24 @@ def _begins(path: bytes) -> bytes:
         return blake2b(file.read(HEAD)).digest()
 
 
-def derive(rows: Sequence[Row]) -> list[Row]:
-    """With `speed_up` (pass time of the baseline on as many GPUs / this one's) and `scaling` (rate / GPUs / the rate on one GPU)."""
+BY_HAND = {name for names in BASELINES.values() for name in names}
 
-    def figure(loader: str, gpus: int, name: str) -> float | None:
-        return _show.best([row for row in rows if row["status"] == "ok"], name, loader=loader, gpus=gpus)
+
+def by_hand(rows: Sequence[Row], gpus: int) -> Row | None:
+    """The fastest baseline on so many GPUs."""
+    found = [row for row in rows if row["status"] == "ok" and row["point"]["loader"] in BY_HAND and row["point"]["gpus"] == gpus]
+    return min(found, key=lambda row: float(row["figures"]["pass_s"]), default=None)
+
+
+def derive(rows: Sequence[Row]) -> list[Row]:
+    """With `speed_up` (pass time of the fastest baseline on as many GPUs / this one's) and `scaling` (rate / GPUs / that on one GPU)."""
 
     def more(row: Row) -> dict[str, float | None]:
         loader, gpus = row["point"]["loader"], row["point"]["gpus"]
-        by_hand, alone = figure(BASELINE, gpus, "pass_s"), figure(loader, 1, "rate")
+        beside = by_hand(rows, gpus)
+        alone = _show.best([other for other in rows if other["status"] == "ok"], "rate", loader=loader, gpus=1)
         return {
-            "speed_up": by_hand and by_hand / row["figures"]["pass_s"],
+            "speed_up": beside["figures"]["pass_s"] / row["figures"]["pass_s"] if beside else None,
             "scaling": row["figures"]["rate"] / gpus / alone if alone and gpus > 1 else None,
         }
 
@@ -265,43 +320,52 @@ def conclude(rows: Sequence[Row]) -> list[str]:
         said.append(f"{files:,} files, {links:,} of them unique: {rest}.")
     for gpus, its in _show.by(good, "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
-        times, figures = f"{gpus} process{'es' if gpus > 1 else ''}", fastest["figures"]
-        beside = f", {figures['speed_up']:.1f} times as fast as {BASELINE}" if figures.get("speed_up") else ""
-        said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{beside}.")
-    if any(row["figures"]["samples"] / row["figures"]["rate"] < SHORT_S for row in good):
-        said.append(f"Some passes took less than {SHORT_S:g} s: python -m scripts.link_set makes a longer set of these files.")
+        times, figures, beside = _processes(gpus), fastest["figures"], by_hand(rows, gpus)
+        more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}" if beside and figures.get("speed_up") else ""
+        frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
+        said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
+    for loader, its in _show.by(good, "loader").items():
+        kinds = dict.fromkeys(kind for row in its if (kind := row["figures"].get("fallback_kinds")))
+        said += [f"{loader}: clips of some files were decoded by pyav ({kind})." for kind in kinds]
     return said
 
 
+def _processes(count: int) -> str:
+    return f"{count} process{'es' if count > 1 else ''}"
+
+
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    gpus, names = list(_show.by(rows, "gpus")), list(_show.by(rows, "loader"))
+    gpus, names, unit = list(_show.by(rows, "gpus")), list(_show.by(rows, "loader")), _show.unit_of(rows)
     passes: _show.Series = {name: [_show.best(rows, "pass_s", loader=name, gpus=count) for count in gpus] for name in names}
-    groups = [f"{count} process{'es' if count > 1 else ''}" for count in gpus]
+    groups = [_processes(count) for count in gpus]
     drawn = [_show.bars(folder / "pass.png", groups, passes, title="seconds to pass once over the files", unit="s")]
     if len(gpus) > 1:
         rates: dict[str, Sequence[tuple[float, float]]] = {
             name: [(row["point"]["gpus"], row["figures"]["rate"]) for row in its] for name, its in _show.by(rows, "loader").items()
         }
-        drawn.append(_show.lines(folder / "rate.png", rates, title="img/s of all ranks", x="processes, one a GPU", y="img/s"))
+        drawn.append(_show.lines(folder / "rate.png", rates, title=f"{unit} of all ranks", x="processes, one a GPU", y=unit))
     return drawn
 
 
 COLUMNS = (
     *(
         Column(key=key, title=key.replace("_", " "))
-        for key in ("loader", "gpus", "batch_size", "image_size", "window", "workers", "reader")
+        for key in ("loader", "gpus", "batch_size", "image_size", "window", "workers", "reader", "clip_frames", "clip_stride", "clips")
     ),
-    Column(key="rate", title="img/s", form="{:,.0f}"),
+    Column(key="rate", title="{unit}", form="{:,.1f}"),
+    Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),
     Column(key="pass_s", title="pass, s", form="{:,.3g}"),
     Column(key="speed_up", title="speed-up", form="{:.2f}"),
-    Column(key="per_gpu", title="img/s a GPU", form="{:,.0f}"),
+    Column(key="per_gpu", title="{unit} a GPU", form="{:,.1f}"),
     Column(key="scaling", title="scaling", form="{:.0%}"),
+    Column(key="decoded_per_frame", title="decoded / delivered", form="{:.2f}"),
+    Column(key="fallbacks", title="clips by pyav", form="{:,}"),
     Column(key="first_pass_s", title="first pass, s", form="{:,.3g}"),
     Column(key="host_gib", title="host GiB", form="{:.1f}"),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}"),
     Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}"),
     Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}", detail=True),
-    Column(key="power_w", title="W", form="{:.0f}", detail=True),
+    Column(key="power_w", title="W a GPU", form="{:.0f}", detail=True),
     Column(key="files", title="files", form="{:,}", detail=True),
     Column(key="unique_files", title="unique", form="{:,}", detail=True),
     Column(key="samples", title="samples a pass", form="{:,}", detail=True),
@@ -309,7 +373,7 @@ COLUMNS = (
 
 SUITE = Suite(
     name="loader",
-    about="loaders alone: img/s of all ranks, and the time to pass once over the files, beside PyTorch's own loading on the CPU",
+    about="loaders alone: the rate of all ranks, and the time to pass once over the files, beside PyTorch's own loading on the CPU",
     settings=Loader,
     points=points,
     command=command,

@@ -7,7 +7,11 @@ Each trial is a run of train.py in a process of its own: a few steps, and a vali
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import json
+import math
+import resource
 import shlex
 import sys
 import threading
@@ -18,19 +22,26 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from engine.distributed import cores  # before torch: see there
+
+# isort: split
+import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _show
+from benchmarks import _show, by_hand
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
-from benchmarks.train import MEASURED_ONLY, check, require_data, words
+from benchmarks.loader import expanded
+from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, words
 from config import Share
+from contracts import Mistake
+from report import hardware
 
 GRID = 8
 """Batches above it are multiples of it."""
 NAMED = ("arch", "loader", "precision")
 """What one search is for; the rest of a trial's point is its batch."""
-AGAINST = ("torchvision", "dali-gpu")
-"""The loaders that the others are compared with: no memory of DALI on the GPU, and the most of it."""
+AGAINST = ("torchvision", "dali-gpu", BY_HAND + "dali")
+"""The loaders that the others are compared with: no memory of DALI on the GPU, ours with the most of it, and plain DALI."""
 
 
 class MaxBatch(Common):
@@ -40,8 +51,8 @@ class MaxBatch(Common):
     """Folder with train/<class>/* and val/<class>/*. Not needed with --loaders synthetic, which then trains without a validation."""
     archs: tuple[str, ...] = ("resnet18", "resnet50")
     """Classification architectures of torchvision.models."""
-    loaders: tuple[str, ...] = ("torchvision", "dali-cpu", "dali-gpu", "dali-fed", "synthetic")
-    """Names as in --loader of train.py."""
+    loaders: tuple[str, ...] = ("auto",)
+    """Names as in --loader of train.py; auto = all that read files and run here."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
     """auto = fp16 on a GPU."""
     start: PositiveInt = 64
@@ -52,8 +63,10 @@ class MaxBatch(Common):
     """End when the largest that fits and the smallest that does not are this close, as a share; or 8 samples apart."""
     steps: PositiveInt = 6
     """Of training in each trial."""
+    by_hand: bool = False
+    """Also search with the loop that one writes by hand with DALI (benchmarks/by_hand.py), in fp16 on a GPU."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """For a demonstration: less memory than there is. On a GPU PyTorch's own share, on a CPU the data of a process (RLIMIT_DATA)."""
+    """As if there were no more memory than this: on a GPU the rest is held, on a CPU it limits the data of a process (RLIMIT_DATA)."""
     flags: str = ""
     """More flags of train.py, for every trial; better written last, after a bare --."""
 
@@ -113,8 +126,19 @@ def training_samples(data: Path | None) -> int:
 
 def points(settings: MaxBatch) -> list[Point]:
     require_data(settings.data, settings.loaders)
+    if settings.by_hand and settings.data is None:
+        raise Mistake("--by-hand reads files: --data is missing")
     check(settings.flags)
     return follow(settings, [])
+
+
+def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
+    """(arch, loader, precision), in the order of the table."""
+    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
+    for arch in settings.archs:
+        yield from itertools.product([arch], loaders, settings.precisions)
+        if settings.by_hand:
+            yield arch, BY_HAND + "dali", "fp16"
 
 
 def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
@@ -125,9 +149,7 @@ def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
         "tolerance": settings.tolerance,
     }
     found: list[Point] = []
-    for values in (
-        (arch, loader, precision) for arch in settings.archs for loader in settings.loaders for precision in settings.precisions
-    ):
+    for values in searches(settings):
         named = dict(zip(NAMED, values, strict=True))
         outcomes = {row["point"]["batch_size"]: row["status"] for row in rows if named.items() <= row["point"].items()}
         its = search(outcomes, **limits)
@@ -144,15 +166,16 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     """In the trial's own process: train.py with the device's memory watched. Exits as train.py does when that does not end well."""
     import train
 
-    if settings.memory_limit_gib is not None:
-        _limit(train.DEVICE, settings.memory_limit_gib)
-    sys.argv = ["train.py", *_flags(settings, point, folder)]
-    try:
-        with _peak(train.DEVICE) as peak_gib:
+    held_gib = 0.0 if settings.memory_limit_gib is None else _limit(train.DEVICE, settings.memory_limit_gib)
+    with _peak(train.DEVICE) as peak_gib:
+        if point["loader"].startswith(BY_HAND):
+            return _by_hand(settings, point, train.DEVICE, peak_gib, held_gib)
+        sys.argv = ["train.py", *_flags(settings, point, folder)]
+        try:
             code = train.main()
-    finally:
-        for weights in folder.glob("*.pt"):
-            weights.unlink()  # of a network that has learned nothing
+        finally:
+            for weights in folder.glob("*.pt"):
+                weights.unlink()  # of a network that has learned nothing
     if code:
         sys.exit(code)
     told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -160,7 +183,7 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     return Measured(
         figures={
             "largest": point["batch_size"],  # so far
-            "device_gib": max(peak_gib, default=None),
+            "device_gib": max(peak_gib) - held_gib if peak_gib else None,
             **{name: told["memory"][name] for name in ("allocated_gib", "host_gib")},
             "reached": reasons.get(point["batch_size"]),
         },
@@ -175,28 +198,39 @@ def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
     return [*words(flags), *shlex.split(settings.flags)]
 
 
-def _limit(device: Any, gib: float) -> None:
-    import resource
+def _by_hand(settings: MaxBatch, point: Point, device: torch.device, peak_gib: list[float], held_gib: float) -> Measured:
+    flags = {"data": settings.data, **{name: point[name] for name in ("arch", "batch_size")}, "steps": settings.steps}
+    sys.argv = ["by_hand.py", *words(flags)]
+    by_hand.main()
+    figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None}
+    figures["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
+    return Measured(figures=figures, versions=hardware.versions(), hardware=hardware.hardware(device, cores()))
 
-    import torch
 
-    if device.type == "cuda":
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gib * 2**30 / torch.cuda.get_device_properties(device).total_memory))
-    else:  # not the address space: libraries map far more of it than they use
+def _limit(device: torch.device, gib: float) -> float:
+    """Leave so much memory; GiB of the device that are held for it, which no figure counts. Raises Mistake when there is less."""
+    if device.type == "cpu":  # not the address space: libraries map far more of it than they use
         resource.setrlimit(resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        return 0.0
+    torch.zeros(1, device=device)  # starts CUDA
+    held = torch.cuda.get_device_properties(device).total_memory - int(gib * 2**30)
+    # by the driver: neither PyTorch's figures nor its cache see it
+    code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(held)) if held > 0 else 1
+    if code:
+        free = torch.cuda.mem_get_info(device)[0] / 2**30
+        raise Mistake(f"--memory-limit-gib {gib:g}: {held / 2**30:.1f} GiB cannot be held, {free:.1f} GiB are free")
+    return held / 2**30
 
 
 @contextmanager
 def _peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
     """GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU. The validation is in it."""
-    from report.hardware import device_gib
-
     found: list[float] = []
     over = threading.Event()
 
     def watch() -> None:
         while not over.wait(every_s):
-            now = device_gib(device)
+            now = hardware.device_gib(device)
             if now is not None and now > max(found, default=0.0):
                 found.append(now)
 
@@ -252,10 +286,16 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
     figures |= {
         "largest": batch(best),
         "ended": ended,
+        "fails": None if failed is None else batch(failed),
         "limited": int(failed is not None and failed["status"] == "oom"),
         "trials": len(trials),
     }
     return {**best, "point": point, "took_s": took_s, "figures": figures}
+
+
+def bounds(row: Row) -> tuple[float, float]:
+    """The largest batch that trains lies between the largest that did and the smallest that did not."""
+    return row["figures"]["largest"], (row["figures"]["fails"] or math.inf) - 1
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -274,6 +314,7 @@ COLUMNS = (
     Column(key="ended", title="limit"),
     Column(key="of_torchvision", title="to torchvision", form="{:.2f} x"),
     Column(key="of_dali-gpu", title="to dali-gpu", form="{:.2f} x"),
+    Column(key=f"of_{BY_HAND}dali", title="to DALI by hand", form="{:.2f} x"),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}"),
     Column(key="allocated_gib", title="PyTorch's GiB", form="{:.1f}", detail=True),
     Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),
@@ -292,6 +333,7 @@ SUITE = Suite(
     rate="largest",
     plots=plots,
     follow=follow,
+    bounds=bounds,
     derive=summarise,
 )
 

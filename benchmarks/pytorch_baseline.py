@@ -1,14 +1,17 @@
-"""The loading that one writes by hand with PyTorch on the CPU: PIL, torchvision's transforms, a DataLoader with pinned memory.
+"""The loading that one writes by hand with PyTorch on the CPU: PIL (clips: PyAV or decord), torchvision's transforms, a DataLoader.
 
 Uses nothing of ours on purpose: it is what `loader` and `slow-storage` compare with.
 """
 
 from __future__ import annotations
 
+import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
@@ -33,12 +36,81 @@ class Images(Dataset[Any]):
             return self.transform(image.convert("RGB")), self.labels[index]
 
 
+Decode = Callable[[str, int, int, float], "np.ndarray[Any, Any]"]
+"""(file, frames, stride, place of the clip from 0 to 1) -> uint8 [T, H, W, 3], fewer than `frames` where the video ends before."""
+
+
+class Clips(Dataset[Any]):
+    """(normalised fp32 [3, T, size, size], label) of video files: `clips` evenly spaced ones of each, or one at random for 0.
+
+    The shorter side is resized to `shorter_side`, then a random square is cut out; a clip that is too short repeats its last frame.
+    """
+
+    def __init__(
+        self, files: Sequence[str], labels: Sequence[int], *, decode: Decode, frames: int, stride: int, clips: int, size: int
+    ) -> None:
+        self.files, self.labels, self.decode, self.frames, self.stride, self.clips = files, labels, decode, frames, stride, clips
+        self.crop = transforms.Compose([transforms.Resize(shorter_side(size), antialias=True), transforms.RandomCrop(size)])
+        self.normalise = transforms.Normalize(MEAN, STD)
+
+    def __len__(self) -> int:
+        return len(self.files) * max(self.clips, 1)
+
+    def __getitem__(self, index: int) -> Any:
+        video, clip = divmod(index, max(self.clips, 1))
+        place = clip / max(self.clips - 1, 1) if self.clips else random.random()
+        pixels = self.decode(self.files[video], self.frames, self.stride, place)
+        pixels = np.concatenate([pixels, np.repeat(pixels[-1:], self.frames - len(pixels), axis=0)])
+        small = self.crop(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # [T, 3, H, W]
+        return self.normalise(small.float() / 255).transpose(0, 1), self.labels[video]
+
+
+def pyav_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[Any, Any]:
+    """See Decode. Seeks by time to the key frame before, and decodes from there."""
+    import av
+
+    with av.open(path) as container:
+        stream = container.streams.video[0]
+        rate, base = stream.average_rate or Fraction(30), stream.time_base or Fraction(1, av.time_base)
+        count = stream.frames or int((container.duration or 0) * rate / av.time_base)
+        start = int(place * max(count - (frames - 1) * stride - 1, 0))
+        begin = (stream.start_time or 0) + int(start / rate / base)
+        container.seek(begin, stream=stream)
+        kept: list[Any] = []
+        passed = 0
+        for frame in container.decode(stream):
+            if frame.pts is None or frame.pts < begin:
+                continue
+            if passed % stride == 0:
+                kept.append(frame.to_ndarray(format="rgb24"))
+            passed += 1
+            if len(kept) == frames:
+                break
+    return np.stack(kept)
+
+
+def decord_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[Any, Any]:
+    """See Decode."""
+    import decord
+
+    reader = decord.VideoReader(path, num_threads=1)
+    start = int(place * max(len(reader) - (frames - 1) * stride - 1, 0))
+    wanted = [at for at in range(start, start + frames * stride, stride) if at < len(reader)]
+    found: np.ndarray[Any, Any] = reader.get_batch(wanted).asnumpy()
+    return found
+
+
+def shorter_side(size: int) -> int:
+    """To which a frame is resized before `size` x `size` pixels are cut out."""
+    return round(size * 256 / 224)
+
+
 def transform(window: str, size: int) -> Any:
     """`window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `size` in pixels."""
     first = {
         "stretch": [transforms.Resize((size, size))],
         "random-resized": [transforms.RandomResizedCrop(size)],
-        "center": [transforms.Resize(round(size * 256 / 224)), transforms.CenterCrop(size)],
+        "center": [transforms.Resize(shorter_side(size)), transforms.CenterCrop(size)],
     }
     return transforms.Compose([*first[window], transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
 

@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show, dali_baseline
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
-from benchmarks.loader import Epochs, expanded, opened, paths, require
+from benchmarks.loader import BASELINE, Epochs, expanded, opened, paths, require
 from config import NotNegative
 from contracts import World
 from dataset.splits import Split, open_split
@@ -72,7 +72,7 @@ class SlowStorage(Common):
 def points(settings: SlowStorage) -> list[Point]:
     class_folders(settings.data)
     same = settings.model_dump(include={"step_ms", "steps", "batch_size", "image_size", "workers", "dali_threads"})
-    asked = itertools.product(settings.delays, expanded("--methods", settings.methods, torch.cuda.device_count(), more=(BY_HAND,)))
+    asked = itertools.product(settings.delays, expanded("--methods", settings.methods, torch.cuda.device_count(), more=(BASELINE, BY_HAND)))
     return [{"read_delay_ms": delay, "method": name, **same} for delay, name in asked]
 
 

@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import itertools
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,23 @@ from typing import Annotated, Any
 
 import numpy as np
 import psutil
+import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks import _show
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from benchmarks.loader import expanded
 from config import NotNegative
 from contracts import Feed, Loader, Mistake
 from report.hardware import device_gib, hardware, host_gib, versions
+from report.meter import Meter
 from report.record import replace as write
 from report.tensorboard import Board
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
+STEPS, STEPS_AN_EPOCH = 3, 0.1
+"""As many rises that lasted are no leak yet; a leak of more than may be shows in more of the epochs."""
 MIB = {"host_mib": "host memory", "device_mib": "device memory"}
 COUNTS = {"files": "open files", "threads": "threads", "processes": "processes"}
 """Name of a reading -> in words. Of these none may be added."""
@@ -40,8 +44,8 @@ class Soak(Common):
 
     data: Path | None = None
     """Folder with train/<class>/*; an epoch is one pass over it. Needed for every loader."""
-    loaders: tuple[str, ...] = ("torchvision", "dali-cpu", "dali-gpu", "dali-fed", "synthetic")
-    """Names as in --loader of train.py."""
+    loaders: tuple[str, ...] = ("auto",)
+    """Names as in --loader of train.py; auto = all that read files and run here."""
     epochs: PositiveInt = 30
     """Passes with each loader."""
     warm_epochs: NonNegativeInt = 4
@@ -69,7 +73,10 @@ def host_mib() -> float:
         ctypes.CDLL(None).malloc_trim(0)
     total = 0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
-        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        try:
+            lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has ended
+            continue
         kib = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
         if "Pss_Anon:" not in kib:  # Linux before 5.3
             return 1024 * host_gib()
@@ -79,14 +86,15 @@ def host_mib() -> float:
 
 def reading(device: Any) -> dict[str, float | None]:
     """host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files, threads, processes."""
-    tree = (psutil.Process(), *psutil.Process().children(recursive=True))
+    counted = []
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            counted.append((process.num_fds(), process.num_threads(), 1))
     on_device = device_gib(device)
     return {
         "host_mib": host_mib(),
         "device_mib": None if on_device is None else 1024 * on_device,
-        "files": sum(process.num_fds() for process in tree),
-        "threads": sum(process.num_threads() for process in tree),
-        "processes": len(tree),
+        **{name: sum(its) for name, its in zip(COUNTS, zip(*counted, strict=True), strict=True)},
     }
 
 
@@ -105,9 +113,18 @@ def margin(values: Sequence[float]) -> float:
     return float(2 * 1.4826 * np.median(np.abs(off - np.median(off))) / np.sqrt(np.sum((epochs - epochs.mean()) ** 2)))
 
 
+def steps_up(values: Sequence[float]) -> bool:
+    """Whether a few rises that lasted are all there is: a pool grows when it meets a larger batch than ever before, ever more rarely."""
+    before = np.maximum.accumulate(values)[:-1]
+    after = np.minimum.accumulate(values[::-1])[::-1][1:]
+    rises = np.maximum(after - before, 0.0)
+    few = 0 < np.count_nonzero(rises) <= max(STEPS, STEPS_AN_EPOCH * len(values))
+    return bool(few and rises.sum() >= 0.8 * (max(values) - min(values)))
+
+
 def leaks(values: Sequence[float], most: float) -> bool:
     """Whether an epoch adds more than `most`, beyond noise, and still does in the later half: a pool that fills is no leak."""
-    return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most
+    return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most and not steps_up(values)
 
 
 def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> list[str]:
@@ -130,22 +147,20 @@ def points(settings: Soak) -> list[Point]:
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
         raise Mistake(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
-    return [{"loader": loader, "batch_size": settings.batch_size, "image_size": settings.image_size} for loader in settings.loaders]
+    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
+    return [{"loader": loader, "batch_size": settings.batch_size, "image_size": settings.image_size} for loader in loaders]
 
 
 def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Feed], Loader] | None = None) -> Measured:
     """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for loaders.open_loader."""
-    import torch
-
-    from config import one_of
     from dataset.plan import StillPlan, StillPolicy
     from dataset.splits import open_split
     from engine.distributed import ProcessWorld, cores, prepare_process
-    from loaders import LOADERS, open_loader
+    from loaders import open_loader
     from tasks.classification import Classification
 
     device = prepare_process()
-    name = point["loader"] if open_ else one_of("--loaders", point["loader"], LOADERS)
+    world = ProcessWorld(device)
     assert settings.data is not None
     split = open_split(settings.data / "train")
     policy = StillPolicy(window="random-resized", image_size=settings.image_size, flip=0.5)
@@ -157,21 +172,22 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
         columns=split.columns,
         targets=Classification(split.columns.label).targets,
         device=device,
-        workers=ProcessWorld(device).workers(settings.workers),
+        workers=world.workers(settings.workers),
     )
     if device.type == "cuda":
         feed = replace(feed, pixels=replace(feed.pixels, dtype="float16"))
+    meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
     board = Board(folder)
     board.layout(LAYOUT)
-    with (open_ or open_loader)(name, feed) as loader:
+    with (open_ or open_loader)(point["loader"], feed) as loader:
         for epoch in range(settings.epochs):
-            began, samples = time.perf_counter(), 0
+            meter.resume(epoch)
             for batch in loader.batches(epoch, 0):
-                samples += int((batch.ids >= 0).sum()) - len(batch.failed)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            now = {"rate": samples / (time.perf_counter() - began), **reading(device)}
+                meter.add(int((batch.ids >= 0).sum()) - len(batch.failed))
+            window = meter.pause()
+            assert window is not None
+            now = {"rate": window.rate, **reading(device)}
             for one, value in now.items():
                 if value is not None:
                     series.setdefault(one, []).append(value)

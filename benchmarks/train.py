@@ -15,19 +15,30 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
-from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks
+from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks, require_gpus
 from config import one_of, parse
 from contracts import Mistake
 from engine import precision
-from loaders import LOADERS
-from models import classification as registry
+from loaders import OF_TASK, default_loader
+from models import registry_of
 from report.meter import Window, spread, steady
+from tasks import task_named
 
 BY_HAND = "by hand: "
-OWN = {f"--{name}" for name in ("arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")}
+BY_HAND_OF = {"classification": ("dali", "torchvision"), "detection": ("torchvision",), "video": ()}
+"""--task -> the loops of benchmarks/by_hand.py."""
+OWN = {
+    f"--{name}" for name in ("task", "arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")
+}
 """Flags of train.py that are a point's, or this suite's."""
 MEASURED_ONLY = {"epochs": 1_000_000, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
 """As many epochs as it takes; a rate that learns nothing and does not diverge."""
+GENTLER = {"detection": {"lr": 1e-5}}
+"""--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
+ARCHS = {"classification": ("resnet18", "resnet50"), "detection": ("fasterrcnn_resnet50_fpn", "ssd300_vgg16"), "video": ("r3d_18",)}
+BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
+MORE = {"clips": ("frames_per_s", "decoded_per_delivered"), "detection": ("instances_per_s", "padding")}
+"""Part of a summary that one task has -> its figures."""
 LEAST_FOR_P99 = 200
 """Steps."""
 
@@ -35,12 +46,14 @@ LEAST_FOR_P99 = 200
 class Train(Common):
     """Rate, ceilings, efficiency and bound of training, per architecture, batch size, loader and precision."""
 
+    task: Literal["classification", "detection", "video"] = "classification"
+    """As --task of train.py."""
     data: Path | None = None
-    """Folder with train/<class>/* and val/<class>/*. Not needed with --loaders synthetic."""
-    archs: tuple[str, ...] = ("resnet18", "resnet50")
-    """Classification architectures of torchvision.models."""
-    batch_sizes: tuple[PositiveInt, ...] = (64, 256, 512)
-    """Samples a rank and step."""
+    """Folder as --data of train.py for the task. Not needed with --loaders synthetic."""
+    archs: tuple[str, ...] | None = None
+    """Architectures of the task, by torchvision's names. Default: resnet18 resnet50; fasterrcnn_resnet50_fpn ssd300_vgg16; r3d_18."""
+    batch_sizes: tuple[PositiveInt, ...] | None = None
+    """Samples a rank and step. Default: 64 256 512; of detectors 16, of clips 8 16."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py."""
     precisions: tuple[Literal["auto", "fp16", "bf16", "fp32"], ...] = ("auto",)
@@ -52,7 +65,7 @@ class Train(Common):
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Of steady windows to measure at each point, after the warm-up."""
     by_hand: tuple[Literal["dali", "torchvision"], ...] = ()
-    """Also time the loop that one writes by hand with these libraries (benchmarks/by_hand.py), on one GPU."""
+    """Also time the loop that one writes by hand with these libraries (benchmarks/by_hand.py), on one GPU; detectors: torchvision."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -69,25 +82,36 @@ def check(words: str) -> None:
     parse(given)
 
 
-def require_data(data: Path | None, loaders: Collection[str]) -> None:
-    """Raise Mistake when there is nothing for them to train on."""
+def require_data(data: Path | None, loaders: Collection[str], task: str = "classification") -> None:
+    """Raise Mistake when there is nothing for them to train on; train.py says the rest of it."""
+    train = "train2017" if task == "detection" else "train"
+    holds = "train2017/, val2017/ and annotations/" if task == "detection" else "train/<class>/* and val/<class>/*"
     if data is None and {*loaders} != {"synthetic"}:
-        raise Mistake("--data is missing: a folder with train/<class>/* and val/<class>/*, or the loader synthetic alone")
-    if data is not None and not (data / "train").is_dir():
-        raise Mistake(f"--data {data}: has no train/ folder; it must hold train/<class>/* and val/<class>/*")
+        raise Mistake(f"--data is missing: a folder with {holds}, or the loader synthetic alone")
+    lists = ("", ".csv", ".txt") if task == "video" else ("",)
+    if data is not None and not any((data / f"{train}{ending}").exists() for ending in lists):
+        raise Mistake(f"--data {data}: has no {train}/ folder; it must hold {holds}")
 
 
 def points(settings: Train) -> list[Point]:
-    require_data(settings.data, settings.loaders)
-    check(settings.flags)
-    for arch in settings.archs:
-        one_of("--archs", arch, registry.names())
+    task, known = settings.task, registry_of(settings.task).names()
+    archs = ARCHS[task] if settings.archs is None else settings.archs
+    for arch in archs:
+        one_of("--archs", arch, known)
+    for name in settings.by_hand:
+        if name not in BY_HAND_OF[task]:
+            allowed = " or ".join(BY_HAND_OF[task])
+            raise Mistake(f"--by-hand {name}: there is no such loop for --task {task}; {f'take {allowed}' if allowed else 'it has none'}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    loaders = [one_of("--loaders", name, LOADERS, auto="dali-gpu" if device.type == "cuda" else "torchvision") for name in settings.loaders]
-    precisions = [precision.choose(name, device) for name in settings.precisions]
+    auto = default_loader(task, gpu=device.type == "cuda")
+    loaders = [one_of("--loaders", name, OF_TASK[task], auto=auto) for name in settings.loaders]
+    require_gpus(settings.gpus, torch.cuda.device_count())
+    require_data(settings.data, settings.loaders, task)
+    check(settings.flags)
+    precisions = [precision.choose(name, device, on_cpu=task_named(task).CPU_PRECISION) for name in settings.precisions]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     found = []
-    for arch, size in itertools.product(settings.archs, settings.batch_sizes):
+    for arch, size in itertools.product(archs, BATCH_SIZES[task] if settings.batch_sizes is None else settings.batch_sizes):
         ours = itertools.product([arch], [size], loaders, precisions, settings.gpus)
         # right behind its own: a machine's speed drifts
         others = itertools.product([arch], [size], [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])
@@ -96,14 +120,16 @@ def points(settings: Train) -> list[Point]:
 
 
 def command(settings: Train, point: Point, folder: Path) -> list[str]:
-    common = ["--data", str(settings.data.resolve())] if settings.data else []
+    common = ["--task", settings.task]
+    common += ["--data", str(settings.data.resolve())] if settings.data else []
     common += ["--workers", str(settings.workers)] if settings.workers else []
     if point["loader"].startswith(BY_HAND):
         how = {"arch": point["arch"], "batch_size": point["batch_size"], "loader": point["loader"].removeprefix(BY_HAND)}
         flags = words({**how, "seconds": settings.seconds, "output": folder / "figures.json"})
         return [sys.executable, "-m", "benchmarks.by_hand", *common, *flags]
     named = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")}
-    flags = words({**named, "seconds": settings.seconds, "val_every": 0, **MEASURED_ONLY, "output": folder})
+    fixed = {**MEASURED_ONLY, **GENTLER.get(settings.task, {})}
+    flags = words({**named, "seconds": settings.seconds, "val_every": 0, **fixed, "output": folder})
     return [sys.executable, *ranks(point["gpus"]), str(ROOT / "train.py"), *common, *flags, *shlex.split(settings.flags)]
 
 
@@ -130,16 +156,18 @@ def measured(told: dict[str, Any]) -> Measured:
     """The figures of a run's summary."""
     rate, ceiling, gpu, memory = told["rate"], told["ceiling"], told["gpu"], told["memory"]
     part: dict[str, Any] = {name: ceiling[name] or {} for name in ("compute", "loader")}
-    power = gpu["power_w"] and gpu["power_w"] * told["world_size"]
+    power = gpu["power_w"] and gpu["power_w"] * told["world_size"]  # of all GPUs: a summary has their mean
     timed = told.get("step_ms") or {}
     spreads = {"rate": rate["spread"], **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found}}
     return Measured(
         figures={
             "rate": rate["steady"],
+            "unit": rate["unit"],
             "first_epoch": rate["first_epoch"],
             **{f"{name}_ceiling": found.get("rate") for name, found in part.items()},
             "efficiency": told["efficiency"],
             "bound": told["bound"] or ("check failed" if told["check"] != "passed" else None),
+            **{name: (told.get(part) or {}).get(name) for part, names in MORE.items() for name in names},
             "data_wait_ms": (told["data_wait"] or {}).get("ms"),
             "step_p50_ms": timed.get("p50"),
             "step_p99_ms": timed.get("p99") if timed.get("n", 0) >= LEAST_FOR_P99 else None,
@@ -157,12 +185,13 @@ def measured(told: dict[str, Any]) -> Measured:
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     ours = [row for row in rows if not row["point"]["loader"].startswith(BY_HAND)]
+    unit = _show.unit_of(rows)
     drawn = [
         _show.heat_map(folder / f"heat-{loader}-{precision}-{gpus}.png", same, x="batch_size", y="arch", figure="rate", title=title)
         for loader, its in _show.by(ours, "loader").items()
         for precision, these in _show.by(its, "precision").items()
         for gpus, same in _show.by(these, "gpus").items()
-        for title in [f"img/s, {loader}, {precision}, {gpus} process{'es' if gpus > 1 else ''} (colour: share of the row's best)"]
+        for title in [f"{unit}, {loader}, {precision}, {gpus} process{'es' if gpus > 1 else ''} (colour: share of the row's best)"]
     ]
     for size, same in _show.by([row for row in rows if row["point"]["gpus"] == 1], "batch_size").items():
         archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
@@ -170,34 +199,38 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         def each(figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders) -> _show.Series:
             return {loader: [_show.best(rows, figure, loader=loader, arch=arch) for arch in archs] for loader in loaders}
 
-        title = f"img/s at batch {size}, with the compute (line) and the loader (dots) ceiling"
+        title = f"{unit} at batch {size}, with the compute (line) and the loader (dots) ceiling"
         marks = {f"{name} ceiling": each(f"{name}_ceiling") for name in ("compute", "loader")}
-        drawn.append(_show.bars(folder / f"bars-{size}.png", archs, each("rate"), title=title, unit="img/s", marks=marks))
+        drawn.append(_show.bars(folder / f"bars-{size}.png", archs, each("rate"), title=title, unit=unit, marks=marks))
     return drawn
 
 
 COLUMNS = (
     *(Column(key=key, title=key.replace("_", " ")) for key in ("arch", "batch_size", "loader", "precision", "gpus")),
-    Column(key="rate", title="img/s", form="{:,.0f}"),
+    Column(key="rate", title="{unit}", form="{:,.1f}"),
+    Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),
+    Column(key="instances_per_s", title="box/s", form="{:,.0f}"),
     Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),
     Column(key="loader_ceiling", title="loader ceiling", form="{:,.0f}"),
     Column(key="efficiency", title="efficiency", form="{:.1%}"),
     Column(key="bound", title="bound"),
     Column(key="data_wait_ms", title="data wait, ms", form="{:.2f}"),
+    Column(key="decoded_per_delivered", title="decoded / delivered", form="{:.2f}", detail=True),
+    Column(key="padding", title="padding", form="{:.1%}", detail=True),
     Column(key="step_p50_ms", title="step p50, ms", form="{:.1f}", detail=True),
     Column(key="step_p99_ms", title="p99", form="{:.1f}", detail=True),
-    Column(key="first_epoch", title="first epoch, img/s", form="{:,.0f}", detail=True),
+    Column(key="first_epoch", title="first epoch, {unit}", form="{:,.0f}", detail=True),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}", detail=True),
     Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),
     Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}", detail=True),
-    Column(key="power_w", title="W", form="{:.0f}", detail=True),
-    Column(key="img_per_s_w", title="img/s/W", form="{:.1f}"),
+    Column(key="power_w", title="W a GPU", form="{:.0f}", detail=True),
+    Column(key="img_per_s_w", title="{unit}/W", form="{:.1f}"),
     Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}", detail=True),
 )
 
 SUITE = Suite(
     name="train",
-    about=f"img/s of all ranks while training; at least {LEAST} windows of 2 s after the warm-up",
+    about=f"samples a second of all ranks while training; at least {LEAST} windows of 2 s after the warm-up",
     settings=Train,
     points=points,
     command=command,

@@ -202,16 +202,16 @@ def _count(workers: int) -> str:
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     drawn = []
     for size, its in _show.by(rows, "image_size").items():
-        fastest = {
-            batch: max(same, key=lambda row: row["figures"]["rate"] or 0.0) for batch, same in sorted(_show.by(its, "batch_size").items())
-        }
-        groups = [f"{batch}\n{row['point']['memory']}, {_count(row['point']['workers'])}" for batch, row in fastest.items()]
+        its = sorted(its, key=lambda row: (row["point"]["batch_size"], row["point"]["workers"], row["point"]["memory"]))
+        names = [f"batch {row['point']['batch_size']}, {_count(row['point']['workers'])}, {row['point']['memory']}" for row in its]
         per_image = {
-            name.replace("_", " "): [1e3 * (row["figures"].get(f"{name}_ms") or 0.0) / batch for batch, row in fastest.items()]
+            name.replace("_", " "): [
+                None if (ms := row["figures"].get(f"{name}_ms")) is None else 1e3 * ms / row["point"]["batch_size"] for row in its
+            ]
             for name in STEP
         }
-        title = f"Where the time of an image goes, {size} px, by batch size (its fastest row)"
-        drawn.append(_show.stacked(folder / f"split-{size}.png", groups, per_image, title=title, unit="µs an image"))
+        title = f"Where the time of an image goes, {size} px"
+        drawn.append(_show.stacked(folder / f"split-{size}.png", names, per_image, title=title, unit="µs an image"))
         for figure, unit in (("rate", "img/s"), ("compute_ceiling", "img/s"), ("gpu_utilisation", "share"), ("power_w", "W")):
             lines: dict[str, Sequence[tuple[float, float]]] = {}
             for memory, workers in dict.fromkeys((row["point"]["memory"], row["point"]["workers"]) for row in its):

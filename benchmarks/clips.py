@@ -1,0 +1,125 @@
+"""Clips of videos for the suite `loader`: the plan of a pass, our loaders, and PyTorch's own on the CPU. Must not know what is timed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import pytorch_baseline
+from contracts import Feed, Loader, Mistake, Pixels, World
+from dataset.plan import ClipPlan, ClipPolicy
+from dataset.sources.folder import Folder
+from dataset.splits import Split, cache_folder
+from loaders import open_loader
+from tasks.video import UNIT, Video
+
+BASELINES = ("pytorch", "pytorch+decord")
+"""benchmarks/pytorch_baseline.py, with PyAV and with decord."""
+
+Epochs = Callable[[int], Iterator[int]]
+"""epoch -> valid clips of this rank's batches."""
+Tell = Callable[[float], dict[str, Any]]
+"""clips a second -> the figures that only clips have."""
+
+
+def open_split(root: Path) -> Split:
+    """The videos of root/<class>/*, scanned once. Raises Mistake."""
+    from dataset.video_scan import open_videos  # with PyAV, which images do without
+
+    columns = open_videos(root, cache=cache_folder(None))
+    return Split(columns=columns, source=Folder(columns))
+
+
+def plan_of(settings: Any, columns: Any, world: World) -> ClipPlan:
+    """One random clip of each video in a drawn order, or `settings.clips` evenly spaced ones in the order of the files."""
+    frames = settings.clip_frames or -(-int(columns.frames.max()) // settings.clip_stride)
+    side = pytorch_baseline.shorter_side(settings.image_size)
+    policy = ClipPolicy(
+        frames=frames,
+        stride=settings.clip_stride,
+        image_size=settings.image_size,
+        shorter=(side, side),
+        resize=side,
+        clips=max(settings.clips, 1),
+    )
+    ranks: dict[str, Any] = {"world_size": world.size, "rank": world.rank}
+    plan = ClipPlan(columns=columns, policy=policy, seed=0, batch_size=settings.batch_size, training=not settings.clips, **ranks)
+    plan.require_a_step()
+    return plan
+
+
+def shown(columns: Any, frames: int, stride: int) -> float:
+    """Different frames of a clip, the mean over the videos: a video that ends before its clip shows its last frame again."""
+    return float(np.minimum(-(-np.asarray(columns.frames) // stride), frames).mean())
+
+
+@contextmanager
+def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tuple[Epochs, Tell]]:
+    """A loader, or a loop by hand, that is ready to give this rank's clips. Raises Mistake.
+
+    `settings` has batch_size, image_size, workers, clip_frames, clip_stride and clips.
+    """
+    plan = plan_of(settings, data.columns, world)
+    frames = shown(data.columns, plan.policy.frames, plan.policy.stride)
+    if name in BASELINES:
+        yield _by_hand(settings, name, data, plan, world), lambda rate: {"unit": UNIT, "frames_per_s": rate * frames}
+        return
+    feed = Feed(
+        plan=plan,
+        source=data.source,
+        columns=data.columns,
+        targets=Video(data.columns.label).targets,
+        device=world.device,
+        workers=settings.workers,
+        pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
+    )
+    with open_loader(name, feed) as loader:
+
+        def epochs(epoch: int) -> Iterator[int]:
+            for batch in loader.batches(epoch, 0):
+                yield int((batch.ids >= 0).sum()) - len(batch.failed)
+
+        yield epochs, lambda rate: {"unit": UNIT, "frames_per_s": rate * frames, **counted(loader)}
+
+
+def counted(loader: Loader) -> dict[str, Any]:
+    """Of this rank: frames that were decoded for each that was delivered, and the clips and sorts of file that pyav took over."""
+    delivered = getattr(loader, "delivered", 0)
+    fallbacks = getattr(loader, "fallbacks", {})
+    return {
+        "decoded_per_frame": loader.decoded / delivered if delivered else None,  # type: ignore[attr-defined]
+        "fallbacks": sum(fallbacks.values()) or None,
+        "fallback_kinds": "; ".join(sorted(fallbacks)) or None,
+    }
+
+
+def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World) -> Epochs:
+    decode = pytorch_baseline.decord_clip if name.endswith("decord") else pytorch_baseline.pyav_clip
+    if decode is pytorch_baseline.decord_clip:
+        try:
+            import decord  # noqa: F401
+        except (ImportError, OSError) as error:
+            raise Mistake(f"--loaders {name}: decord cannot be imported ({error}): pip install decord (x86-64 only)") from None
+    files = [os.fsdecode(data.columns.path(sample)) for sample in range(plan.samples)]
+    loader = pytorch_baseline.loader(
+        pytorch_baseline.Clips(
+            files,
+            data.columns.label.tolist(),
+            decode=decode,
+            frames=plan.policy.frames,
+            stride=plan.policy.stride,
+            clips=settings.clips,
+            size=settings.image_size,
+        ),
+        batch_size=settings.batch_size,
+        workers=settings.workers,
+        pinned=world.device.type == "cuda",
+        world_size=world.size,
+        rank=world.rank,
+    )
+    return lambda epoch: (len(clips) for clips, _ in pytorch_baseline.batches(loader, world.device, epoch))
