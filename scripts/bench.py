@@ -11,8 +11,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
 
 from benchmarks import _show
+from benchmarks._flags import asked
 from benchmarks._suite import Suite, ending_on_signals, run
-from config import flags, one_of
+from config import one_of
 from contracts import Mistake
 
 SUITES = {
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> int:
     folder = Path("runs")
     try:
         suite = suite_of(argv[0])
-        settings = flags(suite.settings, _own(argv[1:]), prog=f"bench {suite.name}")
+        settings = asked(suite.settings, _own(argv[1:]), prog=f"bench {suite.name}")
         folder = settings.output or Path("runs") / f"bench-{suite.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         with ending_on_signals(), _show.progress(console, suite.name) as progress:
             rows = run(suite, settings, folder, progress)

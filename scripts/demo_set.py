@@ -13,10 +13,13 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -50,7 +53,7 @@ ODDITIES = {2: "grey", 6: "rotated", 9: "cmyk", 14: "grey", 18: "rotated", 21: "
 def image(rng: np.random.Generator, label: int) -> np.ndarray:
     """One image of a class, uint8 [height, width, 3]."""
     height, width = _size(rng)
-    canvas, ink = _background(rng, height, width)
+    canvas, ink = background(rng, height, width)
     cell = min(height, width) / rng.uniform(1.8, 3.2)
     rows, columns = max(1, round(height / cell)), max(1, round(width / cell))
     reach = 0.5 * min(height / rows, width / columns)  # half a cell, in pixels
@@ -69,7 +72,7 @@ def _size(rng: np.random.Generator) -> tuple[int, int]:
     return (long, short) if rng.random() < 0.3 else (short, long)
 
 
-def _background(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def background(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """A textured background, float32 [height, width, 3] in 0..1, and three colours [3, 3] that stand out from it."""
     dark, light = (rng.uniform(low, low + 0.4, (3, 3)).astype(np.float32) for low in (0, 0.6))
     ground, ink = (dark, light) if rng.random() < 0.5 else (light, dark)
@@ -88,16 +91,21 @@ def _motif(rng: np.random.Generator, canvas: np.ndarray, centres: np.ndarray, mi
     turn, size, mirror = np.deg2rad(rng.uniform(-8, 8)), rng.uniform(0.6, 0.75), rng.choice((-1, 1))
     rotation = np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
     points = middle + reach * (size * (centres * (mirror, 1)) @ rotation + rng.uniform(-0.08, 0.08, 2))
-    radius, kind = reach * size * rng.uniform(0.17, 0.23), rng.integers(3)
+    radius, kind = reach * size * rng.uniform(0.17, 0.23), int(rng.integers(3))
     for point, colour in zip(points, ink[rng.integers(3, size=5)], strict=True):
-        left, top = np.maximum(point - radius - 2, 0).astype(int)
-        right, bottom = (point + radius + 2).astype(int)
-        patch = canvas[top:bottom, left:right]
-        dx = np.abs(np.arange(left, left + patch.shape[1]) + 0.5 - point[0])[None, :]
-        dy = np.abs(np.arange(top, top + patch.shape[0]) + 0.5 - point[1])[:, None]
-        distance = (np.hypot(dx, dy), np.maximum(dx, dy) * 1.13, (dx + dy) * 0.8)[kind]  # disc, square, diamond of about equal area
-        cover = (radius - distance + 0.5).clip(0, 1)[..., None]
-        patch += cover * (colour - patch)
+        paint(canvas, point, radius, kind, colour)
+
+
+def paint(canvas: np.ndarray, point: np.ndarray, radius: float, kind: int, colour: np.ndarray) -> None:
+    """Paint a disc (`kind` 0), a square (1) or a diamond (2), all of about the same area, around `point` (x, y); outside is cut off."""
+    left, top = np.maximum(point - radius - 2, 0).astype(int)
+    right, bottom = np.maximum(point + radius + 2, 0).astype(int)
+    patch = canvas[top:bottom, left:right]
+    dx = np.abs(np.arange(left, left + patch.shape[1]) + 0.5 - point[0])[None, :]
+    dy = np.abs(np.arange(top, top + patch.shape[0]) + 0.5 - point[1])[:, None]
+    distance = (np.hypot(dx, dy), np.maximum(dx, dy) * 1.13, (dx + dy) * 0.8)[kind]
+    cover = (radius - distance + 0.5).clip(0, 1)[..., None]
+    patch += cover * (colour - patch)
 
 
 def encode(rng: np.random.Generator, pixels: np.ndarray, oddity: str | None) -> bytes:
@@ -130,60 +138,95 @@ def _write_one(root: Path, seed: int, key: tuple[int, int, int]) -> None:
 def write(
     dest: Path, train_per_class: int = 200, val_per_class: int = 50, seed: int = 0, *, progress: bool = True, processes: int | None = None
 ) -> bool:
-    """Make DEST/{train,val}/<class>/*.JPEG; False when it is there already. The bytes never depend on `processes` (None: one a core).
-
-    An older set of ours is replaced. ValueError for counts below one, FileExistsError for a folder with anything else in it.
-    """
-    dest = Path(dest).resolve()
+    """Make DEST/{train,val}/<class>/*.JPEG; False when it is there already. The bytes never depend on `processes` (None: one a core)."""
     stamp = {"version": VERSION, "seed": seed, "train_per_class": train_per_class, "val_per_class": val_per_class}
-    if min(train_per_class, val_per_class) < 1 or seed < 0:
-        raise ValueError(f"needs at least one image a class and a seed >= 0, got {train_per_class} and {val_per_class} images, seed {seed}")
-    found = {path.name for path in dest.iterdir()} if dest.is_dir() else set()
-    if STAMP in found and json.loads((dest / STAMP).read_text()) == stamp:
-        return False
-    if (found and STAMP not in found) or found - {STAMP, *SPLITS} or (dest.exists() and not dest.is_dir()):
-        raise FileExistsError(f"{dest} holds something else than a demo set; name a new or an empty folder")
+    return fill(dest, STAMP, stamp, CLASSES, _write_one, progress=progress, processes=processes)
 
-    # Everything is written under another name: whatever has the name DEST is whole.
-    fresh, old = (dest.with_name(f".{dest.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
-    keys = [(s, c, i) for s, n in enumerate((train_per_class, val_per_class)) for c in range(len(CLASSES)) for i in range(n)]
-    try:
-        for folder in (fresh / split / name for split in SPLITS for name in CLASSES):
+
+def fill(
+    dest: Path,
+    stamp_name: str,
+    stamp: dict[str, Any],
+    classes: tuple[str, ...],
+    write_one: Callable[[Path, int, tuple[int, int, int]], None],
+    *,
+    progress: bool = True,
+    processes: int | None = None,
+) -> bool:
+    """Make the folders DEST/{train,val}/<class> and call write_one(root, seed, (split, label, index)) for each file, in processes.
+
+    False when the set of this `stamp`, kept in the file `stamp_name`, is there; one of another stamp is replaced. ValueError for counts
+    below one, FileExistsError for a folder with anything else in it.
+    """
+    seed, counts = stamp["seed"], (stamp["train_per_class"], stamp["val_per_class"])
+    if min(counts) < 1 or seed < 0:
+        raise ValueError(f"needs at least one file a class and a seed >= 0, got {counts[0]} and {counts[1]} files, seed {seed}")
+    with replacing(dest, stamp_name, stamp, SPLITS) as fresh:
+        if fresh is None:
+            return False
+        keys = [(s, c, i) for s, n in enumerate(counts) for c in range(len(classes)) for i in range(n)]
+        for folder in (fresh / split / name for split in SPLITS for name in classes):
             folder.mkdir(parents=True, exist_ok=True)
         workers = processes or len(os.sched_getaffinity(0))
         # spawn: the caller may have threads, and a fork with threads may hang. Ctrl-C is for the parent alone.
         with ProcessPoolExecutor(workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             try:
-                done = pool.map(partial(_write_one, fresh, seed), keys, chunksize=8)
-                for _ in track(done, f"drawing {dest.name}", total=len(keys), disable=not progress):
+                done = pool.map(partial(write_one, fresh, seed), keys, chunksize=8)
+                for _ in track(done, f"drawing {Path(dest).name}", total=len(keys), disable=not progress):
                     pass
             finally:
-                pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the images still to come
-        (fresh / STAMP).write_text(json.dumps(stamp) + "\n")
+                pool.shutdown(cancel_futures=True)  # an interrupt does not wait for the files still to come
+    return True
+
+
+@contextmanager
+def replacing(dest: Path, stamp_name: str, stamp: dict[str, Any], inside: Iterable[str]) -> Iterator[Path | None]:
+    """The folder to write a set into, which gets the name DEST once all of it is there; None when the set of this stamp is there already.
+
+    A set of another stamp is replaced. FileExistsError for a folder with anything but the set's `inside` in it.
+    """
+    dest = Path(dest).resolve()
+    found = {path.name for path in dest.iterdir()} if dest.is_dir() else set()
+    if stamp_name in found and json.loads((dest / stamp_name).read_text()) == stamp:
+        yield None
+        return
+    if (found and stamp_name not in found) or found - {stamp_name, *inside} or (dest.exists() and not dest.is_dir()):
+        raise FileExistsError(f"{dest} holds something else than a demo set; name a new or an empty folder")
+    fresh, old = (dest.with_name(f".{dest.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
+    try:
+        fresh.mkdir(parents=True)
+        yield fresh
+        (fresh / stamp_name).write_text(json.dumps(stamp) + "\n")
         if found:
             dest.rename(old)
         fresh.rename(dest)  # takes the place of an empty folder too
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-    return True
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="demo_set", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return command("demo_set", __doc__, write, (200, 50), arguments)
+
+
+def command(
+    prog: str, description: str | None, write: Callable[[Path, int, int, int], bool], counts: tuple[int, int], arguments: list[str] | None
+) -> int:
+    """The command line of a set whose default counts a class are `counts`: parses, calls write(dest, train, val, seed), the exit code."""
+    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dest", type=Path, help="folder to make")
-    parser.add_argument("--train-per-class", type=int, default=200, help="images of a class in train/ (%(default)s)")
-    parser.add_argument("--val-per-class", type=int, default=50, help="images of a class in val/ (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other images (%(default)s)")
+    parser.add_argument("--train-per-class", type=int, default=counts[0], help="files of a class in train/ (%(default)s)")
+    parser.add_argument("--val-per-class", type=int, default=counts[1], help="files of a class in val/ (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other files (%(default)s)")
     options = parser.parse_args(arguments)
     try:
         made = write(options.dest, options.train_per_class, options.val_per_class, options.seed)
     except (ValueError, OSError) as error:
-        print(f"demo_set: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    print(f"{options.dest}: {'made' if made else 'already there'}, {len(CLASSES)} classes")
+    print(f"{options.dest}: {'made' if made else 'already there'}")
     return 0
 
 

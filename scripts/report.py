@@ -1,7 +1,8 @@
 """`python -m scripts.report A B`: two result folders side by side, for a person or for CI. With one folder: its table and plots again.
 
 A folder is one of scripts/bench.py, or of one run of train.py. A ratio is beyond noise when the runs of the two do not overlap
-(bench --repeats 3 or more; one run a point says nothing of how runs differ).
+(bench --repeats 3 or more; one run a point says nothing of how runs differ), and beyond the tolerance of max-batch when no batch could
+be the largest of both.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import tyro
 from pydantic import Field, FiniteFloat
 
 from benchmarks import _show, train
+from benchmarks._flags import asked
 from benchmarks._suite import LEAST, Row, Suite, merged, results
-from config import Settings, flags
+from config import Settings
 from contracts import Mistake
 from report import record
 from scripts.bench import suite_of
@@ -32,20 +34,20 @@ class Report(Settings):
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
     """A and B, or one folder to show."""
     fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """Exit code 1 when a point of B is slower than this share of A's, beyond noise (it takes bench --repeats 3 or
-    more to tell), or has no figure where A has one."""
+    """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A has one;
+    2 when nothing tells noise: it takes bench --repeats 3 or more, or max-batch, whose searches say how close they came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One point in both folders. `speed`: how many times as good B is; None when one has no figure."""
+    """One point in both folders. `speed`: how many times as good B is; None when one has no figure. `judged`: noise is known of both."""
 
     point: dict[str, Any]
     a: Row | None
     b: Row | None
     speed: float | None
     beyond_noise: bool
-    repeated: bool = False
+    judged: bool = False
 
 
 def read(folder: Path) -> tuple[str, list[Row]]:
@@ -80,15 +82,18 @@ def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> 
     if not a or not b or not known[0] or not known[1]:
         return Pair(point, a, b, None, False)
     speed = known[1] / known[0] if suite.higher_is_better else known[0] / known[1]
-    (low_a, high_a), (low_b, high_b) = (_range(row, suite.rate) for row in (a, b))
-    repeated = all(row["figures"].get("repeats", 0) >= LEAST for row in (a, b))
-    return Pair(point, a, b, speed, low_b > high_a or low_a > high_b, repeated)
+    first, second = (_range(suite, row) for row in (a, b))
+    if first is None or second is None:
+        return Pair(point, a, b, speed, False)
+    return Pair(point, a, b, speed, second[0] > first[1] or first[0] > second[1], judged=True)
 
 
-def _range(row: Row, figure: str) -> tuple[float, float]:
-    """Without repeated runs nothing is beyond noise."""
-    its = row["spread"].get(figure) if row["figures"].get("repeats", 0) >= LEAST else None
-    return (its["min"], its["max"]) if its else (float("-inf"), float("inf"))
+def _range(suite: Suite, row: Row) -> tuple[float, float] | None:
+    """Where the figure lies by chance. None without repeated runs: nothing can be said to be beyond noise."""
+    if suite.bounds:
+        return suite.bounds(row)
+    its = row["spread"].get(suite.rate) if row["figures"].get("repeats", 0) >= LEAST else None
+    return (its["min"], its["max"]) if its else None
 
 
 def failures(found: Sequence[Pair], below: float) -> list[Pair]:
@@ -131,7 +136,7 @@ def main(argv: list[str]) -> int:
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     try:
-        settings = flags(Report, argv, prog="report")
+        settings = asked(Report, argv, prog="report")
         if len(settings.folders) not in (1, 2):
             raise Mistake(f"got {len(settings.folders)} folders; name one to show, or two to compare")
         read_ = [read(folder) for folder in settings.folders]
@@ -152,16 +157,23 @@ def main(argv: list[str]) -> int:
     for title in (*(column.title for column in axes), "A", "B", "B / A" if suite.higher_is_better else "A / B", ""):
         table.add_column(title)
     for pair in found:
-        said = "beyond noise" if pair.beyond_noise else "no pair" if not pair.speed else "within noise" if pair.repeated else "one run each"
+        known = f"{'beyond' if pair.beyond_noise else 'within'} {'the tolerance' if suite.bounds else 'noise'}"
+        said = "no pair" if not pair.speed else known if pair.judged else "one run each"
         shown = [_figure(row, suite.rate, form) for row in (pair.a, pair.b)]
         table.add_row(*(str(pair.point[column.key]) for column in axes), *shown, f"{pair.speed:.3f}" if pair.speed else "-", said)
     console.print(table)
     for line in (*settings_apart(*settings.folders), *differences(a, b)):
-        console.print(line, highlight=False, soft_wrap=True)
-    bad = failures(found, settings.fail_below) if settings.fail_below else []
-    if bad:
+        console.print(_show.printable(line), highlight=False, soft_wrap=True, markup=False)
+    if settings.fail_below is None:
+        return 0
+    if bad := failures(found, settings.fail_below):
         console.print(f"{len(bad)} of {len(found)} points fail --fail-below {settings.fail_below:g}", highlight=False)
-    return int(bool(bad))
+        return 1
+    if unjudged := [pair for pair in found if pair.speed and not pair.judged]:
+        said = f"--fail-below {settings.fail_below:g}: {len(unjudged)} of {len(found)} points ran fewer than {LEAST} times in A or B"
+        print(f"report: {said}, so no change is beyond noise; measure both with bench --repeats {LEAST} or more", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _figure(row: Row | None, figure: str, form: str) -> str:

@@ -1,0 +1,219 @@
+"""Draw a small detection set in COCO's layout that a light detector can learn in minutes on a CPU; knows nothing of training.
+
+Five classes: circle, cross, square, star, triangle. An image shows up to eight of them before a textured background, turned and coloured at
+random, from small to large in COCO's sense. As in COCO some images have no annotation, some a crowd region (many tiny shapes of one
+class, one mask as run lengths, iscrowd 1), some files are grey, and the ids of images and categories have gaps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageDraw
+from rich.progress import track
+
+from scripts.demo_set import background, replacing
+
+VERSION = 1  # of the drawing: a set of another version is made anew
+STAMP = "demo_coco.json"
+SPLITS = ("train2017", "val2017")
+IMAGES = (600, 150)  # training, validation
+CATEGORIES = {10: "circle", 20: "cross", 30: "square", 40: "star", 50: "triangle"}
+SUPERSAMPLING = 4  # a shape's edge is drawn at this scale and averaged
+
+
+def _corners(angles: np.ndarray, radii: np.ndarray) -> np.ndarray:
+    return np.stack([np.cos(angles) * radii, np.sin(angles) * radii], axis=1)
+
+
+def _ring(count: int) -> np.ndarray:
+    return 2 * np.pi * np.arange(count) / count
+
+
+ARM = 0.36  # half the width of a cross's arms, of half its length
+# Polygons [points, 2] around (0, 0) that touch the unit circle.
+OUTLINES = {
+    "circle": _corners(_ring(48), np.ones(48)),
+    "cross": np.array([(1, ARM), (ARM, ARM), (ARM, 1), (-ARM, 1), (-ARM, ARM), (-1, ARM)]) / np.hypot(1, ARM),
+    "square": _corners(_ring(4), np.ones(4)),
+    "star": _corners(_ring(10), np.where(np.arange(10) % 2, 0.42, 1)),
+    "triangle": _corners(_ring(3), np.ones(3)),
+}
+OUTLINES["cross"] = np.concatenate([OUTLINES["cross"], -OUTLINES["cross"]])
+
+Made = tuple[np.ndarray, list[dict[str, Any]]]
+"""Pixels, uint8 [height, width, 3], and annotations in COCO's form without their ids."""
+
+
+def drawn(rng: np.random.Generator, *, empty: bool = False, crowd: bool = False) -> Made:
+    """One image: `empty` has no shape, and `crowd` a region of many beside the others."""
+    height, width = _size(rng)
+    canvas, ink = background(rng, height, width)
+    canvas = canvas.copy()
+    taken: list[tuple[np.ndarray, float]] = []  # discs (centre, radius) that nothing else may touch
+    annotations: list[dict[str, Any]] = []
+    if crowd and not empty:
+        annotations.append(_crowd(rng, canvas, ink, taken))
+    smallest, largest = np.log(8), np.log(0.4 * min(height, width))
+    radii = np.exp(rng.uniform(smallest, largest, rng.integers(2, 9)))
+    for radius in [] if empty else sorted(map(float, radii), reverse=True):  # the largest first: it needs the most room
+        if (centre := _free(rng, canvas, radius, taken)) is not None:
+            category = int(rng.choice(list(CATEGORIES)))
+            outline = _turned(rng, category, centre, radius)
+            _paint(canvas, outline, _colour(rng, ink))
+            annotations.append(_instance(outline, category))
+    canvas += rng.uniform(0, 0.05) * (rng.random((height, width, 1), dtype=np.float32) - 0.5)  # grain
+    return (canvas.clip(0, 1) * 255 + 0.5).astype(np.uint8), annotations
+
+
+def _size(rng: np.random.Generator) -> tuple[int, int]:
+    """Height and width: the longer side 160 to 200 pixels, from square to 3:2, one in three upright."""
+    long = int(rng.integers(160, 201))
+    short = round(long / rng.uniform(1, 1.5))
+    return (long, short) if rng.random() < 1 / 3 else (short, long)
+
+
+def _free(rng: np.random.Generator, canvas: np.ndarray, radius: float, taken: list[tuple[np.ndarray, float]]) -> np.ndarray | None:
+    """A centre (x, y) whose disc is inside the image and touches none of those taken; takes it. None when 40 random ones do not do."""
+    height, width = canvas.shape[:2]
+    for centre in rng.uniform(radius + 1, np.array([width, height]) - radius - 1, (40, 2)):
+        if all(np.hypot(*(centre - other)) > radius + reach + 2 for other, reach in taken):
+            taken.append((centre, radius))
+            return np.asarray(centre)
+    return None
+
+
+def _colour(rng: np.random.Generator, ink: np.ndarray) -> np.ndarray:
+    return ink[rng.integers(len(ink))] + rng.uniform(-0.08, 0.08, 3).astype(np.float32)
+
+
+def _turned(rng: np.random.Generator, category: int, centre: np.ndarray, radius: float) -> np.ndarray:
+    """The outline of a shape in pixels [points, 2], x y, to a hundredth: what is annotated is what is painted."""
+    angle = rng.uniform(0, 2 * np.pi)
+    rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    outline: np.ndarray = np.round(centre + radius * OUTLINES[CATEGORIES[category]] @ rotation, 2)
+    return outline
+
+
+def _paint(canvas: np.ndarray, outline: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """Fill the outline; the share of each pixel that it covers, float32 [height, width]."""
+    height, width = canvas.shape[:2]
+    left, top = np.floor(outline.min(0)).astype(int)
+    right, bottom = np.ceil(outline.max(0)).astype(int)
+    fine = Image.new("L", ((right - left) * SUPERSAMPLING, (bottom - top) * SUPERSAMPLING))
+    # PIL counts from the middle of the first pixel, COCO from its corner.
+    ImageDraw.Draw(fine).polygon([(x, y) for x, y in (outline - (left, top)) * SUPERSAMPLING - 0.5], fill=255)
+    cover = np.zeros((height, width), np.float32)
+    cover[top:bottom, left:right] = np.asarray(fine.reduce(SUPERSAMPLING)) / np.float32(255)
+    canvas += cover[..., None] * (colour - canvas)
+    return cover
+
+
+def _instance(outline: np.ndarray, category: int) -> dict[str, Any]:
+    (left, top), (right, bottom) = outline.min(0), outline.max(0)
+    x, y = outline.T
+    return {
+        "category_id": category,
+        "segmentation": [outline.ravel().tolist()],
+        "area": round(0.5 * abs(float(x @ np.roll(y, 1) - y @ np.roll(x, 1))), 2),
+        "bbox": [round(float(value), 2) for value in (left, top, right - left, bottom - top)],
+        "iscrowd": 0,
+    }
+
+
+def _crowd(rng: np.random.Generator, canvas: np.ndarray, ink: np.ndarray, taken: list[tuple[np.ndarray, float]]) -> dict[str, Any]:
+    """8 to 20 tiny shapes of one class in a disc, and the annotation that holds for all of them. The image must still be bare."""
+    reach = rng.uniform(0.15, 0.25) * min(canvas.shape[:2])
+    centre = _free(rng, canvas, reach, taken)
+    assert centre is not None, "nothing else is there yet"
+    category = int(rng.choice(list(CATEGORIES)))
+    mask = np.zeros(canvas.shape[:2], bool)
+    for angle, distance in zip(rng.uniform(0, 2 * np.pi, rng.integers(8, 21)), np.sqrt(rng.random(20)), strict=False):
+        radius = rng.uniform(3.5, 5)
+        place = centre + (reach - radius) * distance * np.array([np.cos(angle), np.sin(angle)])
+        mask |= _paint(canvas, _turned(rng, category, place, radius), _colour(rng, ink)) >= 0.5
+    y, x = np.nonzero(mask)
+    return {
+        "category_id": category,
+        "segmentation": {"counts": run_lengths(mask), "size": list(mask.shape)},
+        "area": int(mask.sum()),
+        "bbox": [int(value) for value in (x.min(), y.min(), np.ptp(x) + 1, np.ptp(y) + 1)],
+        "iscrowd": 1,
+    }
+
+
+def run_lengths(mask: np.ndarray) -> list[int]:
+    """COCO's uncompressed counts of a bool mask [height, width]: column by column, runs of 0 and 1 in turn, the first of 0."""
+    flat = mask.ravel(order="F")
+    ends = np.flatnonzero(np.diff(flat)) + 1
+    runs = np.diff(np.concatenate([[0], ends, [len(flat)]])).tolist()
+    return [0, *runs] if flat[0] else list(runs)
+
+
+def _write_split(folder: Path, split: int, count: int, seed: int, *, progress: bool) -> None:
+    name, images, annotations = SPLITS[split], [], []
+    (folder / name).mkdir()
+    for index in track(range(count), f"drawing {name}", disable=not progress):
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(split, index)))
+        pixels, found = drawn(rng, empty=index % 12 == 5, crowd=index % 8 == 3)
+        picture = Image.fromarray(pixels)
+        image_id = 100_000 * (split + 1) + 3 * index
+        entry = {"id": image_id, "file_name": f"{image_id:012d}.jpg", "height": picture.height, "width": picture.width}
+        grey = index % 25 == 14
+        picture.convert("L" if grey else "RGB").save(folder / name / str(entry["file_name"]), quality=int(rng.integers(75, 96)))
+        images.append(entry)
+        annotations += [{"id": 100 * image_id + place, "image_id": image_id, **each} for place, each in enumerate(found)]
+    categories = [{"id": number, "name": label, "supercategory": "shape"} for number, label in CATEGORIES.items()]
+    whole = {
+        "info": {"description": "drawn shapes"},
+        "licenses": [],
+        "images": images,
+        "annotations": annotations,
+        "categories": categories,
+    }
+    (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(whole, separators=(",", ":")))
+
+
+def write(dest: Path, train: int = IMAGES[0], val: int = IMAGES[1], seed: int = 0, *, progress: bool = True) -> bool:
+    """Make DEST/{train2017,val2017}/*.jpg and DEST/annotations/instances_*.json of so many images; a larger set begins with a smaller one.
+
+    False when this set is there already; one of other numbers is replaced. ValueError for counts below one, FileExistsError for a folder
+    with anything else in it.
+    """
+    if min(train, val) < 1 or seed < 0:
+        raise ValueError(f"needs at least one image a split and a seed >= 0, got {train} and {val} images, seed {seed}")
+    stamp = {"version": VERSION, "seed": seed, "train": train, "val": val}
+    with replacing(dest, STAMP, stamp, ("annotations", *SPLITS)) as fresh:
+        if fresh is None:
+            return False
+        (fresh / "annotations").mkdir()
+        for split, count in enumerate((train, val)):
+            _write_split(fresh, split, count, seed, progress=progress)
+    return True
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="demo_coco", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dest", type=Path, help="folder to make")
+    parser.add_argument("--train", type=int, default=IMAGES[0], help="images in train2017/ (%(default)s)")
+    parser.add_argument("--val", type=int, default=IMAGES[1], help="images in val2017/ (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="another seed, other images (%(default)s)")
+    options = parser.parse_args(arguments)
+    try:
+        made = write(options.dest, options.train, options.val, options.seed)
+    except (ValueError, OSError) as error:
+        print(f"demo_coco: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    print(f"{options.dest}: {'made' if made else 'already there'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
