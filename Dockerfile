@@ -55,7 +55,7 @@ USER 10001
 # Everything that saturate imports is here, and DALI is new enough (2.2 reads stored pixels) whoever brought it.
 RUN set -eu; \
     python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)'; \
-    python -c 'import cv2, filelock, imageio, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
+    python -c 'import av, cv2, faster_coco_eval, filelock, imageio, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
     python -c 'import matplotlib, rich, tensorboard, tyro, yaml'; \
     if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord'; fi; \
     python -c 'import nvidia.dali as d; v = d.__version__; \
