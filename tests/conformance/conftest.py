@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conformance.fixtures import odd, parametrise, photographs, ramps, samples, small, temporary  # noqa: F401
+from tests.conformance.fixtures import coco, damaged, odd, parametrise, photographs, ramps, samples, small, temporary  # noqa: F401
 from tests.conformance.scenes import CPU
 
 

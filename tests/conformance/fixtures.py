@@ -7,12 +7,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from dataset.coco_scan import open_coco
 from tests.conformance import pictures, scenes
 from tests.conformance.scenes import Scene, scene
+from tests.unit.coco_files import write_coco
 
 SAMPLES = "SATURATE_SAMPLES"
 ROOT = Path(__file__).parents[2]
@@ -23,6 +26,16 @@ def parametrise(metafunc: pytest.Metafunc, device: torch.device) -> None:
     for name, files in (("backend", True), ("any_backend", False)):
         if name in metafunc.fixturenames:
             metafunc.parametrize(name, scenes.backends(device, files=files), ids=str)
+
+
+def sample_folder(name: str) -> Path:
+    """Of real files; without it the test is skipped, unless SAMPLES says that it is there."""
+    given = os.environ.get(SAMPLES)
+    folder = (Path(given) if given else ROOT.parent / "shared" / "data") / name
+    if not folder.is_dir():
+        assert not given, f"{SAMPLES}={given} has no folder {name}"
+        pytest.skip(f"no real images: {SAMPLES} is not set and there is no {folder}")
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -52,12 +65,29 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """Real ImageNet files, where there are some."""
-    given = os.environ.get(SAMPLES)
-    folder = (Path(given) if given else ROOT.parent / "shared" / "data") / "imagenet_sample"
-    if not folder.is_dir():
-        assert not given, f"{SAMPLES}={given} has no folder imagenet_sample"
-        pytest.skip(f"no real images: {SAMPLES} is not set and there is no {folder}")
+    folder = sample_folder("imagenet_sample")
     return scenes.scanned(folder, tmp_path_factory.mktemp("manifests"))
+
+
+@pytest.fixture(scope="session")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Good files, files that cannot be decoded, and formats that only Pillow decodes."""
+    files = {f"damaged-{name}": content for name, content in pictures.damaged_files().items() if pictures.pil(content) is None}
+    files |= {name: content for name, content in pictures.odd_files().items() if name in ("cmyk-jpeg", "png-rgba", "jpeg-rgb", "gif")}
+    return scene(tmp_path_factory.mktemp("damaged"), {**scenes.small(11), **files})
+
+
+@pytest.fixture(scope="session")
+def coco(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Images with boxes: real ones where there are some, else drawn ones."""
+    try:
+        folder = sample_folder("coco_sample")
+    except pytest.skip.Exception:
+        folder = write_coco(tmp_path_factory.mktemp("coco"), splits={"train2017": 40}, size=(240, 320))
+    manifest: Any = open_coco(folder, "train", keypoints=False, cache=tmp_path_factory.mktemp("manifests"))
+    paths = [Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))]
+    contents, names = tuple(path.read_bytes() for path in paths), tuple(path.stem for path in paths)
+    return Scene(folder=folder, manifest=manifest, bytes_of=contents, names=names)
 
 
 @pytest.fixture

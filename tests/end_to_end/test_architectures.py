@@ -82,13 +82,13 @@ def test_one_step(name: str) -> None:
     arch, size = FAMILIES[name]
     world = ProcessWorld(torch.device("cpu"))
     torch.manual_seed(0)
-    module, _ = registry.build(arch, classes=CLASSES, image_size=size, batch_size=BATCH)
+    module, _ = registry.build(arch, classes=CLASSES, shape=(BATCH, 3, size, size))
     module.to(memory_format=torch.channels_last)
     task = Classification(np.arange(BATCH), auxiliary_weight=registry.auxiliary_weight(arch))
     recipe = Optimisation()
     step = Step(
         module=module,
-        losses=task.losses,
+        task=task,
         optimizer=optimizers.build(
             module, name="sgd", lr=recipe.lr, weight_decay=0.0, norm_weight_decay=0.0, momentum=recipe.momentum, nesterov=True
         ),

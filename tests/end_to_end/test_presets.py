@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torchvision
 
 from config import parse, read_preset
-from loaders import LOADERS
-from models import classification as registry
+from loaders import OF_TASK
+from models import registry_of
 from tests.end_to_end.runs import ROOT
 
 PRESETS = sorted((ROOT / "configs").rglob("*.yaml"))
+DETECTORS = [
+    *["fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn"],
+    *["retinanet_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large"],
+]
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
@@ -21,12 +27,32 @@ def test_preset(path: Path) -> None:
     for key, value in read_preset(path).items():
         got = config.flat()[key]
         assert got == value or str(got) == str(value), key
-    assert config.model.arch in registry.names()
-    assert config.loading.loader in (*LOADERS, "auto")
+    assert config.model.arch in registry_of(config.model.task).names()
+    assert config.loading.loader in (*OF_TASK[config.model.task], "auto")
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert all(any(line.startswith(f"# {word} ") for line in header) for word in ("command", "hardware", "expected", "source"))
+
+
+@pytest.mark.parametrize("arch", DETECTORS)
+def test_detectors_expect_what_torchvision_published(arch: str) -> None:
+    """The header's figures are those of torchvision's weights, and the backbone's weights are known by the name that is set."""
+    path = ROOT / f"configs/coco/{arch}.yaml"
+    config = parse(["--config", str(path)])
+    published = torchvision.models.get_model_weights(arch)["COCO_V1"]
+    (expected,) = (line for line in path.read_text().splitlines() if line.startswith("# expected "))
+    figures = {name: float(value) for name, value in re.findall(r"(box|mask|keypoint) AP (\d+\.\d)", expected)}
+    metrics = published.meta["_metrics"]["COCO-val2017"]
+    keys = {"box": "box_map", "mask": "mask_map", "keypoint": "kp_map"}
+    assert figures == {name: metrics[key] for name, key in keys.items() if key in metrics}
+    assert f"{type(published).__name__}.COCO_V1" in expected
+    assert config.model.arch == arch and config.model.task == "detection"
+    backbone = config.detection.weights_backbone
+    classifier = "vgg16" if "vgg" in arch else "resnet50"
+    assert backbone is None or backbone in torchvision.models.get_model_weights(classifier).__members__
 
 
 def test_there_are_presets() -> None:
     names = {str(path.relative_to(ROOT / "configs")) for path in PRESETS}
     assert names >= {"demo.yaml", *(f"imagenet/{arch}.yaml" for arch in ("alexnet", "resnet18", "resnet50", "shufflenet_v2_x0_5"))}
+    assert names >= {f"video/{name}.yaml" for name in ("demo", "r3d_18", "mvit_v2_s", "s3d")}
+    assert names >= {f"coco/{arch}.yaml" for arch in DETECTORS}

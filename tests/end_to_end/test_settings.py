@@ -61,9 +61,9 @@ def test_seconds(train: Runner, pictures: Path) -> None:
     flags = ("--min-window-s", 0.05, "--seconds", 1.0, "--epochs", 10_000)
     output = run(train, pictures, "run", *flags)
     told = summary(output)
-    windows = points(output, "window")[told["rate"]["warmup_windows"] :]
+    windows = points(output, "window")  # all of them: later ones may have moved the end of the warm-up
     assert told["finished"] and told["epochs"] < 10_000
-    assert sum(window["seconds"] for window in windows) >= 0.4, "later windows may have moved the end of the warm-up"
+    assert sum(window["seconds"] for window in windows) >= 1.0 and told["rate"]["warmup_windows"] < len(windows)
     few = draw(train.cwd / "few", classes=("a", "b"), train=4, val=1)
     assert summary(run(train, few, "short", *flags))["finished"], "an epoch of one step"
     assert told["step_ms"]["n"] >= 1 and 0 < told["step_ms"]["p50"] <= told["step_ms"]["p99"]

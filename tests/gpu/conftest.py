@@ -10,6 +10,8 @@ import torch
 
 from tests.conformance.fixtures import (  # noqa: F401
     SAMPLES,
+    coco,
+    damaged,
     odd,
     parametrise,
     photographs,

@@ -8,13 +8,18 @@ from tests.conformance import (
     test_leaving,
     test_opening,
     test_pixels,
+    test_places,
     test_resume,
     test_rows,
     test_signals,
     test_workers,
 )
 
-for _module in (test_damage, test_dali_fed, test_leaving, test_opening, test_pixels, test_resume, test_rows, test_signals, test_workers):
+MODULES = (
+    *(test_damage, test_dali_fed, test_leaving, test_opening, test_pixels),
+    *(test_places, test_resume, test_rows, test_signals, test_workers),
+)
+for _module in MODULES:
     for _name, _test in vars(_module).items():
         if _name.startswith("test_") or _name == "delays":
             assert _name not in globals(), _name

@@ -34,12 +34,12 @@ LABELS = np.arange(BATCH) % CLASSES
 def made_step(arch: str, device: torch.device, image_size: int) -> Step:
     """As train.py composes it, for one process."""
     torch.manual_seed(0)
-    module, _ = registry.build(arch, classes=CLASSES, image_size=image_size)
+    module, _ = registry.build(arch, classes=CLASSES, shape=(2, 3, image_size, image_size))
     module = module.to(device).to(memory_format=torch.channels_last)
     task = Classification(LABELS, auxiliary_weight=registry.auxiliary_weight(arch))
     return Step(
         module=module,
-        losses=task.losses,
+        task=task,
         optimizer=optimizers.build(module, name="sgd", lr=0.01, weight_decay=1e-4, norm_weight_decay=0.0, momentum=0.9, nesterov=True),
         precision="fp16",
         accumulate=1,
@@ -78,7 +78,7 @@ def made_batch(device: torch.device, image_size: int) -> Batch:
 )
 def test_fp16_steps_learn_one_batch(arch: str, device: torch.device) -> None:
     """The loss of one resident batch is finite and falls; the loss scale is dynamic and steps are taken."""
-    image_size = registry.native_size(arch)
+    image_size = registry.native(arch).size
     step, batch = made_step(arch, device, image_size), made_batch(device, image_size)
     lr = 0.001 if arch == "resnet50" else 0.01  # it diverges with 0.01 in fp32 too: eight samples, and no warm-up
     losses = []
@@ -100,7 +100,7 @@ def test_a_compute_ceiling_leaves_no_trace(arch: str, device: torch.device) -> N
     before = [tensor.detach().clone() for tensor in step.state_tensors()]
     lr = [group["lr"] for group in step.optimizer.param_groups]
     world = ProcessWorld(device)
-    found = compute_ceiling(step, batch, accumulate=1, world=world, synchronise=world.synchronise)
+    found = compute_ceiling(step, [batch], accumulate=1, world=world, synchronise=world.synchronise)
     assert found["rate"] > 0
     after = step.state_tensors()
     assert len(after) == len(before)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,14 @@ def test_each_end_is_a_row(tmp_path: Path) -> None:
     assert errors["oom"].endswith("(CUDA out of memory)") and "left no figures" in errors["silent"]
     assert errors["slow"] == "took longer than --limit-s 3"
     assert results(tmp_path) == json.loads(json.dumps(rows))
+
+
+def test_a_library_that_gets_no_memory_is_out_of_memory(tmp_path: Path) -> None:
+    """What cuBLAS, DALI and PyTorch say; only the last names the batch."""
+    for number, said in enumerate(("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "Can't allocate 77 bytes on device 0.")):
+        one = replace(suite(), command=lambda *_, said=said: [sys.executable, "-c", f'print("{said}"); print("the end"); exit(1)'])
+        (row,) = run(one, Settings(), tmp_path / str(number), lambda *_: None)
+        assert (row["status"], row["error"]) == ("oom", said)
 
 
 def test_going_on_measures_what_is_left(tmp_path: Path) -> None:
@@ -161,6 +171,32 @@ def test_the_tables(tmp_path: Path) -> None:
     assert "| short | too few repeats: no figure | - |" in text and "100" not in text.partition("| short |")[2]
     for line in ("The same for all: size 8.", "no GPU, 2 cores of a CPU, 4 GiB", "torch 2", "within 8.0% of its median", "scripts.bench"):
         assert line in text
+
+
+@pytest.mark.parametrize("note", ["``` bash", "a ```` b", "~~~", "one\n```\ntwo"])
+def test_a_note_begins_no_block_of_code(note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the list nor in the command above it, which repeats it."""
+    monkeypatch.setattr(sys, "argv", ["bench", "fake", "--note", note])
+    rows = run(suite(), Settings(output=tmp_path, note=note), tmp_path, lambda *_: None)
+    text = _show.markdown(suite(), rows, tmp_path)
+    shown, inside, fence = list[str](), False, ""
+    for line in text.splitlines():  # as CommonMark has it: a block ends with a line of at least as many marks, and nothing else
+        marks = re.match(r"(?:- )?(`{3,}|~{3,})", line)
+        if inside:
+            inside = not (line.strip() and set(line.strip()) == {fence[0]} and len(line.strip()) >= len(fence))
+        elif marks and "`" not in line[marks.end() :]:
+            inside, fence = True, marks[1]
+        else:
+            shown.append(line)
+    assert not inside and any(line.startswith("| 100.0") for line in shown) and sum("\\" in line for line in shown) == 1
+
+
+def test_titles_have_the_unit_of_the_rows(tmp_path: Path) -> None:
+    (row,) = ran(tmp_path, "good")
+    told = replace(suite(), columns=(Column(key="name", title="name"), Column(key="rate", title="{unit} a GPU")))
+    assert _show.cells(told, [row], detail=False)[0] == ["img/s a GPU"]
+    row["figures"]["unit"] = "clip/s"
+    assert _show.cells(told, [row], detail=False)[0] == ["clip/s a GPU"]
 
 
 def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:

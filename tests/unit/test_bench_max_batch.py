@@ -96,7 +96,7 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
 
 def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
-    settings = MaxBatch(loaders=("synthetic", "torchvision"), archs=("resnet18",), precisions=("fp16",), start=64)
+    settings = MaxBatch(loaders=("synthetic", "torchvision"), archs=("resnet18",), precisions=("fp16",), start=64, by_hand=True)
     rows: list[dict[str, Any]] = []
     for _ in range(20):
         points = follow(settings, rows)
@@ -108,6 +108,7 @@ def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials
     assert [(its["point"]["loader"], its["point"]["batch_size"]) for its in rows] == [
         *(("synthetic", batch) for batch in (64, 100, 80, 72)),
         *(("torchvision", batch) for batch in (64, 100, 80, 72)),
+        *(("by hand: dali", batch) for batch in (64, 100, 80, 72)),
     ]
     assert follow(settings, rows) == [its["point"] for its in rows]
 

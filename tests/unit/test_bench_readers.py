@@ -11,10 +11,12 @@ import pytest
 from PIL import Image
 
 from benchmarks import readers
+from benchmarks._decoders import OTHERS, Files, parts_of
 from benchmarks._suite import Row, run
-from benchmarks.readers import OTHERS, Files, Readers, between, compare, conclude, derive, files_of, parts_of, points
+from benchmarks.readers import Readers, between, compare, conclude, derive, files_of, points
 from contracts import Mistake
 from loaders._readers import READERS
+from loaders._workers import PART
 from tests.end_to_end.runs import draw
 
 
@@ -51,7 +53,7 @@ def test_only_plain_jpegs_are_decoded_and_no_more_than_asked_for(data: Path) -> 
 
 def test_the_parts_are_the_plans_whatever_their_size(files: Files) -> None:
     first, second = itertools.islice(files.parts(0), 2)
-    assert len(first) == readers.PART and not np.array_equal(first.regions, second.regions)
+    assert len(first) == PART and not np.array_equal(first.regions, second.regions)
     (again,) = itertools.islice(files.parts(0), 1)
     np.testing.assert_array_equal(first.windows, again.windows)
     assert len(next(files.parts(0, 512))) == 512, "more than there are files"
@@ -74,6 +76,7 @@ def test_a_reader_with_shifted_pixels_is_seen(files: Files, monkeypatch: pytest.
     for task in ("to-array", "region", "train"):
         found = compare("shifted", task, files)
         assert 1.0 < found["mad"] < found["worst"], task
+    assert "shifted" not in READERS, "the loaders know their own alone"
 
 
 def test_refused_files_are_counted_and_have_no_pixels(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +87,7 @@ def test_refused_files_are_counted_and_have_no_pixels(files: Files, monkeypatch:
 
     monkeypatch.setitem(OTHERS, "choosy", lambda: refuses_small)
     small = sum(int(files.split.columns.width[i]) < 65 for i in next(files.parts(0)).ids)
-    part: list[Any] = list(itertools.islice(itertools.chain.from_iterable(parts_of("choosy", "to-pil", files, seed=0)), readers.PART))
+    part: list[Any] = list(itertools.islice(itertools.chain.from_iterable(parts_of("choosy", "to-pil", files, seed=0)), PART))
     assert sum(one is None for one in part) == small > 0
     found = compare("choosy", "to-array", files)
     assert found["mad"] == 0.0 and found["refused"] > 0 and found["refused"] + found["compared"] == 48

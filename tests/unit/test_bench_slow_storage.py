@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks import slow_storage
-from benchmarks._suite import results
+from benchmarks._suite import Row, merged, results
 from benchmarks.slow_storage import SUITE, Epoch, SlowStorage, conclude, consume, measured
 from contracts import Mistake
-from scripts import bench
+from scripts import bench, report
 from tests.end_to_end.runs import draw
 
 
@@ -105,6 +105,21 @@ def test_reads_in_the_consumers_thread_are_waited_for(pictures: Path, tmp_path: 
     assert dali["figures"]["waited_s"] >= 8 * 4 * 0.010
     assert pytorch["figures"]["first_batch_s"] >= 4 * 0.010
     assert "lost by" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_processes_of_a_point_are_what_a_change_is_judged_by() -> None:
+    """bench slow-storage --repeats 3, two folders of it: the epochs of one process say nothing of how processes differ."""
+
+    def folder(method: str, waits: tuple[float, ...]) -> list[Row]:
+        rows = [row(method, 10, waited) for waited in waits]
+        return merged([{**one, "point": one["point"] | {"repeat": number}} for number, one in enumerate(rows)])
+
+    a = folder("dali-fed", (0.1, 0.2, 0.3))
+    (slower,), (alike,) = (report.pairs(SUITE, a, folder("dali-fed", waits)) for waits in ((2.0, 2.1, 2.2), (0.3, 0.4, 0.5)))
+    assert slower.beyond_noise and slower.judged and slower.speed == pytest.approx(10.2 / 12.1)
+    assert alike.judged and not alike.beyond_noise
+    (once,) = report.pairs(SUITE, [row("dali-fed", 10, 0.1)], [row("dali-fed", 10, 9.0)])
+    assert not once.judged
 
 
 def test_too_few_files_are_a_mistake(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

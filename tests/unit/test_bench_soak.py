@@ -42,8 +42,9 @@ def test_the_slope_is_of_the_line_and_a_jump_does_not_move_it() -> None:
         400 - 2.0 * EPOCHS,
         400 + 40 * (1 - np.exp(-EPOCHS / 4)),  # a pool that fills
         np.where(EPOCHS > 12, 460.0, 400.0),  # one jump
+        400 + 128.0 * (EPOCHS > 13) + 24.0 * (EPOCHS > 18),  # two, late
     ],
-    ids=["noise", "little", "falls", "settles", "jumps"],
+    ids=["noise", "little", "falls", "settles", "jumps", "steps"],
 )
 def test_what_is_no_leak(values: Any) -> None:
     assert judged(values) == []
@@ -54,6 +55,12 @@ def test_a_leak_of_1_mib_an_epoch_is_seen_through_noise(name: str) -> None:
     (said,) = judged(400 + EPOCHS + RNG.normal(0, 1, 26), name)
     assert said.startswith(f"{soak.MIB[name]}: +")
     assert "allowed 0.5" in said
+
+
+def test_a_leak_in_granules_is_seen() -> None:
+    """A device gives memory in pieces of 2 MiB."""
+    assert judged(400 + 2.0 * (EPOCHS // 2), "device_mib")
+    assert judged(400 + 16.0 * (EPOCHS // 5), "device_mib")
 
 
 def test_a_file_every_other_epoch_is_seen_and_one_in_all_is_not() -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import train
 from benchmarks._suite import LEAST_STEPS, run
 from benchmarks.train import BY_HAND, Train, command, measured, plots, points, read
 from config import parse
+from contracts import Mistake
 from tests.end_to_end.runs import draw
 
 
@@ -41,6 +44,50 @@ def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
     assert (asked.model.arch, asked.loading.batch_size, asked.loading.loader, asked.loading.workers) == ("alexnet", 8, "synthetic", 3)
     assert (asked.optimisation.seconds, asked.augmentation.image_size, asked.run.output) == (settings.seconds, 64, tmp_path / "out")
     assert two[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] and two[7:] == one[2:]
+
+
+@pytest.mark.parametrize(
+    ("task", "folder", "loader", "arch"),
+    [("detection", "train2017", "torchvision", "fasterrcnn_resnet50_fpn"), ("video", "train", "pyav", "r3d_18")],
+)
+def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch: str, tmp_path: Path) -> None:
+    (tmp_path / folder).mkdir()
+    found = points(Train(task=task, data=tmp_path, loaders=(loader, "synthetic")))
+    assert [(point["arch"], point["loader"]) for point in found[:2]] == [(arch, loader), (arch, "synthetic")]
+    asked = parse(command(Train(task=task, data=tmp_path, loaders=(loader,)), found[0], tmp_path.parent / "out")[2:])
+    assert (asked.model.task, asked.model.arch, asked.loading.loader, asked.data.data) == (task, arch, loader, tmp_path)
+    if torch.cuda.device_count() == 0:
+        assert found[0]["precision"] == "fp32", "what train.py picks for this task on a CPU"
+    for wrong, said in (
+        ({"archs": ("resnet18",)}, "--archs got 'resnet18'"),
+        ({"loaders": ("nothing",)}, "--loaders got 'nothing'"),
+        ({"by_hand": ("dali",)}, f"--by-hand dali: there is no such loop for --task {task}"),
+        ({"data": tmp_path / folder}, f"has no {folder}/ folder"),
+        ({"data": None}, "--data is missing"),
+    ):
+        with pytest.raises(Mistake, match=said):
+            points(Train(**{"task": task, "data": tmp_path, "loaders": (loader,), **wrong}))
+
+
+def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
+    (tmp_path / "train2017").mkdir()
+    settings = Train(task="detection", data=tmp_path, loaders=("torchvision",), by_hand=("torchvision",), workers=3)
+    (ours, theirs, *_) = points(settings)
+    words = command(settings, theirs, tmp_path / "out")
+    flags = dict(zip(words[3::2], words[4::2], strict=True))
+    assert words[1:3] == ["-m", "benchmarks.by_hand"] and ours["arch"] == theirs["arch"] == flags["--arch"]
+    assert (flags["--task"], flags["--loader"], flags["--batch-size"], flags["--workers"]) == ("detection", "torchvision", "16", "3")
+
+
+def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:
+    rate = {"steady": 10.0, "unit": "clip/s", "spread": None, "first_epoch": None}
+    told = {"rate": rate, "ceiling": {"compute": None, "loader": None}, "efficiency": None, "bound": None, "check": "passed"}
+    told |= {"data_wait": None, "memory": dict.fromkeys(("device_gib", "allocated_gib", "host_gib")), "gpu": {"power_w": None}}
+    told |= {"world_size": 1, "cpu": {"utilisation": None}, "versions": {}, "hardware": {}}
+    found = measured(told | {"clips": {"frames_per_s": 160.0, "decoded_per_delivered": 3.1}}).figures
+    assert (found["unit"], found["frames_per_s"], found["decoded_per_delivered"], found["padding"]) == ("clip/s", 160.0, 3.1, None)
+    found = measured(told | {"detection": {"instances_per_s": 70.0, "padding": 0.05}}).figures
+    assert (found["instances_per_s"], found["padding"], found["frames_per_s"]) == (70.0, 0.05, None)
 
 
 def test_a_loop_by_hand_is_read_by_the_same_rule(tmp_path: Path) -> None:

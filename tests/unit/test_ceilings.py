@@ -48,7 +48,7 @@ def step_of(module: nn.Module, *, optimizer: str = "sgd", precision: str = "fp32
     settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-3, "norm_weight_decay": 0.0, "momentum": 0.9, "nesterov": True}
     return Step(
         module=module,
-        losses=Classification(np.zeros(SIZE, np.int64)).losses,
+        task=Classification(np.zeros(SIZE, np.int64)),
         optimizer=optimizers.build(module, name=optimizer, **settings),
         precision=precision,
         accumulate=accumulate,
@@ -104,7 +104,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[float], None]) -> None:
     step = FakeStep(0.02, sleep)
-    found = ceilings.compute_ceiling(step, batch_of(failed=2), accumulate=accumulate, world=alone(), synchronise=nothing)
+    found = ceilings.compute_ceiling(step, [batch_of(failed=2)], accumulate=accumulate, world=alone(), synchronise=nothing)
     assert found["rate"] == pytest.approx(SIZE * accumulate / 0.02)
     assert found["spread"]["n"] == ceilings.BLOCKS and found["spread"]["min"] <= found["rate"] <= found["spread"]["max"]
     assert found["steps"] * 0.02 >= 2.0, "at least two seconds"
@@ -118,7 +118,7 @@ def test_the_rate_is_that_of_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.3)
     step = FakeStep(0.02)
     began = time.perf_counter()
-    found = ceilings.compute_ceiling(step, batch_of(), accumulate=1, world=alone(), synchronise=nothing)
+    found = ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
     slowest = SIZE * found["steps"] / (time.perf_counter() - began)
     assert slowest <= found["spread"]["max"] and found["rate"] <= 1.001 * SIZE / 0.02
 
@@ -129,11 +129,34 @@ def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.Monke
 
     def work(world: Threads) -> Any:
         step = FakeStep(0.02 * (world.rank + 1))
-        return ceilings.compute_ceiling(step, batch_of(), accumulate=1, world=world, synchronise=nothing), step.calls
+        return ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=world, synchronise=nothing), step.calls
 
     (one, calls), (other, other_calls) = on_ranks(2, work)
     assert one == other and calls == other_calls
     assert one["rate"] == pytest.approx(2 * SIZE / 0.04, rel=0.3)  # a busy machine
+
+
+def test_resident_batches_stand_for_all_sizes() -> None:
+    """Where sizes differ a few neighbours would say little: the mean over those that are chosen is the mean over the epoch."""
+    sides = np.sort(np.random.default_rng(0).integers(100, 1000, 3000))  # like sizes are neighbours
+    began: list[int] = []
+
+    def batches(epoch: int, first: int) -> Iterator[Any]:
+        assert epoch == 3
+        began.append(first)
+        return iter([SimpleNamespace(side=int(sides[first // 8]))])
+
+    def work(world: Threads) -> list[int]:
+        rows = [SimpleNamespace(padded=(int(side), 10)) for side in sides[world.rank :]]  # the last rank's has other sizes
+        plan: Any = SimpleNamespace(resident=8, batch_size=4, samples=8 * len(sides), step_samples=8, rows=lambda epoch, first: rows)
+        loader: Any = SimpleNamespace(batches=batches)
+        chosen: Any = ceilings.typical(plan, loader, epoch=3, world=world)
+        return [batch.side for batch in chosen]
+
+    one, other = on_ranks(2, work)
+    assert one == other and len(set(one)) == 8, "the same ones on every rank"
+    assert np.mean(one) == pytest.approx(sides.mean(), rel=0.02)
+    assert max(began) <= 8 * len(sides) - 8
 
 
 def everything(step: Step) -> dict[str, Any]:
@@ -179,7 +202,7 @@ def test_training_goes_on_bit_for_bit(optimizer: str, precision: str, monkeypatc
         measured.scaler._growth_interval = plain.scaler._growth_interval = 5  # the measurement would grow it
     assert train(measured, 0, 3) == expected[:3]
     before = everything(measured)
-    ceilings.compute_ceiling(measured, batch_of(), accumulate=1, world=alone(), synchronise=nothing)
+    ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
     assert_same(everything(measured), before)
     assert train(measured, 3, 6) == expected[3:]
 
@@ -190,7 +213,7 @@ def test_a_state_that_is_not_put_back_is_seen(monkeypatch: pytest.MonkeyPatch) -
     train(step, 0, 3)
     before = everything(step)
     monkeypatch.setattr(step, "state_tensors", lambda: list(step.module.parameters()))  # momentum and statistics forgotten
-    ceilings.compute_ceiling(step, batch_of(), accumulate=1, world=alone(), synchronise=nothing)
+    ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
     with pytest.raises(AssertionError):
         assert_same(everything(step), before)
 
@@ -199,7 +222,7 @@ def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     """It may be the loader's memory: the resident one is a copy."""
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
     step, batch = FakeStep(0.001), batch_of(failed=1)
-    ceilings.compute_ceiling(step, batch, accumulate=1, world=alone(), synchronise=nothing)
+    ceilings.compute_ceiling(step, [batch], accumulate=1, world=alone(), synchronise=nothing)
     (given,) = step.given
     assert given.images.data_ptr() != batch.images.data_ptr() and torch.equal(given.images, batch.images)
     assert batch.valid.tolist() == [False] + [True] * 7
@@ -252,13 +275,14 @@ def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(in_f
     loader = FakeLoader(0.01, sleep, in_flight=in_flight, ready=in_flight)
     found = ceilings.loader_ceiling(loader, epoch=3, world=alone(), synchronise=nothing)
     assert found["rate"] == pytest.approx(SIZE / 0.01)
-    assert found["spread"] == pytest.approx({"n": found["rounds"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0}, abs=1e-6)
-    assert found["rounds"] >= 3 and found["rounds"] * max(in_flight, 1) * 0.01 >= 2.0
+    assert found["spread"] == pytest.approx({"n": found["windows"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0}, abs=1e-6)
+    assert found["windows"] >= 3
+    assert -loader.ready * 0.01 >= 1.99, "two seconds of batches that nobody had prefetched"
     assert loader.asked == [(3, 0)] and loader.abandoned == 1, "whoever iterates next is not in its way"
 
 
 def test_prefetched_batches_that_are_not_declared_are_seen(sleep: Callable[[float], None]) -> None:
-    loader = FakeLoader(0.01, sleep, in_flight=4, ready=7)
+    loader = FakeLoader(0.01, sleep, in_flight=4, ready=404)
     found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing)
     assert found["spread"]["max"] > 3 * SIZE / 0.01
 

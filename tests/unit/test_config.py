@@ -107,7 +107,8 @@ def test_any_path_comes_back_from_yaml(path: str) -> None:
 def test_the_presets_of_the_repository(path: Path) -> None:
     found = parse(["--config", str(path)])
     for name, value in read_preset(path).items():
-        assert str(found.flat()[name.replace("-", "_")]) == str(value) or found.flat()[name] == pytest.approx(float(value)), name
+        got = found.flat()[name.replace("-", "_")]
+        assert got == value or str(got) == str(value) or got == pytest.approx(float(value)), name
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_a_foreign_folder_is_refused_in_one_line(content, tmp_path, capsys):
 def test_nonsense_is_refused_in_one_line(tmp_path, capsys):
     assert demo_set.main([str(tmp_path / "set"), "--train-per-class", "0"]) == 2
     error = capsys.readouterr().err
-    assert "at least one image" in error
+    assert "at least one file" in error
     assert error.count("\n") == 1
     (tmp_path / "file").touch()
     assert demo_set.main([str(tmp_path / "file")]) == 2

@@ -17,7 +17,6 @@ import pytest
 
 from scripts import doctor
 from scripts.probes import Row, decoders, machine, storage, training
-from scripts.probes.storage import Pass
 from scripts.probes.training import Driver
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,92 +196,6 @@ def test_dali_decodes_a_jpeg_here_and_says_when_it_does_not(monkeypatch: pytest.
     assert row.state == "bad" and "RuntimeError" in row.found
     monkeypatch.setattr(decoders, "has", lambda _: False)
     assert decoders.dali_cpu().state == "absent"
-
-
-# --- the disk ---------------------------------------------------------------------------------------------------------------------------
-
-MOUNTINFO = """\
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
-40 27 0:40 / /data rw - nfs4 server:/export rw,vers=4.2
-41 27 0:41 / /data\\040sets rw,nosuid shared:5 master:6 - fuse.gcsfuse bucket rw
-42 27 0:42 / /scratch rw - ext4 /dev/vdb rw
-43 27 0:43 / /scratch rw - lustre mds@tcp:/fs rw
-44 27 0:44 / /ntfs rw - fuseblk /dev/sdb1 rw
-45 27 0:45 / /dev/shm rw - tmpfs tmpfs rw
-a line that is none
-"""
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind", "point", "state"),
-    [
-        ("/srv/imagenet", "ext4", "/", "ok"),
-        ("/data", "nfs4", "/data", "warn"),
-        ("/data/train", "nfs4", "/data", "warn"),
-        ("/database", "ext4", "/", "ok"),
-        ("/data sets/train", "fuse.gcsfuse", "/data sets", "warn"),
-        ("/scratch/x", "lustre", "/scratch", "warn"),  # mounted over the local one
-        ("/ntfs/x", "fuseblk", "/ntfs", "ok"),
-        ("/dev/shm/x", "tmpfs", "/dev/shm", "ok"),
-    ],
-)
-def test_the_file_system_of_a_folder(folder: str, kind: str, point: str, state: str) -> None:
-    mount = storage.mount_of(folder, MOUNTINFO)
-    assert mount is not None
-    assert (mount.kind, mount.point) == (kind, point)
-    row = storage.judge_mount(mount)
-    assert row.state == state
-    assert ("dali-fed" in row.consequence) == (state == "warn")
-
-
-def test_a_folder_without_a_mount() -> None:
-    assert storage.mount_of("/x", "") is None
-    assert storage.judge_mount(None).state == "warn"
-
-
-WARM = Pass(files=200, bytes=200 * 110_000, seconds=0.02, cached=200)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "cached", "state", "said"),
-    [
-        (0.1, 0, "ok", "disk: 2,000 files/s"),
-        (2.0, 0, "warn", "disk: 100 files/s"),
-        (0.02, 200, "ok", "cannot be told apart from the cache, files stay in the cache"),
-        (0.02, None, "ok", "cannot be told apart from the cache, the file system does not say"),
-    ],
-)
-def test_disk_and_page_cache_are_told_apart(seconds: float, cached: int | None, state: str, said: str) -> None:
-    row = storage.judge_reading(Pass(files=200, bytes=200 * 110_000, seconds=seconds, cached=cached), WARM)
-    assert row.state == state
-    assert said in row.found and "page cache: 10,000 files/s, 1,049 MiB/s" in row.found
-    assert ("dali-fed" in row.consequence) == (state == "warn")
-
-
-def test_files_are_taken_from_everywhere_and_read(tmp_path: Path) -> None:
-    for folder in range(5):
-        (tmp_path / str(folder)).mkdir()
-        for file in range(80):
-            (tmp_path / str(folder) / f"{file}.JPEG").write_bytes(bytes(1000))
-        (tmp_path / str(folder) / ".hidden").write_bytes(b"x")
-    (tmp_path / "circle").symlink_to(tmp_path)
-    (tmp_path / "0" / "broken").symlink_to(tmp_path / "gone")
-    paths = storage.some_files(tmp_path)
-    assert len(paths) == 200
-    assert len({Path(path).parent.name for path in paths}) == 5
-    taken = storage.read(paths)
-    assert (taken.files, taken.bytes) == (200, 200_000)
-    assert storage.read(paths, limit_s=0.0).files == 1
-    row = storage.reading(tmp_path)
-    assert row.state == "ok" and "200 files of 1 KiB" in row.found
-
-
-def test_a_folder_without_files_and_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert storage.reading(tmp_path).state == "warn"
-    monkeypatch.setattr(storage, "some_files", lambda _: [str(tmp_path / "gone")])
-    row = storage.reading(tmp_path)
-    assert row.state == "bad" and "gone" in row.found
 
 
 # --- processes --------------------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,11 @@ def test_purposes_are_never_renumbered() -> None:
         "FRAMES": 4,
         "COLOUR": 5,
         "MODEL": 6,
+        "SCALE": 7,
+        "ZOOM": 8,
+        "OVERLAP": 9,
+        "CROP": 10,
+        "BLOCKS": 11,
     }
 
 

@@ -233,7 +233,8 @@ def start(root: Path, cache: Path, **how: Any) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("rescan", [False, True])
 def test_of_two_processes_one_scans(rescan: bool, cache: Path, tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(500)})
-    first, second = start(root, cache, rescan=rescan), start(root, cache, rescan=rescan)
+    # slow enough that the second is called long before the first has finished, else it may scan anew, and rightly
+    first, second = (start(root, cache, each=0.01, rescan=rescan) for _ in range(2))
     with first, second:
         assert first.stdout and second.stdout and first.stdin and second.stdin
         assert [second.stdout.readline(), first.stdout.readline()] == ["ready\n", "ready\n"]

@@ -18,9 +18,16 @@ class Activations:
 
 
 @pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), RuntimeError("[enforce fail] can't allocate memory: you")]
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"),
+        RuntimeError("[enforce fail] can't allocate memory: you"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
+        RuntimeError("Can't allocate 7 bytes on device 0."),
+        MemoryError("Unable to allocate 9 MiB"),
+    ],
 )
-def test_the_failed_step_is_forgotten_first(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[weakref.ref[Activations]] = []
 
     def step() -> None:
@@ -35,11 +42,11 @@ def test_the_failed_step_is_forgotten_first(error: RuntimeError, monkeypatch: py
     monkeypatch.setattr(memory, "largest_fit", largest_fit)
     with (
         pytest.raises(Mistake, match=r"--batch-size 64 does not fit \(.*memory\); --batch-size 48 fits, with --accumulate"),
-        memory.explained(None, 64, 32, ProcessWorld(torch.device("cpu"))),  # type: ignore[arg-type]
+        memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))),  # type: ignore[arg-type]
     ):
         step()
 
 
 def test_another_error_stays_what_it_is() -> None:
-    with pytest.raises(RuntimeError, match="shape"), memory.explained(None, 64, 32, ProcessWorld(torch.device("cpu"))):  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="shape"), memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))):  # type: ignore[arg-type]
         raise RuntimeError("shape")

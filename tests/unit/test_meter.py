@@ -184,6 +184,7 @@ def test_steady_windows_are_a_tail_and_never_none(rates: list[float]) -> None:
 
 def test_result() -> None:
     meter, _ = meter_of()
+    meter.resume(0)
     meter.windows = [*windows(20, 90, 100), *windows(101, 102, 110, epoch=1)]
     found = meter.result("clip/s")
     assert found == {
@@ -195,6 +196,17 @@ def test_result() -> None:
         "unit": "clip/s",
         "warmup_windows": 2,
     }
+
+
+def test_a_first_epoch_in_which_no_window_ends_has_no_rate() -> None:
+    """The first window spans two epochs: it does not say how fast the first one was."""
+    meter, clock = meter_of()
+    for epoch in range(3):
+        meter.resume(epoch)
+        train(meter, clock, 2 if epoch < 2 else 6)
+        meter.pause()
+    assert [window.epoch for window in meter.windows] == [1, 2]
+    assert meter.result()["first_epoch"] is None and meter.result()["steady"] == 20.0
 
 
 def test_spread() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.classification import AUXILIARY_WEIGHTS, Unusable, auxiliary_weight, build, names, native_size
+from models.classification import AUXILIARY_WEIGHTS, Unusable, auxiliary_weight, build, names, native
 
 FAMILIES = [
     *["alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5"],
@@ -18,15 +18,19 @@ FAMILIES = [
 ]
 
 
+def of(side: int, batch_size: int = 2) -> tuple[int, ...]:
+    return (batch_size, 3, side, side)
+
+
 def shapes(arch: str, classes: int, image_size: int | None = None) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        module, fresh = build(arch, classes=classes, image_size=image_size or native_size(arch))
+        module, fresh = build(arch, classes=classes, shape=of(image_size or native(arch).size))
     assert fresh == []
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
 def small(classes: int = 10, *, weights: Path | None = None, arch: str = "squeezenet1_1") -> tuple[nn.Module, list[str]]:
-    return build(arch, classes=classes, image_size=64, weights=None if weights is None else str(weights))
+    return build(arch, classes=classes, shape=of(64), weights=None if weights is None else str(weights))
 
 
 def save(path: Path, content: Any) -> Path:
@@ -58,7 +62,7 @@ def test_every_classification_architecture_and_nothing_else() -> None:
     ],
 )
 def test_the_size_it_was_made_for(arch: str, size: int) -> None:
-    assert native_size(arch) == size
+    assert native(arch).size == size
 
 
 # --- the head -----------------------------------------------------------------------------------------------------------------------
@@ -77,7 +81,7 @@ def test_heads_are_fitted_to_the_classes(arch: str) -> None:
 
 def test_auxiliary_heads_speak_in_training_and_have_a_weight() -> None:
     with torch.device("meta"):
-        module, _ = build("googlenet", classes=3, image_size=64)
+        module, _ = build("googlenet", classes=3, shape=of(64))
         images = torch.zeros(2, 3, 64, 64)
         outputs = module.train()(images)
         assert [tuple(out.shape) for out in outputs] == [(2, 3)] * 3
@@ -91,14 +95,14 @@ def test_architectures_with_a_fixed_size_are_built_for_it(arch: str, size: int, 
     if name:
         assert shapes(arch, 5, size)[name] == (1, 1 + (size // 32) ** 2, 768)
     with torch.device("meta"):
-        module, _ = build(arch, classes=5, image_size=size)
+        module, _ = build(arch, classes=5, shape=of(size))
         assert module.eval()(torch.zeros(1, 3, size, size)).shape == (1, 5)
 
 
 @pytest.mark.parametrize(("arch", "size"), [("vit_b_32", 100), ("maxvit_t", 100)])
 def test_a_size_that_cannot_be_taken_is_one_line(arch: str, size: int) -> None:
     with pytest.raises(Unusable, match=f"--image-size {size} .*--arch {arch}") as caught:
-        build(arch, classes=5, image_size=size)
+        build(arch, classes=5, shape=of(size))
     assert "\n" not in str(caught.value)
 
 

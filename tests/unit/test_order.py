@@ -6,10 +6,11 @@ from itertools import pairwise, product
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dataset.order import micro_batches, order, share, steps
+from dataset.order import BLOCK, CHUNK, block_size, by_size, grouped, micro_batches, order, share, steps
 
 SMALL = st.integers(1, 7)
 COUNTS = st.one_of(st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021]))
@@ -81,6 +82,92 @@ def test_adding_a_sample_keeps_the_order_of_the_others() -> None:
     """A hash of each id, not a shuffle of them all."""
     larger = order(3, 1, 101)
     assert (larger[larger != 100] == order(3, 1, 100)).all()
+
+
+# --- groups of like sizes ---------------------------------------------------------------------------------------------------------
+
+
+def pixels(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Heights and widths, a third of them upright."""
+    rng = np.random.default_rng(seed)
+    shorter, longer = rng.integers(300, 500, n), rng.integers(500, 700, n)
+    upright = rng.random(n) < 1 / 3
+    return np.where(upright, longer, shorter), np.where(upright, shorter, longer)
+
+
+TOGETHER = CHUNK * BLOCK
+
+
+@settings(deadline=None)
+@given(SEEDS, st.integers(0, 2**31), st.one_of(COUNTS, st.sampled_from([TOGETHER, TOGETHER + 1, 2 * TOGETHER + BLOCK + 5])))
+def test_grouping_is_a_permutation(seed: int, epoch: int, n: int) -> None:
+    heights, widths = pixels(seed % 1000, n)
+    places = grouped(heights, widths, seed=seed, epoch=epoch)
+    assert places.dtype == np.int64 and sorted(places.tolist()) == list(range(n))
+    assert (places == grouped(heights, widths, seed=seed, epoch=epoch)).all()
+
+
+def test_golden_group() -> None:
+    heights, widths = np.array([4, 2, 9, 3] * 48), np.array([5, 8, 3, 3] * 48)
+    places = grouped(heights, widths, seed=7, epoch=3)
+    assert places[::16].tolist() == [160, 34, 65, 1, 66, 128, 33, 3, 35, 98, 0, 32]
+
+
+def test_a_block_has_like_sizes_and_blocks_are_shuffled() -> None:
+    n = 4 * TOGETHER
+    heights, widths = pixels(1, n)
+    places = grouped(heights, widths, seed=0, epoch=0)
+    # axes: [blocks, BLOCK]
+    tall, wide = (side[places].reshape(-1, BLOCK) for side in (heights, widths))
+    assert ((tall > wide).all(axis=1) | (tall <= wide).all(axis=1)).sum() >= len(tall) - 4, "one block of a chunk may hold both"
+    shorter = np.minimum(tall, wide)
+    assert np.median(np.ptp(shorter, axis=1)) <= 8 < 100 < np.ptp(shorter)
+    means = shorter.mean(axis=1)
+    assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.2, "the next block says nothing of its neighbour"
+    assert (grouped(heights, widths, seed=0, epoch=1) != places).mean() > 0.9
+
+
+def test_a_group_is_made_of_a_chunk_of_the_order() -> None:
+    """So that, from epoch to epoch, the same images of a rare size seldom meet."""
+    n = 3 * TOGETHER
+    places = grouped(*pixels(2, n), seed=5, epoch=1).reshape(-1, BLOCK)
+    assert (places // TOGETHER == places[:, :1] // TOGETHER).all()
+
+
+def test_what_is_less_than_a_block_stays_at_the_end() -> None:
+    n = TOGETHER + 3 * BLOCK + 17
+    places = grouped(*pixels(3, n), seed=5, epoch=1)
+    assert places[-17:].tolist() == list(range(n - 17, n)), "in the order of the epoch: sorted, a last step would drop the largest"
+
+
+@pytest.mark.parametrize(("n", "size"), [(0, 8), (46, 8), (255, 8), (256, 16), (1000, 32), (4096, 256), (118_287, 256)])
+def test_small_sets_have_small_blocks(n: int, size: int) -> None:
+    assert block_size(n) == size
+
+
+@pytest.mark.parametrize("batch", [5, 16, 20])
+def test_every_image_of_a_small_set_is_met(batch: int) -> None:
+    """The last samples of an epoch are dropped, and others in each epoch."""
+    heights, widths = pixels(4, 46)
+    met: set[int] = set()
+    batches: set[tuple[int, ...]] = set()
+    for epoch in range(40):
+        ids = order(0, epoch, 46)
+        ids = ids[grouped(heights[ids], widths[ids], seed=0, epoch=epoch)]
+        met |= set(ids[: 46 // batch * batch].tolist())
+        batches |= {tuple(sorted(ids[at : at + batch].tolist())) for at in range(0, 46 // batch * batch, batch)}
+    assert len(met) == 46 and len(batches) > 0.6 * 40 * (46 // batch)
+
+
+def test_one_size_keeps_blocks_of_the_order() -> None:
+    same = np.full(16 * BLOCK, 480)
+    blocks = grouped(same, same, seed=1, epoch=0).reshape(-1, BLOCK)
+    assert (np.diff(blocks, axis=1) == 1).all() and not (np.diff(blocks[:, 0]) > 0).all()
+
+
+def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:
+    heights, widths = np.array([9, 3, 4, 3, 2]), np.array([3, 9, 4, 8, 9])
+    assert by_size(heights, widths).tolist() == [4, 3, 1, 2, 0]
 
 
 # --- training ---------------------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from tests.unit.test_setup import ROOT, program
 DISTRIBUTION = {
     "PIL": "pillow",
     "cv2": "opencv-python-headless",
+    "faster_coco_eval": "faster-coco-eval",
     "nvidia.dali": "nvidia-dali-cuda120",
     "nvidia.nvimgcodec": "nvidia-nvimgcodec-cu12",
     "pynvml": "nvidia-ml-py",
@@ -32,7 +33,7 @@ DISTRIBUTION = {
     "yaml": "pyyaml",
 }
 # Imported only where a user has installed it; never in requirements.txt.
-OPTIONAL = {"apex"}
+OPTIONAL = {"apex", "torchcodec"}
 
 
 # --- requirements ----------------------------------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_other_tasks_have_their_own_figures(validation: dict[str, float], first:
     assert rows({"validation": validation})[0] == first
 
 
-def test_a_scan_shows_files_rate_and_time_left() -> None:
+def test_a_scan_shows_items_rate_and_time_left() -> None:
     stream, clock = io.StringIO(), Clock()
     with Console(stream=stream, clock=clock).counting("listing") as callback:
         callback(1000, 0, "listing")
@@ -183,7 +183,7 @@ def test_a_scan_shows_files_rate_and_time_left() -> None:
             clock.now += 1
             callback(done, 3000, "reading headers")
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("reading headers   30%  900/3,000 files  90 files/s  eta 0:2")
+    assert lines[0].startswith("reading headers   30%  900/3,000 items  90 items/s  eta 0:2")
     assert "2,900/3,000" in lines[-1]
 
 

@@ -51,7 +51,39 @@ def test_without_repeats_nothing_is_beyond_noise() -> None:
     assert pair.speed == pytest.approx(0.1) and not pair.beyond_noise
     one: Any = {"figures": {"rate": 100.0}}  # windows of one process say nothing of how runs differ
     (pair,) = report.pairs(TRAIN, [row(100, 99, 101, **one)], [row(10, 9, 11)])
-    assert not pair.beyond_noise and not pair.repeated
+    assert not pair.beyond_noise and not pair.judged
+
+
+def test_fail_below_refuses_what_nothing_tells_from_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A check in CI that can never fail is a mistake; a point that is lost fails it all the same."""
+    once: Any = {"figures": {"rate": 100.0}}
+    a, b = folder(tmp_path / "a", row(100, **once), row(50, arch="alexnet")), folder(tmp_path / "b", row(10, **once))
+    assert report.main([str(b), str(b), "--fail-below", "0.95"]) == 2
+    said = capsys.readouterr().err
+    assert "1 of 1 points ran fewer than 3 times in A or B" in said and "bench --repeats 3" in said and said.count("\n") == 1
+    assert report.main([str(a), str(b), "--fail-below", "0.95"]) == 1, "alexnet has no figure in B"
+    assert report.main([str(b), str(b)]) == 0
+
+
+def trial(batch: int, status: str) -> Row:
+    point = {"arch": "resnet18", "loader": "torchvision", "precision": "fp16", "batch_size": batch}
+    found: Row = {"suite": "max-batch", "point": point, "status": status, "error": None, "folder": "."}
+    return found | {"began": 0.0, "took_s": 1.0, "figures": {}, "spread": {}, "versions": {}, "hardware": HARDWARE}
+
+
+@pytest.mark.parametrize(
+    ("fits", "fails", "code"),
+    [
+        (960, 1000, 0),  # both may be at 990
+        (900, 992, 1),  # below all of what A's search leaves open
+        (900, 993, 0),
+        (1100, None, 0),
+    ],
+)
+def test_a_search_is_judged_by_its_tolerance(fits: int, fails: int | None, code: int, tmp_path: Path) -> None:
+    a = folder(tmp_path / "a", trial(992, "ok"), trial(1024, "oom"))
+    b = folder(tmp_path / "b", trial(fits, "ok"), *([trial(fails, "oom")] if fails else []))
+    assert report.main([str(a), str(b), "--fail-below", "0.98"]) == code
 
 
 @pytest.mark.parametrize(
@@ -74,7 +106,7 @@ def test_fail_below(b: list[Row], code: int, tmp_path: Path, capsys: pytest.Capt
 
 def test_one_folder_is_shown_again(tmp_path: Path) -> None:
     assert report.main([str(folder(tmp_path / "a", row(100, 98, 102)))]) == 0
-    assert "| 100 (98 to 102, 5) |" in (tmp_path / "a" / "table.md").read_text()
+    assert "| 100.0 (98.0 to 102.0, 5) |" in (tmp_path / "a" / "table.md").read_text()
 
 
 @pytest.mark.parametrize("names", [("none",), ("empty",), ("a", "b", "c"), ()])
@@ -100,4 +132,4 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
 def test_a_run_of_train_py_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "read", lambda folder: ("train", [row(100, 98, 102)]))
     assert report.main([str(tmp_path)]) == 0
-    assert "| 100 (98 to 102, 5) |" in (tmp_path / "table.md").read_text()
+    assert "| 100.0 (98.0 to 102.0, 5) |" in (tmp_path / "table.md").read_text()

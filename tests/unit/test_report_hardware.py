@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from report import hardware
-from report.hardware import GIB, Sampler, device_gib, host_gib, shm_free_bytes, versions
+from report.hardware import GIB, Sampler, device_gib, host_gib, over_ranks, shm_free_bytes, versions
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -136,6 +136,11 @@ def test_room_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "statvfs", missing)
     assert shm_free_bytes() == 0
+
+
+def test_readings_of_all_ranks_are_a_mean_of_those_that_have_one() -> None:
+    ranks = [{"power_w": 200.0, "sm_mhz": None, "throttled": 0.0}, {"power_w": 600.0, "sm_mhz": None, "throttled": None}]
+    assert over_ranks(ranks) == {"power_w": 400.0, "sm_mhz": None, "throttled": 0.0}
 
 
 def test_a_cpu_has_no_device_memory() -> None:

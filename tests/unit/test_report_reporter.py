@@ -14,6 +14,7 @@ import torch
 
 from engine.distributed import ProcessWorld
 from report.console import Console
+from report.hardware import Sampler
 from report.meter import Meter, Window
 from report.record import Record
 from report.reporter import Reporter
@@ -26,12 +27,12 @@ class Told:
     """A reporter of rank 0 in `folder`, and what it said."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.stream, world = folder, io.StringIO(), ProcessWorld(CPU)
+        self.folder, self.stream, self.world = folder, io.StringIO(), ProcessWorld(CPU)
         self.console = Console(stream=self.stream)
-        self.meter = Meter(world, min_window_s=1.0, synchronise=lambda: None)
+        self.meter = Meter(self.world, min_window_s=1.0, synchronise=lambda: None)
         facts = {"hardware": {"cores": 2.0}, "settings": {}, "title": "a run"}
         here: dict[str, Any] = {"board": Board(folder), "record": Record(folder), "console": self.console}
-        self.reporter = Reporter(world=world, meter=self.meter, facts=facts, mean=(0.5,) * 3, std=(0.5,) * 3, **here)
+        self.reporter = Reporter(world=self.world, meter=self.meter, facts=facts, mean=(0.5,) * 3, std=(0.5,) * 3, **here)
 
     def points(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
@@ -86,3 +87,17 @@ def test_a_failed_check_names_no_bound(told: Told) -> None:
     assert (summary["bound"], summary["check"]) == (None, "failed: efficiency above 103 %")
     said = told.stream.getvalue()
     assert "\nbound by          -\n" in said and "Measure again" in said
+
+
+def test_the_gpus_of_all_ranks_are_in_the_summary(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0's GPU draws 200 W, the other's 600 W."""
+    load: dict[str, float | None] = dict.fromkeys(Sampler.NAMES)
+    monkeypatch.setattr(told.reporter._sampler, "read", lambda: load | {"power_w": 200.0, "gpu_utilisation": 0.5})
+    told.reporter.window(Window(samples=10, own_samples=5, seconds=2.0, epoch=0), step=1, mib_per_s=1.0)
+
+    def both(own: Any) -> list[Any]:
+        return [own, own | {"power_w": 600.0, "utilisation": 1.0}] if isinstance(own, dict) else [own, own]
+
+    monkeypatch.setattr(told.world, "gather", both)
+    summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
+    assert (summary["gpu"]["power_w"], summary["gpu"]["utilisation"], summary["gpu"]["sm_mhz"]) == (400.0, 0.75, None)

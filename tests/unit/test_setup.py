@@ -253,7 +253,7 @@ def test_an_environment_that_has_torch_is_used_as_it_is(machine: Machine, tmp_pa
 
 @pytest.mark.parametrize(
     ("task", "said"),
-    [("video", "not there yet"), ("detection", "not there yet"), ("superres", "not there yet"), ("videos", "unknown task")],
+    [("superres", "not there yet"), ("videos", "unknown task")],
 )
 def test_demo_of_another_task_says_so_in_one_line(machine: Machine, task: str, said: str):
     code, out, err = machine.run("scripts/demo.sh", task)
@@ -262,16 +262,24 @@ def test_demo_of_another_task_says_so_in_one_line(machine: Machine, task: str, s
     assert machine.calls() == []
 
 
-@pytest.mark.parametrize("task", [[], ["classification"]])
-def test_demo_makes_its_data_and_trains(machine: Machine, tmp_path: Path, task: list[str]):
+@pytest.mark.parametrize(
+    ("task", "drawn_by", "preset", "name"),
+    [
+        ([], "demo_set", "configs/demo.yaml", "demo"),
+        (["classification"], "demo_set", "configs/demo.yaml", "demo"),
+        (["detection"], "demo_coco", "configs/coco/demo.yaml", "demo-detection"),
+        (["video"], "demo_videos", "configs/video/demo.yaml", "demo-video"),
+    ],
+)
+def test_demo_makes_its_data_and_trains(machine: Machine, tmp_path: Path, task: list[str], drawn_by: str, preset: str, name: str):
     # Relative to where the user stands, like every path on a command line.
     code, _, err = machine.run("scripts/demo.sh", *task, "--epochs", "1", SATURATE_DEMO_DIR="../my runs")
     assert code == 0, err
     runs = tmp_path / "my runs"
     *_, made, trained = machine.calls()
-    assert made == f"-m scripts.demo_set {runs}/demo-data"
-    pattern = r"-m torch\.distributed\.run --standalone --nproc-per-node 1 train\.py --config configs/demo\.yaml"
-    assert re.fullmatch(rf"{pattern} --data {runs}/demo-data --output {runs}/demo-\d{{8}}-\d{{6}} --epochs 1", trained)
+    assert made == f"-m scripts.{drawn_by} {runs}/{name}-data"
+    pattern = rf"-m torch\.distributed\.run --standalone --nproc-per-node 1 train\.py --config {re.escape(preset)}"
+    assert re.fullmatch(rf"{pattern} --data {runs}/{name}-data --output {runs}/{name}-\d{{8}}-\d{{6}} --epochs 1", trained)
 
 
 def test_demo_ends_with_the_exit_code_of_what_failed(machine: Machine):

@@ -71,7 +71,7 @@ def step_of(net: nn.Module, *, accumulate: int = 1, clip: float = 0.0, smoothing
     settings = SETTINGS | {"name": "sgd"} | more
     return Step(
         module=net,
-        losses=Classification(np.zeros(1, np.int64), label_smoothing=smoothing).losses,
+        task=Classification(np.zeros(1, np.int64), label_smoothing=smoothing),
         optimizer=optimizers.build(net, **settings),
         precision="fp32",
         accumulate=accumulate,

@@ -1,4 +1,4 @@
-"""What worker processes need of the machine before they start."""
+"""What worker processes need of the machine before they start, and how a batch lies in the memory that they fill."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import shutil
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
-from contracts import Mistake
-from loaders._workers import QUEUES_BYTES, require_shared_memory
+from contracts import Feed, Mistake, Rows
+from loaders._workers import PART, QUEUES_BYTES, Workers, part_of, require_shared_memory, some
+from loaders.torchvision import TorchvisionLoader
 
 
 def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +37,83 @@ def test_a_machine_without_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(shutil, "disk_usage", missing)
     require_shared_memory(QUEUES_BYTES)
+
+
+def rows_of(sizes: list[tuple[int, int]], canvas: tuple[int, int] | None = None) -> Rows:
+    count = len(sizes)
+    return Rows(
+        ids=np.arange(count),
+        regions=np.zeros((count, 4), np.int64),
+        windows=np.zeros((count, 4)),
+        sizes=np.array(sizes, np.int64),
+        flips=np.zeros(count, bool),
+        valid=np.ones(count, bool),
+        canvas=canvas,
+    )
+
+
+class Numbers:
+    """loaders._workers.Work: every byte of a row is its id; tells the canvas that it saw."""
+
+    def __call__(self, rows: Rows, slot: np.ndarray) -> tuple[int, int]:
+        shape = (len(rows), *rows.padded, 3)
+        slot[: np.prod(shape)].reshape(shape)[:] = rows.ids[:, None, None, None]
+        return rows.padded
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
+    """The largest row is in another part than the others, and the last part is not whole."""
+    batches = [
+        rows_of([(4, 6), (5, 3), (2, 2), (9, 1), (8, 8)]),
+        rows_of([(1, 1)] * 5),
+        rows_of([(3, 2)] * 5, (10, 9)),
+        rows_of([(9, 9)] * 5),
+    ]
+    largest = 3 * 10 * 9
+    pool = Workers(
+        Numbers,
+        workers=workers,
+        batch_size=5,
+        part_rows=2,
+        part_bytes=lambda count: count * largest,
+        row_bytes=lambda rows: 3 * rows.padded[0] * rows.padded[1],
+    )
+    try:
+        for (slot, rows, said), given in zip(pool.run(batches * 3), batches * 3, strict=True):
+            assert said == [given.padded] * 3
+            height, width = given.padded
+            pixels = slot[: 5 * height * width * 3].reshape(5, -1)
+            assert (pixels == np.arange(5)[:, None]).all()
+            assert rows.canvas == given.canvas
+    finally:
+        pool.close()
+
+
+def test_a_part_knows_its_batchs_canvas() -> None:
+    rows = rows_of([(4, 6), (5, 3), (2, 2)])
+    for part in (part_of(rows, 2, 3), some(rows, np.array([1, 2]))):
+        assert part.padded == rows.padded == (5, 6)
+    assert part_of(rows, 1, 9).ids.tolist() == [1, 2]
+    assert part_of(rows_of([(4, 6)] * 3, (32, 64)), 0, 1).padded == (32, 64)
+
+
+def feed_of(size: tuple[int, int], *, batch_size: int, workers: int) -> Any:
+    plan = SimpleNamespace(batch_size=batch_size, sample_shape=(3, *size))
+    return Feed(plan=plan, source=None, columns=None, targets=dict, device=torch.device("cpu"), workers=workers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("size", "rows"), [((224, 224), PART), ((64, 64), PART), ((300, 300), 17), ((1344, 1344), 1), ((1500, 1500), 1)])
+def test_parts_of_larger_images_have_fewer_rows(size: tuple[int, int], rows: int) -> None:
+    """About as many pixels a part as at 224; at 224 and below as many rows as ever."""
+    loader = TorchvisionLoader(feed_of(size, batch_size=32, workers=0))
+    with loader:
+        assert loader._workers.part_rows == rows
+
+
+def test_memory_of_a_detector_is_bounded() -> None:
+    """1344 x 1344, 15 workers: at most 5 batches ahead, 16 images each; and all workers fill one together. None of it is touched yet."""
+    loader = TorchvisionLoader(feed_of((1344, 1344), batch_size=16, workers=15))
+    with loader:
+        assert loader.in_flight <= 6
+        assert loader._workers._slots.nbytes <= 0.7e9

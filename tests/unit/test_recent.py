@@ -1,4 +1,4 @@
-"""Pieces of the loop that need no run."""
+"""What is told of a step without a valid sample, and of a loss that is not finite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from contracts import NotFinite
 from engine.distributed import ProcessWorld
-from engine.loop import Recent
+from engine.recent import Recent
 
 CPU = torch.device("cpu")
 

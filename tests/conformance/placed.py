@@ -1,0 +1,337 @@
+"""Images of different sizes at places of a canvas: a plan with numbers of its own, what a loader must make of them, and faults.
+
+The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into the place, mirror, distort,
+normalise; 0 everywhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from contracts import Batch, Feed, Rows
+from dataset import colour
+from loaders._staging import DTYPES
+from tests.conformance import pictures
+from tests.conformance.looking import difference
+from tests.conformance.plants import Plain
+from tests.conformance.scenes import Open, Scene
+
+Array = np.ndarray[Any, Any]
+SIZES = ((40, 56), (56, 40), (64, 64), (33, 61), (24, 24))
+STEP = 16
+"""Sides of a canvas are multiples of it."""
+LEAST = 9
+"""Sides of a place, pixels, at least."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlacedPlan:
+    """contracts.Plan: every sample in the order of its number, later ones first in odd epochs; the last batch is padded.
+
+    sizes    outputs of several sizes, padded to the largest of the batch
+    canvas   the same, padded to multiples of STEP
+    places   outputs of one size, of which the image fills a part
+    colour   the same, with distorted colours
+    all      of all this at once
+    """
+
+    heights: Array
+    widths: Array
+    kind: str
+    batch_size: int = 5
+
+    @property
+    def samples(self) -> int:
+        return len(self.heights)
+
+    @property
+    def step_samples(self) -> int:
+        return self.batch_size
+
+    @property
+    def image_size(self) -> int:
+        return max(self.sample_shape[1:])
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return (3, 64, 64)
+
+    @property
+    def resident(self) -> int:
+        return 1 if self.kind in ("places", "colour") else 8
+
+    def steps(self, first: int = 0) -> int:
+        return -(-(self.samples - first) // self.batch_size)
+
+    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
+        ordered = np.arange(self.samples)[:: -1 if epoch % 2 else 1][first:]
+        return [self._batch(epoch, ordered[at : at + self.batch_size]) for at in range(0, len(ordered), self.batch_size)]
+
+    def _batch(self, epoch: int, ids: Array) -> Rows:
+        real = len(ids)
+        ids = np.concatenate([ids, np.full(self.batch_size - real, ids[0])])
+        made = [self._row(epoch, int(sample)) for sample in ids]
+        regions, windows, sizes, places = (np.array(column) for column in zip(*made, strict=True))
+        valid = np.arange(len(ids)) < real
+        height, width = -(-sizes.max(axis=0) // STEP) * STEP
+        return Rows(
+            ids=np.where(valid, ids, -1),
+            regions=regions.astype(np.int64),
+            windows=windows.astype(np.float64),
+            sizes=sizes.astype(np.int64),
+            flips=(ids + epoch) % 2 == 0,
+            valid=valid,
+            places=None if self.kind in ("sizes", "canvas") else places.astype(np.int64),
+            canvas=(int(height), int(width)) if self.kind in ("canvas", "all") else None,
+            colour=colour.distortions(5, epoch, ids) if self.kind in ("colour", "all") else None,
+        )
+
+    def _row(self, epoch: int, sample: int) -> tuple[Array, Array, tuple[int, int], Array]:
+        """Region, window, size of the output, place: a whole image for every third sample, else a part of it."""
+        draws = np.random.default_rng([epoch, sample])
+        limit = np.array([self.widths[sample], self.heights[sample]])
+        size = (64, 64) if self.resident == 1 else SIZES[int(draws.integers(len(SIZES)))]
+        place = np.array([0, 0, size[1], size[0]])
+        if sample % 4:  # one in four fills its output
+            sides = draws.integers(LEAST, place[2:] + 1)
+            corner = draws.integers(0, place[2:] - sides + 1)
+            place = np.concatenate([corner, corner + sides])
+        if sample % 3 == 0:
+            return np.array([0, 0, *limit]), np.array([0, 0, *limit]), size, place
+        low = draws.integers(0, limit // 3)
+        high = limit - draws.integers(0, limit // 3)
+        inside = draws.random(4) * 0.2 if sample % 3 == 1 else np.zeros(4)  # a fractional window, or all of the region
+        sides = np.tile(high - low, 2)
+        window = np.array([0, 0, 1, 1]) * sides + np.array([1, 1, -1, -1]) * inside * sides
+        return np.concatenate([low, high]), window, size, place
+
+
+KINDS = ("sizes", "canvas", "places", "colour", "all")
+
+
+def feed_of(scene: Scene, kind: str, device: torch.device, **changes: Any) -> Feed:
+    """What train.py would give a loader, with packed targets."""
+    plan = PlacedPlan(heights=np.asarray(scene.manifest.height), widths=np.asarray(scene.manifest.width), kind=kind)
+    return replace(scene.feed(device, batch_size=plan.batch_size), **{"plan": plan, "targets": packed, **changes})
+
+
+def packed(rows: Rows) -> dict[str, Array]:
+    """As many boxes a valid row as its id modulo 4: {"offsets": int64 [B + 1], "boxes": float32 [M, 4], "labels": int64 [M]}."""
+    counts = np.where(rows.valid, rows.ids % 4, 0)
+    labels = np.repeat(rows.ids, counts)
+    return {
+        "offsets": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        "boxes": np.stack([labels] * 4, axis=1).astype(np.float32) / 2,
+        "labels": labels.astype(np.int64),
+    }
+
+
+def reference(feed: Feed, content: bytes, rows: Rows, i: int) -> Array | None:
+    """float64 [H, W, 3] of row i on its batch's canvas, normalised; None where Pillow cannot decode the file."""
+    pixels = decoded(content)
+    if pixels is None:
+        return None
+    return on_canvas(rows, i, normalised(feed, coloured(window_of(pixels, rows, i), rows, i)))
+
+
+@lru_cache(maxsize=64)
+def decoded(content: bytes) -> Array | None:
+    """As pictures.pil: every test asks for the same files."""
+    return pictures.pil(content)
+
+
+def place_of(rows: Rows, i: int) -> tuple[int, int, int, int]:
+    height, width = rows.sizes[i].tolist()
+    left, top, right, bottom = (0, 0, width, height) if rows.places is None else rows.places[i].tolist()
+    return left, top, right, bottom
+
+
+def window_of(pixels: Array, rows: Rows, i: int) -> Array:
+    """uint8 [h, w, 3], the window of row i as it fills its place."""
+    x0, y0, x1, y1 = rows.regions[i].tolist()
+    left, top, right, bottom = place_of(rows, i)
+    a, b, c, d = rows.windows[i].tolist()
+    region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
+    out = np.asarray(region.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box=(a, b, c, d)))
+    return out[:, ::-1] if rows.flips[i] else out
+
+
+def coloured(levels: Array, rows: Rows, i: int) -> Array:
+    """float64 in 0..1 of grey levels."""
+    scaled = levels.astype(np.float64) / 255
+    return scaled if rows.colour is None else colour.distort(scaled, rows.colour[i])
+
+
+def normalised(feed: Feed, values: Array) -> Array:
+    """Of values in 0..1."""
+    return (values - np.array(feed.pixels.mean)) / np.array(feed.pixels.std)
+
+
+def on_canvas(rows: Rows, i: int, values: Array) -> Array:
+    left, top, right, bottom = place_of(rows, i)
+    out = np.zeros((*rows.padded, 3))
+    out[top:bottom, left:right] = values
+    return out
+
+
+def epoch_is_the_plans(open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[tuple[int, int]] = ((0, 0),)) -> set[int]:
+    """Everything of every batch of batches(epoch, first), by one loader; `tolerance` in mean grey levels. Returns the ids that failed."""
+    failed = set[int]()
+    with open_(feed) as loader:
+        for epoch, first in epochs:
+            expected = feed.plan.rows(epoch, first)
+            for batch, rows in zip(loader.batches(epoch, first), expected, strict=True):
+                failed.update(batch.failed)
+                form_is_the_plans(batch, rows, feed)
+                pixels_are_where_they_belong(batch, rows, feed, scene, tolerance)
+    return failed
+
+
+def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
+    """Shape, layout, dtype, ids, sizes, the rows themselves, and packed targets on the device as on the host."""
+    assert batch.images.shape == (len(rows), 3, *rows.padded)
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
+    assert batch.images.dtype == DTYPES[feed.pixels.dtype]
+    valid = rows.valid & ~np.isin(rows.ids, batch.failed)
+    np.testing.assert_array_equal(batch.ids, rows.ids)
+    np.testing.assert_array_equal(batch.sizes.cpu().numpy(), rows.sizes)
+    np.testing.assert_array_equal(batch.valid.cpu().numpy(), valid)
+    assert batch.rows is not None
+    np.testing.assert_array_equal(batch.rows.valid, valid)
+    for name in ("ids", "regions", "windows", "sizes", "flips", "places", "colour", "canvas"):
+        np.testing.assert_array_equal(getattr(batch.rows, name), getattr(rows, name), err_msg=name)
+    targets = packed(replace(rows, valid=valid))
+    assert set(batch.targets) == set(batch.host) == set(targets)
+    for name, value in targets.items():
+        np.testing.assert_array_equal(batch.targets[name].cpu().numpy(), value, err_msg=name)
+        np.testing.assert_array_equal(batch.host[name], value, err_msg=name)
+
+
+def pixels_are_where_they_belong(batch: Batch, rows: Rows, feed: Feed, scene: Scene, tolerance: float) -> None:
+    """Close to the reference inside of the place, exactly 0 outside, and everywhere in rows that are not valid."""
+    raw = batch.images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
+    for i in range(len(rows)):
+        expected = reference(feed, scene.bytes_of[int(rows.ids[i])], rows, i) if rows.valid[i] else None
+        if expected is None:
+            assert not raw[i].any()
+            assert not rows.valid[i] or int(rows.ids[i]) in batch.failed
+            continue
+        left, top, right, bottom = place_of(rows, i)
+        rest = raw[i].copy()
+        rest[top:bottom, left:right] = 0
+        assert not rest.any(), f"{scene.names[rows.ids[i]]}: not 0 outside of its place"
+        found, wanted = ((one[top:bottom, left:right] * np.array(feed.pixels.std)) * 255 for one in (raw[i], expected))
+        apart = difference(found[None], wanted[None])[0]
+        assert apart <= tolerance, f"{scene.names[rows.ids[i]]}: {apart:.2f} grey levels apart"
+
+
+class PlainPlaced(Plain):
+    """The reference as a loader; what the faults are made from."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = [self.image(rows, i) if rows.valid[i] else None for i in range(len(rows))]
+        valid = np.array([one is not None for one in made])
+        images = np.stack([np.zeros((*rows.padded, 3)) if one is None else one for one in made])
+        host = self.feed.targets(replace(rows, valid=valid))
+        device, dtype = self.feed.device, DTYPES[self.feed.pixels.dtype]
+        return Batch(
+            images=torch.from_numpy(images).to(device, dtype).permute(0, 3, 1, 2),
+            sizes=torch.from_numpy(rows.sizes).to(device),
+            targets={name: torch.from_numpy(value).to(device) for name, value in host.items()},
+            valid=torch.from_numpy(valid).to(device),
+            ids=rows.ids,
+            failed=tuple(rows.ids[rows.valid & ~valid].tolist()),
+            rows=replace(rows, valid=valid),
+            host=host,
+        )
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        """float64 [H, W, 3] on the canvas, normalised; None where there is none."""
+        return reference(self.feed, self.feed.source.read(int(rows.ids[i])), rows, i)
+
+
+class InTheCorner(PlainPlaced):
+    """Puts every image at the top left."""
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        assert rows.places is not None
+        sides = rows.places[:, 2:] - rows.places[:, :2]
+        return super().image(replace(rows, places=np.concatenate([np.zeros_like(sides), sides], axis=1)), i)
+
+
+class MirrorsTheOutput(PlainPlaced):
+    """Mirrors the place with the image."""
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        if not rows.flips[i]:
+            return super().image(rows, i)
+        made = super().image(replace(rows, flips=np.zeros_like(rows.flips)), i)
+        width = int(rows.sizes[i, 1])
+        if made is not None:
+            made[:, :width] = made[:, :width][:, ::-1].copy()
+        return made
+
+
+class BlackOutside(PlainPlaced):
+    """Fills up before it normalises."""
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        made = super().image(rows, i)
+        left, top, right, bottom = place_of(rows, i)
+        if made is not None:
+            out = np.broadcast_to(normalised(self.feed, np.zeros(3)), made.shape).copy()
+            out[top:bottom, left:right] = made[top:bottom, left:right]
+            return out
+        return made
+
+
+class NoColour(PlainPlaced):
+    """Ignores the colours."""
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        return super().image(replace(rows, colour=None), i)
+
+
+class NeighboursColour(PlainPlaced):
+    """The colours of the row before."""
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        assert rows.colour is not None
+        return super().image(replace(rows, colour=np.roll(rows.colour, 1, axis=0)), i)
+
+
+class LargestCanvas(PlainPlaced):
+    """Pads every batch to the largest there may be."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        for rows in self.feed.plan.rows(epoch, first):
+            yield self.batch(replace(rows, canvas=(80, 80)))
+
+
+class TargetsOfWhatFailed(PlainPlaced):
+    """Packs the targets before it knows which files can be decoded."""
+
+    def batch(self, rows: Rows) -> Batch:
+        made = super().batch(rows)
+        made.host = self.feed.targets(rows)
+        made.targets = {name: torch.from_numpy(value) for name, value in made.host.items()}
+        return made
+
+
+FAULTS: dict[Callable[[Feed], Any], str] = {
+    InTheCorner: "places",
+    MirrorsTheOutput: "places",
+    BlackOutside: "canvas",
+    NoColour: "colour",
+    NeighboursColour: "colour",
+    LargestCanvas: "canvas",
+    TargetsOfWhatFailed: "sizes",
+}
+"""A loader with one fault -> a kind of plan that shows it."""

@@ -1,0 +1,112 @@
+"""Images of different sizes, at places of a canvas, with distorted colours: every loader makes of them what Pillow and NumPy do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contracts import Feed, Pixels
+from dataset.detection import DetectionPlan, DetectionPolicy
+from dataset.sources.folder import Folder
+from loaders import open_loader
+from tests.conformance import checks, pictures, placed
+from tests.conformance.leaving import epochs_are_flat
+from tests.conformance.placed import FAULTS, KINDS, PlainPlaced, epoch_is_the_plans, feed_of
+from tests.conformance.scenes import CPU, Backend, Scene
+
+POLICIES = {
+    "flip": DetectionPolicy(augment="flip", size=120, longer=200, flip=0.5),
+    "multiscale": DetectionPolicy(augment="multiscale", size=120, longer=200, short_sides=(80, 120, 160), flip=0.5),
+    "lsj": DetectionPolicy(augment="lsj", size=128, longer=200, flip=0.5),
+    "ssd": DetectionPolicy(augment="ssd", size=100, flip=0.5),
+    "ssdlite": DetectionPolicy(augment="ssdlite", size=120, flip=0.5),
+}
+"""As the recipes have them, and smaller."""
+
+
+def tolerance(backend: Backend, kind: str) -> float:
+    """Contrast and saturation together multiply a difference by 2.25 at most; an image is small, so that its edges count more."""
+    return (backend.pixel_difference + 0.2) * (2.25 if kind in ("colour", "all") else 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_is_the_plans(backend: Backend, photographs: Scene, kind: str) -> None:
+    """An epoch, a resume of another, and the first once more, all by one loader."""
+    feed = feed_of(photographs, kind, backend.device)
+    asked = [(0, 0), (1, 7), (0, 0)]
+    assert epoch_is_the_plans(backend.open, feed, photographs, tolerance(backend, kind), asked) == set()
+
+
+@pytest.mark.parametrize("kind", ["sizes", "all"])
+def test_damage_among_places(backend: Backend, damaged: Scene, kind: str) -> None:
+    feed = feed_of(damaged, kind, backend.device)
+    bad = {sample for sample, content in enumerate(damaged.bytes_of) if pictures.pil(content) is None}
+    assert len(bad) >= 3
+    assert epoch_is_the_plans(backend.open, feed, damaged, tolerance(backend, kind), [(0, 0), (0, 3), (1, 0)]) == bad
+
+
+@pytest.mark.parametrize("augment", POLICIES)
+def test_the_plan_of_detectors(backend: Backend, coco: Scene, augment: str) -> None:
+    """All that dataset/detection.py draws, on photographs; and the whole images of validation."""
+    plan = DetectionPlan.of(coco.manifest, POLICIES[augment], seed=3, batch_size=4)
+    feed = Feed(
+        plan=plan,
+        source=Folder(coco.manifest, 0.0),
+        columns=coco.manifest,
+        targets=placed.packed,
+        pixels=Pixels(dtype=backend.dtype),
+        device=backend.device,
+        workers=2,
+    )
+    allowed = tolerance(backend, "colour" if augment == "ssd" else "places")
+    epoch_is_the_plans(backend.open, feed, coco, allowed, [(1, 8)])
+    epoch_is_the_plans(backend.open, replace(feed, plan=replace(plan, training=False)), coco, allowed)
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_any_number_of_workers_places_alike(backend: Backend, photographs: Scene, workers: int) -> None:
+    feed = feed_of(photographs, "all", backend.device, workers=workers)
+    epoch_is_the_plans(backend.open, feed, photographs, tolerance(backend, "all"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_noise_has_the_form_of_the_rows(device: torch.device, photographs: Scene, kind: str) -> None:
+    """The loader without files: shapes, layout, rows, packed targets."""
+    feed = feed_of(photographs, kind, device)
+    with open_loader("synthetic", feed) as loader:
+        for first in (0, 4):
+            for batch, rows in zip(loader.batches(1, first), feed.plan.rows(1, first), strict=True):
+                placed.form_is_the_plans(batch, rows, feed)
+
+
+def test_canvases_that_change_add_no_memory(backend: Backend, small: Scene) -> None:
+    growth = epochs_are_flat(backend.open, feed_of(small, "all", backend.device))
+    print(backend.name, {name: round(value, 3) for name, value in growth.items()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_plan_of_these_tests_is_what_it_says(photographs: Scene, kind: str) -> None:
+    """Batches of several canvases, images at places, flips of both sorts, padding."""
+    rows = list(feed_of(photographs, kind, CPU).plan.rows(0, 0))
+    assert (len({one.padded for one in rows}) > 1) == (kind not in ("places", "colour"))
+    assert {bool(flip) for one in rows for flip in one.flips} == {True, False}
+    assert not rows[-1].valid.all()
+    assert all((one.places is not None) == (kind not in ("sizes", "canvas")) for one in rows)
+    assert all(np.isin(one.ids[one.valid], np.arange(photographs.samples)).all() for one in rows)
+
+
+def test_a_plain_loader_passes(photographs: Scene, damaged: Scene) -> None:
+    for kind in KINDS:
+        epoch_is_the_plans(PlainPlaced, feed_of(photographs, kind, CPU), photographs, 0.01)
+        epoch_is_the_plans(PlainPlaced, feed_of(damaged, kind, CPU), damaged, 0.01)
+
+
+@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
+def test_a_fault_is_refused(plant: Callable[[Feed], Any], damaged: Scene) -> None:
+    feed = feed_of(damaged, FAULTS[plant], CPU)
+    assert checks.raises(epoch_is_the_plans, plant, feed, damaged, tolerance(Backend(name="dali-cpu"), FAULTS[plant]))

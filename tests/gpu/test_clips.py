@@ -1,0 +1,214 @@
+"""Clips that are decoded on the GPU: the right frames or none, pixels as the CPU's, batches as everywhere, and memory that stays flat."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from contracts import Feed, Pixels, Rows
+from dataset.video_scan import open_videos
+from loaders import open_loader
+from loaders._clips import exact
+from loaders._nvdec import Nvdec, capabilities, import_codec, within
+from loaders._readers import Undecodable
+from loaders._surfaces import Fit
+from loaders.dali_video import Filling
+from tests.conformance.fixtures import SAMPLES
+from tests.gpu.test_memory import device_mib
+from tests.unit.clip_kinds import KINDS, Made
+from tests.unit.test_clip_loaders import feed, levels, spoiled
+from tests.unit.test_clip_readers import patterns
+from tests.unit.video_files import number
+
+LOADERS = ["nvdec", "nvdec+pyav", "nvdec+decord", "dali-video"]
+LARGE = {"size": (192, 256)}
+"""NVDEC takes no HEVC below 144 x 144, nor VP9 and AV1 below 128 x 128."""
+APART = 2.0
+"""Mean grey levels that a clip may be from pyav's."""
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("kinds"), {name: video | LARGE for name, video in KINDS.items() if name != "vp9-odd.mp4"})
+
+
+def on_gpu(given: Feed, device: torch.device) -> Feed:
+    return replace(given, device=device, pixels=Pixels(dtype="float16"))
+
+
+def on_cpu(images: torch.Tensor) -> np.ndarray:
+    """float32 [B, T, H, W, 3], grey levels."""
+    return levels(images.float().cpu())
+
+
+class ByNvdec:
+    """One decoder for all files of a kind."""
+
+    def __init__(self, videos: Any, device: torch.device) -> None:
+        self._videos, self._device = videos, device
+        self._read = Nvdec(videos, import_codec(), 0, torch.cuda.current_stream().cuda_stream)
+
+    def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, np.ndarray]]:
+        for frame, picture, surface in self._read(sample, self._videos.path(sample), frames):
+            height, width = picture.shape
+            whole = np.array([0, 0, width, height])
+            yield frame, Fit(picture, whole, whole.astype(float), (height, width), False, self._device)(surface[None])[0].cpu().numpy()
+
+
+class ByDali:
+    def __init__(self, videos: Any, device: torch.device) -> None:
+        self._videos, self._device = videos, device
+        source = SimpleNamespace(check=lambda sample, size: None)
+        self._fill = Filling(videos, source, device, torch.cuda.current_stream().cuda_stream, lambda clip: clip)
+
+    def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, np.ndarray]]:
+        height, width = int(self._videos.height[sample]), int(self._videos.width[sample])
+        whole = np.array([[0, 0, width, height]])
+        rows: Any = Rows(
+            ids=np.array([sample]),
+            regions=whole,
+            windows=whole.astype(float),
+            sizes=np.array([[height, width]]),
+            flips=np.array([False]),
+            valid=np.array([True]),
+            frames=np.array([frames]),
+        )
+        out = torch.zeros((1, len(frames), height, width, 3), dtype=torch.uint8, device=self._device)
+        self._fill(sample, self._videos.path(sample), rows, np.array([0]), out)
+        yield from zip(frames, out[0].cpu().numpy(), strict=True)
+
+
+READERS: dict[str, Any] = {"nvdec": ByNvdec, "dali-video": ByDali}
+
+
+def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
+    found = {"wrong": 0, "refused": 0}
+    for frames in patterns(len(made.videos.pts(sample))):
+        try:
+            came = {frame: number(pixels) for frame, pixels in read(sample, frames)}
+            assert sorted(came) == frames
+            found["wrong"] += sum(shown != made.shown(sample, frame) for frame, shown in came.items())
+        except Undecodable as error:
+            found["refused"] += 1
+            found[f"because {error}"] = 1
+    return found
+
+
+def claimed(backend: str, videos: Any) -> np.ndarray:
+    """bool by sample, also that this GPU has an engine for it."""
+    return exact(backend, videos, np.arange(len(videos))) & within(capabilities(import_codec(), 0), videos)
+
+
+@pytest.mark.parametrize("decoder", READERS)
+def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> None:
+    """What it claims is right; what it could claim too is printed (pytest -rP)."""
+    read, claims = READERS[decoder](made.videos, device), claimed(decoder, made.videos)
+    found = {name: wrong(made, read, sample) for sample, name in enumerate(made.names)}
+    for name, claim in zip(made.names, claims, strict=True):
+        print(f"{decoder}: {name:22} {'claimed' if claim else ''} {found[name]}")
+    false = {name: found[name] for name, claim in zip(made.names, claims, strict=True) if claim and any(found[name].values())}
+    assert not false
+    assert claims.sum() >= 10
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("name", LOADERS)
+def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: torch.device) -> None:
+    given = on_gpu(feed(made.videos, views=views), device)
+    with open_loader("pyav", given) as reference, open_loader(name, given) as loading:
+        for epoch in (0, 1):
+            batches, others = loading.batches(epoch, 0), reference.batches(epoch, 0)
+            for batch, other, rows in zip(batches, others, given.plan.rows(epoch, 0), strict=True):
+                assert batch.failed == () and batch.images.dtype == torch.float16
+                assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
+                np.testing.assert_array_equal(batch.ids, rows.ids)
+                np.testing.assert_array_equal(batch.valid.cpu(), rows.valid)
+                np.testing.assert_array_equal(batch.targets["labels"].cpu(), np.where(rows.valid, rows.ids, -1))
+                assert not batch.images[~batch.valid].any() and rows.frames is not None
+                clips = on_cpu(batch.images)
+                apart = np.abs(clips - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
+                for place in np.flatnonzero(rows.valid).tolist():
+                    upright = clips[place][:, :, :: -1 if rows.flips[place] else 1]
+                    expected = [made.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
+                    assert [number(frame) for frame in upright] == expected, made.names[rows.ids[place]]
+                    assert apart[place] <= APART, made.names[rows.ids[place]]
+        told = dict(loading.fallbacks)  # type: ignore[attr-defined]
+        print(f"{name}: {told}")
+        assert told and not any("refused" in words and "fragments" not in words for words in told if name != "nvdec+decord")
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
+    given = os.environ.get(SAMPLES)
+    folder = (Path(given) if given else Path(__file__).parents[3] / "shared" / "data") / "video_sample"
+    if not folder.is_dir():
+        pytest.skip(f"no real videos: {SAMPLES} is not set and there is no {folder}")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").symlink_to(folder)
+    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2, min_frames=6)
+    one = on_gpu(feed(videos), device)
+    with open_loader("pyav", one) as reference, open_loader(name, one) as loading:
+        apart: dict[str, float] = {}
+        for batch, other, rows in zip(loading.batches(3, 0), reference.batches(3, 0), one.plan.rows(3, 0), strict=True):
+            assert batch.failed == other.failed == ()
+            levels_apart = np.abs(on_cpu(batch.images) - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
+            for place in np.flatnonzero(rows.valid).tolist():
+                file = os.path.basename(os.fsdecode(videos.path(int(rows.ids[place]))))
+                apart[file] = max(apart.get(file, 0.0), float(levels_apart[place]))
+        print(f"{name}: {apart}; {dict(loading.fallbacks)}")  # type: ignore[attr-defined]
+        assert max(apart.values()) <= APART
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_files_beside_damaged_ones_are_right(name: str, tmp_path: Path, device: torch.device) -> None:
+    """What an engine makes up of a damaged file cannot be told; that a decoder has seen one must not harm the next file."""
+    kinds = spoiled(tmp_path, lambda content: content[: len(content) // 3] + bytes(len(content) - len(content) // 3))
+    given = on_gpu(feed(kinds.videos), device)
+    with open_loader(name, given) as loading:
+        for epoch in range(3):
+            for batch, rows in zip(loading.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
+                assert not any(sample % 2 for sample in batch.failed) and rows.frames is not None
+                clips = on_cpu(batch.images)
+                for place in np.flatnonzero(batch.valid.cpu().numpy() & (rows.ids % 2 == 1)).tolist():
+                    shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.flips[place] else 1]]
+                    assert shown == [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_memory_and_files_stay_flat(name: str, tmp_path: Path, device: torch.device) -> None:
+    """Many sizes, so that decoders come and go; closing gives back what opening took."""
+    sizes = [(192 + 16 * i, 256) for i in range(10)]
+    kinds = Made(tmp_path, {f"{h}-{w}.mp4": {"size": (h, w), "frames": 24} for h, w in sizes})
+    given, me = on_gpu(feed(kinds.videos), device), psutil.Process()
+    on_device, on_host, files = [], [], []
+
+    def look() -> None:
+        on_device.append(device_mib())
+        on_host.append(me.memory_info().rss / 2**20)
+        files.append(me.num_fds())
+
+    with open_loader(name, given) as loading:
+        for epoch in range(16):
+            for _ in loading.batches(epoch, 0):
+                pass
+            look()
+    print(f"{name}: device {on_device}, host {on_host}, files {files}")
+    assert max(on_device[8:]) - max(on_device[4:8]) <= 16
+    assert max(on_host[8:]) - max(on_host[4:8]) <= 32
+    assert max(files[8:]) <= max(files[4:8]) + 1
+    look()
+    for _ in range(3):
+        with open_loader(name, given) as loading:
+            next(iter(loading.batches(0, 0)))  # abandoned
+        look()
+    assert on_device[-1] <= on_device[-3] + 16
+    assert not [child for child in me.children() if child.status() != psutil.STATUS_ZOMBIE]

@@ -1,0 +1,85 @@
+"""One numbered video of every kind, with their manifest, for the tests of readers and loaders of clips."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset.video_scan import open_videos
+from loaders import CLIPS
+from tests.unit.video_files import Video, make
+
+FRAMES = 48
+STEPS = tuple(int(tick) for tick in np.random.default_rng(3).choice([3000, 3600, 5400, 9000], FRAMES).cumsum())
+KINDS: dict[str, dict[str, Any]] = {
+    "h264.mp4": {"b_frames": 3},
+    "h264.mkv": {"b_frames": 3},
+    "h264.ts": {"b_frames": 3},
+    "h264.avi": {},
+    "h264-variable.mp4": {"b_frames": 3, "ticks": STEPS},
+    "h264-variable.mkv": {"b_frames": 3, "ticks": STEPS},
+    "h264-variable.ts": {"b_frames": 3, "ticks": STEPS},
+    "h264-90.mp4": {"b_frames": 3, "rotation": 90},
+    "h264-180.mp4": {"rotation": 180},
+    "h264-270.mp4": {"rotation": 270},
+    "h264-cut.mp4": {"b_frames": 3, "cut": 7},
+    "h264-open.mp4": {"b_frames": 3, "open_gop": True},
+    "h264-open.mkv": {"b_frames": 3, "open_gop": True},
+    "h264-open.ts": {"b_frames": 3, "open_gop": True},
+    "h264-one-key.ts": {"b_frames": 5, "gop": 250},
+    "h264-fragments.mp4": {"b_frames": 2, "muxer": {"movflags": "frag_keyframe+empty_moov"}},
+    "h264-two.mp4": {"b_frames": 2, "other": Video(frames=40, size=(48, 64), numbers_from=1000)},
+    "h264-ten.mp4": {"b_frames": 2, "pixels": "yuv420p10le"},
+    "h264-444.mkv": {"pixels": "yuv444p"},
+    "hevc.mp4": {"codec": "hevc", "b_frames": 3},
+    "hevc-variable.mkv": {"codec": "hevc", "b_frames": 3, "ticks": STEPS},
+    "hevc-open.mp4": {"codec": "hevc", "b_frames": 3, "open_gop": True},
+    "hevc-open.ts": {"codec": "hevc", "b_frames": 3, "open_gop": True},
+    "hevc-cut.mp4": {"codec": "hevc", "b_frames": 3, "cut": 7},
+    "vp9.webm": {"codec": "vp9"},
+    "vp9-variable.webm": {"codec": "vp9", "ticks": STEPS},
+    "vp9-odd.mp4": {"codec": "vp9", "size": (121, 161)},
+    "vp8.webm": {"codec": "vp8"},
+    "av1.mp4": {"codec": "av1", "options": {"crf": "4", "preset": "8"}},
+    "av1-variable.webm": {"codec": "av1", "options": {"crf": "4", "preset": "8"}, "ticks": STEPS},
+    "mpeg4.mp4": {"codec": "mpeg4"},
+    "mpeg4.avi": {"codec": "mpeg4"},
+    "mpeg4-b.mp4": {"codec": "mpeg4", "b_frames": 2},
+    "mpeg4-packed.avi": {"codec": "mpeg4", "b_frames": 1, "packed": True},
+    "mpeg2.ts": {"codec": "mpeg2video", "b_frames": 2},
+    "mjpeg.avi": {"codec": "mjpeg", "pixels": "yuvj420p"},
+}
+"""File -> what tests.unit.video_files.Video it is."""
+
+
+class Made:
+    """Files of KINDS and their manifest."""
+
+    def __init__(self, folder: Path, kinds: dict[str, dict[str, Any]]) -> None:
+        for name, video in kinds.items():
+            make(folder / "data" / "x" / name, Video(**{"frames": FRAMES, "gop": 12, **video}))
+        self.videos = open_videos(folder / "data", cache=folder / "cache", workers=2)
+        self.names = [os.path.basename(os.fsdecode(self.videos.path(i))) for i in range(len(self.videos))]
+
+    def shown(self, sample: int, frame: int) -> int:
+        """The number that the frame must show."""
+        return int(KINDS[self.names[sample]].get("cut", 0)) + frame
+
+
+def reader(backend: str, columns: Any) -> Any:
+    """Of the CPU's readers; else skip."""
+    if backend.startswith(("nvdec", "dali")):
+        pytest.skip("decodes on a GPU: tests/gpu/test_clips.py")
+    if backend == "torchcodec":
+        try:
+            import_module("torchcodec.decoders")
+        except (ImportError, OSError, RuntimeError):
+            pytest.skip("torchcodec or FFmpeg's libraries are not installed")
+    elif backend == "decord":
+        pytest.importorskip("decord")
+    return getattr(import_module(CLIPS[backend]), backend.capitalize())(columns)

@@ -1,0 +1,100 @@
+"""What stands for PyNvVideoCodec where there is no GPU: its interface, as loaders/_nvdec.py uses it, with FFmpeg's decoders behind it."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import Any
+
+import av
+import numpy as np
+import torch
+
+NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9", "AV1": "libdav1d"}
+
+
+class Frame:
+    """A surface in memory that the next call of Decode may overwrite."""
+
+    def __init__(self, label: int, samples: torch.Tensor) -> None:
+        self._label, self._samples = label, samples
+
+    def getPTS(self) -> int:
+        return self._label
+
+    def __dlpack__(self, **given: Any) -> Any:
+        return self._samples.__dlpack__()
+
+    def __dlpack_device__(self) -> Any:
+        return self._samples.__dlpack_device__()
+
+
+class Session:
+    """A PyNvDecoder."""
+
+    def __init__(self, codec: Codec, name: str) -> None:
+        self._codec, self._name, self._hidden = codec, name, set[int]()
+        self._valid: list[torch.Tensor] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._context: Any = av.CodecContext.create(self._name, "r")
+        self._context.thread_count = 1
+
+    def Decode(self, data: Any) -> list[Frame]:
+        if data.bsl:
+            packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
+            packet.pts = data.pts
+            self._codec.packets.append((data.pts, bool(data.discardable)))
+            if data.discardable:
+                self._hidden.add(data.pts)
+            try:
+                frames = self._context.decode(packet)
+            except av.error.FFmpegError as error:
+                raise Exception("HandleVideoSequence : refused\nError code : 1") from error
+        else:
+            frames = self._context.decode(None)
+            self._begin()
+        for samples in self._valid:
+            samples.fill_(77)
+        shown = [frame for frame in frames if frame.pts not in self._hidden]
+        self._hidden -= {frame.pts for frame in frames}
+        self._valid = [nv12(frame.to_ndarray()) for frame in shown]
+        return [Frame(frame.pts, samples) for frame, samples in zip(shown, self._valid, strict=True)]
+
+
+def nv12(planes: np.ndarray) -> torch.Tensor:
+    """uint8 [H * 3 / 2, W], the planes Y, U, V one behind the other -> Y, and U and V in turns."""
+    height = len(planes) * 2 // 3
+    chroma = planes[height:].reshape(2, -1).T
+    return torch.from_numpy(np.concatenate([planes[:height], chroma.reshape(height // 2, -1)]))
+
+
+class Codec:
+    """The module. `packets`: (label, not to be shown) of all that were fed; `made`: decoders so far."""
+
+    cudaVideoCodec = SimpleNamespace(**{name: name for name in NAMES})
+    DisplayDecodeLatencyType = SimpleNamespace(NATIVE=0)
+
+    def __init__(self, engines: int = 2, least: int = 48) -> None:
+        self._engines, self._least = engines, least
+        self.packets: list[tuple[int, bool]] = []
+        self.made = 0
+
+    @staticmethod
+    def PacketData() -> Any:
+        return SimpleNamespace(bsl_data=0, bsl=0, pts=0, discardable=0)
+
+    def GetDecoderCaps(self, *, gpuid: int, codec: str) -> dict[str, int]:
+        return {
+            "supported": int(codec != "VP9"),
+            "num_decoder_engines": self._engines,
+            **dict.fromkeys(("width_min", "height_min"), self._least),
+            **dict.fromkeys(("width_max", "height_max"), 4096),
+            "mb_num_max": 65536,
+        }
+
+    def CreateDecoder(self, *, codec: str, **given: Any) -> Session:
+        assert set(given) == {"gpuid", "cudacontext", "cudastream", "usedevicememory", "latency"}
+        self.made += 1
+        return Session(self, NAMES[codec])

@@ -1,0 +1,267 @@
+"""Loaders of clips as a loop uses them: the form of a batch, resuming, falling back, damage, mistakes, and what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from contracts import Feed, Mistake, Pixels, Rows
+from dataset.sources.folder import Folder
+from dataset.videos import RECORD
+from loaders import CLIPS, open_loader
+from loaders._clips import Decoding, exact, kind, passed, views_together
+from loaders._planes import Picture
+from loaders._workers import part_of
+from loaders.pyav import Pyav
+from tests.unit.clip_kinds import KINDS, Made, reader
+from tests.unit.video_files import number
+
+T, SIZE, BATCH = 5, 64, 4
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("kinds"), KINDS)
+
+
+@dataclass(frozen=True)
+class Clips:
+    """contracts.Plan: two clips of every sample, shown whole, in batches of BATCH; epochs differ in their frames."""
+
+    videos: Any
+    views: int = 1
+    batch_size: int = BATCH
+    image_size: int = SIZE
+    resident: int = 1
+    ordering: str = "as they are"
+
+    @property
+    def samples(self) -> int:
+        return 2 * len(self.videos) * self.views
+
+    @property
+    def step_samples(self) -> int:
+        return self.batch_size
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return (3, T, SIZE, SIZE)
+
+    def rows(self, epoch: int, first: int) -> list[Rows]:
+        draws = np.random.default_rng(epoch)
+        ids = np.tile(np.repeat(np.arange(len(self.videos)), self.views), 2)
+        frames = np.array([draws.integers(0, self.videos.count[i] - T) + np.arange(T) for i in ids[:: self.views]]).repeat(
+            self.views, axis=0
+        )
+        flips = draws.random(len(ids)) < 0.5
+        return [self._batch(*(column[at : at + BATCH] for column in (ids, frames, flips))) for at in range(first, len(ids), BATCH)]
+
+    def _batch(self, ids: np.ndarray, frames: np.ndarray, flips: np.ndarray) -> Rows:
+        valid = np.arange(BATCH) < len(ids)
+        ids, frames, flips = (np.resize(column, (BATCH, *column.shape[1:])) for column in (ids, frames, flips))
+        zero, width, height = np.zeros(BATCH), self.videos.width[ids], self.videos.height[ids]
+        whole = np.stack([zero, zero, width, height], axis=1)
+        return Rows(
+            ids=np.where(valid, ids, -1),
+            regions=whole.astype(np.int64),
+            windows=whole,
+            sizes=np.full((BATCH, 2), SIZE),
+            flips=flips,
+            valid=valid,
+            frames=frames,
+        )
+
+    def steps(self, first: int = 0) -> int:
+        return len(self.rows(0, first))
+
+
+def feed(videos: Any, workers: int = 2, **changes: Any) -> Feed:
+    def targets(rows: Rows) -> dict[str, np.ndarray]:
+        return {"labels": np.where(rows.valid, rows.ids, -1)}
+
+    source = Folder(videos)
+    plan = Clips(videos, **changes)
+    return Feed(plan=plan, source=source, columns=videos, targets=targets, device=torch.device("cpu"), workers=workers)
+
+
+def levels(images: torch.Tensor) -> np.ndarray:
+    """float32 [B, T, H, W, 3], grey levels."""
+    pixels = Pixels()
+    return 255 * (images.permute(0, 2, 3, 4, 1).numpy() * np.array(pixels.std, np.float32) + np.array(pixels.mean, np.float32))
+
+
+@pytest.mark.parametrize("backend", CLIPS)
+def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
+    reader(backend, made.videos)  # or skip
+    given = feed(made.videos)
+    with open_loader(backend, given) as loader:
+        for epoch in (0, 1):
+            for batch, rows in zip(loader.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
+                assert batch.images.shape == (BATCH, 3, T, SIZE, SIZE)
+                assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
+                assert batch.failed == ()
+                np.testing.assert_array_equal(batch.ids, rows.ids)
+                np.testing.assert_array_equal(batch.valid.numpy(), rows.valid)
+                np.testing.assert_array_equal(batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1))
+                assert rows.frames is not None and not batch.images[~batch.valid].any()
+                for i in np.flatnonzero(rows.valid):
+                    upright = levels(batch.images)[i][:, :, :: -1 if rows.flips[i] else 1]
+                    expected = [made.shown(int(rows.ids[i]), frame) for frame in rows.frames[i].tolist()]
+                    assert [number(frame) for frame in upright] == expected, made.names[rows.ids[i]]
+        claimed = exact(backend, made.videos, np.arange(len(made.videos)))
+        others = {kind(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
+        told = dict(loader.fallbacks)  # type: ignore[attr-defined]
+        assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}  # decord refuses the one in fragments
+        assert backend != "pyav" or not told
+        assert all(told[words] >= 4 for words in others)
+
+
+@pytest.mark.parametrize("backend", CLIPS)
+def test_backends_agree_and_resume(made: Made, backend: str) -> None:
+    """The tail of an epoch is what it was, pixel for pixel, and close to what pyav gives."""
+    reader(backend, made.videos)
+    given = feed(made.videos)
+    with open_loader("pyav", given) as loader:
+        expected = torch.cat([batch.images for batch in loader.batches(2, 0)])
+    with open_loader(backend, given) as loader:
+        whole = torch.cat([batch.images for batch in loader.batches(2, 0)])
+        apart = np.abs(levels(whole) - levels(expected)).mean(axis=(1, 2, 3, 4))
+        print(f"{backend}: {apart.mean():.2f} grey levels from pyav, the worst clip {apart.max():.2f}")
+        assert apart.max() <= 2
+        next(iter(loader.batches(2, 0)))  # abandoned
+        for first in (8, 3):
+            tail = torch.cat([batch.images for batch in loader.batches(2, first)])
+            count = min(len(tail), given.plan.samples - first)
+            assert torch.equal(tail[:count], whole[first : first + count])
+
+
+def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
+    given, asked = feed(made.videos, views=3), list[list[int]]()
+
+    def counted(columns: Any) -> Any:
+        def read(sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+            asked.append(frames)
+            return Pyav(columns)(sample, path, frames)
+
+        return read
+
+    rows = given.plan.rows(0, 0)[0]
+    assert views_together(rows) == 3
+    one = part_of(rows, 0, 3)
+    slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
+    told = Decoding(given, "pyav", counted, None)(one, slot)
+    assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
+    assert T <= told.decoded <= made.videos.count.max(), "once for three crops"
+    assert rows.frames is not None and asked == [rows.frames[0].tolist()]
+    clips = slot.reshape(3, T, SIZE, SIZE, 3)
+    for clip, flip in zip(clips, one.flips, strict=True):
+        np.testing.assert_array_equal(clip[:, :, ::-1] if flip else clip, clips[0][:, :, ::-1] if one.flips[0] else clips[0])
+
+
+def test_what_a_decoder_goes_through() -> None:
+    """From the last key frame, or on from the wanted frame before."""
+    keys = np.zeros(100, bool)
+    keys[[0, 60]] = True
+    for frames, expected in ([0], 1), ([59], 60), ([59, 60], 61), ([62, 63, 64], 5), ([10, 20, 90], 21 + 31):
+        assert passed(keys, np.array(frames)) == expected
+
+
+@pytest.mark.parametrize("backend", CLIPS)
+def test_a_frame_of_another_size_is_none(made: Made, backend: str) -> None:
+    """A stream may change its size; its windows are for the one in the manifest."""
+    read = reader(backend, made.videos)
+    given = feed(made.videos)
+    columns = SimpleNamespace(**{name: getattr(made.videos, name) for name in RECORD.names or ()} | {"width": made.videos.width + 2})
+    work = Decoding(replace(given, columns=columns), "pyav", lambda _: read, None)
+    rows = part_of(given.plan.rows(0, 0)[0], 0, 2)
+    told = work(rows, np.empty(2 * T * SIZE * SIZE * 3, np.uint8))
+    assert (told.lost, told.delivered) == ([0, 1], 0)
+
+
+def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
+    """Files of other kinds, each of which is changed after the scan."""
+    kinds = Made(folder, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "h264.ts", "hevc.mp4", "mpeg4.mp4", "vp9.webm")})
+    for sample in range(0, len(kinds.videos), 2):
+        path = Path(os.fsdecode(kinds.videos.path(sample)))
+        path.write_bytes(spoil(path.read_bytes()))
+    return kinds
+
+
+@pytest.mark.parametrize("backend", CLIPS)
+@pytest.mark.parametrize("damage", ["zeros", "noise"])
+def test_damage_is_masked_and_never_another_frame(backend: str, damage: str, tmp_path: Path) -> None:
+    """Half of the files are damaged from their middle on, without a change of size."""
+
+    def spoil(content: bytes) -> bytes:
+        begin, end = len(content) * 4 // 10, len(content) * 8 // 10
+        noise = np.random.default_rng(0).integers(0, 256, end - begin, np.uint8).tobytes()
+        return content[:begin] + (bytes(end - begin) if damage == "zeros" else noise) + content[end:]
+
+    kinds = spoiled(tmp_path, spoil)
+    reader(backend, kinds.videos)
+    given, failed = feed(kinds.videos), set()
+    with open_loader(backend, given) as loader:
+        for epoch in range(3):
+            for batch, rows in zip(loader.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
+                failed |= set(batch.failed)
+                np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
+                assert not batch.images[~batch.valid].any()
+                for i in np.flatnonzero(batch.valid.numpy()):
+                    sample = int(rows.ids[i])
+                    assert rows.frames is not None
+                    shown = [number(frame) for frame in levels(batch.images)[i][:, :, :: -1 if rows.flips[i] else 1]]
+                    expected = [kinds.shown(sample, frame) for frame in rows.frames[i].tolist()]
+                    if sample % 2:  # one that is whole
+                        assert shown == expected
+                    elif backend == "pyav":  # torn at worst (-1); decord and torchcodec make up what they cannot decode
+                        assert all(found in (-1, frame) for found, frame in zip(shown, expected, strict=True)), kinds.names[sample]
+        assert backend != "pyav" or not loader.fallbacks  # type: ignore[attr-defined]
+    assert failed and not any(sample % 2 for sample in failed)
+
+
+@pytest.mark.parametrize(("spoil", "said"), [(lambda content: content[:-9], "changed size"), (None, "is gone")])
+def test_a_file_that_changed_is_the_users_mistake(tmp_path: Path, spoil: Any, said: str) -> None:
+    kinds = Made(tmp_path, {"h264.mp4": {}, "vp9.webm": {"codec": "vp9"}})
+    path = Path(os.fsdecode(kinds.videos.path(1)))
+    if spoil is None:
+        path.unlink()
+    else:
+        path.write_bytes(spoil(path.read_bytes()))
+    with open_loader("pyav", feed(kinds.videos)) as loader, pytest.raises(Mistake, match=said) as caught:
+        list(loader.batches(0, 0))
+    assert path.name in str(caught.value) and "--rescan" in str(caught.value)
+
+
+@pytest.mark.parametrize(("backend", "module"), [("decord", "decord"), ("torchcodec", "torchcodec.decoders")])
+def test_a_backend_that_is_not_installed(made: Made, backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(Mistake, match=f"--loader {backend}: .*pip install {backend}.*--loader pyav") as caught:
+        open_loader(backend, feed(made.videos))
+    assert "\n" not in str(caught.value)
+
+
+def test_workers_end_and_nothing_grows(made: Made) -> None:
+    """Memory and open files of a worker after many files of every kind, and no process after `close`."""
+    me = psutil.Process()
+    children = {child.pid for child in me.children(recursive=True)}
+    given, sizes, files = feed(made.videos, workers=1), [], set()
+    with open_loader("pyav", given) as loader:
+        for epoch in range(8):
+            list(loader.batches(epoch, 0))
+            (worker,) = (child for child in me.children() if child.pid not in children)
+            sizes.append(worker.memory_full_info().uss / 2**20)
+            files.add(worker.num_fds())
+    assert {child.pid for child in me.children(recursive=True)} <= children
+    print(f"MiB of a worker after each of 8 x {given.plan.samples} clips: {[round(size) for size in sizes]}")
+    assert max(sizes[4:]) - sizes[3] < 8
+    assert max(files) - min(files) <= 1

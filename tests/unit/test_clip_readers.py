@@ -1,0 +1,142 @@
+"""Readers of clips, with numbered frames: the right frames or none, from every kind of file, whatever the reader."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+
+from dataset.video_scan import open_videos
+from loaders._clips import EXACT, exact, kind
+from loaders._planes import Fitter, Picture
+from loaders._readers import Undecodable
+from loaders.pyav import Pyav, planes
+from tests.unit.clip_kinds import KINDS, Made, reader
+from tests.unit.video_files import number
+
+SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "video_sample"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("kinds"), KINDS)
+
+
+def patterns(count: int) -> Iterator[list[int]]:
+    """Places of frames to ask for: single ones, short runs, wide steps, anything; the first and the last ones too."""
+    draws = np.random.default_rng(5)
+    yield from ([0], [count - 1], [0, count - 1], list(range(count - 4, count)))
+    for begin in draws.integers(0, count - 12, 8).tolist():
+        yield [begin]
+        yield list(range(begin, begin + 5))
+        yield list(range(begin, count, 5))
+        yield sorted(set(draws.integers(0, count, 4).tolist()))
+
+
+def upright(picture: Picture) -> np.ndarray:
+    """uint8 [H, W, 3], the whole displayed frame in its own size."""
+    height, width = picture.shape
+    out = np.empty((height, width, 3), np.uint8)
+    Fitter(picture, np.array([0, 0, width, height]), np.array([0.0, 0, width, height]), (height, width), flip=False).fill(out, picture)
+    return out
+
+
+def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
+    """What went wrong, counted: frames with another number, and patterns that were refused."""
+    found = {"wrong": 0, "refused": 0}
+    for frames in patterns(len(made.videos.pts(sample))):
+        try:
+            came = {frame: number(upright(picture)) for frame, picture in read(sample, made.videos.path(sample), frames)}
+            assert sorted(came) == frames
+            found["wrong"] += sum(shown != made.shown(sample, frame) for frame, shown in came.items())
+        except Undecodable:
+            found["refused"] += 1
+    return found
+
+
+# --- which frames ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_every_kind_is_in_the_manifest(made: Made) -> None:
+    assert sorted(made.names) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> None:
+    assert wrong(made, Pyav(made.videos), made.names.index(name)) == {"wrong": 0, "refused": 0}
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "h264.ts", "h264-cut.mp4", "hevc.mp4", "vp9.webm", "mpeg4-b.mp4"])
+def test_the_first_attempt_is_enough(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is opened once for a clip: later attempts, which are slower, are for files that are not as they should be."""
+    opened, sample = [0], made.names.index(name)
+    really = av.open
+
+    def counted(*given: Any, **named: Any) -> Any:
+        opened[0] += 1
+        return really(*given, **named)
+
+    monkeypatch.setattr(av, "open", counted)
+    asked = list(patterns(len(made.videos.pts(sample))))
+    for frames in asked:
+        assert len(list(Pyav(made.videos)(sample, made.videos.path(sample), frames))) == len(frames)
+    assert opened == [len(asked)]
+
+
+@pytest.mark.parametrize("backend", EXACT)
+def test_the_table_is_true(made: Made, backend: str) -> None:
+    """What it claims is right, or refused for a reason found in the file; what it could claim is printed (pytest -rP)."""
+    read = reader(backend, made.videos)
+    claims = exact(backend, made.videos, np.arange(len(made.videos)))
+    found = {name: wrong(made, read, sample) for sample, name in enumerate(made.names)}
+    false = {name: found[name] for name, claimed in zip(made.names, claims, strict=True) if claimed and any(found[name].values())}
+    assert {name for name in false if found[name]["wrong"]} == set(), "these frames are wrong"
+    assert set(false) <= {"h264-fragments.mp4"}, "these are claimed and refused"
+    modest = [name for name, claimed in zip(made.names, claims, strict=True) if not claimed and not any(found[name].values())]
+    print(f"{backend} was also right about {', '.join(modest) or 'nothing else'}")
+    assert claims.sum() >= 12
+
+
+@pytest.mark.parametrize("backend", ["pyav", *EXACT])
+def test_real_files(backend: str, tmp_path: Path) -> None:
+    """Random access gives what decoding in sequence gives: the same pixels from pyav, much the same from others."""
+    if not SAMPLES.is_dir():
+        pytest.skip(f"no real videos in {SAMPLES}; set SATURATE_SAMPLES to the folder that holds video_sample")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "x").symlink_to(SAMPLES)
+    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2)
+    assert len(videos) == 12
+    read, draws, apart = reader(backend, videos), np.random.default_rng(1), {}
+    for sample in np.flatnonzero(exact(backend, videos, np.arange(12))).tolist():
+        count = min(len(videos.pts(sample)), 90)
+        frames = sorted(set(draws.integers(0, count, 4).tolist()) | {0, count - 1})
+        with av.open(os.fsdecode(videos.path(sample))) as container:
+            decoded: Any = container.decode(container.streams[int(videos.stream[sample])])
+            turns = int(videos.rotation[sample]) // 90
+            expected = {
+                place: upright(planes(frame, turns)) for place, frame in zip(range(count), decoded, strict=False) if place in frames
+            }
+        name = os.path.basename(os.fsdecode(videos.path(sample)))
+        try:
+            found = {frame: upright(picture) for frame, picture in read(sample, videos.path(sample), frames)}
+        except Undecodable:
+            assert name == "rotate-buck-bunny.mp4" and backend == "decord"  # in fragments, whose times decord reads wrongly
+            continue
+        assert sorted(found) == frames
+        apart[name] = max(float(np.abs(found[frame].astype(int) - expected[frame]).mean()) for frame in frames)
+    print(f"{backend}: {apart}")
+    assert max(apart.values()) <= (0 if backend == "pyav" else 2.5)
+    assert len(apart) >= (12 if backend == "pyav" else 7)
+
+
+def test_kinds_are_said_as_a_person_would(made: Made) -> None:
+    words = {name: kind(made.videos, sample) for sample, name in enumerate(made.names)}
+    assert words["h264.mp4"] == "h264 in mp4"
+    assert words["h264-90.mp4"] == "h264 in mp4, rotated"
+    assert words["h264-variable.mkv"] == "h264 in mkv, variable rate"
+    assert words["mpeg4-packed.avi"].startswith("mpeg4 in avi") and "packed b" in words["mpeg4-packed.avi"]

@@ -1,0 +1,305 @@
+"""Clips: which frames, which window, which view, for any video; and that neither ranks, batches nor a resume change what is drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from contracts import Mistake, Rows
+from dataset import clips
+from dataset.draws import Purpose, uniforms
+from dataset.order import order
+from dataset.plan import ClipPlan, ClipPolicy
+from dataset.windows import resized
+
+SMALL = st.integers(1, 5)
+SIDES = st.integers(16, 3000)
+EVERY = tuple(field.name for field in fields(Rows))
+
+
+@dataclass
+class Columns:
+    """What a plan reads of a manifest: n videos, all different, some segments, one with a single frame."""
+
+    n: int
+    step: int = 512  # ticks from frame to frame
+    time_base: tuple[int, int] = (1, 12800)  # so that a step is 1/25 s
+
+    def __post_init__(self) -> None:
+        ids = np.arange(self.n)
+        self.height, self.width = (ids % 37 + 60).astype(np.int32), (ids % 41 + 55).astype(np.int32)
+        self.first, self.frames = ids % 5 * 3, np.where(ids % 7, ids % 23 + 10, 1)
+        self.time_base_num, self.time_base_den = (np.full(self.n, value, np.int32) for value in self.time_base)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def pts(self, sample: int) -> Any:
+        return 1000 + self.step * np.arange(self.first[sample] + self.frames[sample] + 4)
+
+
+def policy(**changes: Any) -> ClipPolicy:
+    return ClipPolicy(**{"frames": 4, "stride": 2, "image_size": 16, "shorter": (18, 24), "resize": 18, "flip": 0.5, **changes})
+
+
+def plan(n: int, **numbers: Any) -> ClipPlan:
+    return ClipPlan(**{"columns": Columns(n), "policy": policy(), "seed": 3, "batch_size": 4, **numbers})
+
+
+def places(rows: Rows) -> Any:
+    """float64 [B, 4], the windows in pixels of the whole picture."""
+    return rows.windows + rows.regions[:, [0, 1, 0, 1]]
+
+
+def repr_of(rows: Rows, i: int) -> tuple[str, ...]:
+    return tuple(repr(getattr(rows, name)[i].tolist()) for name in EVERY if getattr(rows, name) is not None)
+
+
+# --- frames ---------------------------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), st.floats(0, 1, exclude_max=True))
+def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(frames: int, count: int, stride: int, draw: float) -> None:
+    last = clips.last_start(np.array([frames]), count, stride)
+    start = clips.random_start(last, np.array([draw]))
+    clip = clips.by_stride(start, np.array([frames]), count, stride)[0]
+    assert clip.shape == (count,) and clip[0] >= 0 and clip[-1] < frames
+    fits = frames >= (count - 1) * stride + 1
+    for one, other in pairwise(clip.tolist()):
+        assert other - one == stride or (not fits and other == frames - 1)
+    assert fits or clip[0] == 0
+    assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0), "the clip that starts last ends with the last frame"
+
+
+def test_every_valid_start_is_as_likely() -> None:
+    n = 60_000
+    draws = uniforms(0, 0, Purpose.FRAMES, np.arange(n), 1)[:, 0]
+    starts = clips.random_start(np.full(n, 5), draws)
+    assert np.bincount(starts, minlength=6) == pytest.approx(n / 6, abs=4 * np.sqrt(n * 5 / 36))
+    assert len(np.bincount(starts)) == 6
+
+
+@given(st.integers(0, 500), st.integers(2, 12))
+def test_spaced_clips_begin_at_the_start_and_end_at_the_end(last: int, count: int) -> None:
+    starts = [int(clips.spaced_start(np.array([last]), np.array([clip]), count)[0]) for clip in range(count)]
+    assert (starts[0], starts[-1]) == (0, last)
+    gaps = np.diff(starts)
+    assert gaps.min() >= 0 and gaps.max() - gaps.min() <= 1
+    assert clips.spaced_start(np.array([last]), np.array([0]), 1)[0] == last // 2
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=60), st.integers(1, 20), st.floats(0.2, 200), st.floats(0, 1, exclude_max=True))
+def test_a_clip_by_time_has_the_nearest_frames(steps: list[int], count: int, step: float, draw: float) -> None:
+    pts = np.cumsum([700, *steps])
+    last = clips.last_start_in_time(pts, count, step)
+    fits = [i for i in range(len(pts)) if pts[i] + (count - 1) * step <= pts[-1] + 0.5]
+    assert last == max(fits, default=0)
+    start = int(clips.random_start(np.array([last]), np.array([draw]))[0])
+    clip = clips.by_time(pts, start, count, step)
+    assert clip.shape == (count,) and clip[0] == start
+    wanted = pts[start] + np.arange(count) * step
+    nearest = np.abs(pts[:, None] - wanted).argmin(axis=0)  # the first of several
+    assert clip.tolist() == nearest.tolist()
+
+
+def test_time_at_the_own_rate_is_the_stride() -> None:
+    columns = Columns(40)
+    by_frames = plan(40, batch_size=40, columns=columns).rows(1, 0)[0]
+    by_time = plan(40, batch_size=40, columns=columns, policy=policy(fps=25.0)).rows(1, 0)[0]
+    assert by_frames.frames is not None and by_time.frames is not None
+    assert (by_frames.frames == by_time.frames).all()
+    half = plan(40, batch_size=40, columns=columns, policy=policy(fps=50.0)).rows(1, 0)[0]
+    assert half.frames is not None
+    long = columns.frames[half.ids] > 10
+    assert (np.diff(half.frames[long]) == 1).all(), "2 frames of 50 a second are 1 of 25"
+
+
+# --- windows --------------------------------------------------------------------------------------------------------------------------
+
+
+@given(SIDES, SIDES, st.integers(0, 2), st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3))
+def test_windows_lie_in_their_region_and_regions_in_the_picture(height: int, width: int, place: int, draws: tuple[float, ...]) -> None:
+    h, w = np.array([height]), np.array([width])
+    for regions, inner in (
+        clips.random_window(h, w, np.array([draws]), shorter=(256, 320), crop=224),
+        clips.fixed_window(h, w, np.array([place]), resize=256, crop=224),
+    ):
+        x0, y0, x1, y1 = regions[0]
+        assert regions.dtype == np.int64 and 0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height
+        left, top, right, bottom = inner[0]
+        assert -1e-6 <= left < right <= x1 - x0 + 1e-6 and -1e-6 <= top < bottom <= y1 - y0 + 1e-6
+
+
+def test_the_shorter_side_is_uniform_and_corners_reach_every_place() -> None:
+    n = 40_000
+    draws = uniforms(1, 0, Purpose.WINDOW, np.arange(n), clips.UNIFORMS)
+    regions, inner = clips.random_window(np.full(n, 480), np.full(n, 640), draws, shorter=(256, 320), crop=224)
+    full = inner + np.concatenate([regions[:, :2], regions[:, :2]], axis=1)
+    side = 224 * 480 / (full[:, 3] - full[:, 1])
+    assert np.abs(side - np.rint(side)).max() < 1e-6, "whole pixels"
+    assert (side.min(), side.max()) == pytest.approx((256, 320))
+    for quantile in (0.25, 0.5, 0.75):
+        assert np.quantile(side, quantile) == pytest.approx(256 + 64 * quantile, abs=1), "in size, not in 1 / size"
+    smallest = np.rint(side) == 256
+    top = np.rint(full[smallest, 1] * 256 / 480)
+    assert set(top.tolist()) == set(range(33)), "the last corner too"
+
+
+def cropped(pixels: np.ndarray, height: int, width: int, left: int, top: int, crop: int) -> np.ndarray:
+    """What SlowFast does, with the antialiased filter: resize everything, then cut."""
+    tensor = torch.from_numpy(pixels).permute(2, 0, 1)[None]
+    whole = torch.nn.functional.interpolate(tensor, size=(height, width), mode="bilinear", antialias=True)
+    return whole[0, :, top : top + crop, left : left + crop].permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize(("height", "width"), [(90, 160), (160, 90), (100, 100), (40, 30)])
+def test_a_window_has_the_pixels_of_resize_then_crop(height: int, width: int) -> None:
+    pixels = np.random.default_rng(0).uniform(0, 255, (height, width, 3)).astype(np.float32)
+    draws = uniforms(0, 0, Purpose.WINDOW, np.arange(6), clips.UNIFORMS)
+    h, w = np.full(6, height), np.full(6, width)
+    regions, inner = clips.random_window(h, w, draws, shorter=(52, 64), crop=48)
+    new_h, new_w = resized(h, w, np.rint(52 + 12 * draws[:, 0]).astype(int))
+    left, top = np.floor(draws[:, 1] * (new_w - 47)).astype(int), np.floor(draws[:, 2] * (new_h - 47)).astype(int)
+    for i in range(6):
+        x0, y0, x1, y1 = regions[i]
+        planes = [
+            np.asarray(
+                Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1, c])).resize(
+                    (48, 48), Image.Resampling.BILINEAR, box=tuple(inner[i])
+                )
+            )
+            for c in range(3)
+        ]
+        wanted = cropped(pixels, int(new_h[i]), int(new_w[i]), int(left[i]), int(top[i]), 48)
+        assert np.abs(np.stack(planes, axis=2) - wanted).max() < 0.01
+
+
+@given(st.integers(60, 2000), st.floats(1, 3), st.booleans())
+def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bool) -> None:
+    """As SlowFast tests: crops as large as the shorter side, of videos up to 3 : 1."""
+    long = int(short * shape)
+    height, width = (long, short) if upright else (short, long)
+    h, w = np.full(3, height), np.full(3, width)
+    regions, inner = clips.fixed_window(h, w, np.arange(3), resize=256, crop=256)
+    full = inner + np.concatenate([regions[:, :2], regions[:, :2]], axis=1)
+    begin, end = (full[:, 1], full[:, 3]) if upright else (full[:, 0], full[:, 2])
+    assert begin[0] == pytest.approx(0, abs=1e-6) and end[2] == pytest.approx(long, abs=1e-6)
+    assert end[0] >= begin[1] - 1e-6 and end[1] >= begin[2] - 1e-6, "no gap"
+    across = full[:, [0, 2]] if upright else full[:, [1, 3]]
+    assert across == pytest.approx(np.array([[0, short]] * 3), abs=1e-6)
+
+
+# --- the plan -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_types_shapes_and_where_numbers_come_from() -> None:
+    columns = Columns(30)
+    rows = plan(30, batch_size=30, columns=columns).rows(4, 0)[0]
+    kinds = {name: (getattr(rows, name).dtype, getattr(rows, name).shape) for name in EVERY if getattr(rows, name) is not None}
+    assert kinds == {
+        "ids": (np.int64, (30,)),
+        "regions": (np.int64, (30, 4)),
+        "windows": (np.float64, (30, 4)),
+        "sizes": (np.int64, (30, 2)),
+        "flips": (np.bool_, (30,)),
+        "valid": (np.bool_, (30,)),
+        "frames": (np.int64, (30, 4)),
+    }
+    assert rows.frames is not None
+    first, frames = columns.first[rows.ids], columns.frames[rows.ids]
+    assert (rows.frames >= first[:, None]).all() and (rows.frames < (first + frames)[:, None]).all()
+    starts = clips.random_start(clips.last_start(frames, 4, 2), uniforms(3, 4, Purpose.FRAMES, rows.ids, 1)[:, 0])
+    assert (rows.frames[:, 0] == first + starts).all()
+    assert (rows.flips == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
+    assert (rows.ids == order(3, 4, 30)).all() and (rows.sizes == 16).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 60), SMALL, SMALL, SMALL, SMALL, st.booleans(), st.data())
+def test_resuming_at_another_world_size_and_batch_gives_the_same_clips(
+    n: int, world: int, batch: int, world_after: int, batch_after: int, by_time: bool, data: Any
+) -> None:
+    how = {"policy": policy(fps=20.0 if by_time else None)}
+
+    def epoch(first: int, world_size: int, batch_size: int) -> dict[int, tuple[str, ...]]:
+        found: dict[int, tuple[str, ...]] = {}
+        for rank in range(world_size):
+            for rows in plan(n, world_size=world_size, rank=rank, batch_size=batch_size, **how).rows(2, first):
+                mine = {int(sample): repr_of(rows, i) for i, sample in enumerate(rows.ids)}
+                assert not set(mine) & set(found)
+                found |= mine
+        return found
+
+    through = epoch(0, 1, 1)
+    assert len(through) == n
+    consumed = data.draw(st.integers(0, n // (world * batch))) * world * batch
+    after = epoch(consumed, world_after, batch_after)
+    tail = order(3, 2, n)[consumed:]
+    assert set(after) == set(tail[: len(tail) // (world_after * batch_after) * world_after * batch_after].tolist())
+    for sample, row in (epoch(0, world, batch) | after).items():
+        assert row == through[sample]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 30), SMALL, SMALL, st.integers(1, 4), st.sampled_from([1, 3]))
+def test_validation_has_each_view_once_whatever_the_ranks(n: int, world: int, batch: int, count: int, crops: int) -> None:
+    how = {"policy": policy(clips=count, crops=crops, resize=16), "training": False, "batch_size": batch, "world_size": world}
+    ranks = [plan(n, rank=rank, **how).rows(0, 0) for rank in range(world)]
+    assert len({len(rows) for rows in ranks}) == 1
+    seen: list[tuple[str, ...]] = []
+    for at in range(len(ranks[0])):
+        for rows in (rank[at] for rank in ranks):
+            assert len(rows) == batch and (rows.valid == (rows.ids >= 0)).all() and not rows.flips.any()
+            seen += [repr_of(rows, i) for i in range(batch) if rows.valid[i]]
+    alone = plan(n, **how | {"world_size": 1, "batch_size": 1})
+    assert alone.samples == n and alone.views == count * crops
+    assert seen == [repr_of(rows, 0) for rows in alone.rows(5, 0)]
+    assert [int(row[0]) for row in seen] == np.repeat(np.arange(n), count * crops).tolist()
+
+
+def test_views_are_clips_times_crops() -> None:
+    columns = Columns(9)
+    rows = plan(9, columns=columns, batch_size=9 * 12, training=False, policy=policy(clips=4, crops=3, resize=16)).rows(0, 0)[0]
+    assert rows.frames is not None
+    for sample in range(9):
+        mine = rows.ids == sample
+        frames, crops = rows.frames[mine].reshape(4, 3, 4), places(rows)[mine].reshape(4, 3, 4)
+        first, count = columns.first[sample], columns.frames[sample]
+        assert (frames[:, 0] == frames[:, 1]).all() and (frames[:, 0] == frames[:, 2]).all()
+        assert frames[0, 0, 0] == first
+        assert frames[-1, 0, -1] == first + count - 1
+        assert (crops[0] == crops[3]).all()
+        begins, longer = crops[0, :, :2].max(axis=1), max(columns.height[sample], columns.width[sample])
+        assert begins[0] == 0 and begins[0] <= begins[1] <= begins[2] and crops[0, 2].max() == pytest.approx(longer)
+    one = plan(9, columns=columns, batch_size=9, training=False).rows(0, 0)[0]
+    centre = (places(one)[:, :2] + places(one)[:, 2:]) / 2
+    assert np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4, "one crop is the middle one"
+
+
+def test_a_step_counts_videos() -> None:
+    training = plan(20, batch_size=3, world_size=2, accumulate=2, policy=policy(clips=10, crops=3))
+    assert (training.samples, training.views, training.step_samples, training.steps()) == (20, 1, 12, 1)
+    with pytest.raises(Mistake, match="the largest that fits is --batch-size 5"):
+        plan(20, batch_size=64, world_size=2, accumulate=2).require_a_step()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"shorter": (12, 24)}, "a shorter side of 12 pixels is smaller than --image-size 16"),
+        ({"resize": 8}, "a shorter side of 8 pixels is smaller than --image-size 16"),
+        ({"crops": 2}, "--val-crops 2: 1"),
+    ],
+)
+def test_policies_that_cannot_be_are_mistakes(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(Mistake, match=said) as caught:
+        policy(**changes)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,356 @@
+"""AP of packed detections: both evaluators, the same figures as pycocotools gives by hand, results files there and back."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools import mask as coder
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from contracts import Mistake
+from dataset.coco_scan import open_coco
+from tasks import _coco, _masks, _results
+from tasks._coco import Detections, Scores
+from tasks._results import Results
+from tests.unit.coco_files import counts as runs_of
+from tests.unit.coco_files import write_coco
+
+pytest.importorskip("faster_coco_eval")
+SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "coco_sample"
+KINDS = ("boxes", "masks", "keypoints")
+
+
+class Set:
+    """A folder in COCO's layout and its validation columns."""
+
+    def __init__(self, root: Path, cache: Path) -> None:
+        self.root = root
+        self._columns = {keypoints: open_coco(root, "val", keypoints=keypoints, cache=cache) for keypoints in (False, True)}
+
+    def columns(self, kind: str) -> Any:
+        return self._columns[kind == "keypoints"]
+
+    def by_hand(self, found: Detections, kind: str) -> Any:
+        """The 12 figures, or 10, that pycocotools makes of the folder's own annotation file and a results file."""
+        which = "person_keypoints" if kind == "keypoints" else "instances"
+        with contextlib.redirect_stdout(io.StringIO()):
+            truth = COCO(str(self.root / "annotations" / f"{which}_val2017.json"))
+            run = COCOeval(truth, truth.loadRes(json.loads(_results.written(found, kind))), _coco.KINDS[kind])
+            keypoints = self.columns(kind).keypoints.shape[1]
+            if kind == "keypoints" and keypoints != 17:
+                run.params.kpt_oks_sigmas = np.full(keypoints, _coco.SIGMA)
+            run.evaluate()
+            run.accumulate()
+            run.summarize()
+        return run.stats
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
+    """13 images: with crowds, and without anything."""
+    folder = tmp_path_factory.mktemp("drawn")
+    return Set(write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Set:
+    if not SAMPLES.is_dir():
+        pytest.skip(f"no real images: there is no {SAMPLES}")
+    return Set(SAMPLES, tmp_path_factory.mktemp("cache"))
+
+
+def guesses(columns: Any, kind: str, *, seed: int, each: int = 2, wrong: float = 0.2, digits: int = 1) -> Detections:
+    """What a middling detector might find: `each` shapes near every object, crowds too, other classes now and then, many tied scores."""
+    rng = np.random.default_rng(seed)
+    which = rng.permutation(np.repeat(np.arange(len(columns.area)), each))
+    which = which[rng.random(len(which)) < 0.9]
+    image = np.repeat(np.arange(len(columns.image_id)), np.diff(columns.annotation_offsets))[which]
+    boxes = columns.boxes[which] + rng.normal(0, 0.08, (len(which), 4)) * np.tile(columns.boxes[which, 2:], 2)
+    boxes[:, 2:] = np.maximum(boxes[:, 2:], 1)
+    categories = columns.category_ids[columns.category[which]]
+    categories = np.where(rng.random(len(which)) < wrong, rng.choice(columns.category_ids, len(which)), categories)
+    masks = keypoints = None
+    if kind == "masks":
+        masks = []
+        for height, width, box in zip(columns.height[image], columns.width[image], boxes.round().astype(int), strict=True):
+            pixels = np.zeros((height, width), np.uint8, order="F")
+            x0, y0, x1, y1 = (max(int(value), 0) for value in (*box[:2], *(box[:2] + box[2:])))
+            pixels[y0:y1, x0:x1] = 1
+            masks.append(coder.encode(pixels))
+    if kind == "keypoints":
+        keypoints = columns.keypoints[which].copy()
+        keypoints[:, :, :2] += rng.normal(0, 0.08, (len(which), 1, 1)) * columns.boxes[which, None, 2:]
+    scores = rng.random(len(which)).round(digits)
+    images = np.asarray(columns.image_id)[image]
+    found = Detections(image_ids=images, category_ids=categories, boxes=boxes, scores=scores, masks=masks, keypoints=keypoints)
+    return Detections.joined([found])
+
+
+def scored(columns: Any, found: Detections, kind: str, evaluator: str = "faster-coco-eval") -> Scores:
+    return _coco.score(columns, found, kind=kind, evaluator=evaluator)
+
+
+def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
+    """Both evaluators and pycocotools by hand, to 1e-12; the figures."""
+    columns = own.columns(kind)
+    faster, plain = (scored(columns, found, kind, evaluator) for evaluator in _coco.EVALUATORS)
+    np.testing.assert_allclose(faster.precision, plain.precision, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(faster.recall, plain.recall, rtol=0, atol=1e-12)
+    assert faster.figures().keys() == plain.figures().keys()
+    expected = own.by_hand(found, kind)
+    assert len(expected) == (10 if kind == "keypoints" else 12)
+    np.testing.assert_allclose(list(plain.figures().values()), expected[expected > -1], rtol=0, atol=1e-12)
+    return faster.figures()
+
+
+# --- the same figures -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> None:
+    """All 12, or 10, in COCO's order; and not for want of anything to tell apart."""
+    figures = check_equal(photographs, guesses(photographs.columns(kind), kind, seed=1, digits=2), kind)
+    assert len(figures) == (10 if kind == "keypoints" else 12)
+    assert all(0.01 < value < 0.99 for value in figures.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 2**32), each=st.integers(1, 4), wrong=st.sampled_from([0.0, 0.5]), digits=st.sampled_from([0, 1, 8]))
+def test_evaluators_agree(drawn: Set, kind: str, seed: int, each: int, wrong: float, digits: int) -> None:
+    """Crowds, images without objects, and scores that are all the same, where the order decides."""
+    check_equal(drawn, guesses(drawn.columns(kind), kind, seed=seed, each=each, wrong=wrong, digits=digits), kind)
+
+
+def test_a_hundred_detections_an_image_count(drawn: Set) -> None:
+    """And no more: beyond that both leave out the same ones."""
+    check_equal(drawn, guesses(drawn.columns("boxes"), "boxes", seed=0, each=150, wrong=0.0, digits=8), "boxes")
+
+
+def test_more_than_255_masks(drawn: Set) -> None:
+    """pycocotools.mask.area of so many at once raises OverflowError."""
+    found = guesses(drawn.columns("masks"), "masks", seed=0, each=10)
+    assert len(found) > 255
+    check_equal(drawn, found, "masks")
+
+
+@pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_truth_against_itself_is_1(drawn: Set, kind: str, evaluator: str) -> None:
+    columns = drawn.columns(kind)
+    of_objects = np.flatnonzero(~columns.crowd)
+    truth = _coco.ground_truth(columns, kind)["annotations"]
+    sizes = {image: (height, width) for image, height, width in zip(columns.image_id, columns.height, columns.width, strict=True)}
+    masks = None
+    if kind == "masks":
+        shapes = [(truth[place]["segmentation"], *sizes[truth[place]["image_id"]]) for place in of_objects]
+        masks = [coder.merge(coder.frPyObjects(polygons, height, width)) for polygons, height, width in shapes]
+    found = Detections(
+        image_ids=np.array([truth[place]["image_id"] for place in of_objects]),
+        category_ids=np.array([truth[place]["category_id"] for place in of_objects]),
+        boxes=columns.boxes[of_objects],
+        scores=np.ones(len(of_objects)),
+        masks=masks,
+        keypoints=columns.keypoints[of_objects] if kind == "keypoints" else None,
+    )
+    scores = scored(columns, found, kind, evaluator)
+    assert scores.figures()[f"{_coco.PREFIXES[kind]}ap"] == pytest.approx(1, abs=1e-12)
+    assert scores.by_category() == pytest.approx(dict.fromkeys(columns.category_ids.tolist(), 1.0))
+    np.testing.assert_allclose(scores.curve(_coco.IOU50), 1.0)
+
+
+@pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
+def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(drawn: Set, tmp_path: Path, evaluator: str) -> None:
+    columns = drawn.columns("boxes")
+    nothing = guesses(columns, "boxes", seed=0).taken(np.zeros(0, np.int64))
+    figures = scored(columns, nothing, "boxes", evaluator).figures()
+    assert set(figures.values()) == {0.0} and {"ap", "ap50", "ar100"} <= figures.keys()
+    assert "ap_large" not in figures and "ar_large" not in figures  # there is no object of 96 x 96 pixels
+    root = write_coco(tmp_path / "set", splits={"val2017": 4}, size=(64, 80))
+    path = root / "annotations" / "instances_val2017.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
+    scores = scored(open_coco(root, "val", keypoints=False, cache=tmp_path / "cache"), nothing, "boxes", evaluator)
+    assert scores.figures().keys() == {"ap"} and math.isnan(scores.figures()["ap"])  # best.pt is picked by it: it is always there
+    assert scores.by_category() == {} and np.isnan(scores.curve(0)).all()
+
+
+def test_evaluators_print_nothing(drawn: Set, capfd: pytest.CaptureFixture[str]) -> None:
+    for evaluator in _coco.EVALUATORS:
+        scored(drawn.columns("boxes"), guesses(drawn.columns("boxes"), "boxes", seed=0), "boxes", evaluator)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for evaluator in _coco.EVALUATORS:
+        _coco.require(evaluator)
+    monkeypatch.setattr(_coco, "find_spec", lambda name: None)
+    with pytest.raises(Mistake, match=r"^--evaluator faster-coco-eval: .* not installed; .*--evaluator pycocotools$"):
+        _coco.require("faster-coco-eval")
+
+
+# --- results files --------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_gives_the_same_detections(drawn: Set, kind: str, tmp_path: Path) -> None:
+    """To the last bit, so --score says what the run said."""
+    columns = drawn.columns(kind)
+    found = guesses(columns, kind, seed=3, digits=8)
+    path = tmp_path / "results.json"
+    path.write_bytes(_results.written(found, kind))
+    results = Results.read(path)
+    assert results.kinds == (kind,)
+    again = results.checked(columns)
+    same = {"boxes": "boxes", "masks": "masks", "keypoints": "keypoints"}[kind]
+    for name in ("image_ids", "category_ids", "scores", same):
+        np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
+    assert scored(columns, again, kind).figures() == scored(columns, found, kind).figures()
+
+
+def test_detections_travel_between_ranks(drawn: Set) -> None:
+    found = guesses(drawn.columns("masks"), "masks", seed=3)
+    again = pickle.loads(pickle.dumps(found))
+    assert again.masks == found.masks
+    np.testing.assert_array_equal(again.boxes, found.boxes)
+
+
+def test_a_file_may_be_empty_of_detections(drawn: Set) -> None:
+    nothing = guesses(drawn.columns("boxes"), "boxes", seed=0).taken(np.zeros(0, np.int64))
+    assert json.loads(_results.written(nothing, "boxes")) == []
+
+
+def entry(**other: Any) -> dict[str, Any]:
+    return {"image_id": 2000, "category_id": 3, "bbox": [1.0, 2.0, 3.0, 4.0], "score": 0.5, **other}
+
+
+def without(key: str) -> dict[str, Any]:
+    return {name: value for name, value in entry().items() if name != key}
+
+
+BAD = {
+    "[1, 2": "is no JSON: Expecting ',' delimiter: line 1 column 6",
+    '{"boxes": []}': "got dict, a results file is a list",
+    "[7]": "entry 0 has no category_id and no image_id and no score",
+    json.dumps([without("bbox")]): "entry 0 has none of bbox, segmentation, keypoints",
+    json.dumps([entry(), without("score")]): "entry 1 has no score",
+    json.dumps([entry(), without("bbox")]): "entry 1 has no bbox",
+    json.dumps([entry(), entry(image_id=5)]): "entry 1, image_id got 5: no image of the validation annotations",
+    json.dumps([entry(image_id="2000")]): "entry 0, image_id got '2000': an id is a whole number",
+    json.dumps([entry(image_id=2**70)]): "an id is a whole number",
+    json.dumps([entry(category_id=2)]): "entry 0, category_id got 2: no category of the validation annotations",
+    json.dumps([entry(score=math.nan)]): "entry 0, score got nan: it must be a number",
+    json.dumps([entry(bbox=[1, 2, math.inf, 4])]): "entry 0, bbox got [1, 2, inf, 4]: it must be 4 numbers, none of them NaN",
+    json.dumps([entry(bbox=[1, 2, 3])]): "entry 0, bbox got [1, 2, 3]: it must be 4 numbers",
+    json.dumps([entry(bbox=[1, 2, "3", 4])]): "it must be 4 numbers",
+    json.dumps([entry(), entry(bbox=[1, 2, -3, 4])]): "entry 1, bbox got [1, 2, -3, 4]: a box is x y width height",
+    json.dumps([entry(segmentation=[[1, 2, 3, 4, 5, 6]])]): "entry 0, segmentation got [[1, 2, 3, 4, 5, 6]]: run lengths",
+    json.dumps([entry(segmentation={"size": [9, 9], "counts": "0"})]): "of an image of [64, 80] are due",
+    "[" * 100_000: "is nested too deep",
+    json.dumps([entry(), entry(score=10**400)]): "entry 1, score got 1000000000",
+    json.dumps([entry(), entry(bbox=[1, 2, 3, -(10**400)])]): "entry 1, bbox got [1, 2, 3, -100000",
+    json.dumps([entry(score=json.loads("[" * 800 + "]" * 800))]): "entry 0, score got [[[[[[[...]]]]]]]: it must be a number",
+}
+BAD_COUNTS = {
+    "negative": [-5, 64 * 80 + 5],
+    "text": ["5120"],
+    "fractions": [5120.0],
+    "none": [],
+    "too short": [5119],
+    "too long": [2000, 4000],
+    "far too long": [10**400],
+    "of other letters": "äö",
+    "of half a letter": "\ud800",
+    "a letter that is no digit": "0 0",
+    "empty": "",
+    "cut short": "o",
+    "endless": "o" * 30 + "0",
+    "compressed, too short": "0",
+    "compressed, negative": "O",
+}
+"""What is wrong -> run lengths of a mask of 64 x 80 pixels."""
+
+
+@pytest.mark.parametrize("content", BAD)
+def test_bad_files_get_one_line(drawn: Set, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(Mistake) as raised:
+        Results.read(path).checked(drawn.columns("boxes"))
+    said = str(raised.value)
+    assert said.startswith(f"--score {path}: ") and BAD[content] in said and "\n" not in said
+
+
+@pytest.mark.parametrize("counts", BAD_COUNTS.values(), ids=BAD_COUNTS)
+def test_bad_run_lengths_get_one_line(drawn: Set, tmp_path: Path, counts: Any) -> None:
+    """pycocotools writes past its memory when it draws some of these."""
+    path = tmp_path / "results.json"
+    good = {"size": [64, 80], "counts": [5120]}
+    path.write_text(json.dumps([entry(segmentation=good), entry(segmentation={"size": [64, 80], "counts": counts})]))
+    with pytest.raises(
+        Mistake, match=r"entry 1, segmentation got .*: counts must be run lengths, none below 0, that sum up to 64 x 80 pixels$"
+    ):
+        Results.read(path).checked(drawn.columns("masks"))
+
+
+@settings(deadline=None, max_examples=100)
+@given(seed=st.integers(0, 2**32), height=st.integers(1, 30), width=st.integers(1, 300), share=st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]))
+def test_good_run_lengths_are_taken_as_they_are(seed: int, height: int, width: int, share: float) -> None:
+    mask = np.random.default_rng(seed).random((height, width)) < share
+    code = coder.encode(np.asfortranarray(mask.astype(np.uint8)))
+    assert _masks.checked(code["counts"].decode(), height, width) == _masks.checked(runs_of(mask), height, width) == code
+
+
+def test_an_image_that_the_scan_left_out_is_said(drawn: Set, tmp_path: Path) -> None:
+    root = write_coco(tmp_path / "set", splits={"val2017": 3}, size=(64, 80))
+    gone = min((root / "val2017").iterdir())
+    gone.unlink()
+    columns = open_coco(root, "val", keypoints=False, cache=tmp_path / "cache")
+    path = tmp_path / "results.json"
+    for image, said in (
+        (int(gone.stem), rf"left out by the scan, see {columns.folder / 'rejected.txt'}"),
+        (5, "no image of the validation"),
+    ):
+        path.write_text(json.dumps([entry(image_id=image)]))
+        with pytest.raises(Mistake, match=f"entry 0, image_id got {image}: {said}"):
+            Results.read(path).checked(columns)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_without_detections_is_0(drawn: Set, tmp_path: Path, kind: str) -> None:
+    """As a run writes it when nothing was found; its name tells of what."""
+    path = tmp_path / ("detections.json" if kind == "boxes" else f"detections_{kind}.json")
+    path.write_text("[]")
+    results = Results.read(path)
+    assert results.kinds == (kind,)
+    for evaluator in _coco.EVALUATORS:
+        figures = scored(drawn.columns(kind), results.checked(drawn.columns(kind)), kind, evaluator).figures()
+        assert figures[f"{_coco.PREFIXES[kind]}ap"] == 0
+
+
+def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match=r"^--score .*/none.json: No such file or directory; name a results file"):
+        Results.read(tmp_path / "none.json")
+
+
+def test_uncompressed_run_lengths_are_read(drawn: Set, tmp_path: Path) -> None:
+    """As the annotations have them; COCO's results have them compressed."""
+    columns = drawn.columns("masks")
+    code = {"size": [64, 80], "counts": [64 * 40, 64 * 40]}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps([entry(segmentation=code)]))
+    results = Results.read(path)
+    assert results.kinds == ("boxes", "masks")
+    (mask,) = results.checked(columns).masks or []
+    assert coder.area(mask) == 64 * 40

@@ -1,0 +1,139 @@
+"""SSD's distortion: the numbers' distribution, and each of them against an independent way to compute it."""
+
+from __future__ import annotations
+
+import colorsys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.transforms.v2 import functional
+
+from dataset import colour
+from dataset.colour import BRIGHTNESS, CONTRAST, CONTRAST_FIRST, HUE, PERMUTATION, PERMUTATIONS, SATURATION, distort, distortions
+
+NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def numbers(**said: float) -> Any:
+    """The numbers of one image; what is not said leaves pixels alone."""
+    out = NONE.copy()
+    for name, value in said.items():
+        out[getattr(colour, name.upper())] = value
+    return out
+
+
+def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
+    """Any colours, with grey, black, white and pure ones among them."""
+    rng = np.random.default_rng(seed)
+    out = rng.random((*shape, 3))
+    special = np.array([[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0.2, 0.7, 0.7]])
+    flat = out.reshape(-1, 3)
+    flat[: min(len(flat), 8)] = special[: len(flat)]
+    return out
+
+
+# --- the numbers ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_come_with_their_probability_and_range() -> None:
+    drawn = distortions(5, 2, np.arange(40_000))
+    assert drawn.dtype == np.float32 and drawn.shape == (40_000, colour.NUMBERS)
+    for name, low, high in ((BRIGHTNESS, -32 / 255, 32 / 255), (CONTRAST, 0.5, 1.5), (SATURATION, 0.5, 1.5), (HUE, -0.05, 0.05)):
+        applied = drawn[:, name] != NONE[name]
+        assert applied.mean() == pytest.approx(0.5, abs=0.01)
+        values = np.sort((drawn[applied, name] - low) / (high - low))
+        assert np.abs(values - np.linspace(0, 1, len(values))).max() < 0.014, "uniform: KS beyond 1.95 / sqrt(20,000) has 0.1 %"
+    assert set(np.unique(drawn[:, CONTRAST_FIRST])) == {0, 1} and drawn[:, CONTRAST_FIRST].mean() == pytest.approx(0.5, abs=0.01)
+    shares = np.bincount(drawn[:, PERMUTATION].astype(int), minlength=6) / 40_000
+    assert shares == pytest.approx([0.5 + 0.5 / 6] + [0.5 / 6] * 5, abs=0.01)  # the first leaves all in place
+
+
+def test_parts_are_drawn_apart() -> None:
+    drawn = distortions(5, 2, np.arange(40_000))
+    assert np.abs(np.corrcoef(drawn, rowvar=False) - np.eye(colour.NUMBERS)).max() < 0.02
+    applied = (drawn != NONE)[:, [BRIGHTNESS, CONTRAST, SATURATION, HUE]]
+    assert np.abs(np.corrcoef(applied, rowvar=False) - np.eye(4)).max() < 0.02
+
+
+def test_a_samples_numbers_depend_on_it_alone() -> None:
+    ids = np.array([7, 3, 11])
+    assert (distortions(1, 0, ids) == distortions(1, 0, np.arange(12))[ids]).all()
+    assert (distortions(1, 0, np.arange(50)) != distortions(1, 1, np.arange(50))).any(axis=1).sum() > 40
+
+
+# --- what they do ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_drawn_leaves_every_pixel() -> None:
+    np.testing.assert_allclose(distort(pixels(), NONE), pixels(), atol=1e-12)
+
+
+def test_brightness_adds_and_contrast_multiplies() -> None:
+    here = pixels()
+    np.testing.assert_allclose(distort(here, numbers(brightness=0.1)), np.clip(here + np.float32(0.1), 0, 1), atol=1e-9)
+    np.testing.assert_allclose(distort(here, numbers(brightness=-0.1)), np.clip(here - np.float32(0.1), 0, 1), atol=1e-9)
+    for first in (0, 1):
+        got = distort(here, numbers(contrast=1.5, contrast_first=first))
+        np.testing.assert_allclose(got, np.clip(here * 1.5, 0, 1), atol=1e-9)
+
+
+def test_saturation_and_hue_are_those_of_hsv() -> None:
+    """Beside the standard library's conversion, as long as the saturation stays in 0..1."""
+    here = pixels().reshape(-1, 3)
+    for factor, turn in ((0.5, 0.0), (1.0, 0.05), (1.0, -0.05), (0.8, 0.031), (1.4, -0.02)):
+        for pixel, got in zip(here, distort(here, numbers(saturation=factor, hue=turn)), strict=True):
+            h, s, v = colorsys.rgb_to_hsv(*pixel.tolist())
+            if s * factor <= 1:
+                expected = colorsys.hsv_to_rgb((h + turn) % 1, s * factor, v)
+                np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+def test_hue_turns_as_torchvision_does() -> None:
+    here = pixels(3, (40, 40))
+    image = torch.from_numpy(here).permute(2, 0, 1)
+    for turn in (-0.05, -0.013, 0.05):
+        expected = functional.adjust_hue(image, turn).permute(1, 2, 0).numpy()
+        np.testing.assert_allclose(distort(here, numbers(hue=turn)), expected, atol=1e-6)
+
+
+def test_only_the_result_is_clipped() -> None:
+    """0.9 + 0.12 is above 1, and comes back; a saturation above 1 takes a channel below 0, and contrast takes it to 0 at the end."""
+    white = np.full((1, 3), 0.95)
+    assert distort(white, numbers(brightness=0.12, contrast=0.5)) == pytest.approx(np.full((1, 3), 0.535))
+    red = np.array([[0.9, 0.1, 0.1]])
+    assert distort(red, numbers(saturation=1.5)) == pytest.approx(np.array([[0.9, 0.0, 0.0]]))
+    assert distort(red, numbers(saturation=1.5, brightness=0.2)) == pytest.approx(np.array([[1.0, 0.0, 0.0]]))
+
+
+def test_contrast_first_or_last_is_the_same_but_for_rounding() -> None:
+    """All three scale, and nothing is clipped between them."""
+    here = pixels(5)
+    first, last = (distort(here, numbers(contrast=1.3, saturation=0.6, hue=0.04, contrast_first=value)) for value in (1, 0))
+    np.testing.assert_allclose(first, last, atol=1e-9)
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_channels_change_places_last(index: int) -> None:
+    here = pixels()
+    plain = distort(here, numbers(brightness=0.05, saturation=0.7, hue=0.02))
+    got = distort(here, numbers(brightness=0.05, saturation=0.7, hue=0.02, permutation=index))
+    for channel in range(3):
+        assert (got[..., channel] == plain[..., PERMUTATIONS[index][channel]]).all()
+
+
+@settings(deadline=None, max_examples=30)
+@given(SEEDS, st.integers(1, 5))
+def test_a_batch_is_its_images_one_by_one(seed: int, count: int) -> None:
+    here = pixels(seed, (count, 4, 5)).astype(np.float32)
+    drawn = distortions(seed, 0, np.arange(count))
+    together = distort(here, drawn[:, None, None])
+    assert together.dtype == np.float32 and together.shape == here.shape
+    assert together.min() >= 0 and together.max() <= 1
+    for image, own, got in zip(here, drawn, together, strict=True):
+        assert (distort(image, own) == got).all()
+        np.testing.assert_allclose(distort(image.astype(np.float64), own), got, atol=2e-6)

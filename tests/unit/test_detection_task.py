@@ -1,0 +1,357 @@
+"""The detection task: what a detector is given, its losses, and figures that do not depend on batches or ranks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pycocotools import mask as coder
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+
+from config import build
+from contracts import Batch, Metric, Rows, Task
+from dataset.coco_scan import open_coco
+from dataset.detection import DetectionPlan, DetectionPolicy
+from dataset.instances import COCO_IDS, class_names
+from models import Native
+from tasks._coco_ap import CocoAP
+from tasks._masks import encoded
+from tasks.detection import Detection
+from tests.unit.coco_files import write_coco
+from tests.unit.test_meter import Threads, alone, on_ranks
+
+pytest.importorskip("faster_coco_eval")
+CPU = torch.device("cpu")
+NATIVE = Native(100, (0.5,) * 3, (0.25,) * 3, 150)
+IMAGES = 13
+Columns = Any
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_coco(tmp_path_factory.mktemp("coco") / "set", splits={"train2017": 8, "val2017": IMAGES}, size=(64, 80))
+
+
+@pytest.fixture(scope="module")
+def columns(root: Path) -> Columns:
+    return open_coco(root, "val", keypoints=False, cache=root.parent / "cache")
+
+
+@pytest.fixture(scope="module")
+def people(root: Path) -> Columns:
+    return open_coco(root, "val", keypoints=True, cache=root.parent / "cache")
+
+
+def plan_of(columns: Columns, *, training: bool = False, batch_size: int = 4, augment: str = "flip") -> DetectionPlan:
+    settings, native = build({"augment": augment}), NATIVE if augment == "flip" else NATIVE._replace(longer=None)
+    if training:
+        policy = DetectionPolicy.training(settings.augmentation, settings.detection, native)
+    else:
+        policy = DetectionPolicy.validation(settings.detection, native)
+    return DetectionPlan(columns=columns, policy=policy, seed=1, batch_size=batch_size, training=training)
+
+
+def batch_of(task: Detection, rows: Rows, lost: Any = ()) -> Batch:
+    """As a loader on the CPU gives it; `lost`: places that could not be decoded, after their targets were made."""
+    valid = rows.valid & ~np.isin(np.arange(len(rows)), lost)
+    host = task.targets(rows)
+    return Batch(
+        images=torch.arange(len(rows) * 3.0).reshape(-1, 3, 1, 1).expand(-1, -1, *rows.padded),
+        sizes=torch.from_numpy(rows.sizes),
+        targets={name: torch.from_numpy(value) for name, value in host.items()},
+        valid=torch.from_numpy(valid),
+        ids=rows.ids,
+        failed=tuple(rows.ids[list(lost)].tolist()),
+        rows=replace(rows, valid=valid),
+        host=host,
+    )
+
+
+def seen_in(columns: Columns, rows: Rows, *, masks: bool = False, keypoints: bool = False, score: float = 1.0) -> list[dict[str, Any]]:
+    """Detections that are right, in the batch's pixels: those of training's targets, of padding too."""
+    task = Detection(columns, masks=masks, keypoints=keypoints)
+    known = replace(rows, valid=np.ones(len(rows), bool), ids=np.where(rows.ids < 0, 0, rows.ids))
+    packed = {name: torch.from_numpy(value) for name, value in task.targets(known).items()}
+    found = []
+    for a, b in zip(packed["offsets"][:-1], packed["offsets"][1:], strict=True):
+        own = {name: packed[name][a:b] for name in ("boxes", "labels", *(["keypoints"] if keypoints else []))}
+        own["scores"] = torch.full((len(own["labels"]),), score)
+        if masks:
+            own["masks"] = torch.ones(len(own["labels"]), 1, 28, 28)
+        found.append(own)
+    return found
+
+
+def measured(task: Detection, *batches: tuple[Any, Batch], world: Any = None) -> dict[str, Any]:
+    metric = task.metric(CPU)
+    for outputs, batch in batches:
+        metric.update(outputs, batch)
+    return dict(metric.result(world or alone()))
+
+
+def figures(result: dict[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in result.items() if name != "extras"}
+
+
+# --- what a detector is given ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_task_is_the_contract(columns: Columns) -> None:
+    task: Task = Detection(columns, training=False)
+    metric: Metric = task.metric(CPU)
+    assert isinstance(metric, CocoAP) and task.name == "detection" and task.best in metric.result(alone())
+
+
+def test_each_image_gets_its_own_targets(columns: Columns) -> None:
+    task, rows = Detection(columns, masks=True), plan_of(columns, training=True).rows(0, 0)[0]
+    batch = batch_of(task, rows)
+    images, sizes, targets = task.inputs(batch)
+    assert images is batch.images
+    assert sizes == [tuple(size) for size in rows.sizes.tolist()] and all(type(side) is int for side in sizes[0])
+    per_image = [int(columns.usable[columns.annotations(int(sample))].sum()) for sample in rows.ids]
+    assert [len(target["boxes"]) for target in targets] == [len(target["labels"]) for target in targets] == per_image
+    assert all(target["masks"].shape == (count, *rows.padded) for target, count in zip(targets, per_image, strict=True))
+    for name in ("boxes", "labels", "masks"):
+        torch.testing.assert_close(torch.cat([target[name] for target in targets]), batch.targets[name])
+
+
+def test_validation_gets_no_targets(columns: Columns, people: Columns) -> None:
+    for task in (Detection(columns, masks=True, training=False), Detection(people, keypoints=True, training=False)):
+        rows = plan_of(columns).rows(0, 0)[0]
+        batch = batch_of(task, rows, lost=[1])
+        images, sizes, targets = task.inputs(batch)
+        assert images is batch.images and len(sizes) == len(rows) and targets is None
+        assert not {"masks", "keypoints"} & batch.host.keys()  # which take time to make
+
+
+def test_what_was_not_decoded_is_left_out_of_training(columns: Columns) -> None:
+    task, rows = Detection(columns), plan_of(columns, training=True).rows(0, 0)[0]
+    whole = task.inputs(batch_of(task, rows))
+    images, sizes, targets = task.inputs(batch_of(task, rows, lost=[0, 2]))
+    torch.testing.assert_close(images, whole[0][[1, 3]])
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert sizes == [whole[1][1], whole[1][3]]
+    for target, expected in zip(targets, (whole[2][1], whole[2][3]), strict=True):
+        torch.testing.assert_close(target, expected)
+
+
+def test_a_batch_of_which_nothing_was_decoded_is_one_image_without_a_box(columns: Columns) -> None:
+    task, rows = Detection(columns, masks=True), plan_of(columns, training=True).rows(0, 0)[0]
+    images, sizes, targets = task.inputs(batch_of(task, rows, lost=range(len(rows))))
+    assert len(images) == len(sizes) == len(targets) == 1
+    assert {name: tuple(value.shape) for name, value in targets[0].items()} == {
+        "boxes": (0, 4),
+        "labels": (0,),
+        "masks": (0, *rows.padded),
+    }
+
+
+def test_boxes_whose_middle_is_cut_off_are_dropped_by_crops_alone(columns: Columns) -> None:
+    sample = int(columns.with_boxes[0])
+    rows = plan_of(columns, batch_size=1).draw(0, np.array([sample]))
+    box = columns.boxes[columns.annotations(sample)][0]
+
+    def count(right: float, *, centred: bool) -> int:
+        cut = replace(rows, windows=np.array([[0.0, 0.0, right, rows.windows[0, 3]]]))
+        return len(Detection(columns, centred=centred).targets(cut)["boxes"])
+
+    middle = box[0] + box[2] / 2
+    assert count(middle - 1, centred=True) + 1 == count(middle + 1, centred=True)
+    assert count(middle - 1, centred=False) == count(middle + 1, centred=False)
+
+
+@pytest.mark.parametrize("part", [{}, {"masks": True}, {"keypoints": True}])
+def test_probes_are_what_the_module_takes(people: Columns, part: Any) -> None:
+    task, rows = Detection(people, **part), plan_of(people, training=True).rows(0, 0)[0]
+    images = torch.zeros(4, 3, *rows.padded)
+    asked, sizes, targets = task.probe(images)
+    _, real_sizes, real = task.inputs(batch_of(task, rows))
+    assert asked is images and sizes == [rows.padded] * 4 and len(real_sizes) == 4
+    for target, expected in zip(targets, real, strict=True):
+        assert {name: (value.dtype, value.shape[1:]) for name, value in target.items()} == {
+            name: (value.dtype, value.shape[1:]) for name, value in expected.items()
+        }
+        assert len(target["boxes"]) == 1
+    assert Detection(people, training=False, **part).probe(images)[2] is None
+
+
+def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
+    task, rows = Detection(columns), plan_of(columns, training=True).rows(0, 0)[0]
+    outputs = {"a": torch.tensor(1.5, dtype=torch.float16, requires_grad=True), "b": torch.tensor(0.25)}
+    losses = task.losses(outputs, batch_of(task, rows, lost=[2]))
+    assert losses.dtype == torch.float32 and losses.tolist() == [1.75, 1.75, 0.0, 1.75]
+    losses.sum().backward()
+    assert outputs["a"].grad == 3
+    assert task.losses(outputs, batch_of(task, rows, lost=range(4))).sum() == 0
+
+
+# --- figures --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_right_boxes_are_1_whatever_the_size(columns: Columns) -> None:
+    """The way back from resized and padded images; padding that repeats an image counts for nothing."""
+    task = Detection(columns, training=False)
+    batches = [(seen_in(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)]
+    assert (batches[-1][1].ids < 0).any()
+    result = measured(task, *batches)
+    assert result["ap"] == result["ap75"] == result["ar100"] == pytest.approx(1)
+    assert result["samples"] == IMAGES and result["detections"] == int(columns.usable.sum())
+    assert not any(name.startswith(("mask", "keypoint")) for name in result)
+
+
+def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
+    """Full ones are right for rectangles, and not for triangles."""
+    task = Detection(columns, masks=True, training=False)
+    batches = [(seen_in(columns, rows, masks=True), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)]
+    result = measured(task, *batches)
+    assert result["ap"] == pytest.approx(1)
+    by_class = {name.rpartition("/")[2]: value for name, value in result["extras"]["scalars"].items() if "mask" in name}
+    assert by_class["box"] > 0.9 and by_class["person"] > 0.9 and by_class["triangle"] < 0.5
+    found = json.loads(result["extras"]["files"]["detections_masks.json"])
+    sizes = dict(zip(columns.image_id.tolist(), zip(columns.height.tolist(), columns.width.tolist(), strict=True), strict=True))
+    assert all(tuple(one["segmentation"]["size"]) == sizes[one["image_id"]] for one in found)
+    assert coder.area(found[0]["segmentation"]) > 50
+
+
+def test_keypoints_go_back_to_the_image(people: Columns) -> None:
+    task = Detection(people, keypoints=True, training=False)
+    batches = [(seen_in(people, rows, keypoints=True), batch_of(task, rows)) for rows in plan_of(people).rows(0, 0)]
+    result = measured(task, *batches)
+    assert result["ap"] == pytest.approx(1) and result["keypoint_ap"] == result["keypoint_ar75"] == pytest.approx(1)
+    moved = [([{**one, "keypoints": one["keypoints"] + 9} for one in outputs], batch) for outputs, batch in batches]
+    assert measured(task, *moved)["keypoint_ap"] < 0.5
+
+
+def test_boxes_end_at_the_image(columns: Columns) -> None:
+    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
+    wide = [{"boxes": torch.tensor([[-50.0, -50, 5000, 5000]]), "labels": torch.tensor([3]), "scores": torch.ones(1)}] * len(rows)
+    (first, *_) = json.loads(measured(task, (wide, batch_of(task, rows)))["extras"]["files"]["detections.json"])
+    sample = int(np.flatnonzero(columns.image_id == first["image_id"])[0])
+    assert first["bbox"] == [0, 0, columns.width[sample], columns.height[sample]]
+
+
+def noisy(columns: Columns, rows: Rows) -> list[dict[str, Any]]:
+    """What depends on the image alone: some right, some wrong, with tied scores."""
+    found = seen_in(columns, rows)
+    for sample, own in zip(rows.ids.tolist(), found, strict=True):
+        rng = torch.Generator().manual_seed(max(sample, 0))
+        own["boxes"] = own["boxes"] + 6 * torch.randn(own["boxes"].shape, generator=rng)
+        own["scores"] = torch.rand(len(own["scores"]), generator=rng).mul(4).round().div(4)
+    return found
+
+
+def of_rank(columns: Columns, world: Any) -> dict[str, Any]:
+    task = Detection(columns, training=False)
+    plan = replace(plan_of(columns, batch_size=2), world_size=world.size, rank=world.rank)
+    return measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan.rows(0, 0)), world=world)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_do_not_change_a_bit(columns: Columns, size: int) -> None:
+    expected = of_rank(columns, alone())
+    assert 0.05 < expected["ap50"] < 0.95
+    first, *others = on_ranks(size, lambda world: of_rank(columns, world))
+    assert all(figures(result) == figures(expected) for result in (first, *others))
+    assert first["extras"]["files"] == expected["extras"]["files"]
+    assert not any("extras" in result for result in others)
+
+
+def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
+    """Of images as large as they are stored: resized, the last bit of a box depends on the size of the others."""
+    task, plan = Detection(columns, training=False), plan_of(columns, batch_size=batch_size)
+    rows = [plan.draw(0, np.array(order[first : first + batch_size])) for first in range(0, IMAGES, batch_size)]
+    rows = [replace(one, sizes=one.regions[:, [3, 2]], canvas=None) for one in rows]
+    return measured(task, *((noisy(columns, one), batch_of(task, one)) for one in rows))
+
+
+@pytest.fixture(scope="module")
+def one_by_one(columns: Columns) -> dict[str, Any]:
+    return as_stored(columns, range(IMAGES), 1)
+
+
+@settings(deadline=None, max_examples=6)
+@given(order=st.permutations(range(IMAGES)), batch_size=st.integers(2, IMAGES))
+def test_neither_order_nor_batches_change_a_bit(columns: Columns, one_by_one: Any, order: list[int], batch_size: int) -> None:
+    found = as_stored(columns, order, batch_size)
+    assert figures(found) == figures(one_by_one)
+    assert found["extras"]["files"] == one_by_one["extras"]["files"]
+
+
+def test_an_image_seen_twice_is_an_error(columns: Columns) -> None:
+    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
+    pair = (seen_in(columns, rows), batch_of(task, rows))
+    with pytest.raises(ValueError, match="validated twice"):
+        measured(task, pair, pair)
+
+    def both(world: Threads) -> str:
+        with pytest.raises(ValueError, match="validated twice"):
+            measured(task, pair, world=world)
+        return "said"
+
+    assert on_ranks(2, both) == ["said", "said"]
+
+
+def test_what_was_not_decoded_is_not_detected(columns: Columns) -> None:
+    """Its objects are missed, and what a detector saw in the zeros is no detection."""
+    task = Detection(columns, training=False)
+    rows = plan_of(columns, batch_size=IMAGES).rows(0, 0)[0]
+    lost = int(np.argmax(np.diff(columns.annotation_offsets)[rows.ids]))
+    result = measured(task, (seen_in(columns, rows), batch_of(task, rows, lost=[lost])))
+    assert result["samples"] == IMAGES - 1 and result["ap"] < 1
+    images = {one["image_id"] for one in json.loads(result["extras"]["files"]["detections.json"])}
+    assert columns.image_id[rows.ids[lost]] not in images
+
+
+def test_classes_that_are_no_category_are_left_out(columns: Columns) -> None:
+    """As the published weights have 91 classes for 80 categories."""
+    columns = replace(columns, category_ids=np.array(COCO_IDS), classes=class_names(np.array(COCO_IDS), [str(i) for i in COCO_IDS]))
+    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
+    assert columns.classes[12] == "N/A"
+    found = [{**own, "labels": torch.full_like(own["labels"], 12)} for own in seen_in(columns, rows)]
+    assert measured(task, (found, batch_of(task, rows)))["detections"] == 0
+
+
+def test_boxes_that_are_not_finite_are_left_out(columns: Columns) -> None:
+    """A results file with NaN would be no JSON."""
+    task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
+    whole = seen_in(columns, rows)
+    broken = [{**own, "boxes": own["boxes"].clone()} for own in whole]
+    broken[0]["boxes"][0, 2] = torch.nan
+    counts = [measured(task, (found, batch_of(task, rows)))["detections"] for found in (whole, broken)]
+    assert counts[1] == counts[0] - 1
+
+
+def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
+    none = {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+    for task, own in (
+        (Detection(columns, masks=True, training=False), columns),
+        (Detection(people, keypoints=True, training=False), people),
+    ):
+        rows = plan_of(own).rows(0, 0)[0]
+        extra = {"masks": torch.zeros(0, 1, 28, 28), "keypoints": torch.zeros(0, 5, 3)}
+        result = measured(task, ([{**none, **extra}] * len(rows), batch_of(task, rows)))
+        assert result["ap"] == 0 and result["detections"] == 0
+        assert measured(task)["samples"] == 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 2**32), height=st.integers(1, 40), width=st.integers(1, 40), wide=st.floats(0, 40))
+def test_masks_are_torchvisions_and_pycocotools(seed: int, height: int, width: int, wide: float) -> None:
+    """The pixels that paste_masks_in_image would give, the bytes that encode would: over edges, as high as the image, empty, full."""
+    rng = np.random.default_rng(seed)
+    masks = torch.from_numpy(rng.random((4, 1, 7, 7)).round(int(rng.integers(2)))).float()
+    masks[0] = 1
+    corner, size = rng.uniform(-0.2, 1, (4, 2)) * [width, height], rng.uniform(0, 1, (4, 2)) * wide
+    limits = np.tile([width, height], 2)
+    boxes = np.clip(np.concatenate([corner, corner + size], axis=1), 0, limits).astype(np.float64)
+    boxes[1] = [0, 0, width, height]
+    pasted = paste_masks_in_image(masks, torch.from_numpy(boxes).float(), (height, width))[:, 0] > 0.5
+    expected = coder.encode(np.asfortranarray(pasted.permute(1, 2, 0).to(torch.uint8).numpy()))
+    assert encoded(masks, boxes, height, width) == expected

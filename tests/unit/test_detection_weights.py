@@ -1,0 +1,248 @@
+"""Detectors' weights: what is frozen, what starts anew, torchvision's published files, and one line when something does not fit."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+from torchvision.models._api import WeightsEnum
+from torchvision.models.detection import faster_rcnn, fcos, keypoint_rcnn, mask_rcnn, retinanet, ssd, ssdlite
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from models import Unusable
+from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, _trunk, build
+from tests.unit.test_detection_models import CLASSES, KEYPOINTS, SMALL, TORCHVISION, made, outline, shape_of, stock_of
+
+
+@cache
+def state_of(arch: str) -> dict[str, torch.Tensor]:
+    """Of a small detector of ours, to be loaded."""
+    torch.manual_seed(5)
+    return made(arch)[0].state_dict()
+
+
+def save(path: Path, content: Any) -> str:
+    torch.save(content, path)
+    return str(path)
+
+
+# --- frozen norms ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frozen_norm_is_torchvisions_in_its_inputs_type(dtype: torch.dtype) -> None:
+    torch.manual_seed(4)
+    ours, theirs = _FrozenNorm(8, 1e-3), FrozenBatchNorm2d(8, 1e-3)
+    state = {name: torch.rand(8) + 0.1 for name in theirs.state_dict()}
+    ours.load_state_dict(state | {"num_batches_tracked": torch.tensor(3)})
+    theirs.load_state_dict(state)
+    images = torch.randn(2, 8, 5, 6).to(dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    got, wanted = ours(images), theirs(images)
+    assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(
+        got.float(), wanted.float(), rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-5 if dtype == torch.float32 else 3e-2
+    )
+    got.float().sum().backward()
+    assert images.grad is not None and images.grad.dtype == dtype
+
+
+def frozen(module: nn.Module) -> tuple[set[str], dict[str, tuple[type, float]]]:
+    """Parameters that are not trained; every norm with its kind and its eps."""
+    norms = {name: one for name, one in module.named_modules() if isinstance(one, FrozenBatchNorm2d | nn.BatchNorm2d)}
+    kinds = {name: (FrozenBatchNorm2d if isinstance(one, FrozenBatchNorm2d) else nn.BatchNorm2d, one.eps) for name, one in norms.items()}
+    return {name for name, one in module.named_parameters() if not one.requires_grad}, kinds
+
+
+@pytest.mark.parametrize("arch", TORCHVISION)
+def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With weights of the backbone, for each number of trained stages of each kind of backbone; and with weights of the whole."""
+    classifier = _backbone(arch)
+    with torch.device("meta"):
+        states = {"IMAGENET1K": torchvision.models.get_model(classifier).state_dict(), "COCO": stock_of(arch, num_classes=91).state_dict()}
+    if arch == "keypointrcnn_resnet50_fpn":
+        with torch.device("meta"):
+            states["COCO"] = stock_of(arch, num_classes=2, num_keypoints=17).state_dict()
+    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, **_: dict(states[self.name.split("_")[0]]))
+    name = "IMAGENET1K_FEATURES" if classifier == "vgg16" else "IMAGENET1K_V1"
+    backbone = torchvision.models.get_model_weights(classifier)[name]
+    stages = STAGES[classifier]
+    for trained in (None, 0, 1, stages - 1, stages) if arch in ("fasterrcnn_resnet50_fpn_v2", "ssd300_vgg16", SMALL) else (None, 1):
+        with torch.device("meta"):
+            wanted = stock_of(arch, weights_backbone=backbone, trainable_backbone_layers=trained)
+        got = outline(arch, weights_backbone=name, trainable_layers=trained)
+        assert frozen(got) == frozen(wanted), trained
+        assert got.state_dict().keys() == wanted.state_dict().keys()
+    with torch.device("meta"):
+        whole_weights = torchvision.models.get_model_weights(arch)["COCO_V1"]
+        wanted = torchvision.models.get_model(arch, weights=whole_weights)
+        with patch("models.detection._check_shape"):
+            got, new = build(arch, classes=len(whole_weights.meta["categories"]), shape=shape_of(arch), weights="COCO_V1", keypoints=17)
+    assert new == [] and frozen(got)[0] == frozen(wanted)[0]
+    assert any(eps == 0 for _, eps in frozen(wanted)[1].values()) == (arch in EPS_FREE)
+
+
+# --- weights of the backbone ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", TORCHVISION)
+def test_each_tensor_of_the_trunk_has_its_place(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names by which a backbone is loaded are those under which torchvision keeps the classifier's very tensors."""
+    with torch.device("meta"):
+        classifier = torchvision.models.get_model(_backbone(arch))
+        for module in (faster_rcnn, fcos, keypoint_rcnn, mask_rcnn, retinanet, ssd, ssdlite):
+            if hasattr(module, _backbone(arch)):
+                monkeypatch.setattr(module, _backbone(arch), lambda **_: classifier)
+        theirs = {id(one): name for name, one in classifier.state_dict(keep_vars=True).items()}
+        kept = {theirs[id(one)]: name for name, one in stock_of(arch).state_dict(keep_vars=True).items() if id(one) in theirs}
+    wanted = {name: ours for name, ours in kept.items() if "num_batches" not in name}
+    assert len(wanted) > 20 and _trunk(outline(arch), arch) == wanted
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_backbone_from_a_file(tmp_path: Path, wrapped: bool) -> None:
+    """SSDLite then has the classifier's last blocks whole; a checkpoint of it loads again without the backbone's file."""
+    torch.manual_seed(6)
+    state = torchvision.models.mobilenet_v3_large().state_dict()
+    path = save(tmp_path / "mobilenet.pt", {"model": state} if wrapped else state)
+    module, new = made("ssdlite320_mobilenet_v3_large", weights_backbone=path)
+    own = module.state_dict()
+    assert new == [] and torch.equal(own["backbone.features.0.0.0.weight"], state["features.0.0.weight"])
+    assert torch.equal(own["backbone.features.1.3.1.running_var"], state["features.16.1.running_var"])
+    if wrapped:
+        again, new = made("ssdlite320_mobilenet_v3_large", weights=save(tmp_path / "ours.pt", {"model": own}))
+        assert new == [] and all(torch.equal(value, own[name]) for name, value in again.state_dict().items())
+
+
+# --- weights of the whole -------------------------------------------------------------------------------------------------------------
+
+
+def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
+    path = save(tmp_path / "five.pt", state_of(SMALL))
+    same, new = made(SMALL, weights=path)
+    assert new == [] and all(torch.equal(value, state_of(SMALL)[name]) for name, value in same.state_dict().items())
+    other, new = made(SMALL, classes=7, weights=path)
+    assert new == [f"roi_heads.box_predictor.{layer}.{part}" for layer in ("cls_score", "bbox_pred") for part in ("weight", "bias")]
+    assert all(torch.equal(value, state_of(SMALL)[name]) for name, value in other.state_dict().items() if name not in new)
+
+
+@pytest.mark.parametrize(
+    ("arch", "heads"),
+    [
+        (
+            "maskrcnn_resnet50_fpn",
+            {"roi_heads.box_predictor.cls_score", "roi_heads.box_predictor.bbox_pred", "roi_heads.mask_predictor.mask_fcn_logits"},
+        ),
+        ("retinanet_resnet50_fpn_v2", {"head.classification_head.cls_logits"}),
+        ("fcos_resnet50_fpn", {"head.classification_head.cls_logits"}),
+        ("ssd300_vgg16", {f"head.classification_head.module_list.{level}" for level in range(6)}),
+        ("ssdlite320_mobilenet_v3_large", {f"head.classification_head.module_list.{level}.1" for level in range(6)}),
+    ],
+)
+def test_which_heads_depend_on_the_classes(arch: str, heads: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        state = stock_of(arch, num_classes=9).state_dict()
+    monkeypatch.setattr("models.detection.read", lambda *_: state)
+    with torch.device("meta"):
+        _, new = made(arch, weights="some.pt")
+    assert {name.rpartition(".")[0] for name in new} == heads
+
+
+def test_other_keypoints_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.device("meta"):
+        state = stock_of("keypointrcnn_resnet50_fpn", num_keypoints=9).state_dict()
+        monkeypatch.setattr("models.detection.read", lambda *_: state)
+        _, new = made("keypointrcnn_resnet50_fpn", weights="some.pt")
+    assert new and all(name.startswith("roi_heads.keypoint_predictor.") for name in new)
+
+
+def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
+    """torchvision's published files call the proposals' layer and the pyramid's by names that it has changed since."""
+    old = {
+        name.replace("rpn.head.conv.0.0.", "rpn.head.conv.")
+        .replace("_blocks.0.0.", "_blocks.0.")
+        .replace("_blocks.1.0.", "_blocks.1."): value
+        for name, value in state_of(SMALL).items()
+    }
+    assert len(set(old) - set(state_of(SMALL))) >= 6
+    module, new = made(SMALL, weights=save(tmp_path / "old.pt", old))
+    assert new == [] and all(torch.equal(value, state_of(SMALL)[name]) for name, value in module.state_dict().items())
+
+
+def test_published_norms_without_eps_keep_their_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision gives these an eps of 0; ours have the usual one and variances that are smaller by it, so checkpoints agree."""
+    monkeypatch.setattr("models.detection.EPS_FREE", (SMALL,))
+    state = dict(state_of(SMALL))
+    variances = {name: torch.rand(value.shape) * 2 + 1e-4 for name, value in state.items() if name.endswith(".running_var")}
+    for value in variances.values():
+        value[0] = 5e-45  # dead: a scale of 1e22 in fp32, which fp16 does not have
+    published = torchvision.models.get_model_weights(SMALL)["COCO_V1"].url.rpartition("/")[2]
+    for file, eps in ((published, 0.0), ("mine.pt", 1e-5)):
+        module, _ = made(SMALL, weights=save(tmp_path / file, state | variances))
+        norms: dict[str, Any] = {name: one for name, one in module.named_modules() if isinstance(one, _FrozenNorm)}
+        assert len(norms) == len(variances) and all(one.eps == 1e-5 for one in norms.values())
+        for name, norm in norms.items():
+            scale = (norm.running_var + norm.eps).rsqrt()
+            torch.testing.assert_close(scale[1:], (variances[f"{name}.running_var"][1:] + eps).rsqrt(), rtol=1e-5, atol=0)
+            assert scale[0] < torch.finfo(torch.float16).max
+
+
+# --- one line when it does not fit ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arch", "chosen", "said"),
+    [
+        (SMALL, {"weights": "COCO_V9"}, "--weights COCO_V9: no such file, and torchvision's weights of .* are COCO_V1, DEFAULT"),
+        (
+            SMALL,
+            {"weights_backbone": "nowhere.pt"},
+            "--weights-backbone nowhere.pt: no such file, and .* mobilenet_v3_large are IMAGENET1K_V1",
+        ),
+        (SMALL, {"weights": "DEFAULT", "weights_backbone": "DEFAULT"}, "--weights DEFAULT has a backbone already; give either"),
+        (SMALL, {"trainable_layers": 7}, "--trainable-layers got 7; .* has 6 stages: 0 to 6"),
+        ("retinanet_resnet50_fpn", {"trainable_layers": -1}, "--trainable-layers got -1; .* has 5 stages: 0 to 5"),
+        (SMALL, {"trainable_layers": 2}, "--trainable-layers 2 needs --weights or --weights-backbone"),
+        ("keypointrcnn_resnet50_fpn", {"keypoints": 0}, "needs keypoints and the annotations have none; --arch fasterrcnn_resnet50_fpn"),
+        ("fcos_tiny", {"weights": "DEFAULT"}, "--weights DEFAULT: no such file, and fcos_tiny has no published weights"),
+        ("fcos_tiny", {"weights_backbone": "DEFAULT"}, "--weights-backbone DEFAULT: the backbone of --arch fcos_tiny is no classifier's"),
+        ("fcos_tiny", {"trainable_layers": 3}, "--trainable-layers 3: the backbone of --arch fcos_tiny"),
+        ("ssd300_vgg16", {"shape": (2, 3, 512, 512)}, "--arch ssd300_vgg16 has anchors for 300 pixels alone, --image-size got 512"),
+        (
+            "ssdlite320_mobilenet_v3_large",
+            {"shape": (1, 3, 320, 320)},
+            "--image-size 320 with --batch-size 1 does not suit --arch ssdlite320",
+        ),
+    ],
+)
+def test_misuse_gets_one_line(arch: str, chosen: dict[str, Any], said: str) -> None:
+    with torch.device("meta"), pytest.raises(Unusable, match=said) as caught:
+        build(arch, **dict[str, Any](classes=CLASSES, shape=shape_of(arch), keypoints=KEYPOINTS) | chosen)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_do_not_fit_get_one_line(tmp_path: Path) -> None:
+    state = outline(SMALL).state_dict()
+    name = "backbone.fpn.layer_blocks.0.0.weight"
+    cases = {
+        f"has no '{name}'": {key: value for key, value in state.items() if key != name},
+        "has an extra 'stray.weight'": state | {"stray.weight": torch.zeros(1)},
+        f"'{name}' is \\(2,\\) there, \\(256, 256, 3, 3\\) here": state | {name: torch.zeros(2)},
+    }
+    for said, content in cases.items():
+        path = save(tmp_path / "odd.pt", content)
+        with pytest.raises(Unusable, match=said) as caught:
+            outline(SMALL, weights=path)
+        assert "\n" not in str(caught.value) and f"--weights {path} does not fit --arch {SMALL}" in str(caught.value)
+    with torch.device("meta"):
+        trunk = {key: torch.empty(value.shape, device="cpu") for key, value in torchvision.models.resnet18().state_dict().items()}
+    with pytest.raises(Unusable, match="is not resnet50's, as --arch fcos_resnet50_fpn needs: '") as caught:
+        outline("fcos_resnet50_fpn", weights_backbone=save(tmp_path / "resnet18.pt", trunk))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(Unusable, match=r"--weights-backbone .* holds no state dict"):
+        outline(SMALL, weights_backbone=save(tmp_path / "list.pt", [1]))

@@ -1,0 +1,290 @@
+"""The columns of images with boxes: what they say, what their identity is a digest of, and the imagined ones that stand for them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts import Mistake
+from dataset.coco_scan import open_coco
+from dataset.instances import Instances, categories_of, class_names, class_numbers, images_with, mirrored
+from dataset.manifest import Unusable
+from dataset.sources.imagined import COCO_TRAIN, COCO_VAL, ImaginedInstances
+from tests.unit.coco_files import document, write, write_coco
+
+COCO_IDS = [*range(1, 12), *range(13, 26), 27, 28, *range(31, 45), *range(46, 66), 67, 70, *range(72, 83), *range(84, 91)]
+DENSE = list(range(1, 81))
+
+
+@pytest.fixture
+def data(tmp_path: Path, synced: list[str]) -> Path:
+    return write_coco(tmp_path / "data", splits={"train2017": 4})
+
+
+def opened(root: Path, **how: Any) -> Instances:
+    return open_coco(root, "train", **{"cache": root.parent / "cache", "keypoints": False, **how})
+
+
+# --- what they say --------------------------------------------------------------------------------------------------------------------
+
+
+def test_annotations_of_an_image(data: Path) -> None:
+    found = opened(data)
+    assert [found.annotations(sample) for sample in range(4)] == [slice(0, 3), slice(3, 7), slice(7, 10), slice(10, 10)]
+    assert found.with_boxes.tolist() == [0, 1, 2] and found.with_boxes.dtype == np.int64
+    for sample in (-1, 4):
+        with pytest.raises(IndexError, match=f"sample {sample} of 4"):
+            found.annotations(sample)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.booleans(), max_size=4), max_size=8))
+def test_images_with_a_usable_annotation(usable: list[list[bool]]) -> None:
+    offsets = np.cumsum([0, *map(len, usable)])
+    found = images_with(np.array([one for some in usable for one in some], bool), offsets)
+    assert found.tolist() == [image for image, some in enumerate(usable) if any(some)]
+
+
+def test_coco_s_classes_are_those_of_published_weights() -> None:
+    assert len(COCO_IDS) == 80
+    assert class_numbers(np.array(COCO_IDS)).tolist() == COCO_IDS
+    names = class_names(np.array(COCO_IDS), [f"name {i}" for i in COCO_IDS])
+    assert len(names) == 91 and names[0] == "__background__" and names.count("N/A") == 10
+    assert all(names[i] == f"name {i}" for i in COCO_IDS)
+
+
+@pytest.mark.parametrize(
+    ("ids", "numbers"),
+    [
+        ([1], [1]),
+        ([2], [1]),
+        ([2, 4], [1, 2]),
+        ([0, 1], [1, 2]),
+        ([-5, 3, 4], [1, 2, 3]),
+        ([], []),
+        (COCO_IDS[:-1], DENSE[:-1]),
+        ([*COCO_IDS, 91], [*DENSE, 81]),
+        ([*COCO_IDS[:-1], 91], DENSE),
+    ],
+)
+def test_numbers_of_classes(ids: list[int], numbers: list[int]) -> None:
+    """In the order of the ids, and without gaps, unless they are COCO's own."""
+    assert class_numbers(np.array(ids, np.int64)).tolist() == numbers
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-3, 40), unique=True).map(sorted))
+def test_classes_and_categories_are_each_other_s_inverse(ids: list[int]) -> None:
+    names = class_names(np.array(ids, np.int64), [str(i) for i in ids])
+    class_of = class_numbers(np.array(ids, np.int64))
+    category_of = categories_of(class_of, len(names))
+    assert category_of[class_of].tolist() == list(range(len(ids)))
+    assert [names[number] for number in class_of] == [str(i) for i in ids]
+    assert (category_of >= 0).sum() == len(ids) and category_of[0] == -1
+    assert all(name == "N/A" for name, category in zip(names[1:], category_of[1:], strict=True) if category < 0)
+    assert len(names) == len(ids) + 1
+
+
+def test_keypoints_change_sides() -> None:
+    assert mirrored(["nose", "left_eye", "right_eye", "right_hand", "left_hand"]).tolist() == [0, 2, 1, 4, 3]
+    assert mirrored([]).dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        *[
+            ("left_eye", "right_eye"),
+            ("eye_left", "eye_right"),
+            ("leftEye", "rightEye"),
+            ("eyeLeft", "eyeRight"),
+            ("Left_eye", "Right_eye"),
+        ],
+        *[("left eye", "right eye"), ("left-eye", "right-eye"), ("LEFT_EYE", "RIGHT_EYE"), ("left_eye", "RightEye"), ("left", "right")],
+        *[("outer_left_eye", "outer_right_eye"), ("eye1Left", "eye1Right"), ("left1", "right1"), ("lefteye", "righteye")],
+        *[("l_eye", "r_eye"), ("eye_l", "eye_r"), ("LEye", "REye"), ("eyeL", "eyeR"), ("L1", "R1"), ("eye.L", "eye.R")],
+    ],
+)
+def test_sides_however_they_are_written(pair: tuple[str, str]) -> None:
+    assert mirrored([pair[1], "nose", pair[0], "bright spot"]).tolist() == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize("name", ["l_eye", "eyeR", "bright", "leftover", "upright", "copyright", "L", "", "___"])
+def test_what_may_be_no_side_stays(name: str) -> None:
+    assert mirrored(["nose", name, "tail"]).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["left_x"], "keypoint 'left_x' has no partner; rename, so that there is one 'right x'"),
+        (["nose", "eyeRight", "left_eye"], "keypoint 'eyeRight' has no partner; .* 'eye left'"),
+        (["left_eye", "right_eye", "leftEye"], "keypoint 'left_eye' is there twice, or its partner is"),
+        (["left_eye", "right_eye", "right eye"], "keypoint 'left_eye' is there twice, or its partner is"),
+        (["left\neye"], "keypoint 'left.*neye' has no partner"),
+    ],
+)
+def test_a_side_needs_one_partner(names: list[str], said: str) -> None:
+    with pytest.raises(Mistake, match=said) as caught:
+        mirrored(names)
+    assert "\n" not in str(caught.value)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(["left_a", "right_a", "aLeft", "aRight", "l_a", "r_a", "LA", "RA", "lefta", "righta", "a", "L", "b"]), max_size=7
+    )
+)
+def test_mirrored_twice_is_as_it_was(names: list[str]) -> None:
+    with suppress(Mistake):
+        mirror = mirrored(names)
+        assert mirror[mirror].tolist() == list(range(len(names)))
+
+
+# --- files ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_travels_as_a_name(data: Path) -> None:
+    found = opened(data)
+    sent = pickle.dumps(found)
+    assert len(sent) < 500
+    other = pickle.loads(sent)
+    assert all((getattr(other, name) == getattr(found, name)).all() for name in Instances.COLUMNS) and other.classes == found.classes
+
+
+@pytest.mark.parametrize("column", ["boxes", "points", "rle", "annotation_offsets"])
+def test_another_length_is_noticed(column: str, data: Path) -> None:
+    folder = opened(data).folder
+    values = np.load(folder / f"{column}.npy")
+    np.save(folder / f"{column}.npy", np.concatenate([values, values[-1:]]))
+    with pytest.raises(Unusable, match=column):
+        Instances.open(folder)
+
+
+def test_another_shape_is_noticed(data: Path) -> None:
+    """Even where size and date are as they were."""
+    folder = opened(data).folder
+    path = folder / "boxes.npy"
+    before = path.stat()
+    np.save(path, np.load(path).ravel())
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    with pytest.raises(Unusable, match=r"boxes\.npy holds float64"):
+        Instances.open(folder)
+
+
+def put(key: str, **values: Any) -> Callable[[dict[str, Any]], None]:
+    """Change the first entry that has a polygon."""
+    return lambda written: next(each for each in written[key] if key != "annotations" or not each["iscrowd"]).update(values)
+
+
+def crowd(written: dict[str, Any]) -> None:
+    runs = next(each for each in written["annotations"] if each["iscrowd"])["segmentation"]["counts"]
+    runs[0], runs[2] = runs[0] + 1, runs[2] - 1
+
+
+CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "box": put("annotations", bbox=[1, 2, 3, 4]),
+    "area": put("annotations", area=1.5),
+    "polygon": put("annotations", segmentation=[[1, 2, 3, 4, 5, 6]]),
+    "no polygon": put("annotations", segmentation=[]),
+    "crowd": put("annotations", iscrowd=1),
+    "runs": crowd,
+    "keypoints": put("annotations", keypoints=[1, 2, 2] * 5),
+    "annotation id": put("annotations", id=5),
+    "no annotation": lambda written: written["annotations"].pop(0),
+    "category ids": lambda written: (put("categories", id=6)(written), [each.update(category_id=6) for each in written["annotations"]]),
+    "names of categories": put("categories", name="crate"),
+    "names of keypoints": put("categories", keypoints=["nose", "eye", "mouth", "left_hand", "right_hand"]),
+    "image": lambda written: (written["images"].pop(0), written["annotations"].clear()),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_training_and_scoring_depend_on_changes_the_identity(what: str, data: Path) -> None:
+    keypoints = "keypoints" in what
+    kind = "person_keypoints" if keypoints else "instances"
+    before = opened(data, keypoints=keypoints).identity
+    written = document(data, "train2017", kind)
+    CHANGES[what](written)
+    write(data, "train2017", written, kind)
+    after = opened(data, keypoints=keypoints, rescan=True)
+    assert after.identity != before and after.rejected == 0
+
+
+def test_place_and_order_and_the_rest_of_the_file_do_not(data: Path) -> None:
+    before = opened(data).identity
+    other = Path(shutil.copytree(data, data.parent / "elsewhere"))
+    written = document(other, "train2017")
+    written["images"].reverse()
+    written["info"], written["licenses"] = {"year": 2017}, [1, 2]
+    for each in written["images"]:
+        each["license"] = 5
+    write(other, "train2017", written)
+    assert opened(other).identity == before
+
+
+def test_another_image_file_does(data: Path) -> None:
+    before = opened(data).identity
+    path = next((data / "train2017").iterdir())
+    path.write_bytes(path.read_bytes() + b"x")
+    assert opened(data, rescan=True).identity != before
+
+
+# --- imagined -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keypoints", [False, True])
+def test_imagined_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
+    found = ImaginedInstances.of(2000, keypoints=keypoints)
+    for name, dtype in Instances.COLUMNS.items():
+        assert getattr(found, name).dtype == dtype, name
+    lengths = {name: len(getattr(found, name)) for name in Instances.COLUMNS}
+    m = len(found.boxes)
+    assert found.annotation_offsets[-1] == m == found.annotations(1999).stop
+    for name in ("annotation_id", "area", "category", "crowd", "usable", "keypoints"):
+        assert lengths[name] == m
+    assert lengths["polygon_offsets"] == lengths["rle_offsets"] == m + 1 and lengths["point_offsets"] == found.polygon_offsets[-1] + 1
+    assert found.point_offsets[-1] == lengths["points"] and lengths["image_id"] == lengths["height"] == len(found) == 2000
+    assert found.keypoints.shape == (m, 17 * keypoints, 3) and lengths["keypoint_mirror"] == 17 * keypoints
+    assert len(found.classes) == (2 if keypoints else 91) == found.class_of.max() + 1
+    assert len(np.unique(found.annotation_id)) == m
+
+
+def test_imagined_numbers_are_like_coco_s() -> None:
+    found = ImaginedInstances.of(5000)
+    per_image = np.diff(found.annotation_offsets)
+    assert per_image.mean() == pytest.approx(7.3, abs=0.4) and 0.005 < (per_image == 0).mean() < 0.02
+    assert len(found.with_boxes) == (per_image > 0).sum()
+    image = np.repeat(np.arange(5000), per_image)
+    x, y, w, h = found.boxes.T
+    assert min(x.min(), y.min()) >= 0 and min(w.min(), h.min()) >= 8
+    assert (x + w <= found.width[image] + 1e-9).all() and (y + h <= found.height[image] + 1e-9).all()
+    small = (w * h < 32**2).mean()
+    assert 0.3 < small < 0.5, "41 % of COCO's are"
+    assert np.unique(found.category).tolist() == list(range(90))
+    points = found.points.reshape(len(x), -1, 2)
+    np.testing.assert_allclose(points.min(axis=1), found.boxes[:, :2])
+    np.testing.assert_allclose(points.max(axis=1), found.boxes[:, :2] + found.boxes[:, 2:])
+    width, height = found.width.astype(int), found.height.astype(int)
+    assert 0.5 < (width > height).mean() < 0.8 and max(width.max(), height.max()) == 640
+
+
+def test_imagined_numbers_are_functions_of_the_image() -> None:
+    few, many = ImaginedInstances.of(50), ImaginedInstances.of(60)
+    assert (few.boxes == many.boxes[: len(few.boxes)]).all() and (few.height == many.height[:50]).all()
+    assert few.identity != many.identity and few.path(3) == many.path(3)
+    assert (COCO_TRAIN, COCO_VAL) == (118_287, 5_000)
+    sent = pickle.loads(pickle.dumps(ImaginedInstances.of(50, keypoints=True)))
+    assert (sent.keypoints == ImaginedInstances.of(50, keypoints=True).keypoints).all()

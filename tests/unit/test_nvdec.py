@@ -1,0 +1,342 @@
+"""The loader of the GPU's video engines, with FFmpeg in their place: packets, pixels, shares, order, errors. tests/gpu has the engines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from contracts import Mistake
+from loaders import CLIPS, open_loader
+from loaders._clips import exact
+from loaders._mixed import NARROW, Deal, Share
+from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
+from loaders._planes import Fitter, Picture
+from loaders._readers import Undecodable
+from loaders._surfaces import Fit, nv12
+from loaders.nvdec import loader
+from loaders.pyav import planes
+from tests.unit import engines
+from tests.unit.clip_kinds import KINDS, Made
+from tests.unit.engines import Codec
+from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels, spoiled
+from tests.unit.test_clip_readers import patterns
+from tests.unit.video_files import number
+
+CPU = torch.device("cpu")
+CLAIMED = [
+    *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-90.mp4", "h264-180.mp4", "h264-270.mp4", "h264-cut.mp4"),
+    *("h264-fragments.mp4", "h264-two.mp4", "hevc.mp4", "hevc-variable.mkv", "hevc-cut.mp4", "vp9.webm", "vp9-variable.webm"),
+    *("av1.mp4", "av1-variable.webm"),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("kinds"), KINDS)
+
+
+def shown(picture: Picture, surface: torch.Tensor) -> int:
+    """The number on a whole frame."""
+    height, width = picture.shape
+    whole = np.array([0, 0, width, height])
+    return number(Fit(picture, whole, whole.astype(float), (height, width), False, CPU)(surface[None])[0].numpy())
+
+
+# --- which files, which packets -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table(made: Made) -> None:
+    claimed = exact("nvdec", made.videos, np.arange(len(made.videos)))
+    assert sorted(np.array(made.names)[claimed]) == sorted(CLAIMED)
+
+
+def test_what_the_device_decodes(made: Made) -> None:
+    """Codecs, sides and sizes as the engines tell; of a turned picture the stored sides count."""
+    caps = capabilities(Codec(least=96), 0)
+    assert sorted(caps) == ["av1", "h264", "hevc"]
+    fits = dict(zip(made.names, within(caps, made.videos), strict=True))
+    assert fits["h264.mp4"] and fits["h264-90.mp4"] and fits["hevc.mp4"] and not fits["vp9.webm"] and not fits["mpeg4.avi"]
+    assert not within({"h264": caps["h264"]._replace(least=(97, 1))}, made.videos).all()
+    assert not within({"h264": caps["h264"]._replace(blocks=47)}, made.videos).any()
+
+
+@pytest.mark.parametrize("name", CLAIMED)
+def test_frames_that_were_asked_for(made: Made, name: str) -> None:
+    """One decoder for all clips of a file; none of its surfaces is looked at after the next call."""
+    codec, sample = Codec(), made.names.index(name)
+    read = Nvdec(made.videos, codec, 0, 0)
+    for frames in patterns(len(made.videos.pts(sample))):
+        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, made.videos.path(sample), frames)}
+        assert came == {frame: made.shown(sample, frame) for frame in frames}
+    assert codec.made == 1
+
+
+def fed(made: Made, name: str, frames: list[int]) -> tuple[list[int], list[int]]:
+    """Display places of the packets that were fed, and of those whose frames were to be shown, in the order of decoding."""
+    codec, sample = Codec(), made.names.index(name)
+    list(Nvdec(made.videos, codec, 0, 0)(sample, made.videos.path(sample), frames))
+    pts = made.videos.pts(sample).tolist()
+    places = [pts.index(label % CLIP_TICKS + pts[0]) for label, _ in codec.packets]
+    return places, [place for place, (_, hidden) in zip(places, codec.packets, strict=True) if not hidden]
+
+
+def test_packets_from_the_key_frame_to_the_last_wanted_one(made: Made) -> None:
+    """Key frames are 12 apart. Of those before the wanted ones, B-frames that no other frame is made from are left out."""
+    places, asked = fed(made, "h264.mkv", [20, 21])
+    assert places[0] == 12 and sorted(asked) == [20, 21] and not set(places) - set(range(12, 25))
+    assert 16 in places and not set(places) & {13, 15}, "those are disposable"
+    places, asked = fed(made, "h264.mkv", [24])
+    assert (places, asked) == ([24], [24])
+    places, _ = fed(made, "hevc.mp4", [20])
+    assert sorted(places) == [12, 13, 14, 15, 16, 20], "in HEVC none is left out"
+    places, _ = fed(made, "h264.mkv", [2, 40])
+    assert 12 not in places and 24 not in places and 36 in places, "two key frames, with none of the frames between"
+
+
+def test_an_edit_list_hides_frames_that_others_need(made: Made) -> None:
+    sample = made.names.index("h264-cut.mp4")
+    read = Nvdec(made.videos, Codec(), 0, 0)
+    came = [shown(picture, surface) for _, picture, surface in read(sample, made.videos.path(sample), [0, 1])]
+    assert sorted(came) == [7, 8]
+
+
+def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decoder that has seen another file would decode it with that one's."""
+    monkeypatch.setattr("loaders._nvdec.FILTERS", {})
+    sample = made.names.index("h264.mp4")
+    with pytest.raises(Undecodable, match="parameter sets"):
+        list(Nvdec(made.videos, Codec(), 0, 0)(sample, made.videos.path(sample), [20]))
+
+
+def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "nv12", lambda planes: torch.zeros(12, 16, dtype=torch.uint8))
+    sample = made.names.index("h264.mp4")
+    with pytest.raises(Undecodable, match="surface"):
+        list(Nvdec(made.videos, Codec(), 0, 0)(sample, made.videos.path(sample), [20]))
+
+
+# --- pixels ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+@pytest.mark.parametrize("colours", [(1, False), (2, False), (6, True)])
+def test_pixels_are_those_of_the_cpu(turns: int, colours: tuple[int, bool]) -> None:
+    """The same filters, matrices and ranges, in windows that are enlarged, reduced and cut off by their region, to one grey level."""
+    height, width = 120, 200
+    draws = np.random.default_rng(turns)
+    frame: Any = av.VideoFrame(width, height, "yuv420p")
+    for plane in frame.planes:
+        plane.update(draws.integers(16, 235, plane.buffer_size, np.uint8).tobytes())
+    frame.colorspace, frame.color_range = colours[0], 2 if colours[1] else 1
+    on_cpu, surface = planes(frame, turns), engines.nv12(frame.to_ndarray())
+    picture = nv12(height, width, matrix=on_cpu.matrix, full_range=colours[1], turns=turns)
+    assert picture.shape == on_cpu.shape
+    tall, wide = picture.shape
+    for region, window, size, flip in (
+        ((0, 0, wide, tall), (0.0, 0.0, wide, tall), (tall, wide), False),
+        ((0, 0, wide, tall), (11.3, 7.9, wide - 31.1, tall - 3.7), (37, 41), True),
+        ((10, 20, 90, 80), (-3.0, -5.5, 84.0, 61.0), (56, 48), False),
+        ((30, 30, 70, 60), (2.25, 1.5, 30.0, 28.0), (64, 64), True),
+    ):
+        given = np.array(region), np.array(window), size, flip
+        out = np.empty((*size, 3), np.uint8)
+        Fitter(on_cpu, *given).fill(out, on_cpu)
+        found = Fit(picture, *given, CPU)(surface[None])[0].numpy()
+        np.testing.assert_allclose(found, out, atol=1.01)
+        assert np.abs(found - out).mean() < 0.02
+
+
+# --- shares ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_adds_up_and_follows_the_side_that_is_done_first() -> None:
+    share = Share(0.3, *NARROW)
+    assert sum(share.take(7) for _ in range(1000)) == pytest.approx(2100, abs=1)
+    rates, rest = (300.0, 700.0), Share(0.9, *NARROW)
+    for _ in range(1500):
+        host = rest.value * 32 / rates[0]
+        device = (1 - rest.value) * 32 / rates[1]
+        rest.learn(workers_last=host > device, device_last=device > host, count=32)
+    assert rest.value == pytest.approx(0.3, abs=0.02)
+    for _ in range(1000):
+        rest.learn(workers_last=True, device_last=False, count=32)
+    assert rest.value == NARROW[0]
+    rest.learn(workers_last=False, device_last=False, count=32)
+    assert rest.value == NARROW[0]
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("value", [0.0, 0.4, 0.95])
+def test_every_row_is_dealt_once(made: Made, views: int, value: float) -> None:
+    """What the device cannot decode is the workers'; they get their units in the order of batches; then units without a clip."""
+    rows = feed(made.videos, views=views).plan.rows(0, 0)
+    able = exact("nvdec", made.videos, np.arange(len(made.videos)))
+    deal, asked, planned = Deal(rows, views, able, Share(value, 0.0, 1.0)), list[Any](), list[Any]()
+    assert len(deal) == len(rows) * -(-BATCH // views)
+    for at, its in enumerate(rows):
+        if at % 3 == 0:
+            asked += [deal[len(asked)], deal[len(asked)]]  # workers may be ahead
+        dealt = deal.batch()
+        assert dealt is not None and dealt.rows is its
+        places = np.concatenate([*dealt.host, *dealt.device])
+        assert len(places) == len(set(places)) and set(np.flatnonzero(its.valid)) <= set(places)
+        assert all(able[its.ids[unit][its.valid[unit]]].all() for unit in dealt.device)
+        planned += [its.ids[unit].tolist() for unit in dealt.host]
+    assert deal.batch() is None
+    while (unit := deal[len(asked)]).valid.any():
+        asked.append(unit)
+    assert [unit.ids.tolist() for unit in asked if unit.valid.any()] == planned
+    assert not deal[len(asked)].valid.any()
+    if views == 1:
+        assert len(planned) == pytest.approx(2 * (~able).sum() + value * 2 * able.sum(), abs=2)
+
+
+# --- the loader -----------------------------------------------------------------------------------------------------------------------
+
+
+def numbers(images: torch.Tensor, rows: Any, place: int) -> list[int]:
+    upright = levels(images)[place][:, :, :: -1 if rows.flips[place] else 1]
+    return [number(frame) for frame in upright]
+
+
+def expected(kinds: Made, rows: Any, place: int) -> list[int]:
+    return [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
+
+
+@pytest.mark.parametrize("beside", ["", "pyav", "decord"])
+@pytest.mark.parametrize("views", [1, 3])
+def test_every_clip_of_every_kind(made: Made, beside: str, views: int) -> None:
+    if beside == "decord":
+        pytest.importorskip("decord")
+    given = feed(made.videos, views=views)
+    loading = loader(given, Codec(), beside)
+    with loading:
+        for epoch in (0, 1):
+            for batch, rows in zip(loading.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
+                assert batch.images.shape == (BATCH, 3, T, SIZE, SIZE)
+                assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
+                assert batch.failed == ()
+                np.testing.assert_array_equal(batch.ids, rows.ids)
+                np.testing.assert_array_equal(batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1))
+                assert not batch.images[~batch.valid].any()
+                for place in np.flatnonzero(rows.valid).tolist():
+                    assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
+        able = exact("nvdec", made.videos, np.arange(len(made.videos))) & within(capabilities(Codec(), 0), made.videos)
+        told = dict(loading.fallbacks)
+        assert sum(told.values()) >= 4 * views * (~able).sum() and not any("refused" in words for words in told if beside != "decord")
+        assert loading.delivered == 2 * given.plan.samples * T and loading.decoded > loading.delivered // views // 2
+        assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
+
+
+def test_who_decodes_changes_pixels_little_and_resuming_nothing(made: Made) -> None:
+    given = feed(made.videos)
+    whole = {}
+    for name in ("", "pyav"):
+        with loader(given, Codec(), name) as loading:
+            whole[name] = torch.cat([batch.images for batch in loading.batches(2, 0)])
+            next(iter(loading.batches(2, 0)))  # abandoned
+            tail = torch.cat([batch.images for batch in loading.batches(2, 8)])
+            apart = np.abs(levels(tail) - levels(whole[name][8:])).mean(axis=(1, 2, 3, 4))
+            assert apart.max() <= (0 if name == "" else 0.5)
+    with open_loader("pyav", given) as reference:
+        by_pyav = torch.cat([batch.images for batch in reference.batches(2, 0)])
+    for images in whole.values():
+        assert np.abs(levels(images) - levels(by_pyav)).mean(axis=(1, 2, 3, 4)).max() <= 0.5
+
+
+class Refusing(Codec):
+    """A driver that refuses every stream."""
+
+    def CreateDecoder(self, **given: Any) -> Any:
+        raise Exception("cuvidCreateDecoder : no\nError code : 801")
+
+
+def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
+    kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4")})
+    given = feed(kinds.videos)
+    loading = loader(given, Refusing(), "")
+    with loading:
+        assert loading._workers is None, "all files are such that the engines can decode them"
+        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
+            for place in np.flatnonzero(rows.valid).tolist():
+                assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
+        assert loading.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
+
+
+def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
+    kinds = spoiled(tmp_path, lambda content: content[: len(content) // 5] + bytes(len(content) - len(content) // 5))
+    given, failed = feed(kinds.videos), set[int]()
+    with loader(given, Codec(), "pyav") as loading:
+        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
+            failed |= set(batch.failed)
+            np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
+            assert not batch.images[~batch.valid].any()
+            for place in np.flatnonzero(batch.valid.numpy()).tolist():
+                if rows.ids[place] % 2:
+                    assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
+    assert failed and not any(sample % 2 for sample in failed)
+
+
+@pytest.mark.parametrize("beside", ["", "pyav"])
+def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -> None:
+    kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
+    Path(os.fsdecode(kinds.videos.path(1))).unlink()
+    with loader(feed(kinds.videos), Codec(), beside) as loading, pytest.raises(Mistake, match=r"is gone.*--rescan"):
+        list(loading.batches(0, 0))
+
+
+def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
+    """No process or thread after `close`, also in the middle of a batch; a bounded number of decoders."""
+    children, threads = {child.pid for child in psutil.Process().children()}, threading.active_count()
+    codec = Codec()
+    loading = loader(feed(made.videos), codec, "pyav")
+    for epoch in range(4):
+        list(loading.batches(epoch, 0))
+    assert codec.made <= 2 * 6
+    next(iter(loading.batches(9, 0)))
+    loading.close()
+    loading.close()
+    assert {child.pid for child in psutil.Process().children()} <= children
+    assert threading.active_count() <= threads
+
+
+def test_decoders_of_many_sizes_are_bounded(tmp_path: Path) -> None:
+    kinds = Made(tmp_path, {f"{side}.mp4": {"size": (side, side), "frames": 12} for side in range(64, 64 + 2 * 9, 2)})
+    codec = Codec()
+    read = Nvdec(kinds.videos, codec, 0, 0)
+    for sample in [*range(9), *range(9), 8, 8]:
+        list(read(sample, kinds.videos.path(sample), [5]))
+    assert codec.made == 18 and len(read._decoders) == 6
+    read.close()
+    assert not read._decoders
+
+
+def test_without_a_gpu(made: Made) -> None:
+    for name in ("nvdec", "nvdec+pyav", "nvdec+decord"):
+        assert name in CLIPS
+        with pytest.raises(Mistake, match="needs an NVIDIA GPU"):
+            open_loader(name, feed(made.videos))
+    with pytest.raises(Mistake, match="no engine"):
+        loader(feed(made.videos), Codec(engines=0), "")
+
+
+@pytest.fixture(autouse=True)
+def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine without PyNvVideoCodec."""
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
+
+
+def test_without_the_module(made: Made) -> None:
+    with pytest.raises(Mistake, match=r"pip install PyNvVideoCodec.*--loader pyav") as caught:
+        open_loader("nvdec", replace(feed(made.videos), device=torch.device("cuda", 0)))
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,95 @@
+"""Planes of decoded frames -> RGB of the output's size, against Pillow's resize and swscale's accurate conversion."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from loaders._planes import BT601, Fitter, Picture, Plane, rgb
+from loaders.pyav import ACCURATE, planes
+
+
+def photograph(height: int, width: int) -> np.ndarray:
+    """uint8 [H, W, 3], smooth shapes with some noise."""
+    draws = np.random.default_rng(0)
+    coarse = Image.fromarray(draws.integers(0, 256, (9, 12, 3), np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
+    return np.clip(np.asarray(coarse).astype(int) + draws.integers(-12, 13, (height, width, 3)), 0, 255).astype(np.uint8)
+
+
+WINDOWS = [
+    ((0, 0, 320, 240), (0, 0, 320, 240), (60, 80)),
+    ((10, 20, 300, 220), (3.3, 4.75, 280.2, 190.1), (112, 112)),
+    ((0, 0, 320, 240), (100.25, 80.5, 150.75, 120.5), (112, 112)),  # enlarged
+    ((41, 33, 201, 193), (0, 0, 160, 160), (160, 160)),  # neither
+]
+
+
+@pytest.mark.parametrize(("region", "window", "size"), WINDOWS)
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_resize_is_pillows(region: tuple[int, ...], window: tuple[float, ...], size: tuple[int, int], flip: bool) -> None:
+    pixels = photograph(240, 320)
+    out = np.empty((*size, 3), np.uint8)
+    picture = rgb(pixels)
+    Fitter(picture, np.array(region), np.array(window), size, flip).fill(out, picture)
+    x0, y0, x1, y1 = region
+    cut = Image.fromarray(pixels[y0:y1, x0:x1]).resize(size[::-1], Image.Resampling.BILINEAR, box=window)  # type: ignore[arg-type]
+    expected = np.asarray(cut).astype(int)[:, :: -1 if flip else 1]
+    assert np.abs(out - expected).mean() < 0.2  # Pillow rounds twice
+    assert np.abs(out - expected).max() <= 2
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_turned_picture_is_cut_where_it_is_displayed(turns: int) -> None:
+    pixels = photograph(120, 160)
+    turned = np.ascontiguousarray(np.rot90(pixels, turns))
+    region, window, size = np.array([8, 12, 100, 96]), np.array([2.5, 3.25, 80.0, 71.5]), (40, 56)
+    stored = replace(rgb(pixels), turns=turns)
+    assert stored.shape == turned.shape[:2]
+    found, expected = np.empty((*size, 3), np.uint8), np.empty((*size, 3), np.uint8)
+    Fitter(stored, region, window, size, flip=True).fill(found, stored)
+    Fitter(rgb(turned), region, window, size, flip=True).fill(expected, rgb(turned))
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+@pytest.mark.parametrize(
+    "pixels", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv444p12le", "gray", "gray10le", "nv12", "gbrp"]
+)
+@pytest.mark.parametrize("colours", ["ITU601", "ITU709", "BT2020"])
+def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:
+    """Against swscale's accurate conversion of the whole frame to RGB, then Pillow's resize: grey levels apart."""
+    full = 2 if pixels.startswith("yuvj") else 1
+    frame = av.VideoFrame.from_ndarray(photograph(240, 320), format="rgb24")
+    frame = frame.reformat(format=pixels, dst_colorspace=colours, dst_color_range=full)
+    frame.colorspace = {"ITU601": 5, "ITU709": 1, "BT2020": 9}[colours]
+    whole = frame.to_ndarray(format="rgb24", interpolation=ACCURATE)
+    window, size = (3.3, 4.75, 280.2, 190.1), (80, 80)
+    expected = np.asarray(Image.fromarray(whole).resize(size[::-1], Image.Resampling.BILINEAR, box=window)).astype(int)
+    found = np.empty((*size, 3), np.uint8)
+    picture = planes(frame, 0)
+    Fitter(picture, np.array([0, 0, 320, 240]), np.array(window), size, flip=False).fill(found, picture)
+    apart = np.abs(found - expected)
+    print(f"{pixels} {colours}: {apart.mean():.3f}")
+    assert apart.mean() < 0.6
+    assert abs((found - expected).mean()) < 0.3
+
+
+def test_nothing_outside_the_region_is_seen() -> None:
+    """Two frames that differ outside a region only, by even numbers of pixels: 4:2:0 has one sample of colour for four."""
+    draws, size = np.random.default_rng(2), (48, 48)
+    region, window = np.array([40, 20, 140, 100]), np.array([0.0, 0, 100, 80])
+    found = []
+    inside = draws.integers(0, 256, (80, 100), np.uint8)
+    for level in (0, 255):
+        luma = np.full((120, 160), level, np.uint8)
+        luma[20:100, 40:140] = inside
+        chroma = np.full((60, 80), level, np.uint8)
+        chroma[10:50, 20:70] = 128
+        shapes = [(luma, 120, 160), (chroma, 60, 80), (chroma, 60, 80)]
+        picture = Picture(tuple(Plane(data.reshape(-1), width, height, width) for data, height, width in shapes), matrix=BT601)
+        found.append(np.empty((*size, 3), np.uint8))
+        Fitter(picture, region, window, size, flip=False).fill(found[-1], picture)
+    np.testing.assert_array_equal(found[0], found[1])

@@ -1,0 +1,285 @@
+"""The two splits of a data set: folders of images, folders and lists of videos, and mistakes in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import Data
+from contracts import Mistake
+from dataset.instances import Instances
+from dataset.manifest import Manifest
+from dataset.sources.imagined import Imagined, ImaginedInstances, ImaginedVideos
+from dataset.splits import Kind, Split, cache_folder, open_split, open_splits
+from dataset.videos import Videos
+from tests.unit.coco_files import document, write, write_coco
+from tests.unit.folders import JPEG, fill
+from tests.unit.video_files import make
+
+
+class Console:
+    """What report.console.Console is to a scan."""
+
+    def __init__(self) -> None:
+        self.counted: list[str] = []
+        self.warnings: list[str] = []
+
+    @contextmanager
+    def counting(self, what: str) -> Iterator[Callable[..., None]]:
+        self.counted.append(what)
+        yield lambda *_: None
+
+    def warn(self, line: str) -> None:
+        self.warnings.append(line)
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("video") / "video.mp4", frames=6, size=(32, 32))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def opened(
+    data: Path | None,
+    *,
+    videos: bool = False,
+    kind: Kind | None = None,
+    loader: str = "pyav",
+    console: Console | None = None,
+    **settings: Any,
+) -> dict[str, Split]:
+    cache = (data.parent if data else Path()) / "cache"
+    given = Data(data=data, manifest_dir=cache, **settings)
+    return open_splits(given, loader, kind=kind or ("videos" if videos else "images"), read_delay_s=0.5, console=console or Console())
+
+
+def mistake(data: Path | None, *, videos: bool = False, **how: Any) -> str:
+    with pytest.raises(Mistake) as caught:
+        opened(data, videos=videos, **how)
+    said = str(caught.value)
+    assert "\n" not in said and "--data" in said
+    return said
+
+
+def put(video: Path, *paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(video, path)
+
+
+def names(split: Split) -> list[str]:
+    return [os.path.basename(os.fsdecode(split.source.path(sample))) for sample in range(len(split.columns))]
+
+
+# --- what is found ------------------------------------------------------------------------------------------------------------------
+
+
+def test_folders_of_images(data: Path) -> None:
+    fill(data, {f"{split}/{name}": JPEG for split in ("train", "val") for name in ("ant/0.jpg", "ant/1.jpg", "bee/0.jpg")})
+    fill(data, {"val/bee/text.jpg": b"no image"})
+    console = Console()
+    splits = opened(data, videos=False, console=console)
+    assert list(splits) == ["train", "val"]
+    for split in splits.values():
+        assert isinstance(split.columns, Manifest)
+        assert (split.columns.classes, split.columns.label.tolist()) == (("ant", "bee"), [0, 0, 1])
+        assert names(split) == ["0.jpg", "1.jpg", "0.jpg"] and split.source.read_delay_s == 0.5
+    assert console.counted == ["scanning train", "scanning val"]
+    (warning,) = console.warnings
+    assert warning.startswith("val: 1 left out, named in ") and warning.endswith("rejected.txt")
+
+
+def test_folders_of_videos(data: Path, video: Path) -> None:
+    put(video, data / "train" / "run" / "a.mp4", data / "train" / "walk" / "b.mp4", data / "val" / "walk" / "c.mp4")
+    splits = opened(data, videos=True)
+    for split, found, labels in (("train", ["a.mp4", "b.mp4"], [0, 1]), ("val", ["c.mp4"], [1])):
+        columns = splits[split].columns
+        assert isinstance(columns, Videos) and columns.classes == ("run", "walk")
+        assert (names(splits[split]), columns.label.tolist()) == (found, labels)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".txt"])
+@pytest.mark.parametrize("labels", [("0", "1"), ("run", "walk")])
+def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str, str]) -> None:
+    """With names or numbers; the labels of val are those of train, whatever their order there, and a line may be a segment."""
+    put(video, data / "clips" / "a.mp4", data / "clips" / "b.mp4")
+    (data / f"train{ending}").write_text(f"clips/a.mp4 {labels[0]}\nclips/b.mp4 {labels[1]}\n")
+    (data / f"val{ending}").write_text(f"clips/b.mp4,{labels[1]}\nclips/a.mp4,{labels[0]},0.0,0.1\n")
+    splits = opened(data, videos=True)
+    assert [splits[name].columns.classes for name in ("train", "val")] == [labels, labels]
+    assert splits["val"].columns.label.tolist() == [1, 0]
+    assert names(splits["val"]) == ["b.mp4", "a.mp4"]
+    assert (splits["train"].columns.frames.tolist(), splits["val"].columns.frames.tolist()) == ([6, 6], [6, 3])
+
+
+def test_a_list_and_a_folder(data: Path, video: Path) -> None:
+    """Where both are given the folder is taken; a list's names are then those of the folders."""
+    put(video, data / "train" / "run" / "a.mp4", data / "train" / "walk" / "b.mp4")
+    (data / "train.csv").write_text("nowhere.mp4 swim\n")
+    (data / "val.csv").write_text("train/walk/b.mp4 walk\n")
+    splits = opened(data, videos=True)
+    assert splits["train"].columns.classes == splits["val"].columns.classes == ("run", "walk")
+    assert splits["val"].columns.label.tolist() == [1]
+
+
+def test_an_empty_class_has_no_label(data: Path, video: Path) -> None:
+    """Of training: those behind it move up, and it is said. In validation a class may be missing."""
+    put(video, data / "train" / "jump" / "a.mp4", data / "train" / "walk" / "b.mp4", data / "val" / "walk" / "c.mp4")
+    (data / "train" / "run").mkdir()
+    (data / "val" / "jump").mkdir()
+    console = Console()
+    splits = opened(data, videos=True, console=console)
+    assert splits["train"].columns.classes == ("jump", "walk")
+    assert (splits["train"].columns.label.tolist(), splits["val"].columns.label.tolist()) == ([0, 1], [1])
+    assert [warning.split(",")[0] for warning in console.warnings] == ["train: 1 left out", "val: 1 left out"]
+
+
+@pytest.mark.parametrize(("videos", "kind"), [(False, Imagined), (True, ImaginedVideos)])
+def test_no_data(videos: bool, kind: type) -> None:
+    splits = opened(None, videos=videos, loader="synthetic")
+    assert all(type(split.columns) is kind and split.source is split.columns for split in splits.values())
+    assert len(splits["train"].columns) > len(splits["val"].columns)
+
+
+@pytest.mark.parametrize("kind", ["instances", "keypoints"])
+def test_annotated_images(data: Path, kind: Kind, synced: list[str]) -> None:
+    """COCO's layout; the bytes of its images are read as those of any folder."""
+    write_coco(data)
+    (data / "val2017" / "000000002000.jpg").write_bytes(b"no image")
+    console = Console()
+    splits = opened(data, kind=kind, console=console)
+    for split, images in (("train", 8), ("val", 4)):
+        columns = splits[split].columns
+        assert isinstance(columns, Instances) and len(columns) == images
+        assert columns.classes == splits["train"].columns.classes and columns.keypoints.shape[1] == (5 if kind == "keypoints" else 0)
+        assert splits[split].source.read(1) == Path(os.fsdecode(columns.path(1))).read_bytes()
+    assert console.counted == ["scanning train", "scanning val"]
+    (warning,) = console.warnings
+    assert warning.startswith("val: 1 left out, named in ")
+
+
+@pytest.mark.parametrize("kind", ["instances", "keypoints"])
+def test_no_annotated_images(kind: Kind) -> None:
+    splits = opened(None, kind=kind, loader="synthetic")
+    assert [len(split.columns) for split in splits.values()] == [118_287, 5_000]
+    for split in splits.values():
+        columns: Any = split.source
+        assert type(columns) is ImaginedInstances and columns is split.columns
+        assert columns.keypoints.shape[1] == (17 if kind == "keypoints" else 0)
+    line = mistake(None, kind=kind)
+    assert "--data is missing" in line and "train2017/, val2017/ and annotations/, or --loader synthetic" in line
+
+
+def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
+    write_coco(data)
+    written = document(data, "val2017")
+    written["categories"].pop()
+    write(data, "val2017", written)
+    assert "missing: 1 person" in mistake(data, kind="instances")
+    (data / "annotations" / "instances_val2017.json").unlink()
+    console = Console()
+    assert "has no instances_val*.json" in mistake(data, kind="instances", console=console)
+    assert console.counted == [], "nothing is scanned before both are there"
+
+
+def test_one_folder_for_ones_own_loop(data: Path, tmp_path: Path) -> None:
+    split = open_split(fill(data, {"ant/0.jpg": JPEG, "bee/0.jpg": JPEG}), cache=tmp_path / "cache")
+    assert (names(split), split.columns.classes) == (["0.jpg", "0.jpg"], ("ant", "bee"))
+
+
+def test_where_manifests_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder(None) == tmp_path / "saturate" and cache_folder(tmp_path / "own") == tmp_path / "own"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder(None) == Path.home() / ".cache" / "saturate"
+
+
+# --- mistakes -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("videos", [False, True])
+def test_no_folder_and_no_split(data: Path, videos: bool, video: Path) -> None:
+    def said() -> str:
+        line = mistake(data, videos=videos)
+        assert "train/<class>/* and val/<class>/*" in line and ("the lists train.csv and val.csv" in line) == videos
+        return line
+
+    assert "--data is missing" in mistake(None, videos=videos) and "--loader synthetic" in mistake(None, videos=videos)
+    assert "has no train/ folder" in said()
+    put(video, data / "train" / "run" / "a.mp4")
+    if not videos:
+        fill(data, {"train/ant/0.jpg": JPEG})
+        (data / "val.csv").write_text("train/run/a.mp4 run\n")  # images have no lists
+    assert "has no val/ folder" in said()
+    shutil.rmtree(data)
+    assert "no such folder" in said()
+
+
+@pytest.mark.parametrize("videos", [False, True])
+def test_a_split_that_is_no_folder(data: Path, videos: bool) -> None:
+    (data / "train").write_text("a file of that name")
+    assert str(data) in mistake(data, videos=videos)
+    shutil.rmtree(data)
+    data.mkdir()
+    for split in ("train", "val"):
+        (data / split).mkdir()
+    assert "no class folders" in mistake(data, videos=videos)
+
+
+def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) -> None:
+    fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
+    line = mistake(data, videos=True)
+    assert "no video in" in line and "0.jpg" in line
+    put(video, data / "train" / "ant" / "a.mp4")
+    (data / "train" / "ant" / "0.jpg").unlink()
+    assert "no image in" in mistake(data, videos=False, loader="torchvision")
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "said"),
+    [
+        ("a.mp4 0\n\na.mp4\n", "a.mp4 0", ("train.csv line 3 is 'a.mp4'", "'path label'")),
+        ("a.mp4 0\na.mp4 walk\n", "a.mp4 0", ("train.csv line 2", "'walk'", "all numbers from 0 or all names")),
+        ("a.mp4 0 0.2 0.1\n", "a.mp4 0", ("train.csv line 1", "ends at 0.1 s")),
+        ("", "a.mp4 0", ("train.csv is empty", "'path label'")),
+        ("a.mp4 0\na.mp4 1\n", "a.mp4 0\na.mp4 2\n", ("val.csv line 2", "'2'", "none of the 2 classes of the training data")),
+        ("a.mp4 run\n", "a.mp4 swim\n", ("val.csv line 1", "'swim'", "none of the 1 classes")),
+        ("b.mp4 0\n", "a.mp4 0", ("no video in", "b.mp4")),
+        ("a.mp4 0 5 6\n", "a.mp4 0", ("no video in", "from 5 to 6 s")),
+    ],
+)
+def test_lists_with_mistakes(data: Path, video: Path, train: str, val: str, said: tuple[str, ...]) -> None:
+    put(video, data / "a.mp4")
+    (data / "train.csv").write_text(train)
+    (data / "val.csv").write_text(val)
+    line = mistake(data, videos=True)
+    assert all(part in line for part in said), line
+
+
+@pytest.mark.parametrize("videos", [False, True])
+def test_a_class_of_validation_alone(data: Path, video: Path, videos: bool) -> None:
+    for path in ("train/ant/a", "val/ant/a", "val/bee/a"):
+        put(video, data / f"{path}.mp4") if videos else fill(data, {f"{path}.jpg": JPEG})
+    line = mistake(data, videos=videos)
+    assert "'bee'" in line and "none of the 1 classes of the training data" in line
+
+
+def test_rescan_finds_what_was_rewritten_in_place(data: Path, video: Path) -> None:
+    put(video, data / "train" / "run" / "a.mp4", data / "val" / "run" / "a.mp4")
+    assert opened(data, videos=True)["train"].columns.frames.tolist() == [6]
+    make(data.parent / "longer.mp4", frames=9, size=(32, 32))
+    (data / "train" / "run" / "a.mp4").write_bytes((data.parent / "longer.mp4").read_bytes())
+    with pytest.raises(Mistake, match="changed size"):
+        opened(data, videos=True)["train"].source.read(0)
+    assert opened(data, videos=True, rescan=True)["train"].columns.frames.tolist() == [9]

@@ -1,0 +1,386 @@
+"""SSD's losses and detections for a batch at once are torchvision's, image by image; frozen norms make their scale and shift once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.models.detection.anchor_utils import DefaultBoxGenerator
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.ssd import SSD
+from torchvision.ops import box_iou
+from torchvision.ops.misc import FrozenBatchNorm2d
+
+from models import _ssd
+from models.detection import Detector, _FrozenNorm
+
+SIDE, CLASSES = 64, 6
+Targets = list[dict[str, torch.Tensor]]
+
+
+class Backbone(nn.Module):
+    """Two maps, 8 x 8 and 4 x 4."""
+
+    out_channels = (8, 8)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 8, 8), nn.Conv2d(8, 8, 2, 2)
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        first = self.first(images)
+        return {"0": first, "1": self.second(first)}
+
+
+def small() -> Any:
+    """torchvision's SSD with 320 default boxes."""
+    torch.manual_seed(0)
+    stock = SSD(Backbone(), DefaultBoxGenerator([[2], [2]], min_ratio=0.15, max_ratio=0.6), (SIDE, SIDE), CLASSES)
+    return stock.train()
+
+
+SMALL = small()
+"""For what changes nothing in it."""
+
+
+@cache
+def defaults() -> torch.Tensor:
+    """Of it, [320, 4]."""
+    stock, images = small(), torch.zeros(1, 3, SIDE, SIDE)
+    return stock.anchor_generator(ImageList(images, [(SIDE, SIDE)]), list(stock.backbone(images).values()))[0]
+
+
+def boxes_from(generator: torch.Generator, count: int, kind: str, among: torch.Tensor, side: int) -> torch.Tensor:
+    """[count, 4] with area: anywhere; on a grid, where many overlaps are equal; equal to default boxes; or all the same."""
+    corners = torch.rand(count, 2, 2, generator=generator) * side
+    if kind == "grid":
+        corners = (corners / 16).floor() * 16
+    low, high = corners.min(1).values, corners.max(1).values
+    boxes = torch.cat([low, torch.maximum(high, low + (16 if kind == "grid" else 1))], 1)
+    if kind == "defaults":
+        boxes = among[torch.randint(len(among), (count,), generator=generator)]
+    return boxes[:1].repeat(count, 1) if kind == "same" else boxes
+
+
+def targets_from(seed: int, images: list[tuple[int, str]], among: torch.Tensor | None = None, side: int = SIDE) -> Targets:
+    generator, among = torch.Generator().manual_seed(seed), defaults() if among is None else among
+    return [
+        {
+            "boxes": boxes_from(generator, count, kind, among, side),
+            "labels": torch.randint(1, CLASSES, (count,), generator=generator),
+        }
+        for count, kind in images
+    ]
+
+
+def outputs_from(seed: int, images: int, places: int, sharpness: float = 1.0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    regression = torch.randn(images, places, 4, generator=generator).requires_grad_()
+    return {
+        "bbox_regression": regression,
+        "cls_logits": (sharpness * torch.randn(images, places, CLASSES, generator=generator)).requires_grad_(),
+    }
+
+
+def stock_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
+    nothing = torch.full((len(among),), -1)
+    return [stock.proposal_matcher(box_iou(one["boxes"], among)) if len(one["boxes"]) else nothing for one in targets]
+
+
+def our_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
+    """As torchvision counts them: from 0 in each image, -1 for nothing."""
+    counts, boxes = [len(one["boxes"]) for one in targets], torch.cat([one["boxes"] for one in targets])
+    matched = _ssd.match(among, boxes, counts, stock.proposal_matcher.high_threshold)
+    starts = [sum(counts[:place]) for place in range(len(counts))]
+    return [torch.where(one == len(boxes), -1, one - start) for one, start in zip(matched, starts, strict=True)]
+
+
+IMAGES = st.lists(
+    st.tuples(st.integers(0, 12), st.sampled_from(["anywhere", "grid", "defaults", "same"])), min_size=1, max_size=6
+)  # boxes of an image, and where they are
+
+
+# --- training -------------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]))
+def test_matches_are_torchvisions(seed: int, images: list[tuple[int, str]], most: int) -> None:
+    """Whatever is equal, and however many boxes are compared at a time."""
+    stock, targets = SMALL, targets_from(seed, images)
+    with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
+        got = our_matches(stock, defaults(), targets)
+    for one, other in zip(got, stock_matches(stock, defaults(), targets), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_last_of_equal_boxes_gets_their_best_default_box_and_the_first_one_the_others() -> None:
+    box = defaults()[None, 40] + torch.tensor([0.0, 0.0, 0.5, 0.5])
+    matched = _ssd.match(defaults(), torch.cat([box] * 3), [3], 0.5)[0]
+    assert matched[40] == 2 and (matched == 1).sum() == 0 and (matched == 3).sum() > 300
+
+
+def test_an_overlap_of_the_threshold_is_enough() -> None:
+    among = torch.tensor([[0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 4.0, 8.0], [0.0, 0.0, 8.0, 9.0]])
+    assert _ssd.match(among, among[1:2], [1], 0.5).tolist() == [[0, 0, 1]]
+
+
+@given(counts=st.lists(st.integers(0, 9), max_size=12), most=st.integers(1, 20))
+def test_chunks_have_each_box_once_and_no_more_than_asked(counts: list[int], most: int) -> None:
+    seen = []
+    for first, last, start, stop in _ssd._chunks(counts, most):
+        assert stop - start == sum(counts[first:last]) and start == sum(counts[:first])
+        assert stop - start <= most or sum(count > 0 for count in counts[first:last]) == 1
+        seen += list(range(start, stop))
+    assert seen == list(range(sum(counts)))
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=st.integers(0, 999), images=IMAGES)
+def test_losses_and_gradients_are_torchvisions(seed: int, images: list[tuple[int, str]]) -> None:
+    stock, targets = SMALL, targets_from(seed, images)
+    outputs = outputs_from(seed, len(images), len(defaults()))
+    check_losses(stock, outputs, defaults(), targets)
+
+
+def check_losses(stock: Any, outputs: dict[str, torch.Tensor], among: torch.Tensor, targets: Targets) -> None:
+    wanted = stock.compute_loss(targets, outputs, [among] * len(targets), stock_matches(stock, among, targets))
+    got = _ssd.losses(stock, outputs, among, targets)
+    assert got.keys() == wanted.keys()
+    for name, loss in wanted.items():
+        torch.testing.assert_close(got[name], loss, rtol=1e-5, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(torch.stack(list(one.values())).sum(), list(outputs.values())) for one in (got, wanted))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("images", [[(0, "anywhere")], [(0, "anywhere")] * 3, [(1, "anywhere")], [(0, "anywhere"), (60, "defaults")]])
+def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_default_boxes(images: list[tuple[int, str]]) -> None:
+    """With so many, three times as many of the background are not there, and torchvision counts some boxes twice."""
+    targets = targets_from(3, images)
+    if images[-1][0] == 60:
+        targets[-1]["boxes"] = defaults()[::5]
+        targets[-1]["labels"] = torch.randint(1, CLASSES, (64,))
+        foreground = _ssd.match(defaults(), targets[-1]["boxes"], [64], 0.5)[0] < 64
+        assert 4 * foreground.sum() > len(defaults())
+    check_losses(small(), outputs_from(4, len(images), len(defaults())), defaults(), targets)
+
+
+def test_losses_of_ssd300s_own_default_boxes() -> None:
+    generator = DefaultBoxGenerator(
+        [[2], [2, 3], [2, 3], [2, 3], [2], [2]], scales=[0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05], steps=[8, 16, 32, 64, 100, 300]
+    )
+    maps = [torch.zeros(1, 1, side, side) for side in (38, 19, 10, 5, 3, 1)]
+    among = generator(ImageList(torch.zeros(1, 3, 300, 300), [(300, 300)]), maps)[0]
+    assert len(among) == 8732
+    targets = targets_from(5, [(7, "anywhere"), (0, "grid"), (90, "anywhere"), (30, "grid")], among, 300)
+    stock = small()
+    for one, other in zip(our_matches(stock, among, targets), stock_matches(stock, among, targets), strict=True):
+        assert torch.equal(one, other)
+    check_losses(stock, outputs_from(6, 4, 8732), among, targets)
+
+
+class Operators(TorchDispatchMode):
+    """What is launched while it is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def without_values(step: Callable[[Any, torch.Tensor, Targets], Any]) -> Any:
+    """A forward and backward pass of shapes alone: what needs to know a value raises. Gradients of the detector."""
+    counts = [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")]
+    targets = targets_from(1, counts)
+    with FakeTensorMode() as mode:
+        stock = small()
+        fake: Targets = [{name: mode.from_tensor(value) for name, value in one.items()} for one in targets]
+        out = step(stock, torch.zeros(3, 3, SIDE, SIDE), fake)
+        torch.stack(list(out.values())).sum().backward()
+    return [one.grad for one in stock.parameters()]
+
+
+def test_training_waits_for_no_value_on_the_device() -> None:
+    """Sizes of masks and single values are what a host waits for; without values, asking for either raises."""
+
+    def ours(stock: Any, images: torch.Tensor, targets: Targets) -> Any:
+        return Detector(stock)(images, [(SIDE, SIDE)] * len(images), targets)
+
+    gradients = without_values(ours)
+    assert len(gradients) == 12 and all(one is not None for one in gradients)
+
+    def torchvisions(stock: Any, images: torch.Tensor, targets: Targets) -> Any:
+        outputs = stock.head(list(stock.backbone(images).values()))
+        among = stock.anchor_generator(ImageList(images, [(SIDE, SIDE)] * 3), list(stock.backbone(images).values()))
+        matched = [torch.zeros(len(one), dtype=torch.int64) for one in among]
+        return stock.compute_loss(targets, outputs, among, matched)
+
+    with pytest.raises(DynamicOutputShapeException):
+        without_values(torchvisions)
+
+
+def test_training_has_no_loop_over_images() -> None:
+    def count(images: int) -> int:
+        outputs, targets = outputs_from(0, images, 320), targets_from(0, [(4, "anywhere")] * images)
+        with Operators() as operators:
+            torch.stack(list(_ssd.losses(small(), outputs, defaults(), targets).values())).sum().backward()
+        return len(operators.seen)
+
+    assert count(16) == count(2)
+
+
+def test_training_without_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match="training needs targets, got None"):
+        Detector(small())(torch.zeros(1, 3, SIDE, SIDE), [(SIDE, SIDE)])
+
+
+# --- validation -----------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 999),
+    sizes=st.lists(st.tuples(st.integers(20, SIDE), st.integers(20, SIDE)), min_size=1, max_size=4),
+    sharpness=st.sampled_from([0.5, 3.0]),  # nearly all classes of a default box are candidates, or one or two
+    score=st.sampled_from([0.001, 0.3, 2.0]),  # the last is reached by none
+    candidates=st.sampled_from([20, 400]),
+    at_once=st.sampled_from([1, 3]),
+)
+def test_detections_are_torchvisions(
+    seed: int, sizes: list[tuple[int, int]], sharpness: float, score: float, candidates: int, at_once: int
+) -> None:
+    """Boxes, labels and scores, in its order, whichever way its non-maximum suppression goes (more than 1,000 boxes on a CPU or fewer)."""
+    stock = small().eval()
+    stock.score_thresh, stock.topk_candidates, stock.detections_per_img = score, candidates, 50
+    with torch.inference_mode():
+        outputs = outputs_from(seed, len(sizes), len(defaults()), sharpness)
+        wanted = stock.postprocess_detections(outputs, [defaults()] * len(sizes), sizes)
+        with patch.object(_ssd, "CHUNK_BYTES", at_once * 4 * len(defaults()) * CLASSES):
+            found = _ssd.detections(stock, outputs, defaults(), sizes)
+    assert len(found) == len(wanted) and all(len(one["boxes"]) <= 50 for one in found) and (score > 1 or len(found[0]["boxes"]) > 0)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.keys() == other.keys() and torch.equal(one["labels"], other["labels"]) and torch.equal(one["scores"], other["scores"])
+        torch.testing.assert_close(one["boxes"], other["boxes"], rtol=1e-6, atol=1e-5)
+
+
+def test_validation_has_no_loop_over_classes() -> None:
+    """Classes add no operators, and an image adds few: torchvision has a dozen for each of its classes."""
+    stock = small().eval()
+
+    def count(images: int) -> int:
+        outputs = {name: value.detach() for name, value in outputs_from(0, images, 320, 3.0).items()}
+        with Operators() as operators:
+            _ssd.detections(stock, outputs, defaults(), [(SIDE, SIDE)] * images)
+        return len(operators.seen)
+
+    assert (count(8) - count(2)) / 6 < 30
+
+
+# --- frozen norms ---------------------------------------------------------------------------------------------------------------------
+
+
+def norm() -> tuple[_FrozenNorm, list[int]]:
+    """One with random buffers, and a list that grows when it makes its scale and shift."""
+    made, calls = _FrozenNorm(4, 1e-3), list[int]()
+    made.load_state_dict({name: torch.rand(4) + 0.1 for name in made.state_dict()})
+    plain = _FrozenNorm._scale_and_shift
+
+    def counted(self: Any, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(1)
+        return plain(self, dtype)
+
+    patch.object(_FrozenNorm, "_scale_and_shift", counted).start()
+    return made, calls
+
+
+@pytest.fixture(autouse=True)
+def _unpatched() -> Any:
+    yield
+    patch.stopall()
+
+
+def check_norm(ours: Any, images: torch.Tensor) -> None:
+    theirs: Any = FrozenBatchNorm2d(4, ours.eps).to(ours.weight.dtype)
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours(images), theirs(images.to(ours.weight.dtype)).to(images.dtype), rtol=1e-2, atol=1e-2)
+
+
+def test_a_frozen_norm_makes_its_scale_and_shift_once() -> None:
+    ours, calls = norm()
+    images = torch.rand(2, 4, 3, 3)
+    for _ in range(3):
+        check_norm(ours, images)
+    assert len(calls) == 1
+    check_norm(ours, images.bfloat16())
+    assert ours(images.bfloat16()).dtype == torch.bfloat16 and len(calls) == 2
+
+
+def doubled(ours: Any) -> None:
+    ours.load_state_dict({name: 2 * value for name, value in ours.state_dict().items()})
+
+
+def assigned(ours: Any) -> None:
+    ours.load_state_dict({name: 2 * value for name, value in ours.state_dict().items()}, assign=True)
+
+
+def written(ours: Any) -> None:
+    with torch.inference_mode():
+        ours.bias.add_(1)
+
+
+def replaced(ours: Any) -> None:
+    ours.running_mean = ours.running_mean + 1
+
+
+def moved(ours: Any) -> None:
+    doubled(ours.double())
+
+
+def less_stable(ours: Any) -> None:
+    ours.eps = 0.5
+
+
+@pytest.mark.parametrize("change", [doubled, assigned, written, replaced, moved, less_stable])
+def test_a_frozen_norm_sees_what_changes(change: Callable[[Any], None]) -> None:
+    ours, calls = norm()
+    images = torch.rand(2, 4, 3, 3)
+    before = ours(images)
+    change(ours)
+    check_norm(ours, images)
+    assert len(calls) == 2 and not torch.allclose(ours(images), before, atol=0.05)
+
+
+def test_a_copy_of_a_frozen_norm_sees_what_changes_in_it() -> None:
+    """Its buffers count their versions anew, and may come to the number that was kept."""
+    ours, _ = norm()
+    images = torch.rand(2, 4, 3, 3)
+    ours(images)
+    twin = copy.deepcopy(ours)
+    assert twin._made is None and ours._made is not None
+    doubled(twin)
+    check_norm(twin, images)
+    check_norm(ours, images)
+
+
+def test_a_frozen_norm_made_in_validation_serves_training() -> None:
+    ours, calls = norm()
+    images = torch.rand(2, 4, 3, 3, requires_grad=True)
+    with torch.inference_mode():
+        ours(images)
+    ours(images).sum().backward()
+    assert images.grad is not None and len(calls) == 1

@@ -1,0 +1,313 @@
+"""Targets follow the pixels: shapes are drawn, cut, resized and mirrored by the numbers of the rows, and found where the targets say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from contracts import Rows
+from dataset import geometry
+from dataset.coco_scan import open_coco
+from dataset.detection import DetectionPlan, DetectionPolicy
+from dataset.targets import packed, spans, usable_boxes
+from tests.unit.annotated import columns
+from tests.unit.coco_files import write_coco
+
+SEEDS = st.integers(0, 2**32 - 1)
+ROOT = Path(__file__).resolve().parents[2]
+POLICIES = {
+    "flip": DetectionPolicy(augment="flip", size=160, longer=266, flip=0.5),
+    "stretch": DetectionPolicy(augment="flip", size=128, flip=0.5),
+    "multiscale": DetectionPolicy(augment="multiscale", size=160, longer=266, short_sides=(96, 128, 224), flip=0.5),
+    "lsj": DetectionPolicy(augment="lsj", size=192, longer=256, flip=0.5),
+    "ssd": DetectionPolicy(augment="ssd", size=200, flip=0.5),
+    "ssdlite": DetectionPolicy(augment="ssdlite", size=200, flip=0.5),
+}
+
+
+def counted(mask: Any) -> Any:
+    """COCO's run lengths of a mask [H, W]."""
+    flat = mask.ravel(order="F").astype(bool)
+    edges = np.flatnonzero(np.diff(flat)) + 1
+    runs = np.diff(np.concatenate([[0], edges, [len(flat)]]))
+    return np.concatenate([[0], runs]) if flat[0] else runs
+
+
+def drawn(seed: int, *, runs: bool = False, images: int = 12) -> SimpleNamespace:
+    """Images of 60 to 300 pixels with one rectangle of whole pixels each, a fifth of a side at least."""
+    rng = np.random.default_rng(seed)
+    sizes = [(int(h), int(w)) for h, w in rng.integers(60, 300, (images, 2))]
+    boxes, codes = [], []
+    for h, w in sizes:
+        x0, y0 = int(rng.integers(0, w * 7 // 10)), int(rng.integers(0, h * 7 // 10))
+        x1, y1 = (int(rng.integers(low + side // 5, side + 1)) for low, side in ((x0, w), (y0, h)))
+        boxes.append([(float(x0), float(y0), float(x1 - x0), float(y1 - y0))])
+        mask = np.zeros((h, w), np.uint8)
+        mask[y0:y1, x0:x1] = 1
+        codes.append(counted(mask))
+    return columns(sizes, boxes, runs=codes if runs else None)
+
+
+def rows_of(source: Any, policy: DetectionPolicy, seed: int, epoch: int = 0) -> Rows:
+    """One batch of all images, in any order."""
+    return DetectionPlan.of(source, policy, seed=seed, batch_size=len(source.height), keep_empty=True).rows(epoch, 0)[0]
+
+
+def shown(rows: Rows, row: int, image: Any) -> Any:
+    """uint8 [H, W], the canvas of a row, of a grey image: what a loader makes of it."""
+    x0, y0, x1, y1 = rows.regions[row].tolist()
+    px0, py0, px1, py1 = geometry.places(rows)[row].tolist()
+    region = Image.fromarray(image[y0:y1, x0:x1])
+    resized = np.asarray(region.resize((px1 - px0, py1 - py0), Image.Resampling.BILINEAR, box=tuple(rows.windows[row].tolist())))
+    canvas = np.zeros(rows.padded, np.uint8)
+    canvas[py0:py1, px0:px1] = resized[:, ::-1] if rows.flips[row] else resized
+    return canvas
+
+
+def around(pixels: Any) -> Any:
+    """x0 y0 x1 y1 of what is not 0 in [H, W]."""
+    ys, xs = np.nonzero(pixels)
+    return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
+
+
+# --- what follows the pixels ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(deadline=None, max_examples=12)
+@given(SEEDS)
+def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int) -> None:
+    source = drawn(seed)
+    rows = rows_of(source, POLICIES[name], seed)
+    found = packed(source, rows, masks=False, keypoints=False, centred=POLICIES[name].centred)
+    for row, sample in enumerate(rows.ids.tolist()):
+        image = np.zeros((source.height[sample], source.width[sample]), np.uint8)
+        x, y, w, h = source.boxes[sample].astype(int)
+        image[y : y + h, x : x + w] = 255
+        box = found["boxes"][found["offsets"][row] : found["offsets"][row + 1]]
+        if len(box) and (box[0, 2:] - box[0, :2] > 4).all():
+            assert np.abs(around(shown(rows, row, image) > 127) - box[0]).max() <= 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("runs", [False, True], ids=["polygons", "run lengths"])
+@settings(deadline=None, max_examples=8)
+@given(SEEDS)
+def test_a_box_is_the_box_of_its_mask(name: str, runs: bool, seed: int) -> None:
+    source = drawn(seed, runs=runs)
+    rows = rows_of(source, POLICIES[name], seed)
+    found = packed(source, rows, masks=True, keypoints=False, centred=POLICIES[name].centred)
+    assert found["masks"].shape == (len(found["boxes"]), *rows.padded) and found["masks"].dtype == np.uint8
+    assert found["masks"].max(initial=0) <= 1
+    for mask, box in zip(found["masks"], found["boxes"], strict=True):
+        if (box[2:] - box[:2] > 2).all():
+            assert np.abs(around(mask) - box).max() <= 1
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
+    """A triangle and a ring, each both ways; they may differ along their outlines alone."""
+    outline = [
+        np.array([[12.0, 8.0], [90.0, 30.0], [40.0, 105.0]]),
+        np.array([[100.0, 60.0], [150.0, 62.0], [148.0, 110.0], [101.0, 108.0]]),
+    ]
+    size = (120, 170)
+    ys, xs = np.mgrid[: size[0], : size[1]] + 0.5
+    inside = np.zeros(size, bool)
+    for points in outline:
+        ahead = np.roll(points, -1, axis=0)
+        turned = [(b[0] - a[0]) * (ys - a[1]) - (b[1] - a[1]) * (xs - a[0]) >= 0 for a, b in zip(points, ahead, strict=True)]
+        inside |= np.logical_and.reduce(turned)
+    whole = (12.0, 8.0, 138.0, 102.0)
+    coded = columns([size] * 8, [[whole]] * 8, runs=[counted(inside)] * 8)
+    polygons = columns([size] * 8, [[whole]] * 8)
+    polygons.points = np.concatenate(outline * 8)
+    polygons.point_offsets = np.concatenate([[0], np.cumsum([3, 4] * 8)])
+    polygons.polygon_offsets = np.arange(0, 17, 2)
+    rows = rows_of(coded, POLICIES[name], 4)
+    one, other = (packed(source, rows, masks=True, keypoints=False)["masks"] for source in (coded, polygons))
+    assert len(one) == len(other) and other.sum() > 5000
+    outlines = np.abs(np.diff(one.astype(int), axis=1)).sum() + np.abs(np.diff(one.astype(int), axis=2)).sum()
+    assert (one != other).sum() < 0.75 * outlines
+
+
+def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
+    """Not where the image ends, not where the field around a small image begins, not in the padding of the canvas."""
+    source = columns([(100, 140)] * 40, [[(-30.0, -30.0, 300.0, 300.0)]] * 40)
+    for name in ("lsj", "ssd", "flip"):
+        rows = rows_of(source, POLICIES[name], 1)
+        masks = packed(source, rows, masks=True, keypoints=False)["masks"]
+        assert len(masks) == 40
+        for mask, (x0, y0, x1, y1) in zip(masks, geometry.places(rows), strict=True):
+            assert mask[y0:y1, x0:x1].all() and mask.sum() == (y1 - y0) * (x1 - x0)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_keypoints_follow_the_pixels_and_change_sides_when_mirrored(name: str) -> None:
+    """A nose, a left and a right hand, which is not marked in every other image; each is drawn as a square around it."""
+    rng = np.random.default_rng(2)
+    sizes, count = [(200, 240)] * 30, 30
+    points = np.zeros((count, 3, 3))
+    points[..., :2] = rng.uniform(30, 170, (count, 3, 2)).astype(int) + 0.5
+    points[..., 2] = 2
+    points[::2, 2] = 0
+    boxes = [[(20.0, 20.0, 160.0, 160.0)]] * count
+    source = columns(sizes, boxes, keypoints=points, mirror=[0, 2, 1])
+    rows = rows_of(source, POLICIES[name], 9)
+    found = packed(source, rows, masks=False, keypoints=True, centred=POLICIES[name].centred)
+    assert found["keypoints"].dtype == np.float32 and found["keypoints"].shape == (len(found["boxes"]), 3, 3)
+    seen = hidden = 0
+    for row, sample in enumerate(rows.ids.tolist()):
+        for place in range(found["offsets"][row], found["offsets"][row + 1]):
+            for slot in range(3):
+                name_of = [0, 2, 1][slot] if rows.flips[row] else slot
+                x, y, visible = found["keypoints"][place, slot]
+                there = geometry.to_output(rows, np.array([row]), points[sample, name_of, None, :2])[0]
+                inside = (there >= 0).all() and (there < rows.sizes[row, ::-1]).all()
+                if points[sample, name_of, 2] and inside:
+                    assert visible == 2 and (x, y) == pytest.approx(there, abs=1e-3)
+                    image = np.zeros((200, 240), np.uint8)
+                    centre = points[sample, name_of].astype(int)
+                    image[centre[1] - 12 : centre[1] + 13, centre[0] - 12 : centre[0] + 13] = 255
+                    assert shown(rows, row, image)[int(y), int(x)] > 100
+                    seen += 1
+                else:
+                    assert (x, y, visible) == (0, 0, 0)
+                    hidden += 1
+    assert seen > 20 and hidden > 5
+    assert rows.flips.any() and not rows.flips.all()
+
+
+# --- what is packed ---------------------------------------------------------------------------------------------------------------------
+
+
+def plain_rows(ids: list[int], valid: list[bool], flips: list[bool], size: int = 100) -> Rows:
+    """Rows that show images of 100 x 100 as they are."""
+    count = len(ids)
+    return Rows(
+        ids=np.where(valid, ids, -1),
+        regions=np.tile([0, 0, 100, 100], (count, 1)),
+        windows=np.tile([0.0, 0.0, 100.0, 100.0], (count, 1)),
+        sizes=np.full((count, 2), size),
+        flips=np.array(flips),
+        valid=np.array(valid),
+    )
+
+
+BOXES = [
+    [(10.0, 20.0, 30.0, 40.0), (0.0, 0.0, 5.0, 5.0)],
+    [],
+    [(90.0, 90.0, 30.0, 30.0), (50.0, 50.0, 10.0, 10.0), (-20.0, 4.0, 30.0, 5.0), (1.0, 1.0, 2.0, 2.0)],
+]
+
+
+def test_by_hand() -> None:
+    source = columns([(100, 100)] * 3, BOXES)
+    source.usable[3] = False
+    rows = plain_rows([2, 0, 1, 0], [True, True, True, False], [False, True, False, False])
+    found = packed(source, rows, masks=False, keypoints=False)
+    assert {name: (value.dtype, value.shape) for name, value in found.items()} == {
+        "offsets": (np.int64, (5,)),
+        "image_ids": (np.int64, (4,)),
+        "boxes": (np.float32, (5, 4)),
+        "labels": (np.int64, (5,)),
+    }
+    assert found["offsets"].tolist() == [0, 3, 5, 5, 5]
+    assert found["image_ids"].tolist() == [106, 100, 103, -1]
+    assert found["boxes"].tolist() == [[90, 90, 100, 100], [0, 4, 10, 9], [1, 1, 3, 3], [60, 20, 90, 60], [95, 0, 100, 5]]
+    assert found["labels"].tolist() == [9, 4, 9, 1, 4]
+
+
+def test_a_batch_of_nothing_has_every_array() -> None:
+    source = columns([(100, 100)] * 3, BOXES, keypoints=np.zeros((6, 2, 3)), mirror=[1, 0])
+    for ids, valid in (([1, 1], [True, True]), ([0, 0], [False, False])):
+        found = packed(source, plain_rows(ids, valid, [False, True]), masks=True, keypoints=True)
+        assert found["offsets"].tolist() == [0, 0, 0]
+        assert found["boxes"].shape == (0, 4) and found["labels"].shape == (0,)
+        assert found["masks"].shape == (0, 100, 100) and found["keypoints"].shape == (0, 2, 3)
+
+
+def test_boxes_that_are_not_shown_are_left_out() -> None:
+    """The rest of the image is cut off: 40..60 of it fills the output."""
+    source = columns([(100, 100)], [[(30.0, 45.0, 13.0, 8.0), (0.0, 0.0, 40.0, 100.0), (50.0, 41.0, 2.0, 2.0), (61.0, 50.0, 3.0, 3.0)]])
+    rows = Rows(
+        ids=np.array([0]),
+        regions=np.array([[35, 35, 70, 70]]),
+        windows=np.array([[5.0, 5.0, 25.0, 25.0]]),
+        sizes=np.array([[40, 40]]),
+        flips=np.array([False]),
+        valid=np.array([True]),
+    )
+    assert packed(source, rows, masks=False, keypoints=False)["boxes"].tolist() == [[0, 10, 6, 26], [20, 2, 24, 6]]
+    centred = packed(source, rows, masks=False, keypoints=False, centred=True)
+    assert centred["boxes"].tolist() == [[20, 2, 24, 6]], "the first one's middle is at 36.5"
+
+
+def test_a_box_that_is_rounded_away_is_left_out() -> None:
+    source = columns([(100, 100)], [[(50.0, 50.0, 1e-9, 1.0), (50.0, 50.0, 1e-3, 1.0)]])
+    boxes = packed(source, plain_rows([0], [True], [False]), masks=False, keypoints=False)["boxes"]
+    assert len(boxes) == 1 and (boxes[:, 2:] > boxes[:, :2]).all()
+
+
+# --- columns of files -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_targets_of_a_scanned_set(name: str, tmp_path: Path) -> None:
+    """Memory-mapped columns, people with keypoints among them: marks that are seen lie in the person's box."""
+    people = open_coco(write_coco(tmp_path / "coco"), "train", keypoints=True, cache=tmp_path / "cache")
+    rows = rows_of(people, POLICIES[name], 1)
+    found = packed(people, rows, masks=True, keypoints=True, centred=POLICIES[name].centred)
+    assert len(found["boxes"]) and set(found["image_ids"]) == set(np.asarray(people.image_id[rows.ids]))
+    assert (found["labels"] == 1).all() and found["masks"].any(axis=(1, 2)).all()
+    seen = found["keypoints"][..., 2] > 0
+    low, high = (found["boxes"][:, None, part] for part in (slice(0, 2), slice(2, 4)))
+    inside = np.all((found["keypoints"][..., :2] >= low - 1) & (found["keypoints"][..., :2] <= high + 1), axis=2)
+    assert seen.any() and inside[seen].all()
+
+
+def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
+    """Of COCO itself: nearly all boxes are those of their outlines, to a pixel of the image."""
+    given = os.environ.get("SATURATE_SAMPLES")
+    folder = (Path(given) if given else ROOT.parent / "shared" / "data") / "coco_sample"
+    if not folder.is_dir():
+        assert not given, f"SATURATE_SAMPLES={given} has no folder coco_sample"
+        pytest.skip(f"no real annotations: SATURATE_SAMPLES is not set and there is no {folder}")
+    real = open_coco(folder, "train", keypoints=False, cache=tmp_path)
+    plan = DetectionPlan.of(real, POLICIES["flip"], seed=0, batch_size=16)
+    off = []
+    for rows in plan.rows(0, 0):
+        found = packed(real, rows, masks=True, keypoints=False)
+        off += [np.abs(around(mask) - box).max() for mask, box in zip(found["masks"], found["boxes"], strict=True) if mask.any()]
+    assert len(off) > 200 and np.quantile(off, 0.97) < 1.5
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=12))
+def test_spans_are_those_of_a_loop(pairs: list[tuple[int, int]]) -> None:
+    begins, counts = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
+    places, which = spans(begins, counts)
+    expected = [(begin + step, number) for number, (begin, count) in enumerate(pairs) for step in range(count)]
+    assert list(zip(places.tolist(), which.tolist(), strict=True)) == expected
+
+
+def test_usable_boxes_are_cut_at_the_image() -> None:
+    source = columns([(100, 100)] * 3, BOXES)
+    annotations, which, boxes = usable_boxes(source, np.array([2, 1]))
+    assert annotations.tolist() == [2, 3, 4, 5] and which.tolist() == [0, 0, 0, 0]
+    assert boxes[:3].tolist() == [[90, 90, 100, 100], [50, 50, 60, 60], [0, 4, 10, 9]]
+
+
+def test_importing_the_targets_imports_neither_torch_nor_pycocotools() -> None:
+    code = "import sys, dataset.targets, dataset.detection; sys.exit(bool({'torch', 'pycocotools'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

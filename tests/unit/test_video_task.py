@@ -1,0 +1,202 @@
+"""The video task: labels of clips, and figures of videos that depend neither on the order of their views nor on ranks."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contracts import Batch, Metric, Task
+from tasks.classification import IGNORE, LARGEST_LOSS, LOSS_UNIT
+from tasks.video import LARGEST_LOGIT, Video, ViewMean
+from tests.unit.test_classification import rows
+from tests.unit.test_meter import Threads, alone, on_ranks
+
+CPU = torch.device("cpu")
+VIDEOS, VIEWS, CLASSES = 8, 3, 7
+LABELS = np.array([3, 0, 2, 1, 3, 6, 5, 0], np.int32)
+
+
+def batch_of(videos: Any, valid: Any = None) -> Batch:
+    """As a loader gives it: -1 for padding; a failed view keeps its video."""
+    ids = np.asarray(videos, np.int64)
+    known = torch.from_numpy(ids >= 0)
+    valid = known if valid is None else known & torch.as_tensor(valid)
+    return Batch(
+        images=torch.zeros(len(ids), 3, 1, 1, 1),
+        sizes=torch.ones(len(ids), 2, dtype=torch.int64),
+        targets={"labels": torch.where(valid, torch.from_numpy(LABELS[ids].astype(np.int64)), IGNORE), "videos": torch.from_numpy(ids)},
+        valid=valid,
+        ids=ids,
+    )
+
+
+def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[str, float]:
+    metric = Video(LABELS).metric(CPU)
+    for logits, batch in batches:
+        metric.update(logits, batch)
+    return metric.result(world or alone())
+
+
+def epoch(seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
+    """(logits of all views of all videos, which video each is of): in double precision, since sums of a few single ones are exact there."""
+    logits = 3 * torch.randn(VIDEOS * VIEWS, CLASSES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return logits, np.repeat(np.arange(VIDEOS), VIEWS)
+
+
+# --- targets and losses -------------------------------------------------------------------------------------------------------------
+
+
+def test_labels_and_videos_of_the_rows() -> None:
+    found = Video(LABELS).targets(rows([4, 4, 1, -1]))
+    assert {name: value.tolist() for name, value in found.items()} == {"labels": [3, 3, 0, IGNORE], "videos": [4, 4, 1, -1]}
+    assert {value.dtype for value in found.values()} == {np.dtype(np.int64)}
+
+
+def test_the_task_is_the_contract() -> None:
+    task: Task = Video(LABELS)
+    metric: Metric = task.metric(CPU)
+    assert isinstance(metric, ViewMean) and task.name == "video" and task.best in metric.result(alone())
+
+
+def test_losses_are_of_clips() -> None:
+    logits, videos = epoch()
+    losses = Video(LABELS).losses(logits.float(), batch_of(videos, np.arange(len(videos)) != 5))
+    expected = functional.cross_entropy(logits, torch.from_numpy(LABELS[videos].astype(np.int64)), reduction="none")
+    expected[5] = 0
+    torch.testing.assert_close(losses, expected.float())
+
+
+# --- figures of videos --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_videos_logits_are_the_mean_over_its_views() -> None:
+    """Each video counts once, whatever its number of views."""
+    logits, videos = epoch()
+    few = torch.tensor([view for view in range(len(videos)) if view not in (4, 5, 9)])  # videos 1 and 3 have fewer
+    found = measured((logits[few], batch_of(videos[few])))
+    means = torch.stack([logits[few][torch.from_numpy(videos[few] == video)].double().mean(dim=0) for video in range(VIDEOS)])
+    labels = torch.from_numpy(LABELS.astype(np.int64))
+    ranked = means.argsort(dim=1, descending=True)
+    assert found["top1"] == (ranked[:, 0] == labels).double().mean()
+    assert found["top5"] == (ranked[:, :5] == labels[:, None]).any(dim=1).double().mean()
+    assert found["loss"] == pytest.approx(float(functional.cross_entropy(means, labels)), abs=1e-5)
+    assert (found["samples"], found["views"], found["losses_not_finite"]) == (VIDEOS, len(few), 0)
+
+
+def test_views_can_outvote_one_that_is_wrong() -> None:
+    right, wrong = torch.zeros(CLASSES), torch.zeros(CLASSES)
+    right[3], wrong[1] = 2.0, 3.0
+    videos = np.zeros(3, np.int64)  # its label is 3
+    assert measured((torch.stack([right, wrong, right]), batch_of(videos)))["top1"] == 1.0
+    assert measured((torch.stack([wrong, wrong, right]), batch_of(videos)))["top1"] == 0.0
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.permutations(range(VIDEOS * VIEWS)), st.lists(st.integers(1, VIDEOS * VIEWS - 1), max_size=5, unique=True), st.data())
+def test_neither_order_nor_batches_nor_padding_change_a_bit(permutation: list[int], cuts: list[int], data: Any) -> None:
+    """Floating-point sums would: they depend on which is added first."""
+    logits, videos = epoch()
+    expected = measured((logits, batch_of(videos)))
+    batches = []
+    for a, b in pairwise([0, *sorted(cuts), len(videos)]):
+        places, padded = permutation[a:b], data.draw(st.integers(0, 2))
+        given = torch.cat([logits[places], torch.full((padded, CLASSES), data.draw(st.sampled_from([7.0, math.nan])))])
+        batches.append((given, batch_of([*videos[places], *[-1] * padded])))
+    assert measured(*batches) == expected
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_are_as_one_to_the_last_digit(ranks: int) -> None:
+    """Views of a video are dealt out to all of them."""
+    logits, videos = epoch()
+    expected = measured((logits, batch_of(videos)))
+
+    def work(world: Threads) -> dict[str, float]:
+        mine = torch.arange(world.rank, len(videos), world.size).flip(0)
+        return measured(*[(logits[part], batch_of(videos[part])) for part in mine.split(2)], world=world)
+
+    assert on_ranks(ranks, work) == [expected] * ranks
+
+
+def test_a_rank_without_a_view() -> None:
+    logits, videos = epoch()
+    expected = measured((logits, batch_of(videos)))
+
+    def work(world: Threads) -> dict[str, float]:
+        return measured(*[(logits, batch_of(videos))] * (world.rank == 1), world=world)
+
+    assert on_ranks(3, work) == [expected] * 3
+
+
+def test_failed_views_and_videos() -> None:
+    """A view that failed counts nowhere; a video of which all failed is no sample."""
+    logits, videos = epoch()
+    valid = ~np.isin(np.arange(len(videos)), [0, 7, *range(9, 12)])  # one of video 0, one of 2, all of 3
+    kept = np.flatnonzero(valid)
+    logits[0] = math.nan  # what a network makes of a black clip does not matter
+    found = measured((logits, batch_of(videos, valid)))
+    assert found == measured((logits[kept], batch_of(videos[kept])))
+    assert (found["samples"], found["views"], found["losses_not_finite"]) == (VIDEOS - 1, len(kept), 0)
+
+
+def test_logits_that_are_no_number_or_huge_are_left_out_and_counted() -> None:
+    logits, videos = epoch()
+    expected = measured((logits[4:], batch_of(videos[4:])))
+    logits[0, 3], logits[1, 0], logits[2, 1], logits[3, 2] = math.nan, math.inf, -math.inf, 2 * LARGEST_LOGIT
+    found = measured((logits, batch_of(videos)))
+    assert found == expected | {"losses_not_finite": 4}
+    assert (found["samples"], found["views"]) == (VIDEOS - 1, len(videos) - 4)
+
+
+def test_the_largest_logits_have_room() -> None:
+    """In the sums of any number of views of a video, and in the loss."""
+    assert 1e6 * LARGEST_LOGIT / LOSS_UNIT < 2**63
+    logits = torch.full((4, CLASSES), -LARGEST_LOGIT)
+    logits[:, 1] = LARGEST_LOGIT
+    found = measured((logits, batch_of([0] * 4)))
+    assert (found["top1"], found["loss"], found["losses_not_finite"]) == (0.0, LARGEST_LOSS, 0)
+
+
+def test_logits_that_are_all_the_same_are_no_success() -> None:
+    """A network that died says the same of every class: one video in CLASSES is right by chance, not every one."""
+    labels = np.arange(CLASSES)
+    metric = ViewMean(labels, CPU)
+    metric.update(torch.zeros(CLASSES, CLASSES), Batch(**{**vars_of(batch_of(labels)), "targets": {"videos": torch.arange(CLASSES)}}))
+    found = metric.result(alone())
+    assert (found["top1"], found["top5"]) == (1 / CLASSES, 5 / CLASSES)
+
+
+def vars_of(batch: Batch) -> dict[str, Any]:
+    return {name: getattr(batch, name) for name in Batch.__slots__}
+
+
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_averaged_exactly(half: torch.dtype) -> None:
+    logits, videos = epoch()
+    assert measured((logits.to(half), batch_of(videos))) == measured((logits.to(half).double(), batch_of(videos)))
+
+
+def test_no_view_at_all() -> None:
+    nothing = {"top1": 0.0, "top5": 0.0, "loss": 0.0, "samples": 0, "views": 0, "losses_not_finite": 0}
+    assert measured() == nothing
+    assert measured((torch.zeros(2, CLASSES), batch_of([-1, -1]))) == nothing
+    assert on_ranks(2, lambda world: measured(world=world)) == [nothing] * 2
+
+
+@pytest.mark.parametrize("classes", [1, 3, 5, 400])
+def test_any_number_of_classes(classes: int) -> None:
+    logits = torch.zeros(3, classes)
+    logits[:, 0] = 1.0
+    metric = ViewMean(np.zeros(3, np.int64), CPU)
+    metric.update(logits, batch_of([0, 1, 2]))
+    found = metric.result(alone())
+    assert (found["top1"], found["top5"], found["samples"]) == (1.0, 1.0, 3)
+    assert found["loss"] == pytest.approx(math.log(math.e + classes - 1) - 1, abs=1e-6)

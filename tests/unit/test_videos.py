@@ -1,0 +1,274 @@
+"""The manifest of videos: folders and lists, segments, labels, what is left out, and that it is found again."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts import Mistake
+from dataset.scan import open_folder
+from dataset.sources.folder import Folder
+from dataset.video_scan import open_videos, read
+from dataset.videos import RECORD, Flags, Videos
+from tests.unit.folders import JPEG
+from tests.unit.video_files import make
+
+pytestmark = pytest.mark.usefixtures("synced")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Videos of 25 frames a second: 40 frames, 10 frames, a turned one, and one at a variable rate."""
+    made = tmp_path_factory.mktemp("clips")
+    ticks = tuple(90_000 * t // 100 for t in (0, 4, 30, 31, 60, 150))
+    return {
+        "long": make(made / "long.mp4", b_frames=2),
+        "short": make(made / "short.mkv", frames=10),
+        "turned": make(made / "turned.mp4", frames=12, rotation=90),
+        "variable": make(made / "variable.mp4", frames=6, ticks=ticks),
+    }
+
+
+@pytest.fixture
+def videos(tmp_path: Path, clips: dict[str, Path]) -> Path:
+    """Two classes of two videos."""
+    return place(tmp_path / "train", {"ant/a b.mp4": clips["long"], "ant/z.mkv": clips["short"], "bee/x,1.mp4": clips["turned"]})
+
+
+def place(root: Path, files: dict[str, Path]) -> Path:
+    for name, source in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, root / name)
+    return root
+
+
+def names(found: Videos) -> list[str]:
+    return [os.path.relpath(os.fsdecode(found.path(i)), found.root) for i in range(len(found))]
+
+
+def reasons(found: Videos) -> list[tuple[str, str]]:
+    lines = [line.split("\t") for line in (found.folder / "rejected.txt").read_text().splitlines()]
+    assert len(lines) == found.rejected
+    return [(os.path.relpath(path, found.root), why) for path, why in lines]
+
+
+def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
+    said: list[str] = []
+    return open_videos(*call, progress=lambda done, total, what: said.append(what), **how), "reading headers" in said
+
+
+# --- folders --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
+    found = open_videos(videos, cache=cache)
+    assert names(found) == ["ant/a b.mp4", "ant/z.mkv", "bee/x,1.mp4"]
+    assert (found.classes, found.rejected, found.root) == (("ant", "bee"), 0, videos.resolve())
+    assert found.label.tolist() == [0, 0, 1]
+    assert (found.first.tolist(), found.frames.tolist(), found.file.tolist()) == ([0, 0, 0], [40, 10, 12], [0, 1, 2])
+    for sample in range(3):
+        times = read(found.path(sample))
+        assert found.pts(sample).tolist() == times.pts.tolist() and found.keys(sample).tolist() == times.keys.tolist()
+        assert [getattr(found, name)[sample] for name in RECORD.names or ()] == list(times.record)
+    ids = np.array([2, 0])
+    assert (found.height[ids].tolist(), found.width[ids].tolist(), found.rotation[ids].tolist()) == ([96, 96], [128, 128], [90, 0])
+    for name, dtype in Videos.COLUMNS.items():
+        assert getattr(found, name).dtype == dtype and not getattr(found, name).flags.writeable
+    for sample in (-1, 3):
+        for ask in (found.path, found.pts, found.keys):
+            with pytest.raises(IndexError):
+                ask(sample)
+
+
+def test_the_files_are_a_source(videos: Path, cache: Path) -> None:
+    source = Folder(open_videos(videos, cache=cache))
+    assert [len(source.read(i)) for i in range(3)] == [os.path.getsize(source.path(i)) for i in range(3)]
+    rows = source.paths(np.array([2, 0]))
+    assert [bytes(row).rstrip(b"\0") for row in rows] == [source.path(2), source.path(0)]
+
+
+def test_it_is_found_again_and_a_change_is_seen(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+    first, new = scanned(videos, cache=cache)
+    again, newer = scanned(videos, cache=cache)
+    assert (new, newer) == (True, False) and again.folder == first.folder
+    assert scanned(videos, cache=cache, rescan=True)[1]
+    place(videos, {"bee/new.mp4": clips["short"]})
+    after, newest = scanned(videos, cache=cache)
+    assert newest and len(after) == 4 and after.identity != first.identity
+    assert first.pts(0).tolist() == after.pts(0).tolist(), "the old one is still mapped"
+
+
+def test_images_of_the_same_folder_are_another_manifest(videos: Path, cache: Path) -> None:
+    (videos / "ant/0.jpg").write_bytes(JPEG)
+    assert len(open_folder(videos, cache=cache)) == 1
+    found = open_videos(videos, cache=cache)
+    assert len(found) == 3 and len(open_folder(videos, cache=cache)) == 1
+    assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(found)
+
+
+def test_identity_is_that_of_the_content(videos: Path, cache: Path, tmp_path: Path) -> None:
+    before = open_videos(videos, cache=cache).identity
+    moved = videos.rename(tmp_path / "moved")
+    assert open_videos(moved, cache=cache).identity == before
+    assert open_videos(moved, cache=cache, min_frames=11).identity != before
+
+
+def test_it_pickles_as_its_folder(videos: Path, cache: Path) -> None:
+    found = open_videos(videos, cache=cache)
+    packed = pickle.dumps(found)
+    assert len(packed) < 300
+    assert pickle.loads(packed).pts(1).tolist() == found.pts(1).tolist()
+
+
+def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+    (videos / "ant/broken.mp4").write_bytes(clips["long"].read_bytes()[:2000])
+    (videos / "cat").mkdir()
+    (videos / "cat/notes.txt").write_text("hello\n" * 100)
+    place(videos, {"dog/x.mp4": clips["long"]})
+    found = open_videos(videos, cache=cache, min_frames=11)
+    assert names(found) == ["ant/a b.mp4", "bee/x,1.mp4", "dog/x.mp4"]
+    assert (found.classes, found.label.tolist()) == (("ant", "bee", "dog"), [0, 1, 2])
+    assert reasons(found) == [
+        ("ant/broken.mp4", "cannot be read: Invalid data found when processing input"),
+        ("cat/notes.txt", "no known video container (read as tty)"),
+        ("ant/z.mkv", "10 of at least 11 frames (the video has 10 in 0.4 s)"),
+        ("cat", "class folder without a video"),
+    ]
+    assert found.pts(2).tolist() == read(found.path(2)).pts.tolist(), "the frames of what is left out shift nothing"
+    assert len(open_videos(videos, cache=cache)) == 4, "another number of frames is another manifest"
+
+
+def test_given_classes_fix_the_labels(videos: Path, cache: Path) -> None:
+    found = open_videos(videos, cache=cache, classes=["aphid", "ant", "bee"])
+    assert (found.classes, found.label.tolist()) == (("aphid", "ant", "bee"), [1, 1, 2])
+    with pytest.raises(Mistake, match="class folder 'bee'"):
+        open_videos(videos, cache=cache, classes=["ant"])
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_list_in_the_order_of_its_lines(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+    lines = ["bee/x,1.mp4 2", "ant/a b.mp4,0", "", f"{clips['variable']} 1", f"  ant/z.mkv\t{'1'}\r", f"{videos}/bee/.././ant/a b.mp4, 0"]
+    (videos / "list.csv").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
+    found = open_videos(videos / "list.csv", cache=cache)
+    assert found.classes == ("0", "1", "2")
+    assert found.label.tolist() == [2, 0, 1, 1, 0]
+    assert [Path(os.fsdecode(found.path(i))).resolve() for i in range(5)] == [
+        videos / "bee/x,1.mp4",
+        videos / "ant/a b.mp4",
+        clips["variable"],
+        videos / "ant/z.mkv",
+        videos / "ant/a b.mp4",
+    ]
+    assert found.file.tolist() == [0, 1, 2, 3, 1], "each file is read once"
+    assert found.frames.tolist() == [12, 40, 6, 10, 40]
+    assert found.flags[2] == Flags.VARIABLE_RATE
+    assert not scanned(videos / "list.csv", cache=cache)[1]
+    (videos / "list.csv").write_text("ant/z.mkv 0\n")
+    assert scanned(videos / "list.csv", cache=cache)[1]
+
+
+def test_segments_are_seconds_from_the_first_frame(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+    shutil.copy(clips["variable"], videos / "v.mp4")
+    lines = [
+        "ant/a b.mp4 run 0 0.4",
+        "ant/a b.mp4 sit 0.4 1.2",
+        "ant/a b.mp4,run,0.5,99",
+        "v.mp4 run .04 .3",
+        "v.mp4 sit 0.30 0.6",
+        "v.mp4 sit",
+    ]
+    (videos / "list.txt").write_text("\n".join(lines))
+    found = open_videos(videos / "list.txt", cache=cache)
+    assert found.classes == ("run", "sit")
+    assert found.label.tolist() == [0, 1, 0, 0, 1, 1]
+    assert found.first.tolist() == [0, 10, 13, 1, 2, 0]
+    assert found.frames.tolist() == [10, 20, 27, 1, 2, 6]
+    assert len(found.pts(1)) == 40, "times are the whole file's"
+
+
+def test_times_of_a_segment_are_rounded_as_those_of_the_file(cache: Path, tmp_path: Path) -> None:
+    make(tmp_path / "a.mkv", fps=Fraction(30), frames=10)  # 0, 33, 67, 100 ms
+    (tmp_path / "list.txt").write_text("a.mkv 0 0.033333 0.1")
+    found = open_videos(tmp_path / "list.txt", cache=cache)
+    assert (found.first.tolist(), found.frames.tolist()) == ([1], [2])
+    (tmp_path / "list.txt").write_text("a.mkv 0 0.06 0.1")
+    assert open_videos(tmp_path / "list.txt", cache=cache).identity != found.identity, "another part is other data"
+
+
+def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
+    (videos / "list.txt").write_text("ant/a b.mp4 1 0.4 0.8\nant/a b.mp4 1 7 9\nant/gone.mp4 0\nbee/x,1.mp4 0\nant/z.mkv 5\n")
+    found = open_videos(videos / "list.txt", cache=cache, min_frames=11)
+    assert reasons(found) == [
+        ("ant/gone.mp4", "cannot be read: No such file or directory"),
+        ("ant/a b.mp4", "from 0.4 to 0.8 s: 10 of at least 11 frames (the video has 40 in 1.6 s)"),
+        ("ant/a b.mp4", "from 7 to 9 s: 0 of at least 11 frames (the video has 40 in 1.6 s)"),
+        ("ant/z.mkv", "10 of at least 11 frames (the video has 10 in 0.4 s)"),
+    ]
+    assert names(found) == ["bee/x,1.mp4"]
+    assert found.classes == tuple("012345"), "labels of a list are numbers of the head: none moves up"
+
+
+def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp_path: Path) -> None:
+    (videos / "list.txt").write_text(f"ant/a b.mp4 1\n{videos}/ant/z.mkv 0\n")
+    before = open_videos(videos / "list.txt", cache=cache).identity
+    moved = videos.rename(tmp_path / "moved")
+    (moved / "list.txt").write_text("ant/a b.mp4 1\nant/z.mkv 0\n")
+    assert open_videos(moved / "list.txt", cache=cache).identity == before
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("", "is empty; a line is 'path label'"),
+        ("ant/z.mkv 0\nant/z.mkv\n", "line 2 is 'ant/z.mkv'"),
+        ("ant/z.mkv 0 5 3", "line 1: the segment ends at 3 s and starts at 5 s"),
+        ("path,label\nant/z.mkv,0", "line 2 has the label '0', but the lines before it have names"),
+        ("ant/z.mkv 0\n\nant/z.mkv x", "line 3 has the label 'x', but the lines before it have numbers"),
+        ("gone.mp4 0", "no video in .*left out: 1, first .*gone.mp4: cannot be read: No such file"),
+    ],
+)
+def test_mistakes_in_a_list(lines: str, said: str, videos: Path, cache: Path) -> None:
+    (videos / "list.txt").write_text(lines)
+    with pytest.raises(Mistake, match=said) as caught:
+        open_videos(videos / "list.txt", cache=cache)
+    assert "\n" not in str(caught.value)
+
+
+def test_labels_of_validation_are_those_of_training(videos: Path, cache: Path) -> None:
+    (videos / "val.txt").write_text("ant/z.mkv 02\nant/a b.mp4 1\n")
+    assert open_videos(videos / "val.txt", cache=cache, classes=["0", "1", "2"]).label.tolist() == [2, 1]
+    with pytest.raises(Mistake, match="line 1 has the label '2', which is none of the 2 classes"):
+        open_videos(videos / "val.txt", cache=cache, classes=["0", "1"])
+
+
+def test_mistakes_about_the_data(cache: Path, tmp_path: Path) -> None:
+    with pytest.raises(Mistake, match="does not exist; videos are expected in"):
+        open_videos(tmp_path / "gone", cache=cache)
+    (tmp_path / "flat").mkdir()
+    with pytest.raises(Mistake, match="has no class folders; videos are expected in"):
+        open_videos(tmp_path / "flat", cache=cache)
+    (tmp_path / "flat/a").mkdir()
+    with pytest.raises(Mistake, match="no video in"):
+        open_videos(tmp_path / "flat", cache=cache)
+    assert not [path for home in cache.iterdir() for path in home.iterdir() if path.name != "lock"]
+
+
+def test_opening_imports_neither_torch_nor_pyav(videos: Path, cache: Path) -> None:
+    folder = open_videos(videos, cache=cache).folder
+    code = (
+        "import sys, pathlib, dataset.plan; from dataset.videos import Videos\n"
+        "assert len(Videos.open(pathlib.Path(sys.argv[1]))) == 3; sys.exit('torch' in sys.modules or 'av' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT).returncode == 0

@@ -1,0 +1,180 @@
+"""Small videos for the tests: every frame shows its number, and container, codec and times are as odd as asked for.
+
+A frame is a grid of 4 x 4 dark and light cells: 12 bits of its number, then 4 bits that check them. So the number can be read back
+from the pixels after any coding and at any size; a frame that is mixed of two or turned has none, but for one in 16 or so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from av.stream import Disposition
+
+Array = np.ndarray[Any, Any]
+
+os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder: errors only
+GRID = 4
+NUMBERS = 1 << 12
+ENCODERS = {
+    "h264": "libx264",
+    "hevc": "libx265",
+    "vp9": "libvpx-vp9",
+    "av1": "libsvtav1",
+    "vp8": "libvpx",
+    "mpeg4": "mpeg4",
+    "mpeg2video": "mpeg2video",
+    "mjpeg": "mjpeg",
+}
+FAST = {  # options of an encoder, as quick as it goes
+    "libx264": {"preset": "veryfast"},
+    "libx265": {"preset": "ultrafast"},
+    "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8"},
+    "libvpx": {"deadline": "realtime", "cpu-used": "8"},
+    "libsvtav1": {"preset": "8", "crf": "10", "svtav1-params": "enable-tf=0"},  # faster ones leave artifacts that hide numbers
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Video:
+    """What a test video is like. The container is that of the file's ending."""
+
+    frames: int = 40
+    codec: str = "h264"  # of ENCODERS
+    size: tuple[int, int] = (96, 128)  # height and width as displayed, pixels
+    fps: Fraction = Fraction(25)
+    ticks: Sequence[int] = ()  # for a variable rate: the time of each frame, in 1/90000 s; avi has none
+    gop: int = 12  # frames from one key frame to the next
+    b_frames: int = 0  # H.264, HEVC, MPEG-4 and MPEG-2
+    open_gop: bool = False  # H.264 and HEVC, with b_frames
+    packed: bool = False  # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
+    rotation: int = 0  # degrees counter-clockwise that a player turns the stored picture by; mp4
+    cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
+    pixels: str = "yuv420p"
+    numbers_from: int = 0
+    other: Video | None = None  # a second video stream, before this one, which players prefer
+    options: dict[str, str] = field(default_factory=dict)  # of the encoder
+    muxer: dict[str, str] = field(default_factory=dict)  # options of the container
+
+
+def picture(number: int, size: tuple[int, int]) -> Array:
+    """uint8 [H, W, 3]: the number as cells, in colours that grow from left to right and from top to bottom."""
+    digits = (number >> 8 & 15, number >> 4 & 15, number & 15)
+    word = number << 4 | _check(digits)
+    bits = np.array([word >> place & 1 for place in reversed(range(GRID * GRID))], bool).reshape(GRID, GRID)
+    height, width = size
+    rows, columns = np.arange(height) * GRID // height, np.arange(width) * GRID // width
+    pixels = np.where(bits[rows][:, columns], 200, 30).astype(np.int64)[..., None].repeat(3, axis=2)
+    pixels[..., 0] += np.linspace(-15, 50, width).astype(np.int64)
+    pixels[..., 2] += np.linspace(50, -15, height).astype(np.int64)[:, None]
+    return pixels.astype(np.uint8)
+
+
+def number(pixels: Array) -> int:
+    """The number that a whole displayed frame, uint8 [H, W] or [H, W, C] of any size, shows; -1 when it shows none."""
+    grey = pixels.reshape(*pixels.shape[:2], -1).mean(axis=2)
+    height, width = grey.shape
+    word = 0
+    for row in range(GRID):
+        for column in range(GRID):  # the middle of each cell: its edges are blurred
+            top, bottom = (round((row + part) * height / GRID) for part in (0.3, 0.7))
+            left, right = (round((column + part) * width / GRID) for part in (0.3, 0.7))
+            level = grey[top : max(bottom, top + 1), left : max(right, left + 1)].mean()
+            if 100 < level < 145:
+                return -1
+            word = word << 1 | int(level > 127)
+    found = word >> 4
+    return found if word & 15 == _check((found >> 8, found >> 4 & 15, found & 15)) else -1
+
+
+def _check(digits: tuple[int, int, int]) -> int:
+    return (digits[0] * 7 + digits[1] * 5 + digits[2] * 3 + 9) % 16
+
+
+def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
+    """Write the file and its folders. `changes` are fields of Video."""
+    video = video or Video(**changes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    format_name = {".m2ts": "mpegts", ".mpg": "mpeg", ".m4v": "mp4"}.get(path.suffix)
+    scheduled = os.sched_getscheduler(0), os.sched_getparam(0)
+    with av.open(str(path), "w", format=format_name, options=video.muxer) as file:
+        wanted = [each for each in (video.other, video) if each is not None]
+        streams = [_stream(file, each) for each in wanted]
+        packets = []
+        for stream, each in zip(streams, wanted, strict=True):
+            stream.disposition = Disposition.default if each is video else Disposition.dub
+            coded = list(_encoded(stream, each))
+            packets += _packed(coded) if each.packed else coded
+        for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
+            file.mux(packet)
+    os.sched_setscheduler(0, *scheduled)  # for root the AV1 encoder makes this thread a real-time one, and all that it starts
+    return path
+
+
+def _stream(file: Any, video: Video) -> Any:
+    encoder = ENCODERS[video.codec]
+    stream = file.add_stream(encoder, rate=video.fps)
+    height, width = video.size if video.rotation % 180 == 0 else video.size[::-1]
+    stream.height, stream.width, stream.pix_fmt = height, width, video.pixels
+    stream.codec_context.time_base = Fraction(1, 90_000) if video.ticks else 1 / video.fps
+    stream.codec_context.gop_size = video.gop
+    stream.codec_context.thread_count = 1
+    stream.codec_context.bit_rate = 2_000_000 if encoder in ("mpeg4", "mpeg2video", "mjpeg", "libvpx") else 0
+    options = {**FAST.get(encoder, {}), **video.options}
+    if encoder == "libx264":
+        options["x264-params"] = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}"
+    elif encoder == "libx265":
+        params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}:min-keyint={video.gop}"
+        options["x265-params"] = params + ":log-level=none:pools=none:frame-threads=1"
+    elif encoder in ("mpeg4", "mpeg2video"):
+        stream.codec_context.max_b_frames = video.b_frames
+        options |= {"sc_threshold": "1000000000", "b_strategy": "0"}
+    elif encoder == "mjpeg":
+        stream.codec_context.color_range = 2
+    stream.options = options
+    if video.rotation:
+        stream.set_display_rotation(video.rotation)
+    return stream
+
+
+def _encoded(stream: Any, video: Video) -> Any:
+    for place in range(video.frames):
+        shown = picture((video.numbers_from + place) % NUMBERS, video.size)
+        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(np.rot90(shown, -(video.rotation // 90))), format="rgb24")
+        frame = frame.reformat(format=video.pixels, dst_color_range=2 if video.codec == "mjpeg" else 1)
+        frame.time_base = stream.codec_context.time_base
+        frame.pts = (video.ticks[place] if video.ticks else place) - (video.ticks[video.cut] if video.ticks else video.cut)
+        yield from stream.encode(frame)
+    yield from stream.encode(None)
+
+
+def _packed(packets: list[Any]) -> list[Any]:
+    """MPEG-4 packets I P B P B ... with each B inside the packet before it and a placeholder in its own."""
+    told = b"\x00\x00\x01\xb2DivX503b1393p"
+    made = []
+    for place, packet in enumerate(packets):
+        data = bytes(packet)
+        following = bytes(packets[place + 1]) if place + 1 < len(packets) else b""
+        if _is_b(data):
+            data = b"\x00\x00\x01\xb6\x5f\x80"  # P, not coded
+        elif _is_b(following):
+            data += following
+        if place == 0:
+            data = told + data
+        new = av.Packet(data)
+        new.pts = new.dts = packet.dts
+        new.time_base, new.stream, new.is_keyframe = packet.time_base, packet.stream, packet.is_keyframe
+        made.append(new)
+    return made
+
+
+def _is_b(data: bytes) -> bool:
+    """Whether the first picture of an MPEG-4 packet is a B-frame: two bits behind its start code."""
+    at = data.find(b"\x00\x00\x01\xb6")
+    return 0 <= at < len(data) - 4 and data[at + 4] >> 6 == 2
