@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, PositiveInt, Val
 
 from contracts import Mistake
 
+PRESETS = Path(__file__).resolve().parent / "configs"
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
@@ -277,8 +278,6 @@ def _check_ranges(config: Config, origin: str) -> None:
         raise Mistake(f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first")
     if config.augmentation.std and min(config.augmentation.std) <= 0:
         raise Mistake(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
-    if config.detection.score and config.model.task != "detection":
-        raise Mistake(f"{origin}: --score is for --task detection")
     data = config.data.data
     for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
         if data and folder and folder.resolve().is_relative_to(data.resolve()):
@@ -322,7 +321,22 @@ def parse(argv: list[str]) -> Config:
         if (word == "--config" and following) or word.startswith("--config="):
             path = following if word == "--config" else word.partition("=")[2]
             preset, origin = read_preset(Path(path)), f"--config {path}"
-    return build(flags(Config, argv, prog="train.py", default=build(preset, origin=origin)).flat(), origin="flags")
+    config = build(flags(Config, argv, prog="train.py", default=build(preset, origin=origin)).flat(), origin="flags")
+    _check_task(config)
+    return config
+
+
+def _check_task(config: Config) -> None:
+    for task, group in (("video", config.clips), ("detection", config.detection)):
+        for name, info in type(group).model_fields.items() if config.model.task != task else ():
+            if getattr(group, name) != info.default:
+                raise Mistake(f"--{name.replace('_', '-')} is for --task {task}, and this is --task {config.model.task}")
+
+
+def recipe(config: Config, arch: str) -> list[str]:
+    """Where the published settings of the architecture are, for those who named no preset; [] when they did, or there are none."""
+    found = sorted(path.relative_to(PRESETS.parent) for path in PRESETS.glob(f"*/{arch}.yaml")) if config.run.config is None else []
+    return [f"--config {path} has the published settings of {arch}; these are --help's defaults" for path in found]
 
 
 Flags = TypeVar("Flags", bound=Settings)

@@ -223,5 +223,8 @@ class Task(Protocol):
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
         """fp32 [B], one loss a sample, 0 where the sample is not valid; a detector's own loss for each that is."""
 
+    def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+        """What a loss is the sum of, each a mean over the images, to be shown beside it; {} where it is one thing."""
+
     def metric(self, device: torch.device) -> Metric:
         """A fresh metric."""

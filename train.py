@@ -16,7 +16,7 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 
 import torch  # noqa: E402
 
-from config import Config, as_yaml, one_of, parse  # noqa: E402
+from config import Config, as_yaml, one_of, parse, recipe  # noqa: E402
 from contracts import Feed, Mistake, NotFinite, Pixels  # noqa: E402
 from dataset import draws  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
@@ -101,7 +101,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         )
         stack.callback(reporter.close)
         anew = [f"--weights are for other classes: {', '.join(new)} start anew"] if new else []
-        for line in [*getattr(loader, "notes", ()), *anew]:
+        for line in [*getattr(loader, "notes", ()), *anew, *recipe(config, arch)]:
             console.info(line)
         training = Run(
             world=world,

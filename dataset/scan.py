@@ -118,15 +118,22 @@ def _reopen(kind: type[S], home: Path, real: Path, after: float) -> S | None:
     """The current scan when it is whole, was finished after that time (s since 1970), and no folder has changed since."""
 
     with suppress(OSError, ValueError, TypeError, LookupError, manifest.Unusable):
-        folder, root = home / (home / "current").read_text(), os.fsencode(real)
+        folder, root = _current(home), os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
         if seen["finished"] > after and all(list(source.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]):
             return kind.open(folder)
     return None
 
 
+def _current(home: Path) -> Path:
+    """The scan that was finished last; `home` itself where there is none."""
+    with suppress(OSError, ValueError):
+        return home / (home / "current").read_text()
+    return home
+
+
 def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S:
-    manifest.sweep(home, keep=None)
+    manifest.sweep(home, keep=_current(home))  # it stays until there is another: this scan may be interrupted
     stamp = f"{time.time_ns():x}-{os.getpid()}"
     made = home / f"tmp-{stamp}"
     made.mkdir()

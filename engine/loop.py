@@ -202,7 +202,7 @@ class Run:
             self._epoch_failed.update(batch.failed)
             self.meter.add(int((batch.ids >= 0).sum()) - len(batch.failed))
             self._read_bytes += self.bytes_of(batch.ids[batch.ids >= 0])
-        self._recent.add(self.progress.step, outcome, ids)
+        self._recent.add(self.progress.step, outcome, ids, self.step.parts)
 
     # -- telling ------------------------------------------------------------------------------------------------------
 

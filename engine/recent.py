@@ -21,13 +21,18 @@ class Recent:
     def __init__(self, size: int, world: ProcessWorld) -> None:
         cuda = world.device.type == "cuda"
         self._size = size + self.LEFT
-        self._ring = torch.zeros(2 * self._size, 4, device=world.device)
+        self._ring = torch.zeros(2 * self._size, 0, device=world.device)
         self._steps: list[tuple[int, np.ndarray, torch.cuda.Event | None]] = []
         self._begin = 0  # place of the first unread step in the ring
+        self._parts: tuple[str, ...] = ()
         self._world = world
         self._side = torch.cuda.Stream(world.device) if cuda else None
 
-    def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray]) -> None:
+    def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray], parts: tuple[str, ...] = ()) -> None:
+        """`outcome` as Step returns it; `parts` names what it has beside the first four."""
+        self._parts = parts
+        if self._ring.shape[1] != len(outcome):  # the first
+            self._ring = outcome.new_zeros(len(self._ring), len(outcome))
         self._ring[(self._begin + len(self._steps)) % len(self._ring)] = outcome
         self._steps.append((step, np.concatenate(ids), torch.cuda.current_stream().record_event() if self._side else None))
 
@@ -35,7 +40,8 @@ class Recent:
         return len(self._steps) >= self._size
 
     def read(self, *, everything: bool = True) -> list[dict[str, float]]:
-        """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale. All ranks call it together.
+        """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale, and the parts of the loss by
+        name. All ranks call it together.
 
         The loss of a step without a valid sample is nan.
         Raises NotFinite, on every rank, naming the first step whose loss is not finite, and that rank's samples.
@@ -54,14 +60,14 @@ class Recent:
             raise NotFinite(
                 f"the loss is {value} at step {step}; samples {ids}; nothing was saved after it. A lower --lr or --precision fp32/bf16?"
             )
-        sums = self._world.sum(np.ascontiguousarray(own[:, :2]))
-        return [
-            {"step": steps[i][0], "loss": total / valid if valid else np.nan, "grad_norm": own[i, 2], "loss_scale": own[i, 3]}
-            for i, (total, valid) in enumerate(sums)
-        ]
+        total, valid, *of_parts = self._world.sum(np.delete(own, (2, 3), axis=1)).T
+        with np.errstate(invalid="ignore", divide="ignore"):  # a step without a valid sample
+            means = {name: sums / valid for name, sums in zip(("loss", *self._parts), (total, *of_parts), strict=True)}
+        told = {"step": [step for step, _, _ in steps], "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
+        return [dict(zip(told, values, strict=True)) for values in zip(*told.values(), strict=True)]
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
-        """float64 [count, 4]; waits for the last of these steps and for nothing after it."""
+        """float64 [count, 4 + P], as Step returns them; waits for the last of these steps and for nothing after it."""
         places = (self._begin + np.arange(count)) % len(self._ring)
         if self._side is None or last is None:
             return self._ring[places].double().numpy()

@@ -17,8 +17,8 @@ from engine import precision as precisions
 class Step:
     """Calling it takes `accumulate` batches and moves the weights once. Precision, DDP and compile wrap it, none forks it.
 
-    Returns float32 [4] on the device: sum of losses, valid samples (both of this rank), gradient norm (nan unless it was
-    asked for or clips), loss scale before the update.
+    Returns float32 [4 + P] on the device: sum of losses, valid samples (both of this rank), gradient norm (nan unless it was
+    asked for or clips), loss scale before the update, and the sums of the P parts of the loss, whose names are in `parts`.
     """
 
     def __init__(
@@ -39,13 +39,14 @@ class Step:
         self.task, self.precision = task, precision
         self._accumulate, self._clip = accumulate, clip_grad_norm
         self._world, self._draw_key, self.phases = world, draw_key, phases
+        self.parts: tuple[str, ...] = ()
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._outcome = torch.zeros(4, device=world.device)
+        self._unscaled = torch.ones((), device=world.device)
 
     def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int, want_norm: bool = False) -> torch.Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        loss_sum = valid = torch.zeros((), device=self._world.device)
+        loss_sum = valid = part_sums = torch.zeros((), device=self._world.device)
         counting = None
         for micro in range(self._accumulate):
             batch = next(batches)
@@ -60,21 +61,27 @@ class Step:
                 counting = dist.all_reduce(everyone, async_op=True)
             with nullcontext() if last or self._world.size == 1 else self.module.no_sync():  # type: ignore[operator]
                 with precisions.autocast(self.precision, self._world.device):
-                    losses = self.task.losses(self.module(*self.task.inputs(batch)), batch)
+                    outputs = self.module(*self.task.inputs(batch))
+                    losses = self.task.losses(outputs, batch)
                 self.phases.mark("forward")
                 mine = losses.sum()
                 self.scaler.scale(mine / (len(batch.ids) * self._accumulate)).backward()
                 self.phases.mark("backward")
             loss_sum = loss_sum + mine.detach()
+            if parts := self.task.parts(outputs):
+                self.parts = tuple(parts)
+                part_sums = part_sums + torch.stack([*parts.values()]) * count
             if batch.transfer is not None:
                 self.phases.span("transfer", *batch.transfer)
         norm = self._rescale(valid if counting is None else (counting.wait(), everyone)[1], len(batch.ids), want_norm)
-        self._outcome = torch.stack([loss_sum, valid, norm, self._loss_scale()])
+        outcome = torch.stack([loss_sum, valid, norm, self._loss_scale()])
+        if self.parts:
+            outcome = torch.cat([outcome, part_sums])
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.phases.mark("update")
-        return self._outcome
+        return outcome
 
     def _rescale(self, valid: Any, batch_size: int, want_norm: bool) -> torch.Tensor:
         """Mean over places -> mean over valid samples of all ranks, then clip. Returns the norm before clipping."""
@@ -91,7 +98,7 @@ class Step:
 
     def _loss_scale(self) -> torch.Tensor:
         scale = getattr(self.scaler, "_scale", None)  # the device tensor: get_scale() would wait for the device
-        return torch.ones_like(self._outcome[0]) if scale is None else scale.clone()
+        return self._unscaled if scale is None else scale.clone()
 
     def state_tensors(self) -> list[torch.Tensor]:
         """Every tensor that a step changes and a later step reads; what is restored after a ceiling was measured."""

@@ -53,6 +53,7 @@ def _device_name(device: torch.device) -> str:
 
 GPU = {"utilisation": "gpu_utilisation", "power_w": "power_w", "sm_mhz": "sm_mhz", "throttled": "throttled"}
 DETECTION = ("instances_per_image", "padding")  # of the facts: what tasks/detection.py tells of its plan
+NO_LOSS = {"step", "grad_norm", "loss_scale"}  # of a point; the rest is the loss and its parts
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
@@ -134,13 +135,14 @@ class Reporter:
         steps: list[dict[str, float]],
         bar: Bar,
     ) -> None:
-        """`points`: step, loss, grad_norm, loss_scale of each step since the last call. `phases`: means, milliseconds a step; `steps`:
-        the same of each step that the device has passed since, in order.
+        """`points`: step, loss, grad_norm, loss_scale of each step since the last call, and the parts of the loss by name. `phases`:
+        means, milliseconds a step; `steps`: the same of each step that the device has passed since, in order.
 
         A loss is nan where no sample of the step was valid; it is left out of the mean.
         """
-        last, losses = points[-1], [point["loss"] for point in points if not np.isnan(point["loss"])]
-        loss = float(np.mean(losses)) if losses else None
+        last, counted = points[-1], [point for point in points if not np.isnan(point["loss"])]
+        means = {name: float(np.mean([point[name] for point in counted])) if counted else None for name in last.keys() - NO_LOSS}
+        loss = means.pop("loss")
         norm = next((point["grad_norm"] for point in reversed(points) if not np.isnan(point["grad_norm"])), None)
         step = int(last["step"])
         self._steps += steps
@@ -151,6 +153,7 @@ class Reporter:
                 "epoch": progress["epoch"],
                 "consumed": progress["consumed"],
                 "losses": [point["loss"] for point in points],
+                **({"parts": means} if means else {}),
                 "lr": lr,
                 "grad_norm": norm,
                 "loss_scale": last["loss_scale"],
@@ -162,6 +165,7 @@ class Reporter:
         self._board.scalars(
             {
                 "train/loss": loss,
+                **{f"loss/{name}": mean for name, mean in sorted(means.items())},
                 "train/lr": lr,
                 "train/grad_norm": norm,
                 "train/loss_scale": last["loss_scale"],

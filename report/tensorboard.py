@@ -64,6 +64,7 @@ LAYOUT = {
 LAYOUTS = {
     "detection": {
         **LAYOUT,
+        "loss": {"parts of the loss": [".*"]},
         "val": {
             "AP": ["ap", "ap50", "ap75"],
             "AP by size": ["ap_small", "ap_medium", "ap_large"],

@@ -50,6 +50,9 @@ class Classification:
             losses = losses + self._auxiliary_weight * self._cross_entropy(head, batch, self._smoothing)
         return losses
 
+    def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
+        return {}
+
     def metric(self, device: torch.device) -> Metric:
         return TopK(device)
 

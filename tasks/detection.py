@@ -90,6 +90,10 @@ class Detection:
         total = torch.stack([loss.float() for loss in outputs.values()]).sum()
         return torch.where(batch.valid, total, 0.0)
 
+    def parts(self, outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """By torchvision's names without "loss_": classifier, box_reg, ..."""
+        return {name.removeprefix("loss_"): loss.detach().float() for name, loss in outputs.items()}
+
     def metric(self, device: torch.device) -> Metric:
         return CocoAP(self._columns, device, masks=self._masks, keypoints=self._keypoints, evaluator=self._evaluator)
 

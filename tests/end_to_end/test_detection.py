@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -44,6 +45,9 @@ def test_what_is_said_of_boxes(train: Runner, shapes: Path) -> None:
     assert all(0 <= val[name] <= 1 for name in TWELVE if name in val)
     assert {"compute", "loader"} <= set(found["ceiling"]) and found["efficiency"] > 0
     assert "AP50" in said and "instances" in said
+    for point in points(train.cwd / "run", "train"):
+        assert set(point["parts"]) == {"classification", "bbox_regression", "bbox_ctrness"}
+        assert sum(point["parts"].values()) == pytest.approx(np.mean(point["losses"]), rel=1e-5)
 
 
 def test_the_results_file_is_scored_alone(train: Runner, shapes: Path) -> None:

@@ -106,6 +106,9 @@ def test_any_path_comes_back_from_yaml(path: str) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_the_presets_of_the_repository(path: Path) -> None:
     found = parse(["--config", str(path)])
+    known = config.recipe(parse([]), str(found.model.arch))
+    assert (path.stem == "demo") == (not any(str(path).endswith(line.split()[1]) for line in known)), known
+    assert config.recipe(found, str(found.model.arch)) == []
     for name, value in read_preset(path).items():
         got = found.flat()[name.replace("-", "_")]
         assert got == value or str(got) == str(value) or got == pytest.approx(float(value)), name
@@ -145,6 +148,9 @@ WRONG_FLAGS = [
     (["--seed", "-1"], ["--seed"]),
     (["--seed", str(2**63)], ["--seed"]),
     (["--workers", "-1"], ["--workers"]),
+    (["--val-clips", "3"], ["--val-clips", "--task video", "--task classification"]),
+    (["--task", "video", "--augment", "lsj"], ["--augment", "--task detection", "--task video"]),
+    (["--score", "found.json"], ["--score", "--task detection"]),
     (["--config", "/nowhere/x.yaml"], ["--config /nowhere/x.yaml", "No such file", "configs/"]),
     (["--config", "/"], ["--config /", "directory"]),
 ]

@@ -117,6 +117,19 @@ def test_a_manifest_pickles_as_its_folder(root: Path, cache: Path) -> None:
     assert (len(copy), copy.path(2), copy.manifest.classes) == (4, reader.path(2), reader.manifest.classes)
 
 
+def test_a_scan_outlives_one_that_is_interrupted(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder(root, cache=cache).folder
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "seal", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            open_folder(root, cache=cache, rescan=True)
+    assert open_folder(root, cache=cache).folder == folder
+
+
 def test_a_scan_is_kept_while_somebody_has_it_open(root: Path, cache: Path) -> None:
     first = open_folder(root, cache=cache)
     folder, packed = first.folder, pickle.dumps(first)
