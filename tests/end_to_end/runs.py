@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_S = 120.0
+TIMEOUT_S = 240.0
 
 
 def draw(folder: Path, *, classes: Sequence[str], train: int, val: int, seed: int = 0) -> Path:
@@ -77,7 +77,7 @@ class Process:
 
     def mistake(self) -> str:
         """Waits, requires a user's mistake as it must look, and returns its line."""
-        assert self.wait() == 2, self.err[-3000:]
+        assert self.wait() == 2, f"exit {self.wait()}: {self.err[-3000:] or self.out[-1000:]}"
         lines = self.err.splitlines()
         assert len(lines) == 1 and lines[0].startswith("train.py: "), self.err
         assert len(lines[0]) < 600, "too long for one line"

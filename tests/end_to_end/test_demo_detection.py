@@ -9,7 +9,7 @@ import pytest
 from scripts import demo_coco
 from tests.end_to_end.runs import ROOT, Runner, summary
 
-SHORT = ("--workers", 1, "--ceilings", "false", "--epochs", 10, "--val-every", 10)
+SHORT = ("--workers", 1, "--ceilings", "false", "--epochs", 6, "--val-every", 6, "--warmup-epochs", 0.5)
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +23,12 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_preset_learns(train: Runner, shapes: Path) -> None:
-    """In four tenths of the demo's steps, validated once; the header of the preset has the figures of all of them."""
+    """In a quarter of the demo's steps, validated once; the header of the preset has the figures of all of them."""
     preset = ("--config", ROOT / "configs/coco/demo.yaml", "--data", shapes)
     learning = train(*preset, "--output", "learned", *SHORT)
     learning.wait(500)  # a minute on two free cores; here others share them
     learning.done()
     train(*preset, "--output", "untrained", *SHORT, "--steps", 1).done()
     learned, untrained = (summary(train.cwd / name)["validation"] for name in ("learned", "untrained"))
-    assert learned["ap50"] >= 0.25, "who finds every shape and guesses its name has 0.13"
+    assert learned["ap50"] >= 0.18, "who finds every shape and guesses its name has 0.13"
     assert untrained["ap50"] < 0.05

@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 
 from scripts import demo_videos
-from tests.end_to_end.runs import ROOT, Process, Runner, summary
+from tests.end_to_end.runs import ROOT, Runner, summary
 
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 training and 10 validation videos of each class."""
+    """20 training and 8 validation videos of each class."""
     folder = tmp_path_factory.mktemp("videos") / "set"
-    demo_videos.write(folder, 30, 10, progress=False)
+    demo_videos.write(folder, 20, 8, progress=False)
     return folder
 
 
-def shortened(train: Runner, videos: Path, output: str, *flags: object) -> Process:
-    """The demo's preset for 12 short epochs, validated once."""
-    short = ("--epochs", 12, "--val-every", 12, "--workers", 1, "--ceilings", "false")
-    return train("--config", ROOT / "configs/video/demo.yaml", "--data", videos, "--output", output, *short, *flags)
+def shortened(train: Runner, videos: Path, output: str, *flags: object) -> float:
+    """Top-1 of the demo's preset after eight short epochs."""
+    short = ("--epochs", 8, "--val-every", 8, "--warmup-epochs", 0.5, "--workers", 1, "--ceilings", "false")
+    process = train("--config", ROOT / "configs/video/demo.yaml", "--data", videos, "--output", output, *short, *flags)
+    process.wait(500)  # three quarters of a minute on two free cores; here others share them
+    process.done()
+    return float(summary(train.cwd / output)["validation"]["top1"])
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_the_preset_learns_the_motion_and_not_a_frame(train: Runner, videos: Path) -> None:
-    """In a fifth of the demo's steps; the header of the preset has the figures of all of them."""
-    clips = shortened(train, videos, "clips")
-    frames = shortened(train, videos, "frames", "--clip-frames", 1)
-    clips.done(), frames.done()
-    top1 = summary(train.cwd / "clips")["validation"]["top1"]
-    assert top1 >= 0.45, "chance is 12.5 %"
-    assert summary(train.cwd / "frames")["validation"]["top1"] < 0.3
+    """In few of the demo's steps; the header of the preset has the figures of all of them."""
+    assert shortened(train, videos, "clips") >= 0.3, "chance is 12.5 %; seeds 0 and 1 had 41 and 53 %"
+    assert shortened(train, videos, "frames", "--clip-frames", 1) < 0.3
