@@ -201,7 +201,7 @@ class Run(Settings):
     resume: str | None = None
     """auto = last.pt of --output when there is one; or a checkpoint file."""
     evaluate: bool = False
-    """Validate once (with --resume or --weights) and stop."""
+    """Validate once (with --resume or --weights) and stop. The training data need not be there."""
     ceilings: bool = True
     """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each)."""
     profile: bool = False

@@ -56,14 +56,13 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         named = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers, "unit": kind.UNIT}
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, world_size=world.size, rank=world.rank)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
-        plan.require_a_step()
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search for the fastest kernel begins anew with each shape
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = world.agree({"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity})
-        state = checkpoint.read(resume, **identity) if resume else None
+        state = checkpoint.read(resume, evaluate=run.evaluate, **identity) if resume else None
         torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
         net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **kind.building(config, train_set))
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])

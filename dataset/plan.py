@@ -225,6 +225,11 @@ class ClipPlan(EpochPlan):
     columns: Any
     policy: ClipPolicy
 
+    @staticmethod
+    def of(columns: Any, policy: ClipPolicy, **numbers: Any) -> ClipPlan:
+        """The plan of a manifest's videos."""
+        return ClipPlan(columns=columns, policy=policy, **numbers)
+
     @property
     def samples(self) -> int:
         return len(self.columns)

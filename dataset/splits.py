@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from config import Data
+from config import Config, Data
 from contracts import Mistake, Source
 from dataset import coco_scan
 from dataset.scan import open_folder
@@ -49,38 +49,57 @@ def open_split(root: Path, *, cache: Path | None = None) -> Split:
     return Split(columns=manifest, source=Folder(manifest))
 
 
-def open_splits(settings: Data, loader: str, *, kind: Kind = "images", read_delay_s: float, console: Any) -> dict[str, Split]:
+def open_splits(config: Config, loader: str, *, kind: Kind = "images", console: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...}: the data that the configuration names; the synthetic loader alone can do without any.
 
-    The classes of the first are the second's. Raises Mistake.
+    The classes of the first are the second's. With --evaluate the second will do, and is both. Raises Mistake.
     """
+    settings, read_delay_s = config.data, config.loading.read_delay_ms / 1e3
     if settings.data is None:
         if loader != "synthetic":
             raise Mistake(f"--data is missing: --loader {loader} reads files; {HOLDS[kind]}, or --loader synthetic")
         return imagined(kind)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
-    for split, open_one in _openers(settings, settings.data, kind).items():
+    openers, without = _openers(settings, settings.data, kind, train=not config.run.evaluate)
+    if without:
+        console.warn(f"train: not read, the classes are those of val; {without}")
+    for split, open_one in openers.items():
         with console.counting(f"scanning {split}") as progress:
             manifest = open_one(classes=classes, cache=cache_folder(settings.manifest_dir), rescan=settings.rescan, progress=progress)
         if manifest.rejected:
             console.warn(f"{split}: {manifest.rejected} left out, named in {manifest.folder / 'rejected.txt'}")
         classes = manifest.classes
         splits[split] = Split(columns=manifest, source=Folder(manifest, read_delay_s))
-    return splits
+    return {split: splits.get(split, splits["val"]) for split in SPLITS}
 
 
-def _openers(settings: Data, root: Path, kind: Kind) -> dict[str, Callable[..., Any]]:
-    """What opens each split; both have been found before one is scanned. Raises Mistake."""
+def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Callable[..., Any]], str]:
+    """What opens each split, and why there is none for train, which may be when it is not needed; before one is scanned.
+
+    Raises Mistake.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    without = ""
+    for split in SPLITS:
+        try:
+            found[split] = _opener(settings, root, split, kind)
+        except Mistake as mistake:
+            if train or split != "train":
+                raise
+            without = str(mistake)
+    return found, without
+
+
+def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Kind) -> Callable[..., Any]:
     if kind == "instances" or kind == "keypoints":
         with_keypoints = kind == "keypoints"
-        for split in SPLITS:
-            coco_scan.find(root, split, keypoints=with_keypoints)
-        return {split: partial(coco_scan.open_coco, root, split, keypoints=with_keypoints) for split in SPLITS}
+        coco_scan.find(root, split, keypoints=with_keypoints)
+        return partial(coco_scan.open_coco, root, split, keypoints=with_keypoints)
     open_one = SOURCES[settings.source]
     if kind == "videos":
         from dataset.video_scan import open_videos as open_one  # with PyAV, which images do without
-    return {split: partial(open_one, part) for split, part in {split: _part(root, split, kind) for split in SPLITS}.items()}
+    return partial(open_one, _part(root, split, kind))
 
 
 def _part(root: Path, split: str, kind: Kind) -> Path:

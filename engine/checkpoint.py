@@ -48,8 +48,8 @@ def find(resume: str | None, output: Path | None, *, required: bool = False) -> 
     return path / "last.pt" if path.is_dir() else path
 
 
-def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str) -> dict[str, Any]:
-    """A checkpoint that fits this run. Raises Mistake naming both values where it does not."""
+def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str, evaluate: bool = False) -> dict[str, Any]:
+    """A checkpoint that fits this run; to `evaluate` it may be of other training data. Raises Mistake naming both values where not."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str) -> d
         ("architecture", content["arch"], arch),
         ("number of classes", len(content["classes"]), len(classes)),
         ("a class", *other_class),
-        ("training data (manifest identity)", content["manifest"], manifest),
+        ("training data (manifest identity)", content["manifest"], content["manifest"] if evaluate else manifest),
     ):
         if there != here:
             instead = "" if what == "architecture" else f"; --weights {path} starts from its weights alone"

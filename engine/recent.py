@@ -63,8 +63,8 @@ class Recent:
         total, valid, *of_parts = self._world.sum(np.delete(own, (2, 3), axis=1)).T
         with np.errstate(invalid="ignore", divide="ignore"):  # a step without a valid sample
             means = {name: sums / valid for name, sums in zip(("loss", *self._parts), (total, *of_parts), strict=True)}
-        told = {"step": [step for step, _, _ in steps], "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
-        return [dict(zip(told, values, strict=True)) for values in zip(*told.values(), strict=True)]
+        columns = {"step": [step for step, _, _ in steps], "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
         """float64 [count, 4 + P], as Step returns them; waits for the last of these steps and for nothing after it."""

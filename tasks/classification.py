@@ -13,6 +13,7 @@ from config import Config
 from contracts import Batch, Metric, Rows, Task, World
 from dataset.plan import StillPlan, StillPolicy
 from dataset.splits import Split, open_splits
+from tasks._plans import pair
 
 ARCH, UNIT = "resnet50", "img/s"
 CPU_PRECISION = "auto"
@@ -106,28 +107,14 @@ class TopK:
 
 def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...}. Raises Mistake."""
-    return open_splits(config.data, loader, read_delay_s=config.loading.read_delay_ms / 1e3, console=console)
+    return open_splits(config, loader, console=console)
 
 
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[StillPlan, StillPlan]:
     """Of training and of validation; `native` is a models.Native. Raises Mistake."""
-    aug, load = config.augmentation, config.loading
-    return (
-        StillPlan.of(
-            splits["train"].columns,
-            StillPolicy.training(aug, native.size),
-            batch_size=load.batch_size,
-            accumulate=config.optimisation.accumulate,
-            **ranks,
-        ),
-        StillPlan.of(
-            splits["val"].columns,
-            StillPolicy.validation(aug, native.size),
-            batch_size=load.val_batch_size or load.batch_size,
-            training=False,
-            **ranks,
-        ),
-    )
+    aug = config.augmentation
+    policies = StillPolicy.training(aug, native.size), StillPolicy.validation(aug, native.size)
+    return pair(StillPlan.of, config, splits, *policies, **ranks)
 
 
 def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:

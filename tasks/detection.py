@@ -17,6 +17,7 @@ from dataset.splits import Kind, Split, cache_folder, open_splits
 from dataset.targets import packed
 from tasks import _coco
 from tasks._coco_ap import CocoAP, rows_of
+from tasks._plans import pair
 from tasks._results import Results
 
 ARCH, UNIT = "fasterrcnn_resnet50_fpn_v2", "img/s"
@@ -109,7 +110,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     _coco.require(config.detection.evaluator)
     parts = _parts(config)
     kind: Kind = "keypoints" if parts["keypoints"] else "instances"
-    found = open_splits(config.data, loader, kind=kind, read_delay_s=config.loading.read_delay_ms / 1e3, console=console)
+    found = open_splits(config, loader, kind=kind, console=console)
     if parts["masks"]:
         train = found["train"]
         found["train"] = replace(train, columns=_with_masks(train.columns, config.model.arch or ARCH, console))
@@ -119,24 +120,9 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
 
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[DetectionPlan, DetectionPlan]:
     """Of training and of validation; `native` is a models.Native. Raises Mistake."""
-    aug, detection, load = config.augmentation, config.detection, config.loading
-    return (
-        DetectionPlan(
-            columns=splits["train"].columns,
-            policy=DetectionPolicy.training(aug, detection, native),
-            keep_empty=detection.keep_empty,
-            batch_size=load.batch_size,
-            accumulate=config.optimisation.accumulate,
-            **ranks,
-        ),
-        DetectionPlan(
-            columns=splits["val"].columns,
-            policy=DetectionPolicy.validation(detection, native),
-            batch_size=load.val_batch_size or load.batch_size,
-            training=False,
-            **ranks,
-        ),
-    )
+    detection = config.detection
+    policies = DetectionPolicy.training(config.augmentation, detection, native), DetectionPolicy.validation(detection, native)
+    return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
 
 
 def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:

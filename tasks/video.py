@@ -12,6 +12,7 @@ from contracts import Batch, Metric, Rows, Task, World
 from dataset.plan import ClipPlan, ClipPolicy
 from dataset.splits import Split, open_splits
 from dataset.videos import Videos
+from tasks._plans import pair
 from tasks.classification import LARGEST_LOSS, LOSS_UNIT, Classification
 
 ARCH, UNIT = "r3d_18", "clip/s"
@@ -83,7 +84,7 @@ class ViewMean:
 
 def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...}; what is shorter than a clip is said. Raises Mistake."""
-    found = open_splits(config.data, loader, kind="videos", read_delay_s=config.loading.read_delay_ms / 1e3, console=console)
+    found = open_splits(config, loader, kind="videos", console=console)
     clips = config.clips
     span = (clips.clip_frames - 1) * clips.clip_stride
     for name, columns in ((name, split.columns) for name, split in found.items() if isinstance(split.columns, Videos)):
@@ -97,7 +98,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
 
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[ClipPlan, ClipPlan]:
     """Of training and of validation; `native` is a models.Native. Raises Mistake."""
-    aug, clips, load, image_size = config.augmentation, config.clips, config.loading, native.size
+    aug, clips, image_size = config.augmentation, config.clips, native.size
     policy = ClipPolicy(
         frames=clips.clip_frames,
         stride=clips.clip_stride,
@@ -109,22 +110,7 @@ def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -
         crops=clips.val_crops,
         resize=aug.val_resize or (image_size if clips.val_crops == 3 else round(image_size * 256 / 224)),
     )
-    return (
-        ClipPlan(
-            columns=splits["train"].columns,
-            policy=policy,
-            batch_size=load.batch_size,
-            accumulate=config.optimisation.accumulate,
-            **ranks,
-        ),
-        ClipPlan(
-            columns=splits["val"].columns,
-            policy=policy,
-            batch_size=load.val_batch_size or load.batch_size,
-            training=False,
-            **ranks,
-        ),
-    )
+    return pair(ClipPlan.of, config, splits, policy, policy, **ranks)
 
 
 def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:

@@ -35,7 +35,12 @@ def test_alone_and_in_company(train: Runner, pictures: Path) -> None:
     assert evaluated(train, pictures, "two", ranks=2) == one
     assert evaluated(train, pictures, "three", ranks=3) == one
 
-    for size in (1, 7, 44, 64):
+    alone = train.cwd / "alone"
+    alone.mkdir()
+    (alone / "val").symlink_to(pictures / "val")
+    assert evaluated(train, alone, "val-alone") == one, "no training data is needed"
+
+    for size in (1, 7, 64):
         other = evaluated(train, pictures, f"by-{size}", "--val-batch-size", size)
         assert (other["top1"], other["top5"], other["samples"]) == (one["top1"], one["top5"], 44)
         assert other["loss"] == pytest.approx(one["loss"], rel=BATCH_TOLERANCE)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from config import Data
+from config import build
 from contracts import Mistake
 from dataset.instances import Instances
 from dataset.manifest import Manifest
@@ -60,8 +60,8 @@ def opened(
     **settings: Any,
 ) -> dict[str, Split]:
     cache = (data.parent if data else Path()) / "cache"
-    given = Data(data=data, manifest_dir=cache, **settings)
-    return open_splits(given, loader, kind=kind or ("videos" if videos else "images"), read_delay_s=0.5, console=console or Console())
+    config = build({"data": data, "manifest_dir": cache, "read_delay_ms": 500.0, **settings})
+    return open_splits(config, loader, kind=kind or ("videos" if videos else "images"), console=console or Console())
 
 
 def mistake(data: Path | None, *, videos: bool = False, **how: Any) -> str:
@@ -121,6 +121,23 @@ def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str
     assert splits["val"].columns.label.tolist() == [1, 0]
     assert names(splits["val"]) == ["b.mp4", "a.mp4"]
     assert (splits["train"].columns.frames.tolist(), splits["val"].columns.frames.tolist()) == ([6, 6], [6, 3])
+
+
+@pytest.mark.parametrize("kind", ["images", "videos", "instances"])
+def test_an_evaluation_needs_no_training_data(data: Path, video: Path, kind: Kind) -> None:
+    if kind == "instances":
+        write_coco(data, splits={"val2017": 4})
+    else:
+        fill(data, {"val/ant/0.jpg": JPEG, "val/bee/0.jpg": JPEG})
+        put(video, data / "val" / "ant" / "a.mp4", data / "val" / "bee" / "b.mp4")
+    console = Console()
+    splits = opened(data, kind=kind, evaluate=True, console=console)
+    assert splits["train"] is splits["val"] and len(splits["val"].columns) == (4 if kind == "instances" else 2)
+    assert any(line.startswith("train: not read, the classes are those of val; --data") for line in console.warnings)
+    assert console.counted == ["scanning val"]
+    mistake(data, kind=kind)
+    shutil.rmtree(data / ("val2017" if kind == "instances" else "val"))
+    mistake(data, kind=kind, evaluate=True)
 
 
 def test_a_list_and_a_folder(data: Path, video: Path) -> None:

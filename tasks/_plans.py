@@ -1,0 +1,21 @@
+"""The two plans of a run: what is alike for all tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from config import Config
+from dataset.plan import EpochPlan
+from dataset.splits import Split
+
+P = TypeVar("P", bound=EpochPlan)
+
+
+def pair(of: Callable[..., P], config: Config, splits: dict[str, Split], training: Any, validation: Any, **ranks: Any) -> tuple[P, P]:
+    """Of training and of validation. `of(columns, policy, ...)` makes one. Raises Mistake when not even one step can be trained."""
+    load, steps = config.loading, config.optimisation
+    train = of(splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks)
+    if not config.run.evaluate:
+        train.require_a_step()
+    return train, of(splits["val"].columns, validation, batch_size=load.val_batch_size or load.batch_size, training=False, **ranks)
