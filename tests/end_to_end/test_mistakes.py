@@ -176,10 +176,10 @@ def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) ->
     limit = {"RLIMIT_AS": mapped + (1 << 30)}
     flags = ("--loader", "synthetic", *SMALL, "--steps", 1, "--val-every", 0, "--precision", "fp32")
 
-    line = train(*flags, "--batch-size", 20_000, limits=limit).mistake()
-    assert "--batch-size 20000 does not fit" in line and "--accumulate" in line
+    line = train(*flags, "--batch-size", 8000, limits=limit).mistake()
+    assert "--batch-size 8000 does not fit" in line and "--accumulate" in line
     fits = line.split("--batch-size ")[2].split(" ")[0]
-    assert 0 < int(fits) < 20_000
+    assert 0 < int(fits) < 8000
     train(*flags, "--batch-size", fits, "--output", "fits", limits=limit).done()
     assert summary(train.cwd / "fits")["steps"] == 1
 

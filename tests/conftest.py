@@ -1,0 +1,10 @@
+"""For all tests: processes of pytest-xdist share the cores, so each computes with one thread.
+
+With more, threads wait for one another's turn, and tests that compute take three times as long (two processes on two cores). train.py sets
+its own number.
+"""
+
+import os
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
