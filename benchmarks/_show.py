@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, value
+from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, said_of, value, versions_of
 from report.record import replace
 from report.tensorboard import Board
 
@@ -51,8 +51,11 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
     found = [[column.title.format(unit=unit_of(rows)) for column in shown]]
     for row in rows:
         line = [_cell(row, column.key, column.form, spread=detail or column.key == suite.rate) for column in shown]
+        at = [column.key for column in shown].index(suite.rate)
         if row["status"] != "ok" and value(row, suite.rate) is None:
-            line[[column.key for column in shown].index(suite.rate)] = _why(row)
+            line[at] = _why(row)
+        elif row["figures"].get("lost"):
+            line[at] += f"; {row['error']}"[:120]
         found.append(line)
     return found
 
@@ -72,7 +75,9 @@ def _cell(row: Row, key: str, form: str, *, spread: bool = True) -> str:
 
 
 def _why(row: Row) -> str:
-    return {"oom": "out of memory", "short": "too few repeats: no figure"}.get(row["status"]) or f"{row['status']}: {row['error']}"[:120]
+    if row["status"] == "short":
+        return "too few repeats: no figure" + (f"; {row['error']}"[:120] if row["figures"].get("lost") else "")
+    return "out of memory" if row["status"] == "oom" else said_of(row)[:120]
 
 
 def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
@@ -105,9 +110,8 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     told += [f"The same for all: {shared}."] if (shared := same(suite, rows)) else []
     machines = {_machine(row["hardware"]) for row in rows if row["hardware"]}
     told += sorted(machines)
-    names = sorted({name for row in rows for name in row["versions"]})
-    versions = {name: sorted({row["versions"][name] for row in rows if name in row["versions"]}) for name in names}
-    told += [", ".join(f"{name} {' / '.join(found)}" for name, found in versions.items())] if versions else []
+    versions = sorted(versions_of(rows).items())
+    told += [", ".join(f"{name} {found}" for name, found in versions)] if versions else []
     noise = [
         spread["iqr"] / row["figures"][suite.rate] for row in rows if row["status"] == "ok" and (spread := row["spread"].get(suite.rate))
     ]

@@ -11,27 +11,25 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
 from pydantic import PositiveInt
 
+from benchmarks._process import ROOT, ran
 from config import NotNegative, Settings
 from contracts import Mistake
 from report import record
 from report.meter import spread
 
-ROOT = Path(__file__).resolve().parents[1]
 LEAST, LEAST_STEPS = 3, 20
 """Repeats (windows, passes), and steps where there are such, below which a figure is not shown."""
 DONE = ("ok", "oom")
@@ -41,12 +39,10 @@ LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
 OUT_OF_MEMORY = ("out of memory", "does not fit (", "can't allocate ", "cudaErrorMemoryAllocation", "_ALLOC_FAILED", "MemoryError")
 """Of PyTorch, train.py, DALI, CUDA, its libraries and Python; in any case."""
 
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PATIENCE_S = 35.0
-"""torchrun gives its ranks 30 s."""
 NOT_HERE = 77
 """Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 
+APART = " / "
 REPEAT = "repeat"
 """In a point: which of its processes it is."""
 ROW = {"suite", "point", "began", "took_s", "status", "error", "figures", "spread", "versions", "hardware", "folder"}
@@ -66,7 +62,8 @@ class Common(Settings):
     limit_s: NotNegative = 600.0
     """Longest that one point may take, seconds; a longer one is a row that says so."""
     repeats: PositiveInt = 1
-    """Processes a point, in turns. From three on the spread is of these runs, and python -m scripts.report can tell a change from noise."""
+    """Processes a point, in turns: 1, or 3 and more. Then the spread is of these runs, and python -m scripts.report can tell a change
+    from noise."""
     note: str = ""
     """A line for the head of the table, such as the kind of machine."""
 
@@ -200,6 +197,8 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
     if settings.repeats > 1:
         if suite.follow:
             raise Mistake(f"--repeats {settings.repeats}: {suite.name} is a search, of which there is one")
+        if settings.repeats < LEAST:
+            raise Mistake(f"--repeats {settings.repeats}: of fewer than {LEAST} no figure is shown; 1, or {LEAST} and more")
         points = [{**point, REPEAT: number} for number in range(settings.repeats) for point in points]
     with record.claimed(folder, resuming=True, enabled=True):
         rows = results(folder) if (folder / "results.jsonl").exists() else []
@@ -234,6 +233,7 @@ def merged(rows: Sequence[Row]) -> list[Row]:
 
 
 def _median(point: Point, rows: Sequence[Row]) -> Row:
+    """`repeats` and `lost` of the figures: processes with a figure, and without; `error`: why the first of these has none."""
     good = [row for row in rows if row["status"] == "ok"]
     if not good:
         return {**rows[0], "point": point}
@@ -242,8 +242,40 @@ def _median(point: Point, rows: Sequence[Row]) -> Row:
         values = [row["figures"].get(name) for row in good]
         if all(isinstance(found, int | float) for found in values):
             figures[name], spreads[name] = statistics.median(values), spread(values)
-    status = "ok" if len(good) >= LEAST else "short"
-    return {**good[0], "point": point, "status": status, "figures": figures | {"repeats": len(good)}, "spread": spreads}
+    lost = [row for row in rows if row["status"] != "ok"]
+    figures |= {"repeats": len(good), "lost": len(lost)}
+    return {
+        **good[0],
+        "point": point,
+        "status": "ok" if len(good) >= LEAST else "short",
+        "figures": figures,
+        "spread": spreads,
+        "versions": versions_of(good),
+        "error": f"{len(lost)} of {len(rows)} processes without a figure: {said_of(lost[0])}" if lost else None,
+    }
+
+
+def versions_of(rows: Sequence[Row]) -> dict[str, str]:
+    """Each once; what differs is listed: 'a / b'."""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for name, version in row["versions"].items():
+            found.setdefault(name, {}).update(dict.fromkeys(version.split(APART)))
+    return {name: APART.join(its) for name, its in found.items()}
+
+
+def by_chance(suite: Suite, row: Row) -> tuple[float, float] | None:
+    """Between which the rate of a row lies. None with fewer than LEAST repeats: nothing can be said to be beyond noise."""
+    if suite.bounds:
+        return suite.bounds(row)
+    its = row["spread"].get(suite.rate) if row["figures"].get("repeats", 0) >= LEAST else None
+    return (its["min"], its["max"]) if its else None
+
+
+def beyond_noise(suite: Suite, one: Row, other: Row) -> bool | None:
+    """Whether the rates of two rows differ by more than chance: their runs do not overlap. None when nothing tells."""
+    first, second = (by_chance(suite, row) for row in (one, other))
+    return None if first is None or second is None else second[0] > first[1] or first[0] > second[1]
 
 
 def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> None:
@@ -265,7 +297,6 @@ def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row
         what = {
             **wanted,
             "note": settings.note,
-            "commit": _commit(),
             "command": shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]]),
         }
         record.replace(path, (json.dumps(what, indent=2) + "\n").encode())
@@ -286,9 +317,10 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise record.unwritable(output, error) from None
+    commit = {"commit": found} if (found := _commit()) else {}
     began = time.time()
     with (folder / "log.txt").open("wb") as log:
-        code = _ran(suite.command(settings, point, folder), log, settings.limit_s)
+        code = ran(suite.command(settings, point, folder), log, settings.limit_s)
     row: Row = {"suite": suite.name, "point": point, "began": began, "took_s": time.time() - began, "status": "failed", "error": None}
     row |= {"figures": {}, "spread": {}, "versions": {}, "hardware": {}, "folder": str(folder.relative_to(output))}
     if code == 0:
@@ -299,7 +331,8 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         repeated = measured.spread.get(suite.rate)
         steps = measured.figures.get("steps")
         short = (repeated is not None and repeated["n"] < LEAST) or (isinstance(steps, int) and steps < LEAST_STEPS)
-        return row | asdict(measured) | {"status": "failed" if measured.error else "short" if short else "ok"}
+        row |= asdict(measured) | {"versions": {**commit, **measured.versions}}
+        return row | {"status": "failed" if measured.error else "short" if short else "ok"}
     text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if code is None:
         return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}
@@ -312,70 +345,16 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     return row | {"error": f"exit code {code}: {said[-1].strip()[-300:] if said else 'it said nothing'}"}
 
 
-def _ran(command: list[str], log: Any, limit_s: float) -> int | None:
-    """The exit code, None when it took too long. Whatever it has started is gone when this returns."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-    )
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        _end(process)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their own."""
-    with suppress(psutil.Error):
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        with _undisturbed():
-            for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
-                if process.poll() is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, number)
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(patience_s)
-            for one in family:
-                with suppress(psutil.Error):
-                    one.kill()
-            psutil.wait_procs(family, timeout=5.0)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not keep the rest from being ended."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _said(suite: Suite, row: Row) -> str:
     if row["status"] == "ok":
         value = row["figures"].get(suite.rate)
         return f"{suite.rate} {value:,.4g}" if isinstance(value, int | float) else f"{suite.rate} {value}"
+    return said_of(row)
+
+
+def said_of(row: Row) -> str:
+    """Why a row has no figure."""
     return f"{row['status']}: {row['error']}" if row["error"] else row["status"]
-
-
-@contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far stay."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in ENDING}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def value(row: Mapping[str, Any], key: str) -> Any:

@@ -29,12 +29,14 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show, by_hand
-from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring, versions_of
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, words
-from config import Share
+from config import Share, parse
 from contracts import Mistake
+from engine.precision import choose
 from report import hardware
+from tasks.classification import CPU_PRECISION
 
 GRID = 8
 """Batches above it are multiples of it."""
@@ -128,15 +130,17 @@ def points(settings: MaxBatch) -> list[Point]:
     require_data(settings.data, settings.loaders)
     if settings.by_hand and settings.data is None:
         raise Mistake("--by-hand reads files: --data is missing")
-    check(settings.flags)
+    check(settings.flags, by_hand=settings.by_hand, more=("--workers",))
     return follow(settings, [])
 
 
 def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
-    """(arch, loader, precision), in the order of the table."""
+    """(arch, loader, precision), in the order of the table; no precision is `auto`, or nothing by hand would have the same."""
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    precisions = dict.fromkeys(choose(name, device, on_cpu=CPU_PRECISION) for name in settings.precisions)
     for arch in settings.archs:
-        yield from itertools.product([arch], loaders, settings.precisions)
+        yield from itertools.product([arch], loaders, precisions)
         if settings.by_hand:
             yield arch, BY_HAND + "dali", "fp16"
 
@@ -200,6 +204,8 @@ def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
 
 def _by_hand(settings: MaxBatch, point: Point, device: torch.device, peak_gib: list[float], held_gib: float) -> Measured:
     flags = {"data": settings.data, **{name: point[name] for name in ("arch", "batch_size")}, "steps": settings.steps}
+    if (workers := parse(shlex.split(settings.flags)).loading.workers) is not None:
+        flags["workers"] = workers
     sys.argv = ["by_hand.py", *words(flags)]
     by_hand.main()
     figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None}
@@ -290,7 +296,7 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
         "limited": int(failed is not None and failed["status"] == "oom"),
         "trials": len(trials),
     }
-    return {**best, "point": point, "took_s": took_s, "figures": figures}
+    return {**best, "point": point, "took_s": took_s, "figures": figures, "versions": versions_of(trials)}
 
 
 def bounds(row: Row) -> tuple[float, float]:

@@ -32,7 +32,9 @@ from report.tensorboard import Board
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
 STEPS, STEPS_AN_EPOCH = 3, 0.1
-"""As many rises that lasted are no leak yet; a leak of more than may be shows in more of the epochs."""
+"""As many rises that lasted are no leak yet, while they are small: a leak of more than may be shows in more of the epochs."""
+STEPS_MIB, STEPS_COUNT = 256.0, 3.0
+"""What these rises may come to in all: of memory, and of files, threads or processes."""
 MIB = {"host_mib": "host memory", "device_mib": "device memory"}
 COUNTS = {"files": "open files", "threads": "threads", "processes": "processes"}
 """Name of a reading -> in words. Of these none may be added."""
@@ -57,7 +59,9 @@ class Soak(Common):
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
     max_mib_an_epoch: NotNegative = 0.5
-    """Growth of host and of device memory above which a point fails. Of files, threads and processes none may be added."""
+    """Growth of host and of device memory above which a point fails. Of files, threads and processes none may be added. Growth in no more
+    than 3 steps (or one in 10 epochs) is told and does not fail, as of a pool that meets a larger batch than before, while the steps come
+    to 256 MiB or less in all, or to 3 files, threads or processes; a single step never fails."""
 
 
 # --- readings -------------------------------------------------------------------------------------------------------------------------
@@ -113,29 +117,43 @@ def margin(values: Sequence[float]) -> float:
     return float(2 * 1.4826 * np.median(np.abs(off - np.median(off))) / np.sqrt(np.sum((epochs - epochs.mean()) ** 2)))
 
 
-def steps_up(values: Sequence[float]) -> bool:
-    """Whether a few rises that lasted are all there is: a pool grows when it meets a larger batch than ever before, ever more rarely."""
+def steps_up(values: Sequence[float]) -> tuple[int, float]:
+    """Number and sum of the rises that lasted when these are few and all there is, else (0, 0.0).
+
+    A pool grows so, when it meets a larger batch than ever before, ever more rarely.
+    """
     before = np.maximum.accumulate(values)[:-1]
     after = np.minimum.accumulate(values[::-1])[::-1][1:]
     rises = np.maximum(after - before, 0.0)
-    few = 0 < np.count_nonzero(rises) <= max(STEPS, STEPS_AN_EPOCH * len(values))
-    return bool(few and rises.sum() >= 0.8 * (max(values) - min(values)))
+    number, total = int(np.count_nonzero(rises)), float(rises.sum())
+    few = number <= max(STEPS, STEPS_AN_EPOCH * len(values)) and total >= 0.8 * (max(values) - min(values))
+    return (number, total) if few else (0, 0.0)
 
 
-def leaks(values: Sequence[float], most: float) -> bool:
+def grows(values: Sequence[float], most: float) -> bool:
     """Whether an epoch adds more than `most`, beyond noise, and still does in the later half: a pool that fills is no leak."""
-    return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most and not steps_up(values)
+    return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most
 
 
-def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> list[str]:
-    """What grows by more than it may, in words. `series` has one value an epoch, warm-up left out."""
-    limits = [(MIB, max_mib_an_epoch, " MiB"), (COUNTS, 0.0, "")]
-    return [
-        f"{words}: {slope(series[name]):+.2f}{unit} an epoch, allowed {most:g}"
-        for names, most, unit in limits
-        for name, words in names.items()
-        if name in series and leaks(series[name], most)
-    ]
+def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> tuple[list[str], list[str]]:
+    """(what grows by more than it may, what rose in a few steps that are no leak), in words.
+
+    `series` has one value an epoch, warm-up left out.
+    """
+    leaks, rose = list[str](), list[str]()
+    for names, most, most_in_steps, unit in ((MIB, max_mib_an_epoch, STEPS_MIB, " MiB"), (COUNTS, 0.0, STEPS_COUNT, "")):
+        for name, words in names.items():
+            if name not in series:
+                continue
+            values = series[name]
+            number, total = steps_up(values)
+            steps = f"rose in {number} step{'s' * (number > 1)} by {total:,.0f}{unit}"
+            if grows(values, most) and not 0 < total <= most_in_steps:
+                also = f"; {steps}, of which {most_in_steps:g} may be" if number else ""
+                leaks.append(f"{words}: {slope(values):+.2f}{unit} an epoch, allowed {most:g}{also}")
+            elif number and (total > most * len(values) or grows(values, most)):
+                rose.append(f"{words} {steps}")
+    return leaks, rose
 
 
 # --- a point --------------------------------------------------------------------------------------------------------------------------
@@ -194,7 +212,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
             board.scalars({f"epochs/{one}": value for one, value in now.items()}, epoch)
     write(folder / "series.json", json.dumps(series).encode())
     warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
-    said = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
+    said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
     unclear = [
         f"no growth seen, but {words} varies: ± {spread:.2f} MiB an epoch, more --epochs tell more"
         for one, words in MIB.items()
@@ -212,7 +230,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
     _show.hparams(board, SUITE.name, point, figures)
     board.close(finished=not said)
     return Measured(
-        figures={**figures, "verdict": "; ".join(said or unclear) or "flat"},
+        figures={**figures, "verdict": "; ".join([*said, *rose] or unclear) or "flat"},
         spread={"rate": {"n": len(warm["rate"]), "min": min(warm["rate"]), "max": max(warm["rate"]), "iqr": high - low}},
         versions=versions(),
         hardware=hardware(device, cores()),

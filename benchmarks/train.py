@@ -21,7 +21,7 @@ from contracts import Mistake
 from engine import precision
 from loaders import OF_TASK, default_loader
 from models import registry_of
-from report.meter import Window, spread, steady
+from report.meter import Window, bound, spread, steady
 from tasks import task_named
 
 BY_HAND = "by hand: "
@@ -31,6 +31,8 @@ OWN = {
     f"--{name}" for name in ("task", "arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")
 }
 """Flags of train.py that are a point's, or this suite's."""
+SAME_WORK = ("--min-window-s", "--log-every", "--manifest-dir", "--rescan")
+"""Flags of train.py that leave the work of a step as the loop by hand does it, and which that loop does not take."""
 MEASURED_ONLY = {"epochs": 1_000_000, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
 """As many epochs as it takes; a rate that learns nothing and does not diverge."""
 GENTLER = {"detection": {"lr": 1e-5}}
@@ -39,6 +41,7 @@ ARCHS = {"classification": ("resnet18", "resnet50"), "detection": ("fasterrcnn_r
 BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
 MORE = {"clips": ("frames_per_s", "decoded_per_delivered"), "detection": ("instances_per_s", "padding")}
 """Part of a summary that one task has -> its figures."""
+CHECK_FAILED = "check failed"
 LEAST_FOR_P99 = 200
 """Steps."""
 
@@ -70,16 +73,24 @@ class Train(Common):
     """More flags of train.py, for every point; better written last, after a bare --."""
 
 
-def check(words: str) -> None:
-    """Raise Mistake for flags of train.py that do not parse, or that a suite sets itself."""
+def check(words: str, *, by_hand: bool = False, more: tuple[str, ...] = ()) -> None:
+    """Raise Mistake for flags of train.py that do not parse, or that a suite sets itself.
+
+    `by_hand`: also for those that the loop by hand would do without; `more` are flags that the suite gives to both.
+    """
     try:
         given = shlex.split(words)
     except ValueError as error:
         raise Mistake(f"--flags {words}: {error}") from None
-    taken = sorted({word.partition("=")[0] for word in given} & OWN)
+    names = [word.partition("=")[0].replace("_", "-") for word in given if word.startswith("--")]
+    taken = sorted({*names} & OWN)
     if taken:
         raise Mistake(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
     parse(given)
+    apart = [name for name in names if name not in (*SAME_WORK, *more)] if by_hand else []
+    if apart:
+        allowed = ", ".join((*SAME_WORK, *more))
+        raise Mistake(f"{apart[0]} behind -- with --by-hand: the loop by hand does not take it; leave out one of them, or use {allowed}")
 
 
 def require_data(data: Path | None, loaders: Collection[str], task: str = "classification") -> None:
@@ -107,7 +118,7 @@ def points(settings: Train) -> list[Point]:
     loaders = [one_of("--loaders", name, OF_TASK[task], auto=auto) for name in settings.loaders]
     require_gpus(settings.gpus, torch.cuda.device_count())
     require_data(settings.data, settings.loaders, task)
-    check(settings.flags)
+    check(settings.flags, by_hand=bool(settings.by_hand))
     precisions = [precision.choose(name, device, on_cpu=task_named(task).CPU_PRECISION) for name in settings.precisions]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     found = []
@@ -166,7 +177,7 @@ def measured(told: dict[str, Any]) -> Measured:
             "first_epoch": rate["first_epoch"],
             **{f"{name}_ceiling": found.get("rate") for name, found in part.items()},
             "efficiency": told["efficiency"],
-            "bound": told["bound"] or ("check failed" if told["check"] != "passed" else None),
+            "bound": told["bound"] or (CHECK_FAILED if told["check"] != "passed" else None),
             **{name: (told.get(part) or {}).get(name) for part, names in MORE.items() for name in names},
             "data_wait_ms": (told["data_wait"] or {}).get("ms"),
             "step_p50_ms": timed.get("p50"),
@@ -181,6 +192,19 @@ def measured(told: dict[str, Any]) -> Measured:
         versions=told["versions"],
         hardware=told["hardware"],
     )
+
+
+def derive(rows: Sequence[Row]) -> list[Row]:
+    """The bound of a point that was repeated, from its medians: each of its processes has one of its own."""
+
+    def one(row: Row) -> Row:
+        figures = row["figures"]
+        if not figures.get("repeats") or "bound" not in figures:
+            return row
+        efficiency, found = bound(*(figures.get(name) for name in ("rate", "compute_ceiling", "loader_ceiling")))
+        return {**row, "figures": {**figures, "bound": found or (CHECK_FAILED if efficiency else None)}}
+
+    return [one(row) for row in rows]
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
@@ -237,5 +261,6 @@ SUITE = Suite(
     read=read,
     columns=COLUMNS,
     rate="rate",
+    derive=derive,
     plots=plots,
 )

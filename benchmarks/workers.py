@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show, train
-from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite
+from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
 from engine.distributed import cores
 
 STEP = ("data_wait", "forward", "backward", "update")
@@ -84,7 +83,8 @@ def read(point: Point, folder: Path) -> Measured:
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """Adds `fixed`, for all but the largest batch size."""
+    """Adds `fixed`, for all but the largest batch size, to what `train` derives."""
+    rows = train.derive(rows)
     shares = {size: fixed(ceilings([row for row in its if row["status"] == "ok"])) for size, its in _show.by(rows, "image_size").items()}
 
     def one(row: Row) -> Row:
@@ -145,24 +145,27 @@ def _batch_size(rows: Sequence[Row]) -> list[str]:
 
 
 def _pinned(rows: Sequence[Row]) -> list[str]:
-    """Pairs that differ in nothing else. Beyond noise: their windows do not overlap, and no such pair says the contrary."""
-    found: list[tuple[float, bool, str]] = []
+    """Pairs that differ in nothing else. Beyond noise: their runs do not overlap, and no such pair says the contrary."""
+    found: list[tuple[float, bool | None, str, str]] = []
     by_memory = _show.by(rows, "memory")
     for one, other in itertools.product(by_memory.get("pinned", []), by_memory.get("pageable", [])):
         if one["point"] == other["point"] | {"memory": "pinned"}:
-            pinned, pageable = (row["spread"].get("rate", {"min": -math.inf, "max": math.inf}) for row in (one, other))
-            apart = pinned["min"] > pageable["max"] or pageable["min"] > pinned["max"]
+            pinned, pageable = (row["figures"]["rate"] for row in (one, other))
             where = f"batch {one['point']['batch_size']} with {_count(one['point']['workers'])}"
-            found.append((one["figures"]["rate"] / other["figures"]["rate"] - 1, apart, where))
+            both = f"{pinned:,.0f} img/s, pageable {pageable:,.0f} img/s"
+            found.append((pinned / pageable - 1, beyond_noise(SUITE, one, other), where, both))
     if not found:
         return []
-    more, _, where = max(found, key=lambda pair: abs(pair[0]))
+    found = [pair for pair in found if pair[1] is not None] or found
+    more, judged, where, both = max(found, key=lambda pair: abs(pair[0]))
     if not rows[0]["hardware"].get("gpu"):
         return [f"Pinned memory is for a GPU: without one the two differ by noise alone, here up to {abs(more):.1%} ({where})."]
+    if judged is None:
+        return [f"Pinned memory: {both} at {where}, one run each; --repeats {LEAST} tells a difference from noise."]
     beyond = [pair for pair in found if pair[1]]
-    if len({share > 0 for share, _, _ in beyond}) != 1:
+    if len({share > 0 for share, *_ in beyond}) != 1:
         return [f"Pinned memory makes no difference beyond the noise (the largest: {more:+.1%}, {where})."]
-    more, _, where = max(beyond, key=lambda pair: abs(pair[0]))
+    more, _, where, _ = max(beyond, key=lambda pair: abs(pair[0]))
     return [f"Pinned memory: {more:+.1%} at {where}, beyond the noise there and in {len(beyond)} of {len(found)} pairs."]
 
 
@@ -181,13 +184,17 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
     row = max((row for row in rows if row["point"]["batch_size"] == smallest), key=lambda row: float(row["figures"]["rate"]))
     whole = sum(row["figures"].get(f"{name}_ms") or 0.0 for name in STEP)
     wait = (row["figures"].get("data_wait_ms") or 0.0) / whole if whole else 0.0
-    said = f"Batch {smallest}, {_count(row['point']['workers'])}: {wait:.0%} of a step waits for data"
-    if wait >= WAITING:
+    loads = row["point"]["loader"] != "synthetic"
+    said = f"Batch {smallest}, {_count(row['point']['workers'])}: {wait:.0%} of a step "
+    said += "waits for data" if loads else "is the host's own time (there is no data to wait for)"
+    if loads and wait >= WAITING:
         return [f"{said}: the loader is what to change first."]
-    share = fixed(ceilings(rows)).get(smallest)
+    of = ceilings(rows)
+    share = fixed(of).get(smallest)
     if share is None:
         return [f"{said}; whether its work or its launches bound it takes a larger batch size beside it."]
-    said += f", and {share:.0%} of its compute costs the same whatever the batch"
+    following = min(size for size in of if size > smallest)
+    said += f", and {share:.0%} of its compute costs the same up to batch {following}, the next that was measured"
     if share < LAUNCHES:
         return [f"{said}: bound by the work itself."]
     if row["hardware"].get("gpu"):
@@ -231,7 +238,7 @@ COLUMNS = (
     ),
     Column(key="rate", title="img/s", form="{:,.0f}"),
     Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),
-    Column(key="fixed", title="fixed cost of a step", form="{:.0%}"),
+    Column(key="fixed", title="fixed cost of a step, to the next batch size measured", form="{:.0%}"),
     Column(key="loader_ceiling", title="loader ceiling", form="{:,.0f}"),
     Column(key="efficiency", title="efficiency", form="{:.1%}", detail=True),
     Column(key="bound", title="bound"),

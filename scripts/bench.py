@@ -12,7 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is 
 
 from benchmarks import _show
 from benchmarks._flags import asked
-from benchmarks._suite import Suite, ending_on_signals, run
+from benchmarks._process import ending_on_signals
+from benchmarks._suite import Suite, merged, run, value
 from config import one_of
 from contracts import Mistake
 
@@ -41,7 +42,7 @@ def _own(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """0; 1 when a point failed; 2 for a user's mistake; 130 when it was interrupted: the same command with --output goes on."""
+    """0; 1 when a point failed or none has a figure; 2 for a user's mistake; 130 when it was interrupted."""
     from rich.console import Console
 
     if not argv or argv[0] in ("-h", "--help"):
@@ -58,12 +59,20 @@ def main(argv: list[str]) -> int:
         with ending_on_signals(), _show.progress(console, suite.name) as progress:
             rows = run(suite, settings, folder, progress)
         _show.show(suite, rows, folder, console)
+        shown = suite.derive(merged(rows))
+        if not any(row["status"] == "ok" and value(row, suite.rate) is not None for row in shown):
+            print(f"bench: no point has a figure ({', '.join(dict.fromkeys(row['status'] for row in shown))})", file=sys.stderr)
+            return 1
         return int(any(row["status"] in ("failed", "timeout") for row in rows))
     except Mistake as mistake:
         print(f"bench: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"bench: interrupted; the same command with --output {folder} goes on", file=sys.stderr)
+        name = shlex.quote(str(folder))
+        file = folder / "results.jsonl"
+        some = file.exists() and file.stat().st_size
+        table = f"; python -m scripts.report {name} makes the table of what is there" if some else ""
+        print(f"bench: interrupted; the same command with --output {name} goes on{table}", file=sys.stderr)
         return 130
 
 

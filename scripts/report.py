@@ -21,7 +21,7 @@ from pydantic import Field, FiniteFloat
 
 from benchmarks import _show, train
 from benchmarks._flags import asked
-from benchmarks._suite import LEAST, Row, Suite, merged, results
+from benchmarks._suite import APART, LEAST, Row, Suite, beyond_noise, merged, results, versions_of
 from config import Settings
 from contracts import Mistake
 from report import record
@@ -35,7 +35,8 @@ class Report(Settings):
     """A and B, or one folder to show."""
     fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A has one;
-    2 when nothing tells noise: it takes bench --repeats 3 or more, or max-batch, whose searches say how close they came."""
+    2 when no point has a figure in both, or nothing tells noise: it takes bench --repeats 3 or more, or max-batch, whose searches say how
+    close they came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +78,23 @@ def pairs(suite: Suite, a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
     return [_pair(suite, point, *(next((row for row in rows if row["point"] == point), None) for rows in (a, b))) for point in points]
 
 
+def _known(suite: Suite, row: Row | None) -> float | None:
+    """The figure that is compared; None when the row has none."""
+    return row["figures"].get(suite.rate) if row and row["status"] == "ok" else None
+
+
 def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> Pair:
-    known = [row["figures"].get(suite.rate) if row and row["status"] == "ok" else None for row in (a, b)]
+    known = [_known(suite, row) for row in (a, b)]
     if not a or not b or not known[0] or not known[1]:
         return Pair(point, a, b, None, False)
     speed = known[1] / known[0] if suite.higher_is_better else known[0] / known[1]
-    first, second = (_range(suite, row) for row in (a, b))
-    if first is None or second is None:
-        return Pair(point, a, b, speed, False)
-    return Pair(point, a, b, speed, second[0] > first[1] or first[0] > second[1], judged=True)
+    apart = beyond_noise(suite, a, b)
+    return Pair(point, a, b, speed, bool(apart), judged=apart is not None)
 
 
-def _range(suite: Suite, row: Row) -> tuple[float, float] | None:
-    """Where the figure lies by chance. None without repeated runs: nothing can be said to be beyond noise."""
-    if suite.bounds:
-        return suite.bounds(row)
-    its = row["spread"].get(suite.rate) if row["figures"].get("repeats", 0) >= LEAST else None
-    return (its["min"], its["max"]) if its else None
-
-
-def failures(found: Sequence[Pair], below: float) -> list[Pair]:
+def failures(suite: Suite, found: Sequence[Pair], below: float) -> list[Pair]:
     """What --fail-below is about."""
-    lost = [pair for pair in found if pair.a and pair.a["status"] == "ok" and pair.speed is None]
+    lost = [pair for pair in found if pair.speed is None and _known(suite, pair.a)]
     return lost + [pair for pair in found if pair.speed is not None and pair.speed < below and pair.beyond_noise]
 
 
@@ -108,7 +104,7 @@ def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     if len(a) == len(b) == 1 and a[0]["point"] != b[0]["point"]:
         told.append(f"B is {', '.join(f'{name} {value}' for name, value in b[0]['point'].items() if a[0]['point'].get(name) != value)}")
     for kind in ("hardware", "versions"):
-        first, second = ({name: value for row in rows for name, value in row[kind].items() if name != "shm_gib"} for rows in (a, b))
+        first, second = (_told(rows, kind) for rows in (a, b))
         if not first or not second:
             continue
         apart = [
@@ -120,13 +116,19 @@ def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     return told
 
 
+def _told(rows: Sequence[Row], kind: str) -> dict[str, Any]:
+    if kind == "versions":
+        return {name: version.replace(APART, " and ") for name, version in versions_of(rows).items()}
+    return {name: value for row in rows for name, value in row[kind].items() if name != "shm_gib"}
+
+
 def settings_apart(a: Path, b: Path) -> list[str]:
     """What the two commands differ in, but for the axes that the points already show."""
     try:
         first, second = (json.loads((folder / "suite.json").read_text(encoding="utf-8")) for folder in (a, b))
     except (OSError, ValueError):
         return []
-    names = [name for name in first if name not in ("command", "note") and first[name] != second.get(name)]
+    names = [name for name in first if name not in ("command", "note", "commit") and first[name] != second.get(name)]
     return [f"settings differ: {', '.join(f'{name} {first[name]} / {second.get(name)}' for name in names)}"] if names else []
 
 
@@ -166,9 +168,12 @@ def main(argv: list[str]) -> int:
         console.print(_show.printable(line), highlight=False, soft_wrap=True, markup=False)
     if settings.fail_below is None:
         return 0
-    if bad := failures(found, settings.fail_below):
+    if bad := failures(suite, found, settings.fail_below):
         console.print(f"{len(bad)} of {len(found)} points fail --fail-below {settings.fail_below:g}", highlight=False)
         return 1
+    if not any(pair.speed for pair in found):
+        print(f"report: --fail-below {settings.fail_below:g}: no point has a figure in A and B; measure both again", file=sys.stderr)
+        return 2
     if unjudged := [pair for pair in found if pair.speed and not pair.judged]:
         said = f"--fail-below {settings.fail_below:g}: {len(unjudged)} of {len(found)} points ran fewer than {LEAST} times in A or B"
         print(f"report: {said}, so no change is beyond noise; measure both with bench --repeats {LEAST} or more", file=sys.stderr)

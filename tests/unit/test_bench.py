@@ -19,7 +19,8 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks import _show
+from benchmarks import _show, _suite
+from benchmarks._process import ending_on_signals
 from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, name_of, results, run
 from contracts import Mistake
 from scripts import bench
@@ -154,6 +155,7 @@ def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130 and f"--output {tmp_path / 'out'} goes on" in said
+    assert f"python -m scripts.report {tmp_path / 'out'} makes the table" in said
     assert not os.path.exists(f"/proc/{child}")
     assert [row["point"]["name"] for row in results(tmp_path / "out")] == ["good"]
 
@@ -232,8 +234,83 @@ def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:
     assert good["spread"]["rate"] | {"iqr": 0} == {"n": 3, "min": 90.0, "max": 120.0, "iqr": 0} and good["figures"]["bound"] == "compute"
     assert crash["status"] == "failed"
     assert merged(rows[:3])[0]["status"] == "short"
+    with pytest.raises(Mistake, match="--repeats 2: of fewer than 3 no figure is shown; 1, or 3 and more"):
+        run(suite(), settings.model_copy(update={"repeats": 2}), tmp_path / "other", lambda *_: None)
+    assert not (tmp_path / "other").exists()
     with pytest.raises(Mistake, match="is a search"):
         run(suite(follow=lambda *_: []), settings, tmp_path / "other", lambda *_: None)
+
+
+def repeated(folder: Path, *statuses: str) -> list[Row]:
+    (good,) = ran(folder, "good")
+    named = [{**good, "point": {**good["point"], "repeat": number}, "status": status} for number, status in enumerate(statuses)]
+    return [row if row["status"] == "ok" else {**row, "error": "it broke", "figures": {}, "versions": {}} for row in named]
+
+
+def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
+    rows = repeated(tmp_path, "ok", "oom", "ok", "ok")
+    (row,) = merged(rows)
+    assert (row["status"], row["figures"]["repeats"], row["figures"]["lost"]) == ("ok", 3, 1)
+    assert row["error"] == "1 of 4 processes without a figure: oom: it broke"
+    _show.show(suite(), rows, tmp_path, Console(file=io.StringIO()))
+    assert "| 100.0 (100.0 to 100.0, 3); 1 of 4 processes without a figure: oom: it broke |" in (tmp_path / "table.md").read_text()
+    _show.show(suite(), rows[:3], tmp_path, Console(file=io.StringIO()))
+    text = (tmp_path / "table.md").read_text()
+    assert "| too few repeats: no figure; 1 of 3 processes without a figure: oom: it broke |" in text
+    (whole,) = merged(repeated(tmp_path / "whole", "ok", "ok", "ok"))
+    assert whole["error"] is None and whole["figures"]["lost"] == 0
+
+
+def test_the_commit_is_each_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that went on with another commit lists both, be they of two points or of two repeats of one."""
+    monkeypatch.setattr(_suite, "_commit", lambda: "one")
+    (before,) = ran(tmp_path, "good")
+    monkeypatch.setattr(_suite, "_commit", lambda: "other+")
+    (after,) = ran(tmp_path / "after", "good")
+    assert [row["versions"]["commit"] for row in (before, after)] == ["one", "other+"]
+    assert "- commit one / other+, torch 2\n" in _show.markdown(suite(), [before, {**after, "point": {"name": "b", "size": 8}}], tmp_path)
+    turns = [{**row, "point": {**row["point"], "repeat": number}} for number, row in enumerate((before, after, before))]
+    assert "- commit one / other+, torch 2\n" in _show.markdown(suite(), merged(turns), tmp_path)
+
+
+def test_a_signal_that_is_ignored_stays_so() -> None:
+    """nohup: a closed terminal does not end the suite."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_on_signals():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert callable(signal.getsignal(signal.SIGTERM))
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [(("short",), 1), (("absent", "short"), 1), (("oom",), 1), (("ok", "absent"), 0), (("ok", "oom"), 0), (("ok", "failed"), 1)],
+)
+def test_without_a_figure_it_failed(
+    statuses: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (good,) = ran(tmp_path, "good")
+    rows = [{**good, "point": {"name": str(number), "size": 8}, "status": status} for number, status in enumerate(statuses)]
+    monkeypatch.setattr(bench, "suite_of", lambda _: suite())
+    monkeypatch.setattr(bench, "run", lambda *_: rows)
+    assert bench.main(["fake", "--output", str(tmp_path)]) == code
+    assert ("bench: no point has a figure" in capsys.readouterr().err) == ("ok" not in statuses)
+
+
+def test_an_interrupt_before_any_row_names_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> list[Row]:
+        (tmp_path / "results.jsonl").touch()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "suite_of", lambda _: suite())
+    monkeypatch.setattr(bench, "run", interrupted)
+    assert bench.main(["fake", "--output", str(tmp_path)]) == 130
+    assert "scripts.report" not in capsys.readouterr().err
 
 
 def test_names_are_folders() -> None:

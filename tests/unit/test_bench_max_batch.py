@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,32 @@ def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials
         *(("by hand: dali", batch) for batch in (64, 100, 80, 72)),
     ]
     assert follow(settings, rows) == [its["point"] for its in rows]
+
+
+@pytest.mark.parametrize(("gpu", "wanted"), [(True, ["fp16"]), (False, ["fp32", "fp16"])])
+def test_a_precision_is_named_as_by_hand_has_it(gpu: bool, wanted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or no ratio to it would be formed; what is named twice is searched once."""
+    monkeypatch.setattr(max_batch.torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr("engine.precision._cpu_has_bf16", lambda: False)
+    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), precisions=("auto", "fp16"), by_hand=True)
+    *ours, theirs = max_batch.searches(settings)
+    assert ours == [("resnet18", "synthetic", one) for one in wanted]
+    assert theirs == ("resnet18", "by hand: dali", "fp16")
+
+
+def test_by_hand_gets_the_workers_and_refuses_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train").mkdir()
+    settings = MaxBatch(data=tmp_path, loaders=("synthetic",), by_hand=True, flags="--workers 3")
+    with pytest.raises(Mistake, match="--image-size behind -- with --by-hand"):
+        max_batch.points(settings.model_copy(update={"flags": "--workers 3 --image-size 96"}))
+    monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
+    assert max_batch.points(settings)
+    said: list[list[str]] = []
+    monkeypatch.setattr(max_batch.by_hand, "main", lambda: said.append(sys.argv))
+    monkeypatch.setattr(max_batch.torch.cuda, "max_memory_allocated", lambda _: 0)
+    monkeypatch.setattr(sys, "argv", [])
+    max_batch._by_hand(settings, {"arch": "resnet18", "batch_size": 8}, max_batch.torch.device("cpu"), [], 0.0)
+    assert said[0][-2:] == ["--workers", "3"]
 
 
 def test_files_are_needed_but_for_the_synthetic_loader() -> None:

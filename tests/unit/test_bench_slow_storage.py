@@ -61,7 +61,8 @@ def test_figures_are_medians_of_the_repeats() -> None:
 
 def row(method: str, delay: float, waited_s: float, status: str = "ok") -> dict[str, Any]:
     figures = {"waited_s": waited_s, "floor_s": 10.0, "total_s": 10 + waited_s} if status == "ok" else {}
-    return {"point": {"method": method, "read_delay_ms": delay, "steps": 100}, "status": status, "figures": figures, "spread": {}}
+    point = {"method": method, "read_delay_ms": delay, "steps": 100}
+    return {"point": point, "status": status, "figures": figures, "spread": {}, "versions": {}}
 
 
 def test_the_conclusion_comes_from_the_rows() -> None:

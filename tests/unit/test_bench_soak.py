@@ -25,6 +25,10 @@ EPOCHS = np.arange(26.0)
 
 
 def judged(values: Any, name: str = "host_mib") -> list[str]:
+    return told(values, name)[0]
+
+
+def told(values: Any, name: str = "host_mib") -> tuple[list[str], list[str]]:
     return verdict({"rate": [100.0] * len(values), name: list(values)}, max_mib_an_epoch=0.5)
 
 
@@ -61,6 +65,35 @@ def test_a_leak_in_granules_is_seen() -> None:
     """A device gives memory in pieces of 2 MiB."""
     assert judged(400 + 2.0 * (EPOCHS // 2), "device_mib")
     assert judged(400 + 16.0 * (EPOCHS // 5), "device_mib")
+
+
+def test_a_few_large_steps_are_a_leak() -> None:
+    (said,) = judged(400 + 100.0 * (EPOCHS // 7))
+    assert "rose in 3 steps by 300 MiB, of which 256 may be" in said
+    assert judged(400 + 1024.0 * (np.arange(32.0) // 9), "device_mib")
+    assert judged(20 + 2.0 * (EPOCHS // 7), "threads")
+
+
+def test_steps_that_are_no_leak_are_told() -> None:
+    assert told(400 + 128.0 * (EPOCHS > 13) + 24.0 * (EPOCHS > 18)) == ([], ["host memory rose in 2 steps by 152 MiB"])
+    assert told(np.where(EPOCHS > 12, 1424.0, 400.0), "device_mib") == ([], ["device memory rose in 1 step by 1,024 MiB"])
+    assert told(np.where(EPOCHS > 3, 21, 20), "files") == ([], ["open files rose in 1 step by 1"])
+    assert told(400 + RNG.normal(0, 8, 26)) == told(400 - 2.0 * EPOCHS) == ([], [])
+
+
+@pytest.mark.parametrize("epochs", [10, 13, 26])
+def test_a_single_step_is_never_a_leak(epochs: int) -> None:
+    for at in range(1, epochs):
+        leaks, rose = told(np.where(np.arange(epochs) >= at, 1424.0, 400.0))
+        assert leaks == [] and rose == ["host memory rose in 1 step by 1,024 MiB"], at
+
+
+def test_the_help_states_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["soak", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"no more than {soak.STEPS} steps (or one in {1 / soak.STEPS_AN_EPOCH:g} epochs)" in said
+    assert f"{soak.STEPS_MIB:g} MiB or less in all, or to {soak.STEPS_COUNT:g} files" in said
 
 
 def test_a_file_every_other_epoch_is_seen_and_one_in_all_is_not() -> None:

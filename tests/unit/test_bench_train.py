@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from benchmarks import train
-from benchmarks._suite import LEAST_STEPS, run
-from benchmarks.train import BY_HAND, Train, command, measured, plots, points, read
+from benchmarks._suite import LEAST_STEPS, merged, run
+from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
 from config import parse
 from contracts import Mistake
 from tests.end_to_end.runs import draw
@@ -96,6 +96,39 @@ def test_a_loop_by_hand_is_read_by_the_same_rule(tmp_path: Path) -> None:
     found = read({"loader": BY_HAND + "dali"}, tmp_path)
     assert found.figures == {"rate": 100.0, "steps": 70}
     assert found.spread["rate"] | {"iqr": 0.0} == {"n": 3, "min": 95.0, "max": 105.0, "iqr": 0.0}
+
+
+def test_the_bound_of_repeats_is_of_their_medians() -> None:
+    """The first process alone would be bound by the loader."""
+    of: Any = {"point": {"loader": "torchvision"}, "status": "ok", "error": None, "spread": {}, "versions": {}}
+    figures = [(90, 200, 91, "loader"), (99, 100, 200, "compute"), (98, 101, 200, "compute")]
+    named = ("rate", "compute_ceiling", "loader_ceiling", "bound")
+    rows = [of | {"point": {"repeat": at}, "figures": dict(zip(named, its, strict=True))} for at, its in enumerate(figures)]
+    (row,) = derive(merged(rows))
+    assert row["figures"]["bound"] == "compute"
+    assert derive(rows[:1]) == rows[:1], "of one process it is that process's"
+    for row in rows:
+        row["figures"]["rate"] = 200.0
+    assert derive(merged(rows))[0]["figures"]["bound"] == "check failed"
+
+
+@pytest.mark.parametrize(
+    ("flags", "refused"),
+    [
+        ("--image-size 96 --compile", "--image-size"),
+        ("--compile", "--compile"),
+        ("--log-every 5 --workers 2", "--workers"),
+        ("--min-window-s 1 --log_every=5 --manifest-dir /tmp/x", None),
+    ],
+)
+def test_by_hand_and_flags_it_does_not_take(flags: str, refused: str | None, data: Path) -> None:
+    assert points(Train(data=data, flags=flags)), "without it they are welcome"
+    settings = Train(data=data, flags=flags, by_hand=("torchvision",))
+    if refused is None:
+        assert points(settings)
+        return
+    with pytest.raises(Mistake, match=f"{refused} behind -- with --by-hand: the loop by hand does not take it"):
+        points(settings)
 
 
 def test_a_run(data: Path, tmp_path: Path) -> None:

@@ -44,12 +44,21 @@ def test_fixed_costs_and_enough() -> None:
 
 
 def row(
-    batch: int, rate: float, *, ceiling: float, workers: int = 4, memory: str = "pinned", wait: float = 1.0, gpu: str | None = "H"
+    batch: int,
+    rate: float,
+    *,
+    ceiling: float,
+    workers: int = 4,
+    memory: str = "pinned",
+    wait: float = 1.0,
+    gpu: str | None = "H",
+    loader: str = "torchvision",
+    repeats: int = 5,
 ) -> Row:
-    point = {"image_size": 224, "memory": memory, "workers": workers, "batch_size": batch}
+    point = {"loader": loader, "image_size": 224, "memory": memory, "workers": workers, "batch_size": batch}
     parts = {"data_wait_ms": wait, "forward_ms": 3.0, "backward_ms": 5.0, "update_ms": 1.0}
     spread = {"rate": {"n": 5, "min": rate * 0.99, "max": rate * 1.01, "iqr": rate * 0.01}}
-    figures = {"rate": rate, "compute_ceiling": ceiling, **parts}
+    figures = {"rate": rate, "compute_ceiling": ceiling, **parts} | ({"repeats": repeats} if repeats else {})
     return {"point": point, "status": "ok", "figures": figures, "spread": spread, "hardware": {"gpu": gpu}}
 
 
@@ -66,13 +75,34 @@ def row(
             [row(8, 101, ceiling=200), row(8, 100, ceiling=200, memory="pageable")],
             "makes no difference beyond the noise (the largest: +1.0%",
         ),
+        (
+            [row(8, 105, ceiling=200, repeats=0), row(8, 100, ceiling=200, memory="pageable", repeats=0)],
+            "Pinned memory: 105 img/s, pageable 100 img/s at batch 8 with 4 workers, one run each; --repeats 3",
+        ),
+        (
+            [
+                *(row(8, rate, ceiling=200, memory=memory) for rate, memory in ((105, "pinned"), (100, "pageable"))),
+                *(row(16, rate, ceiling=300, memory=memory, repeats=0) for rate, memory in ((300, "pinned"), (200, "pageable"))),
+            ],
+            "Pinned memory: +5.0% at batch 8 with 4 workers, beyond the noise there and in 1 of 1 pairs",
+        ),
         ([row(8, 91, ceiling=200, workers=2), row(8, 100, ceiling=200)], "Batch 8: from 2 workers on the rate"),
         ([row(8, 50, ceiling=200, workers=1), row(8, 100, ceiling=200)], "Batch 8: the rate still grows at 4 workers (100 img/s)"),
         ([row(8, 90, ceiling=100, wait=9.0)], "50% of a step waits for data: the loader"),
+        (
+            [row(8, 90, ceiling=100, wait=9.0, loader="synthetic"), row(16, 180, ceiling=195, loader="synthetic")],
+            "50% of a step is the host's own time (there is no data to wait for), and 97% of its compute",
+        ),
         ([row(8, 90, ceiling=100)], "takes a larger batch size beside it"),
-        ([row(8, 90, ceiling=100), row(16, 180, ceiling=195)], "97% of its compute costs the same whatever the batch: bound by launches"),
+        (
+            [row(8, 90, ceiling=100), row(16, 180, ceiling=195)],
+            "97% of its compute costs the same up to batch 16, the next that was measured: bound by launches",
+        ),
         ([row(8, 90, ceiling=100, gpu=None), row(16, 180, ceiling=195, gpu=None)], "a larger batch shares it among more images"),
-        ([row(8, 90, ceiling=100), row(16, 110, ceiling=120)], "33% of its compute costs the same whatever the batch: bound by the work"),
+        (
+            [row(8, 90, ceiling=100), row(16, 110, ceiling=120)],
+            "33% of its compute costs the same up to batch 16, the next that was measured: bound by the work",
+        ),
         (
             [row(8, 105, ceiling=200, gpu=None), row(8, 100, ceiling=200, memory="pageable", gpu=None)],
             "without one the two differ by noise alone, here up to 5.0%",

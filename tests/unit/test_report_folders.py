@@ -65,6 +65,19 @@ def test_fail_below_refuses_what_nothing_tells_from_noise(tmp_path: Path, capsys
     assert report.main([str(b), str(b)]) == 0
 
 
+@pytest.mark.parametrize(("in_a", "in_b", "code"), [(None, None, 2), (None, 100, 2), (100, None, 1), (100, 100, 0)])
+def test_fail_below_compares_something(in_a: Any, in_b: Any, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = folder(tmp_path / "a", row(in_a)), folder(tmp_path / "b", row(in_b))
+    assert report.main([str(a), str(b), "--fail-below", "0.95"]) == code
+    said = capsys.readouterr().err
+    assert said.count("\n") == (code == 2) and ("no point has a figure in A and B" in said) == (code == 2)
+
+
+def test_another_commit_is_named() -> None:
+    a, b = ([row(100, versions={"torch": "2", "commit": one}) for one in of] for of in (("x", "y"), ("x", "x")))
+    assert report.differences(a, b) == ["versions differ: commit x and y / x"]
+
+
 def trial(batch: int, status: str) -> Row:
     point = {"arch": "resnet18", "loader": "torchvision", "precision": "fp16", "batch_size": batch}
     found: Row = {"suite": "max-batch", "point": point, "status": status, "error": None, "folder": "."}

@@ -1,0 +1,81 @@
+"""A program in a process of its own, of which nothing is left when it ends; and signals that end like Ctrl-C. Must not know a suite."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PATIENCE_S = 35.0
+"""torchrun gives its ranks 30 s."""
+
+
+def ran(command: list[str], log: Any, limit_s: float) -> int | None:
+    """The exit code, None when it took too long. Whatever it has started is gone when this returns."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+    )
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their own."""
+    with suppress(psutil.Error):
+        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        with _undisturbed():
+            for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
+                if process.poll() is None:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, number)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(patience_s)
+            for one in family:
+                with suppress(psutil.Error):
+                    one.kill()
+            psutil.wait_procs(family, timeout=5.0)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not keep the rest from being ended."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far stay.
+
+    A signal that is ignored, as nohup has it of a closed terminal, stays so.
+    """
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
