@@ -326,10 +326,19 @@ def parse(argv: list[str]) -> Config:
     return config
 
 
+OF_TASK = {
+    "classification": ("train_window", "val_window", "crop_scale", "crop_ratio"),
+    "video": tuple(Clips.model_fields),
+    "detection": tuple(Detection.model_fields),
+}
+"""Settings that one task alone reads."""
+
+
 def _check_task(config: Config) -> None:
-    for task, group in (("video", config.clips), ("detection", config.detection)):
-        for name, info in type(group).model_fields.items() if config.model.task != task else ():
-            if getattr(group, name) != info.default:
+    defaults, chosen = Config().flat(), config.flat()
+    for task, names in OF_TASK.items():
+        for name in names if config.model.task != task else ():
+            if chosen[name] != defaults[name]:
                 raise Mistake(f"--{name.replace('_', '-')} is for --task {task}, and this is --task {config.model.task}")
 
 

@@ -121,6 +121,10 @@ class Plan(Protocol):
         """Of the whole data set."""
 
     @property
+    def views(self) -> int:
+        """Times that an epoch shows each sample: clips x crops in a validation of videos, else 1."""
+
+    @property
     def batch_size(self) -> int:
         """Of a rank and micro-batch."""
 

@@ -111,7 +111,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             precision=precise,
             loader=loader,
             open_validation=None if config.data.data is None else lambda: open_loader(loader_name, val_feed),
-            validation_samples=val_plan.samples * val_plan.views,
+            validation_plan=val_plan,
             learning_rate=partial(schedules.learning_rate, **schedules.settings(opt)),
             report=reporter,
             meter=meter,

@@ -83,11 +83,9 @@ class ClipPolicy:
     resize: int = 256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
 
     def __post_init__(self) -> None:
-        for side in (*self.shorter, self.resize):
+        for flag, side in (("--short-side", self.shorter[0]), ("--short-side", self.shorter[1]), ("--val-resize", self.resize)):
             if side < self.image_size:
-                raise Mistake(
-                    f"a shorter side of {side} pixels is smaller than --image-size {self.image_size}; the crop would leave the video"
-                )
+                raise Mistake(f"{flag} {side} is smaller than --image-size {self.image_size}; the crop would leave the video")
         if self.crops not in (1, 3):
             raise Mistake(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")
 

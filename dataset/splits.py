@@ -103,10 +103,10 @@ def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Ki
 
 
 def _part(root: Path, split: str, kind: Kind) -> Path:
-    """The folder of a split, or its list. Raises Mistake."""
+    """The list of a split, or its folder. Raises Mistake."""
     if not root.is_dir():
         raise Mistake(f"--data {root}: no such folder; it must be {HOLDS[kind]}")
-    for path in (root / split, *((root / f"{split}{ending}" for ending in (".csv", ".txt")) if kind == "videos" else ())):
+    for path in (*((root / f"{split}{ending}" for ending in (".csv", ".txt")) if kind == "videos" else ()), root / split):
         if path.exists():
             return path
     raise Mistake(f"--data {root}: has no {split}/ folder; it must be {HOLDS[kind]}")

@@ -34,6 +34,8 @@ _FORMATS = dict(
 _PICTURE = re.compile(rb"\x00\x00\x01\xb6(.)", re.DOTALL)  # of MPEG-4; the two highest bits of what follows are its kind
 _PLACEHOLDER = 19  # bytes: a longer MPEG-4 packet is a frame, as FFmpeg's mpeg4_unpack_bframes decides it
 _TURNED = re.compile(r"display ?matrix: rotation of (-?[\d.]+|nan)", re.IGNORECASE)  # in FFmpeg's description of a stream
+_START = re.compile(rb"\x00\x00\x01")
+_FIELDS = re.compile(r"(top|bottom) (coded )?first")  # likewise, of interlaced ones
 
 
 class Times(NamedTuple):
@@ -128,8 +130,9 @@ def _times(file: Any, size: int) -> Times:
     context, container = stream.codec_context, CONTAINERS[_FORMATS[file.format.name]]
     if context is None or context.format is None or not (context.width and context.height):
         raise Rejected("has a video stream of an unknown codec")
-    codec, rotation = context.codec.canonical_name, _rotation(file, stream.index)
-    packets, pictures = _packets(file, stream, codec)
+    codec, described = context.codec.canonical_name, _described(file, stream.index)
+    rotation = _rotation(described)
+    packets, pictures, gradual = _packets(file, stream, codec)
     if not len(packets):
         raise Rejected("has no frames")
     if container == "avi" and codec != "mpeg4" and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
@@ -140,6 +143,10 @@ def _times(file: Any, size: int) -> Times:
         flags |= Flags.EDIT_LIST
     if len(videos) > 1:
         flags |= Flags.SEVERAL_STREAMS
+    if gradual:
+        flags |= Flags.GRADUAL_REFRESH
+    if _FIELDS.search(described):
+        flags |= Flags.INTERLACED
     steps, tick = np.diff(pts), stream.time_base
     if len(pts) > 2 and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001:  # each may be rounded to a tick
         flags |= Flags.VARIABLE_RATE
@@ -169,16 +176,20 @@ def _index(names: tuple[str, ...], name: str) -> int:
     return names.index(name if name in names else "other")
 
 
-def _rotation(file: Any, stream: int) -> int:
-    """0, 90, 180 or 270 degrees counter-clockwise. PyAV tells it of decoded frames alone, FFmpeg's description of a file of streams too."""
+def _described(file: Any, stream: int) -> str:
+    """FFmpeg's description of a stream, which has what PyAV tells of decoded frames alone."""
     before = av.logging.get_level()
     av.logging.set_level(av.logging.INFO)
     try:
         described = file.dumps_format()
     finally:
         av.logging.set_level(before)
-    part = re.split(rf"Stream #0:{stream}\b", described)[-1].partition("Stream #0:")[0]
-    found = _TURNED.search(part)
+    return re.split(rf"Stream #0:{stream}\b", described)[-1].partition("Stream #0:")[0]
+
+
+def _rotation(described: str) -> int:
+    """0, 90, 180 or 270 degrees counter-clockwise."""
+    found = _TURNED.search(described)
     if found is not None and found[1] != "nan":
         return round(float(found[1]) / 90) * 90 % 360
     return 0
@@ -188,8 +199,8 @@ PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?"
 """Discard: an edit list cuts it away. Hidden: it has no frame that is displayed, only one that others are coded from."""
 
 
-def _packets(file: Any, stream: Any, codec: str) -> tuple[Array, Array]:
-    """(a PACKET for each packet, pictures), in the order of decoding.
+def _packets(file: Any, stream: Any, codec: str) -> tuple[Array, Array, bool]:
+    """(a PACKET for each packet, pictures, whether some key frame of H.264 is no picture of its own), in the order of decoding.
 
     Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises Rejected, or what PyAV raises.
     """
@@ -197,7 +208,8 @@ def _packets(file: Any, stream: Any, codec: str) -> tuple[Array, Array]:
         if other.index != stream.index:
             other.discard = Discard.all
     found: list[tuple[int, bool, bool, bool]] = []
-    pictures, packed, waiting = bytearray(), False, False
+    pictures, packed, waiting, gradual = bytearray(), False, False, False
+    length_bytes = _length_bytes(stream.codec_context.extradata)
     for packet in file.demux(stream):
         if not packet.size:  # the end
             continue
@@ -207,6 +219,8 @@ def _packets(file: Any, stream: Any, codec: str) -> tuple[Array, Array]:
             raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
         hidden = codec == "vp8" and not memoryview(packet)[0] >> 4 & 1  # RFC 6386, 9.1
         found.append((packet.pts, packet.is_keyframe, packet.is_discard, hidden))
+        if codec == "h264" and packet.is_keyframe and not gradual:
+            gradual = not _is_whole(memoryview(packet), length_bytes)
         if codec == "mpeg4":
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
@@ -216,7 +230,39 @@ def _packets(file: Any, stream: Any, codec: str) -> tuple[Array, Array]:
             pictures.extend(kinds)
     if waiting:  # the last one needs a packet behind it to be decoded
         del pictures[-1:]
-    return np.array(found, PACKET), np.frombuffer(bytes(pictures) if packed else b"", np.uint8)
+    return np.array(found, PACKET), np.frombuffer(bytes(pictures) if packed else b"", np.uint8), gradual
+
+
+def _length_bytes(extradata: bytes | None) -> int:
+    """Bytes in front of each NAL unit of H.264 that say how long it is (ISO 14496-15, 5.3.3.1); 0: start codes stand between them."""
+    return (extradata[4] & 3) + 1 if extradata and len(extradata) > 4 and extradata[0] == 1 else 0
+
+
+def _is_whole(packet: memoryview, length_bytes: int) -> bool:
+    """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also where it cannot be told."""
+    at = 0
+    while True:
+        if length_bytes:
+            begin, at = at + length_bytes, at + length_bytes + int.from_bytes(packet[at : at + length_bytes], "big")
+        else:
+            code = _START.search(packet, at)
+            begin = at = code.end() if code else len(packet)
+        if begin >= len(packet):
+            return True
+        kind = packet[begin] & 31
+        if kind in (1, 5):
+            return kind == 5 or _slice_type(packet[begin + 1 : begin + 9]) % 5 in (2, 4)
+
+
+def _slice_type(head: memoryview) -> int:
+    """The second of the Exp-Golomb numbers that a slice begins with."""
+    bits, at, value = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}", 0, 0
+    for _ in range(2):
+        zeros = bits.find("1", at) - at
+        if zeros < 0 or at + 2 * zeros >= len(bits):
+            return 2
+        value, at = int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1, at + 2 * zeros + 1
+    return value
 
 
 def _display_order(packets: Array) -> tuple[Array, Array, Flags]:

@@ -40,6 +40,8 @@ class Flags(IntFlag):
     OPEN_GOP = 4  # behind a key frame that is not the first come frames that are shown before it
     PACKED_B = 8  # MPEG-4 with two frames in one packet: its decoder gives frames the times of their neighbours
     SEVERAL_STREAMS = 16  # more than one video stream; `stream` is the one that this manifest describes
+    GRADUAL_REFRESH = 32  # H.264 whose key frames are no pictures of their own: from one on, the picture is renewed part by part
+    INTERLACED = 64  # two fields a frame: some decoders mix them over time
 
 
 RECORD = np.dtype(
@@ -71,7 +73,7 @@ class Videos(Scanned):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 1"
+    VERSION: ClassVar[str] = "videos 2"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -66,7 +66,7 @@ class Run:
     precision: str
     loader: Loader
     open_validation: Callable[[], Loader] | None
-    validation_samples: int
+    validation_plan: Plan
     learning_rate: Callable[[float], float]
     report: Any
     meter: Any
@@ -98,6 +98,7 @@ class Run:
         self._last_scale: float | None = None
         self._epoch_failed: set[int] = set()
         self._failed_in_validation: set[int] = set()
+        self._validated_with: Loader | None = None
         self._read_bytes = 0
         self._measured = False
         self._time_is_up = False
@@ -277,7 +278,8 @@ class Run:
         """Open the validation loader, pass over it once, close it: it holds no memory while training runs."""
         if self.open_validation is None:
             raise Mistake("--evaluate needs --data: there is nothing to validate on")
-        with self.report.validation(self.validation_samples) as bar, self.open_validation() as loader:
+        plan = self.validation_plan
+        with self.report.validation(plan.samples * plan.views) as bar, self.open_validation() as loader:
             result = evaluate(
                 self.module,
                 loader.batches(0, 0),
@@ -288,14 +290,18 @@ class Run:
                 stop_requested=self.stop,
                 progress=bar,
             )
+        if not self._validated_with:
+            for line in getattr(loader, "notes", ()):
+                self.report.info(f"val: {line}")
+        self._validated_with = loader
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
         if result is not None:
             failed = set(result["failed"])
-            self._judge(failed, failed - self._failed_in_validation, self.validation_samples, "val")
+            self._judge(failed, failed - self._failed_in_validation, plan.samples, "val")
             self._failed_in_validation |= failed
             epoch = self.progress.epoch if self.progress.consumed else self.progress.epoch - 1  # at its start: of the one before
-            self.report.validated(result, step=self.progress.step, epoch=epoch if epoch >= 0 else None)
+            self.report.validated(result, loader=loader, step=self.progress.step, epoch=epoch if epoch >= 0 else None)
         return result
 
     def _save_due(self) -> bool:

@@ -87,9 +87,9 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
     return good
 
 
-def notes(backend: str, columns: Any) -> list[str]:
-    """A line for each sort of file that the backend is not known to be exact for."""
-    others = np.flatnonzero(~exact(backend, columns, np.arange(len(columns))))
+def notes(backend: str, columns: Any, able: Array) -> list[str]:
+    """A line for each sort of file that the backend is not known to be exact for; `able`: bool by sample, those it is."""
+    others = np.flatnonzero(~able)
     sorts = Counter(kind(columns, sample) for sample in others.tolist())
     return [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there" for sort, count in sorts.items()
@@ -160,7 +160,7 @@ class ClipLoader(Staging):
         compile_kernels()
         self.fallbacks: Counter[str] = Counter()
         self.decoded, self.delivered = 0, 0
-        self.notes = notes(backend, feed.columns)
+        self.notes = notes(backend, feed.columns, exact(backend, feed.columns, np.arange(len(feed.columns))))
         rows, plan = feed.plan.rows(0, 0), feed.plan
         self._workers = Workers(
             lambda: Decoding(feed, backend, make_reader, make_pyav),

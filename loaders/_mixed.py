@@ -222,7 +222,7 @@ class MixedLoader(Staging):
         self._stager = Stager(feed, ahead=self._depth + WINDOW - 1)
         self.fallbacks: Counter[str] = Counter()
         self.decoded, self.delivered = 0, 0
-        self.notes = notes(backend, feed.columns)
+        self.notes = notes(backend, feed.columns, able)
         rows = feed.plan.rows(0, 0)
         self._views = views_together(rows[0]) if len(rows) else 1
         self._able, self._threads, self.in_flight = able, threads, WINDOW + self._depth

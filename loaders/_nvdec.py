@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -59,11 +60,15 @@ class Caps(NamedTuple):
     blocks: int  # of 16 x 16 pixels
 
 
+@cache
 def capabilities(codec: Any, gpu: int) -> dict[str, Caps]:
-    """Codec -> Caps, of those that this device decodes."""
+    """Codec -> Caps, of those that this device decodes. Asked once: each answer makes a CUDA context, and ends it. Raises Mistake."""
     found = {}
     for name, member in NAMES.items():
-        caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, member))
+        try:
+            caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, member))
+        except Exception as error:  # of PyNvVideoCodec's, which has no class of its own
+            raise Mistake(f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav") from error
         if caps["supported"]:
             least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))
             found[name] = Caps(caps["num_decoder_engines"], least, most, caps["mb_num_max"])

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from contracts import Feed, Mistake, Rows
-from loaders._clips import exact
+from loaders._clips import exact, passed
 from loaders._dali import import_dali, release_memory
 from loaders._mixed import MixedLoader, Normalise
 from loaders._readers import Undecodable
@@ -81,7 +81,8 @@ class Filling:
             if self._stream:
                 torch.cuda.current_stream().synchronize()
             self._pipeline.release_outputs()
-            self.decoded += len(clip)
+            assert rows.frames is not None
+            self.decoded += passed(self._columns.keys(sample), np.unique(rows.frames[place]))
 
     def close(self) -> None:
         self._pipeline = None

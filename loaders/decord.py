@@ -27,7 +27,8 @@ class Decord:
             reader = self._decord.VideoReader(os.fsdecode(path), ctx=self._decord.cpu(0), num_threads=1)
             if len(reader) != len(self._columns.pts(sample)):
                 raise Undecodable(f"decord counts {len(reader)} frames, the manifest {len(self._columns.pts(sample))}")
-            same_times(self._columns, sample, frames, reader.get_frame_timestamp(frames)[:, 0])
+            every = list(range(len(reader)))  # also where others than those asked for are elsewhere, the pictures may be others
+            same_times(self._columns, sample, every, reader.get_frame_timestamp(every)[:, 0])
             for frame in frames:
                 yield frame, rgb(reader[frame].asnumpy())
         except Exception as error:

@@ -98,6 +98,7 @@ class Reporter:
         self._resumed_at = resumed_at or 0
         self._rate: float | None = None
         self._validation: dict[str, Any] = {}
+        self._validated_with: Any = None  # a loader
         self._finished = False
         board.layout(LAYOUTS.get(self._facts.get("task", ""), LAYOUT))
         board.hparams({name: value for name in SETTINGS if (value := self._facts["settings"].get(name)) is not None})
@@ -216,7 +217,7 @@ class Reporter:
         efficiency, _ = bound(self._meter.result()["steady"], self._ceiling("compute"), self._ceiling("loader"))
         return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
 
-    def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None) -> None:
+    def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None, loader: Any = None) -> None:
         """`epoch`: the last one that was trained, None when there was none. A mean over no loss at all is left out.
 
         `extras` of rank 0's result: {"files": {name: bytes}, "scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
@@ -224,7 +225,7 @@ class Reporter:
         known = {name: value for name, value in result.items() if isinstance(value, int | float)}
         if known.get("losses_not_finite", 0) == known.get("samples"):
             known.pop("loss", None)
-        self._validation = known
+        self._validation, self._validated_with = known, loader
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
         self._board.scalars({**{f"val/{name}": value for name, value in known.items()}, **extras.get("scalars", {})}, step)
         self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"]})
@@ -311,15 +312,17 @@ class Reporter:
         if not frames:
             return None
         told = self._world.gather(
-            [getattr(loader, name, 0) for name in ("decoded", "delivered")] + [dict(getattr(loader, "fallbacks", {}))]
+            [getattr(loader, name, 0) for name in ("decoded", "delivered")]
+            + [dict(getattr(one, "fallbacks", {})) for one in (loader, self._validated_with)]
         )
         decoded, delivered = (sum(one[place] for one in told) for place in (0, 1))
-        fallbacks: Counter[str] = sum((Counter(one[2]) for one in told), Counter())
+        fallbacks, of_validation = (dict(sum((Counter(one[place]) for one in told), Counter[str]())) for place in (2, 3))
         return {
             "frames": frames,
             "frames_per_s": rate and rate * frames,
             "decoded_per_delivered": decoded / delivered if delivered else None,
-            "fallbacks": dict(fallbacks),
+            "fallbacks": fallbacks,
+            "val_fallbacks": of_validation,  # of the last validation
         }
 
     def _detection(self, rate: float | None) -> dict[str, Any] | None:

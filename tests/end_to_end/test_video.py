@@ -56,7 +56,9 @@ def test_files_that_another_decoder_does(train: Runner, videos: Path) -> None:
     pytest.importorskip("decord")
     said = train(*SMALL, "--data", videos, "--loader", "decord", "--output", "run").done().out
     assert "1 of 18 videos are h264 in ts" in said and "decoded by pyav" in said
-    assert summary(train.cwd / "run")["clips"]["fallbacks"] == {"h264 in ts": 2}
+    clips = summary(train.cwd / "run")["clips"]
+    assert (clips["fallbacks"], clips["val_fallbacks"]) == ({"h264 in ts": 2}, {"h264 in ts": 5}), "once in each of two epochs; five views"
+    assert said.count("val: 1 of ") == 1
 
 
 def start(train: Runner, videos: Path, output: str, *flags: object) -> Process:

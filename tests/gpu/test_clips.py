@@ -143,7 +143,9 @@ def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: tor
                     assert apart[place] <= APART, made.names[rows.ids[place]]
         told = dict(loading.fallbacks)  # type: ignore[attr-defined]
         print(f"{name}: {told}")
-        assert told and not any("refused" in words and "fragments" not in words for words in told if name != "nvdec+decord")
+        may_refuse = {"nvdec+decord": None, "dali-video": 1}.get(name, 0)  # dali-video: the one in fragments
+    refused = [words for words in told if "refused" in words]
+    assert told and (may_refuse is None or len(refused) <= may_refuse), refused
 
 
 @pytest.mark.parametrize("name", LOADERS)

@@ -294,8 +294,8 @@ def test_a_step_counts_videos() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"shorter": (12, 24)}, "a shorter side of 12 pixels is smaller than --image-size 16"),
-        ({"resize": 8}, "a shorter side of 8 pixels is smaller than --image-size 16"),
+        ({"shorter": (12, 24)}, "--short-side 12 is smaller than --image-size 16"),
+        ({"resize": 8}, "--val-resize 8 is smaller than --image-size 16"),
         ({"crops": 2}, "--val-crops 2: 1"),
     ],
 )

@@ -150,6 +150,7 @@ WRONG_FLAGS = [
     (["--workers", "-1"], ["--workers"]),
     (["--val-clips", "3"], ["--val-clips", "--task video", "--task classification"]),
     (["--task", "video", "--augment", "lsj"], ["--augment", "--task detection", "--task video"]),
+    (["--task", "video", "--crop-scale", "0.5", "1"], ["--crop-scale", "--task classification", "--task video"]),
     (["--score", "found.json"], ["--score", "--task detection"]),
     (["--config", "/nowhere/x.yaml"], ["--config /nowhere/x.yaml", "No such file", "configs/"]),
     (["--config", "/"], ["--config /", "directory"]),

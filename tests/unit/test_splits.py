@@ -141,13 +141,12 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, kind: Kin
 
 
 def test_a_list_and_a_folder(data: Path, video: Path) -> None:
-    """Where both are given the folder is taken; a list's names are then those of the folders."""
-    put(video, data / "train" / "run" / "a.mp4", data / "train" / "walk" / "b.mp4")
-    (data / "train.csv").write_text("nowhere.mp4 swim\n")
-    (data / "val.csv").write_text("train/walk/b.mp4 walk\n")
+    """Where both are given the list is taken, as Kinetics has it: the files lie in the folder, the labels in the list."""
+    put(video, data / "train" / "a.mp4", data / "train" / "b.mp4", data / "val" / "walk" / "c.mp4")
+    (data / "train.csv").write_text("train/a.mp4 run\ntrain/b.mp4 walk\n")
     splits = opened(data, videos=True)
     assert splits["train"].columns.classes == splits["val"].columns.classes == ("run", "walk")
-    assert splits["val"].columns.label.tolist() == [1]
+    assert (splits["train"].columns.label.tolist(), splits["val"].columns.label.tolist()) == ([0, 1], [1])
 
 
 def test_an_empty_class_has_no_label(data: Path, video: Path) -> None:

@@ -53,6 +53,8 @@ class Video:
     gop: int = 12  # frames from one key frame to the next
     b_frames: int = 0  # H.264, HEVC, MPEG-4 and MPEG-2
     open_gop: bool = False  # H.264 and HEVC, with b_frames
+    refresh: bool = False  # H.264 whose key frames are renewed part by part
+    interlaced: bool = False  # H.264 of two fields a frame
     packed: bool = False  # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
     rotation: int = 0  # degrees counter-clockwise that a player turns the stored picture by; mp4
     cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
@@ -129,6 +131,7 @@ def _stream(file: Any, video: Video) -> Any:
     options = {**FAST.get(encoder, {}), **video.options}
     if encoder == "libx264":
         options["x264-params"] = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}"
+        options["x264-params"] += f":intra-refresh={int(video.refresh)}:tff={int(video.interlaced)}"
     elif encoder == "libx265":
         params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}:min-keyint={video.gop}"
         options["x265-params"] = params + ":log-level=none:pools=none:frame-threads=1"
