@@ -32,6 +32,8 @@ Array = np.ndarray[Any, Any]
 
 WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another."""
+AHEAD = 256
+"""Batches that are dealt before they are begun, at most, in search of work for the workers: each takes 3 ms."""
 STEP = 1 / 3200
 """Of the share, for each unit of a batch: small, since up to 64 units wait in front of the workers before a change is felt."""
 NARROW = (0.05, 0.95)
@@ -80,18 +82,21 @@ class Deal(Sequence[Rows]):
         self._next, self._units = 0, deque[Rows]()
 
     def __len__(self) -> int:
-        """At most: as if all were the workers'."""
-        return len(self._rows) * -(-len(self._rows[0]) // self._views) if len(self._rows) else 0
+        """More than are asked for: units without a clip come between the others too."""
+        return 1 << 40 if len(self._rows) else 0
 
     @overload
     def __getitem__(self, index: int) -> Rows: ...
     @overload
     def __getitem__(self, index: slice) -> list[Rows]: ...
     def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        """The next unit, whatever the index: they are asked for once, in order. Behind the last one come units without a clip."""
+        """The next unit, whatever the index: they are asked for once, in order.
+
+        A unit without a clip where there is none within AHEAD batches, and behind the last one.
+        """
         assert isinstance(index, int)
         while not self._units:
-            if self._next == len(self._rows):
+            if self._next == len(self._rows) or len(self._dealt) >= AHEAD:
                 return idle(self._rows[0], self._views)
             self._deal()
         return self._units.popleft()
@@ -307,7 +312,7 @@ class MixedLoader(Staging):
         for unit in batch.dealt.host:
             assert units is not None, "there are workers, unless the device can decode everything"
             began = time.monotonic()
-            slot, its, (told,) = next(units)
+            slot, its, told = self._next(units)
             waited = max(waited, time.monotonic() - began)
             self._place(slot, its, unit, batch)
             self._count(told, [kind(self._feed.columns, sample) for sample in its.ids[its.valid].tolist() if not self._able[sample]])
@@ -323,6 +328,14 @@ class MixedLoader(Staging):
             count = len(batch.dealt.host) + len(batch.jobs)
             self._share.learn(workers_last=waited > WAITED_S and not device_last, device_last=device_last, count=count)
         return self._staged_batch(batch, valid)
+
+    def _next(self, units: Iterator[tuple[Array, Rows, list[Told]]]) -> tuple[Array, Rows, Told]:
+        """The next unit with a clip."""
+        while True:
+            slot, its, (told,) = next(units)
+            if its.valid.any():
+                return slot, its, told
+            self._wait_for_copies(0)  # a unit without a clip was taken too: workers write again to where the last ones were
 
     def _count(self, told: Told, unable: list[str]) -> None:
         self.fallbacks.update(unable or told.fallbacks)

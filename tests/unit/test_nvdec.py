@@ -18,7 +18,7 @@ import torch
 from contracts import Mistake
 from loaders import CLIPS, open_loader
 from loaders._clips import exact
-from loaders._mixed import NARROW, Deal, Share
+from loaders._mixed import AHEAD, NARROW, Deal, Share
 from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
 from loaders._planes import Fitter, Picture
 from loaders._readers import Undecodable
@@ -182,7 +182,6 @@ def test_every_row_is_dealt_once(made: Made, views: int, value: float) -> None:
     rows = feed(made.videos, views=views).plan.rows(0, 0)
     able = exact("nvdec", made.videos, np.arange(len(made.videos)))
     deal, asked, planned = Deal(rows, views, able, Share(value, 0.0, 1.0)), list[Any](), list[Any]()
-    assert len(deal) == len(rows) * -(-BATCH // views)
     for at, its in enumerate(rows):
         if at % 3 == 0:
             asked += [deal[len(asked)], deal[len(asked)]]  # workers may be ahead
@@ -199,6 +198,15 @@ def test_every_row_is_dealt_once(made: Made, views: int, value: float) -> None:
     assert not deal[len(asked)].valid.any()
     if views == 1:
         assert len(planned) == pytest.approx(2 * (~able).sum() + value * 2 * able.sum(), abs=2)
+
+
+def test_an_epoch_without_work_for_the_workers_is_not_dealt_at_once(made: Made) -> None:
+    rows = [feed(made.videos).plan.rows(0, 0)[0]] * (3 * AHEAD)
+    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Share(0.0, 0.0, 0.0))
+    assert not deal[0].valid.any()
+    assert len(deal._dealt) == AHEAD
+    assert not deal[1].valid.any()
+    assert sum(deal.batch() is not None for _ in range(len(rows) + 1)) == len(rows)
 
 
 # --- the loader -----------------------------------------------------------------------------------------------------------------------
