@@ -184,5 +184,5 @@ def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) ->
     assert summary(train.cwd / "fits")["steps"] == 1
 
     assert "--batch-size 400000 does not fit" in train(*flags, "--batch-size", 400_000, limits=limit).mistake()
-    line = train("--data", pictures, *SMALL, "--workers", 8, "--batch-size", 96, "--image-size", 800, limits=limit).mistake()
+    line = train("--data", pictures, *SMALL, "--workers", 8, "--batch-size", 96, "--image-size", 2000, limits=limit).mistake()
     assert "memory" in line and "--workers" in line and "--batch-size" in line
