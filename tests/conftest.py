@@ -6,5 +6,10 @@ its own number.
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not of a test
+settings.load_profile("shared")
