@@ -16,7 +16,8 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 
 import torch  # noqa: E402
 
-from config import Config, as_yaml, one_of, parse, recipe  # noqa: E402
+from cli import one_of  # noqa: E402
+from config import Config, as_yaml, parse, recipe  # noqa: E402
 from contracts import Feed, Mistake, NotFinite, Pixels  # noqa: E402
 from dataset import draws  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402

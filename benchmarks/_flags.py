@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from config import Settings, flags
+from cli import Settings, flags
 from contracts import Mistake
 
 S = TypeVar("S", bound=Settings)

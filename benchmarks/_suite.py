@@ -25,7 +25,8 @@ from typing import Any, TypeVar
 from pydantic import PositiveInt
 
 from benchmarks._process import ROOT, ran
-from config import NotNegative, Settings
+from cli import Settings
+from config import NotNegative
 from contracts import Mistake
 from report import record
 from report.meter import spread

@@ -41,7 +41,7 @@ from benchmarks._suite import (
     ranks,
     require_gpus,
 )
-from config import one_of
+from cli import one_of
 from contracts import Feed, Mistake, Pixels, Source, World
 from dataset.plan import StillPlan, StillPolicy
 from dataset.sources.folder import Folder

@@ -36,7 +36,8 @@ from benchmarks._suite import (
     in_own_process,
     measuring,
 )
-from config import NotNegative, one_of
+from cli import one_of
+from config import NotNegative
 from contracts import Mistake
 from dataset.splits import open_split
 from engine.distributed import cores

@@ -14,7 +14,7 @@ from benchmarks import _show
 from benchmarks._flags import asked
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Suite, merged, run, value
-from config import one_of
+from cli import one_of
 from contracts import Mistake
 
 SUITES = {

@@ -22,7 +22,7 @@ from pydantic import Field, FiniteFloat
 from benchmarks import _show, train
 from benchmarks._flags import asked
 from benchmarks._suite import APART, LEAST, Row, Suite, beyond_noise, merged, results, versions_of
-from config import Settings
+from cli import Settings
 from contracts import Mistake
 from report import record
 from scripts.bench import suite_of

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import config
-from config import GROUP_OF, GROUPS, Config, as_yaml, build, nearest, one_of, parse, read_preset
+from cli import nearest, one_of
+from config import GROUP_OF, GROUPS, Config, as_yaml, build, parse, read_preset
 from contracts import Mistake
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,0 +1,90 @@
+"""Command line -> Settings: a field is a flag, its docstring the --help, and what the parser does not take is one line.
+
+Must not know: any setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import re
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import tyro
+from pydantic import BaseModel, ConfigDict
+
+from contracts import Mistake
+
+
+class Settings(BaseModel):
+    """Frozen, keyword-only, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Flags = TypeVar("Flags", bound=Settings)
+
+
+def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None = None) -> Flags:
+    """The settings that flags ask for; a group's settings have no prefix. Raises Mistake; --help prints and exits 0."""
+    said = io.StringIO()
+    groups = [info.annotation for info in cls.model_fields.values() if isinstance(info.annotation, type)]
+    groups = [group for group in groups if issubclass(group, Settings)]
+    known = {name: info for group in (groups or [cls]) for name, info in group.model_fields.items()}
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                cls,
+                args=_spelled_out(argv, {f"--{name.replace('_', '-')}" for name, info in known.items() if info.annotation is bool}),
+                default=cls() if default is None else default,
+                prog=prog,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            raise
+        raise Mistake(_one_line(said.getvalue(), known)) from None
+
+
+def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
+    """The flags as the parser takes them: true and false in Python's spelling, and a switch without a value is True."""
+    words = [re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word) for word in argv]
+    out: list[str] = []
+    for word, following in zip(words, [*words[1:], ""], strict=bool(words)):
+        bare = word in switches and (not following or following.startswith("--"))
+        out += [word, "True"] if bare else [word]
+    return out
+
+
+def _one_line(box: str, known: Mapping[str, Any]) -> str:
+    """The parser's framed message as one line."""
+    text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)  # the frame is of dashes where the terminal has nothing better
+    text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
+    found = re.search(r"validation error for \w+ (\w+) (.*?) \[type=[^,]*, input_value=(.*?), input_type", text)
+    if found:
+        name, said, got = found.groups()
+        return f"flags: --{name.replace('_', '-')} got {got}: {said[0].lower() + said[1:]}"
+    text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error|Missing required options) ", "", text)
+    unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
+    if unknown:
+        name = unknown.group(1).lstrip("-").replace("-", "_")
+        return f"flags: unknown flag '{unknown.group(1)}'{nearest(name, known).replace('_', '-')}; --help lists every setting"
+    return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
+
+
+def nearest(name: str, known: Any) -> str:
+    """' (did you mean a or b?)', or nothing when no name is near."""
+    close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.55)
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
+
+
+def one_of(flag: str, name: str, known: Any, *, auto: str | None = None) -> str:
+    """`name` when `known` has it, `auto` for 'auto'. Raises Mistake with the nearest names."""
+    if name == "auto" and auto is not None:
+        return auto
+    if name in known:
+        return name
+    allowed = f"; known: {', '.join(known)}" if len(known) <= 12 else ""
+    raise Mistake(f"{flag} got '{name}'{nearest(name, known) or ', which is unknown'}{allowed}")
