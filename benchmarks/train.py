@@ -16,7 +16,8 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _show
 from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks, require_gpus
-from config import one_of, parse
+from cli import one_of
+from config import parse
 from contracts import Mistake
 from engine import precision
 from loaders import OF_TASK, default_loader
@@ -73,7 +74,7 @@ class Train(Common):
     """More flags of train.py, for every point; better written last, after a bare --."""
 
 
-def check(words: str, *, by_hand: bool = False, more: tuple[str, ...] = ()) -> None:
+def check(words: str, *, task: str = "classification", by_hand: bool = False, more: tuple[str, ...] = ()) -> None:
     """Raise Mistake for flags of train.py that do not parse, or that a suite sets itself.
 
     `by_hand`: also for those that the loop by hand would do without; `more` are flags that the suite gives to both.
@@ -86,7 +87,7 @@ def check(words: str, *, by_hand: bool = False, more: tuple[str, ...] = ()) -> N
     taken = sorted({*names} & OWN)
     if taken:
         raise Mistake(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
-    parse(given)
+    parse(["--task", task, *given])
     apart = [name for name in names if name not in (*SAME_WORK, *more)] if by_hand else []
     if apart:
         allowed = ", ".join((*SAME_WORK, *more))
@@ -118,7 +119,7 @@ def points(settings: Train) -> list[Point]:
     loaders = [one_of("--loaders", name, OF_TASK[task], auto=auto) for name in settings.loaders]
     require_gpus(settings.gpus, torch.cuda.device_count())
     require_data(settings.data, settings.loaders, task)
-    check(settings.flags, by_hand=bool(settings.by_hand))
+    check(settings.flags, task=task, by_hand=bool(settings.by_hand))
     precisions = [precision.choose(name, device, on_cpu=task_named(task).CPU_PRECISION) for name in settings.precisions]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     found = []
