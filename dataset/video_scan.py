@@ -18,12 +18,13 @@ import numpy as np
 from av.stream import Discard, Disposition
 
 from contracts import Mistake
+from dataset.container import open_video
 from dataset.headers import Rejected
 from dataset.manifest import LISTING, Array, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, remembered
 from dataset.sources import folder as source
 from dataset.sources.listing import SAMPLE, read_list
-from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags, Videos
+from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags, Videos
 
 CHUNK = 20  # files a task: one takes about 5 ms
 PIECE = 1 << 22  # values by which a column is filled: bounds the memory
@@ -114,7 +115,7 @@ def read(path: bytes) -> Times:
     if not status.st_size:
         raise Rejected("empty file")
     try:
-        with av.open(os.fsdecode(path), metadata_errors="ignore") as file:
+        with open_video(path) as file:
             return _times(file, status.st_size)
     except (av.error.FFmpegError, OSError) as error:
         raise Rejected(f"cannot be read: {error.strerror}") from None
@@ -159,6 +160,8 @@ def _times(file: Any, size: int) -> Times:
         CONTAINERS.index(container),
         _index(PIXELS, context.pix_fmt),
         context.format.components[0].bits,
+        int(context.colorspace),
+        context.color_range == FULL_RANGE or context.pix_fmt.startswith("yuvj"),
         height,
         width,
         rotation,

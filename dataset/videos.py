@@ -31,6 +31,9 @@ PIXELS = (  # the column `pixels`, FFmpeg's names
     *("gray", "gbrp", "other"),
 )
 
+FULL_RANGE = 2
+"""FFmpeg's number for luma from 0 to 255."""
+
 
 class Flags(IntFlag):
     """What a decoder may trip over: bits of the column `flags`."""
@@ -52,6 +55,8 @@ RECORD = np.dtype(
         ("container", "u1"),
         ("pixels", "u1"),
         ("depth", "u1"),  # bits a component
+        ("matrix", "u1"),  # from RGB to YUV: number in ITU-T H.273, 2 where the file does not say
+        ("full_range", "?"),  # whether luma goes from 0 to 255
         ("height", "i4"),  # as displayed: after rotation; the pixels' aspect ratio is ignored
         ("width", "i4"),
         ("rotation", "i2"),  # 0, 90, 180, 270 degrees counter-clockwise: np.rot90(decoded, rotation // 90) is what is displayed
@@ -73,7 +78,7 @@ class Videos(Scanned):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 2"
+    VERSION: ClassVar[str] = "videos 3"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),
@@ -99,6 +104,8 @@ class Videos(Scanned):
     container: Array  # index into CONTAINERS
     pixels: Array  # index into PIXELS
     depth: Array
+    matrix: Array
+    full_range: Array
     height: Array
     width: Array
     rotation: Array

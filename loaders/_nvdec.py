@@ -7,7 +7,6 @@ All that is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cache
@@ -21,11 +20,12 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from contracts import Mistake
+from dataset.container import open_video
 from dataset.videos import CODECS
 from loaders._planes import BT601, MATRICES, Picture
 from loaders._readers import Undecodable
 from loaders._surfaces import nv12
-from loaders.pyav import FULL_RANGE, HASTY, _Run
+from loaders.pyav import HASTY, _Run
 
 Array = np.ndarray[Any, Any]
 
@@ -145,7 +145,7 @@ class Nvdec:
         Raises Undecodable.
         """
         try:
-            with av.open(os.fsdecode(path), metadata_errors="ignore") as container:
+            with open_video(path, known=True) as container:
                 run = _Run(container, self._columns, sample, HASTY)
                 stream = container.streams[int(self._columns.stream[sample])]
                 assert isinstance(stream, av.VideoStream)  # as _Run has seen
@@ -153,8 +153,8 @@ class Nvdec:
                 picture = nv12(
                     context.height,
                     context.width,
-                    matrix=MATRICES.get(int(context.colorspace), BT601),
-                    full_range=int(context.color_range) == FULL_RANGE,
+                    matrix=MATRICES.get(int(self._columns.matrix[sample]), BT601),
+                    full_range=bool(self._columns.full_range[sample]),
                     turns=int(self._columns.rotation[sample]) // 90 % 4,
                 )
                 key = CODECS[self._columns.codec[sample]], context.height, context.width

@@ -6,7 +6,6 @@ is tried again with less haste and from further back. Nothing stays open between
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -17,7 +16,8 @@ from av.error import FFmpegError
 from av.video.reformatter import Interpolation
 
 from contracts import Feed
-from dataset.videos import CODECS, CONTAINERS, Flags
+from dataset.container import open_video
+from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, Flags
 from loaders._clips import ClipLoader
 from loaders._planes import BT601, MATRICES, Picture, Plane
 from loaders._readers import Undecodable
@@ -30,10 +30,10 @@ FAR = 16
 """Frames between two wanted ones from which on seeking to a key frame between them is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
 """Containers where a seek finds times of decoding, which lie before those of display: it has to aim before the key frame."""
+WITH_TIMES = [CONTAINERS.index(name) for name in ("mp4", "mkv")]
+"""Containers whose packets have all their times, so that none of them depends on what FFmpeg knows of the stream."""
 LEAD_S = 1.0
 """By how much: H.264 and HEVC move a frame by 16 places at most."""
-FULL_RANGE = 2
-"""FFmpeg's AVCOL_RANGE_JPEG."""
 ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
 """By default swscale is one to two grey levels off."""
 
@@ -49,7 +49,7 @@ class Pyav:
         missing, why = set(frames), ""
         for attempt in range(FROM_THE_START + 1):
             try:
-                with av.open(os.fsdecode(path), metadata_errors="ignore") as container:
+                with open_video(path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES) as container:
                     run = _Run(container, self._columns, sample, attempt)
                     for together in run.split(sorted(missing)):
                         for frame, picture in run.decode(together):
