@@ -146,6 +146,12 @@ class Told(NamedTuple):
     fallbacks: list[str]  # sorts of file that pyav decoded instead, one entry a clip
     decoded: int  # frames that a decoder went through
     delivered: int
+    seconds: float  # that it took
+
+    def plus(self, other: Told) -> Told:
+        """Of two parts."""
+        counts = self.decoded + other.decoded, self.delivered + other.delivered, self.seconds + other.seconds
+        return Told(self.lost + other.lost, self.fallbacks + other.fallbacks, *counts)
 
 
 class ClipLoader(Staging):
@@ -220,6 +226,7 @@ class Decoding:
         assert rows.frames is not None
         shape = slot_shape(rows)
         out, lost, fell_back, decoded, delivered = slot[: np.prod(shape)].reshape(shape), list[int](), list[str](), 0, 0
+        began = time.monotonic()
         clips = defaultdict[tuple[int, bytes], list[int]](list)
         for place in np.flatnonzero(rows.valid).tolist():
             clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
@@ -231,7 +238,7 @@ class Decoding:
                 delivered += rows.frames[places].size
             except (Undecodable, OSError):
                 lost += same
-        return Told(lost, fell_back, decoded, delivered)
+        return Told(lost, fell_back, decoded, delivered, time.monotonic() - began)
 
     def _decode(self, sample: int, rows: Rows, places: Array, out: Array) -> list[str]:
         """Fill the places of a sample. Returns the sort of file, once for each, when pyav did it, which has the last word."""

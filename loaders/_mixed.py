@@ -3,25 +3,26 @@
     rows -> [deal] -> units -> [thread: decode, resize, normalise on a stream of its own] -> its rows of the batch's slot on the device
                             -> [worker: as loaders/_clips.py] -> uint8 -> [copy, normalise] -> its rows of the same slot
 
-A unit is a clip with all its views. What the device's decoders are not exact for goes to the workers; of the rest they get a share, which
-grows while they are done first. So the share changes who decodes a clip, never which frames it has, nor the order of batches.
+A unit is a clip with all its views; loaders/_deal.py says who gets it.
 """
 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, overload
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from contracts import Feed, Rows
 from loaders._clips import Decoding, MakeReader, Told, kind, notes, slot_shape, views_together
+from loaders._deal import NARROW, Deal, Dealt, Share, idle
 from loaders._planes import compile_kernels
 from loaders._readers import Undecodable
 from loaders._staging import DTYPES, Staged, Stager, Staging, _Slot, sleeping_event
@@ -30,104 +31,8 @@ from loaders.pyav import Pyav
 
 Array = np.ndarray[Any, Any]
 
-WINDOW = 3
-"""Batches that threads may fill at the same time, so that none of them waits for the last clip of another."""
-AHEAD = 256
-"""Batches that are dealt before they are begun, at most, in search of work for the workers: each takes 3 ms."""
-STEP = 1 / 3200
-"""Of the share, for each unit of a batch: small, since up to 64 units wait in front of the workers before a change is felt."""
-NARROW = (0.05, 0.95)
-"""Between which the share stays: neither side is left without work, so that its rate stays known."""
-WAITED_S = 0.002
-"""A wait for the workers that is longer than this was one."""
-
-
-class Share:
-    """The part of the units that the workers decode. It moves by a small step towards the side that was done first."""
-
-    def __init__(self, value: float, least: float, most: float) -> None:
-        self.value, self._least, self._most, self._rest = value, least, most, 0.0
-
-    def take(self, count: int) -> int:
-        """How many of the next `count` units: rounded so that they add up to the share."""
-        self._rest += self.value * count
-        whole = int(self._rest)
-        self._rest -= whole
-        return whole
-
-    def learn(self, *, workers_last: bool, device_last: bool, count: int) -> None:
-        """From a batch of `count` units for which one side was waited for."""
-        if workers_last != device_last:
-            self.value = min(max(self.value + (STEP if device_last else -STEP) * count, self._least), self._most)
-
-
-@dataclass(frozen=True, slots=True)
-class Dealt:
-    """A batch; the places of each unit's rows in it."""
-
-    rows: Rows
-    host: tuple[Array, ...]
-    device: tuple[Array, ...]
-
-
-class Deal(Sequence[Rows]):
-    """Deals out the units of an epoch's batches, one batch after the other. As a sequence: the workers' units, for Workers.run.
-
-    `able`: bool, by sample, what the device's decoders are exact for.
-    """
-
-    def __init__(self, rows: Sequence[Rows], views: int, able: Array, share: Share) -> None:
-        self._rows, self._views, self._able, self._share = rows, views, able, share
-        self._dealt: deque[Dealt] = deque()
-        self._next, self._units = 0, deque[Rows]()
-
-    def __len__(self) -> int:
-        """More than are asked for: units without a clip come between the others too."""
-        return 1 << 40 if len(self._rows) else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        """The next unit, whatever the index: they are asked for once, in order.
-
-        A unit without a clip where there is none within AHEAD batches, and behind the last one.
-        """
-        assert isinstance(index, int)
-        while not self._units:
-            if self._next == len(self._rows) or len(self._dealt) >= AHEAD:
-                return idle(self._rows[0], self._views)
-            self._deal()
-        return self._units.popleft()
-
-    def batch(self) -> Dealt | None:
-        """The next one; None behind the last."""
-        if not self._dealt:
-            if self._next == len(self._rows):
-                return None
-            self._deal()
-        return self._dealt.popleft()
-
-    def _deal(self) -> None:
-        rows = self._rows[self._next]
-        self._next += 1
-        places = np.arange(len(rows))
-        units = [unit for at in range(0, len(rows), self._views) if rows.valid[unit := places[at : at + self._views]].any()]
-        fit = [bool(self._able[rows.ids[unit][rows.valid[unit]]].all()) for unit in units]
-        # those of the workers lie spread among the others, as they are decoded at the same time
-        free = [unit for unit, fits in zip(units, fit, strict=True) if fits]
-        taken = set(np.linspace(0, len(free), self._share.take(len(free)), endpoint=False).astype(int).tolist())
-        host = [unit for unit, fits in zip(units, fit, strict=True) if not fits] + [free[i] for i in sorted(taken)]
-        device = [unit for i, unit in enumerate(free) if i not in taken]
-        self._dealt.append(Dealt(rows, tuple(host), tuple(device)))
-        self._units.extend(some(rows, unit) for unit in host)
-
-
-def idle(rows: Rows, count: int) -> Rows:
-    """Rows like these without a sample."""
-    few = some(rows, np.arange(min(count, len(rows))))
-    return replace(few, ids=np.full(len(few), -1), valid=np.zeros(len(few), bool))
+LEAST_WINDOW = 3
+"""Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
 
 
 class Fills(Protocol):
@@ -185,19 +90,17 @@ class _Thread:
             return Done(told, written)
 
     def _decode(self, rows: Rows, unit: Array, out: torch.Tensor) -> Told:
-        found = Told([], [], 0, 0)
+        found, began = Told([], [], 0, 0, 0.0), time.monotonic()
         for sample in dict.fromkeys(rows.ids[unit][rows.valid[unit]].tolist()):
             places = unit[rows.valid[unit] & (rows.ids[unit] == sample)]
             before = self._fills.decoded
             try:
                 self._fills(sample, self._host.checked(sample), rows, places, out)
-                told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1])
+                told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0)
             except (Undecodable, OSError):
                 told = self._by_pyav(sample, some(rows, places), places, out)
-            found = Told(
-                found.lost + told.lost, found.fallbacks + told.fallbacks, found.decoded + told.decoded, found.delivered + told.delivered
-            )
-        return found
+            found = found.plus(told)
+        return found._replace(seconds=time.monotonic() - began)
 
     def _by_pyav(self, sample: int, rows: Rows, places: Array, out: torch.Tensor) -> Told:
         """Which has the last word on a file."""
@@ -224,20 +127,23 @@ class MixedLoader(Staging):
         """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips."""
         super().__init__(feed)
         compile_kernels()
-        self._stager = Stager(feed, ahead=self._depth + WINDOW - 1)
+        rows = feed.plan.rows(0, 0)
+        self._views = views_together(rows[0]) if len(rows) else 1
+        units = len(rows[0]) // self._views if len(rows) else 1
+        self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
+        self._stager = Stager(feed, ahead=self._depth + self._window - 1)
         self.fallbacks: Counter[str] = Counter()
         self.decoded, self.delivered = 0, 0
         self.notes = notes(backend, feed.columns, able)
-        rows = feed.plan.rows(0, 0)
-        self._views = views_together(rows[0]) if len(rows) else 1
-        self._able, self._threads, self.in_flight = able, threads, WINDOW + self._depth
-        self._share = Share(0.5, *NARROW) if beside else Share(0.0, 0.0, 0.0)
+        self._able, self._threads, self.in_flight = able, threads, self._window + self._depth
+        hands = {"workers": max(feed.workers, 1), "threads": threads}
+        self._share = Share(0.5, *NARROW, **hands) if beside else Share(0.0, 0.0, 0.0)
         self._copied: deque[torch.cuda.Event] = deque()
         self._workers: Workers | None = None
         if beside or not able.all():
             name, own, other = beside or ("pyav", Pyav, None)
             self._workers = Workers(
-                lambda: Decoding(feed, name, own, other),
+                lambda: _beside(Decoding(feed, name, own, other)),
                 workers=feed.workers,
                 batch_size=self._views,
                 part_bytes=lambda rows: rows * math.prod(feed.plan.sample_shape),
@@ -270,7 +176,7 @@ class MixedLoader(Staging):
         under_way: deque[_Batch] = deque()
         try:
             while True:
-                while len(under_way) < WINDOW and (dealt := deal.batch()) is not None:
+                while len(under_way) < self._window and (dealt := deal.batch()) is not None:
                     under_way.append(self._begin(dealt))
                 if not under_way:
                     return
@@ -308,25 +214,21 @@ class MixedLoader(Staging):
 
     def _finish(self, batch: _Batch, units: Iterator[tuple[Array, Rows, list[Told]]] | None) -> Staged:
         """Wait for all of its units: the workers' first, which come in order."""
-        stream, waited, valid = self._stager._stream, 0.0, batch.dealt.rows.valid.copy()
+        stream, valid = self._stager._stream, batch.dealt.rows.valid.copy()
         for unit in batch.dealt.host:
             assert units is not None, "there are workers, unless the device can decode everything"
-            began = time.monotonic()
             slot, its, told = self._next(units)
-            waited = max(waited, time.monotonic() - began)
+            self._share.learn(told.seconds, by_worker=True)
             self._place(slot, its, unit, batch)
             self._count(told, [kind(self._feed.columns, sample) for sample in its.ids[its.valid].tolist() if not self._able[sample]])
             valid[unit[told.lost]] = False
-        device_last = any(not job.done() for job in batch.jobs)
         for job in batch.jobs:
             told, written = job.result()
+            self._share.learn(told.seconds, by_worker=False)
             self._count(told, [])
             valid[told.lost] = False
             if written is not None and stream is not None:
                 stream.wait_event(written)
-        if batch.dealt.host and batch.jobs:
-            count = len(batch.dealt.host) + len(batch.jobs)
-            self._share.learn(workers_last=waited > WAITED_S and not device_last, device_last=device_last, count=count)
         return self._staged_batch(batch, valid)
 
     def _next(self, units: Iterator[tuple[Array, Rows, list[Told]]]) -> tuple[Array, Rows, Told]:
@@ -391,6 +293,15 @@ def device_streams(device: torch.device, count: int) -> list[Any]:
     kept = _streams.setdefault(device, [])
     kept += [torch.cuda.Stream(device) for _ in range(count - len(kept))]
     return kept[:count]
+
+
+def _beside(work: Decoding) -> Decoding:
+    """In a worker: the device's threads need little of the cores, but that at once, or the engines stand still."""
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError:  # a container may forbid it
+        os.nice(10)
+    return work
 
 
 def _enter(device: torch.device) -> None:

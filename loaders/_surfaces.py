@@ -6,12 +6,14 @@ the few pixels that are left become RGB. A surface is NV12: the luma, [H, W], an
 
 from __future__ import annotations
 
+import math
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 
-from loaders._planes import Picture, Plane, offsets_and_factors, stored, triangle
+from loaders._planes import Picture, Plane, offsets_and_factors, stored
 
 Array = np.ndarray[Any, Any]
 
@@ -41,9 +43,9 @@ class Fit:
         bands = []
         for part in (1, 2):
             for at, count, length in ((1, height, luma.height), (0, width, luma.width)):
-                bands.append(triangle(taken[at] / part, taken[at + 2] / part, count, seen[at] / part, seen[at + 2] / part, length // part))
-        self._spans = [(int(first[0]), int(first[-1]) + weights.shape[1]) for first, weights in bands]
-        self._matrices = matrices(bands, self._spans, device, dtype)
+                begin, end, low, high = (float(edge) / part for edge in (taken[at], taken[at + 2], seen[at], seen[at + 2]))
+                bands.append(band(begin, end, count, low, high, length // part, device=device, dtype=dtype))
+        self._matrices, self._spans = zip(*bands, strict=True)
         dark, gain, middle, rv, gu, gv, bu = offsets_and_factors(picture)
         self._luma, self._middle, self._to_rgb = (gain, -dark * gain), middle, ((0.0, rv), (gu, gv), (bu, 0.0))
 
@@ -64,16 +66,26 @@ class Fit:
         return rgb.flip(2) if self._flip else rgb
 
 
-def matrices(
-    bands: list[tuple[Array, Array]], spans: list[tuple[int, int]], device: torch.device, dtype: torch.dtype
-) -> tuple[torch.Tensor, ...]:
-    """`triangle`'s filters as matrices [count, end - begin]; what they are made of goes to the device in one copy."""
-    columns = [np.column_stack([first - begin, weights]) for (first, weights), (begin, _) in zip(bands, spans, strict=True)]
-    numbers = torch.from_numpy(np.concatenate([column.ravel() for column in columns]).astype(np.float32)).to(device)
-    made, used = [], 0
-    for column, (begin, end) in zip(columns, spans, strict=True):
-        band = numbers[used : used + column.size].view(column.shape)
-        used += column.size
-        places = band[:, :1].long() + torch.arange(column.shape[1] - 1, device=device)
-        made.append(torch.zeros(len(column), end - begin, device=device).scatter_(1, places, band[:, 1:]).to(dtype))
-    return tuple(made)
+def band(
+    begin: float, end: float, count: int, low: float, high: float, length: int, *, device: torch.device, dtype: torch.dtype
+) -> tuple[torch.Tensor, tuple[int, int]]:
+    """(matrix [count, last - first], (first, last)): loaders._planes.triangle's filter on the samples [first, last), made on the device.
+
+    A thread has the interpreter's lock for a fraction of what the same takes in NumPy, and nothing is copied to the device.
+    """
+    step = (end - begin) / count
+    support = max(step, 1.0)
+    centre = begin + 0.5 * step
+    first = max(math.floor(centre - support), math.floor(low), 0)
+    last = min(math.ceil(centre + (count - 1) * step + support), math.ceil(high), length)
+    last = max(last, first + 1)
+    places = _numbers(device)
+    apart = places[: last - first] - (places[:count] * step).add_(centre - first - 0.5)[:, None]
+    weights = apart.abs_().mul_(-1 / support).add_(1).clamp_(min=0)
+    return weights.div_(weights.sum(dim=1, keepdim=True).clamp_(min=1e-6)).to(dtype), (first, last)
+
+
+@cache
+def _numbers(device: torch.device) -> torch.Tensor:
+    """float32, 0 to more than any side has."""
+    return torch.arange(1 << 14, dtype=torch.float32, device=device)
