@@ -68,10 +68,10 @@ def match(defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], th
     """
     nothing, images = len(boxes), len(counts)
     matched = torch.full((images, len(defaults)), nothing, device=boxes.device)
-    for first, last, start, stop in _chunks(counts, CHUNK_BYTES // (4 * len(defaults))):
+    for first, last, start, stop in chunks(counts, CHUNK_BYTES // (4 * len(defaults))):
         # axes: T of this chunk's boxes, B of its images, A
         overlap = iou(boxes[start:stop], defaults)
-        image = _on_device([place for place, count in enumerate(counts[first:last]) for _ in range(count)], boxes.device)
+        image = on_device([place for place, count in enumerate(counts[first:last]) for _ in range(count)], boxes.device)
         number = torch.arange(start, stop, device=boxes.device)
         rows = image[:, None].expand_as(overlap)
         most = overlap.new_zeros(last - first, len(defaults)).scatter_reduce_(0, rows, overlap, "amax")
@@ -84,7 +84,7 @@ def match(defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], th
     return matched
 
 
-def _chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:
+def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:
     """(first image, last + 1, first box, last + 1) of neighbours that have `most` boxes together, or of one that has more alone."""
     first = start = stop = 0
     for place, count in enumerate(counts):
@@ -96,16 +96,16 @@ def _chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, i
         yield first, len(counts), start, stop
 
 
-def _on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
+def on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
     """int64, copied from page-locked memory: else the host would wait for the device."""
     tensor = torch.tensor(values, dtype=torch.int64)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
-    """[T, A], to the last bit as torchvision has it, without its tensors of corners [T, A, 2]."""
-    x0, y0, x1, y1 = boxes[:, :, None].unbind(1)  # [T, 1] each
-    u0, v0, u1, v1 = defaults.unbind(1)  # [A] each
+    """[..., T, A] of [..., T, 4] and [..., A, 4], to the last bit as torchvision has it, without its tensors of corners [T, A, 2]."""
+    x0, y0, x1, y1 = boxes[..., None].unbind(-2)  # [..., T, 1] each
+    u0, v0, u1, v1 = defaults[..., None, :, :].unbind(-1)  # [..., 1, A] each
     width = (torch.minimum(x1, u1) - torch.maximum(x0, u0)).clamp_(min=0)
     height = (torch.minimum(y1, v1) - torch.maximum(y0, v0)).clamp_(min=0)
     inside = width.mul_(height)

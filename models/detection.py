@@ -16,11 +16,12 @@ import torchvision
 from torch import nn
 from torchvision.models.detection import ssdlite
 from torchvision.models.detection._utils import retrieve_out_channels
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from models import Native, Unusable, _ssd
+from models import Native, Unusable, _rcnn, _ssd
 from models._tiny_detector import LONGER, SIZE, tiny
 from models._weights import dry_run, is_published, read
 
@@ -87,7 +88,13 @@ class Detector(nn.Module):
         (stock,) = self._stock
         stock.training = self.training
         prepared = _Prepared(images, sizes)
-        outputs: Any = _ssd.run(stock, prepared, targets) if isinstance(stock, SSD) else stock(prepared, targets)
+        outputs: Any
+        if isinstance(stock, SSD):
+            outputs = _ssd.run(stock, prepared, targets)
+        elif isinstance(stock, GeneralizedRCNN) and self.training:
+            outputs = _rcnn.losses(stock, prepared, targets)
+        else:
+            outputs = stock(prepared, targets)
         if self.training:
             return dict(outputs)
         return [{name: one.float() if name == "masks" else one for name, one in found.items()} for found in outputs]

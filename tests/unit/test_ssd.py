@@ -139,7 +139,7 @@ def test_an_overlap_of_the_threshold_is_enough() -> None:
 @given(counts=st.lists(st.integers(0, 9), max_size=12), most=st.integers(1, 20))
 def test_chunks_have_each_box_once_and_no_more_than_asked(counts: list[int], most: int) -> None:
     seen = []
-    for first, last, start, stop in _ssd._chunks(counts, most):
+    for first, last, start, stop in _ssd.chunks(counts, most):
         assert stop - start == sum(counts[first:last]) and start == sum(counts[:first])
         assert stop - start <= most or sum(count > 0 for count in counts[first:last]) == 1
         seen += list(range(start, stop))

@@ -1,0 +1,42 @@
+"""Non-maximum suppression of many groups of boxes at once. Knows no detector."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+from typing import Any
+
+import torch
+from torchvision.ops import nms
+
+
+def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
+    """bool [G, N]: of the boxes [G, N, 4], x0 y0 x1 y1 and best first, those left in each group by torchvision's nms.
+
+    A box goes when its IoU with a better one that is left is above `threshold`. What is not `alive`, bool [G, N], neither stays
+    nor suppresses. On a CUDA device one kernel does it, for which the host does not wait.
+    """
+    kernel = _kernel(boxes.device) if boxes.device.type == "cuda" else None
+    if kernel is not None:
+        return kernel(boxes, alive, threshold)
+    kept = torch.zeros_like(alive)
+    falling = -torch.arange(boxes.shape[1], device=boxes.device, dtype=boxes.dtype)
+    for own, there, left in zip(boxes, alive, kept, strict=True):
+        places = there.nonzero()[:, 0]
+        left[places[nms(own[places], falling[: len(places)], threshold)]] = True
+    return kept
+
+
+@cache
+def _kernel(device: torch.device) -> Any:
+    """models._nms_kernel.survivors; None, with a warning, where Triton cannot build it."""
+    try:
+        from models import _nms_kernel
+
+        _nms_kernel.survivors(torch.zeros(1, 1, 4, device=device), torch.ones(1, 1, dtype=torch.bool, device=device), 0.5)
+    except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
+        said = (str(error).splitlines() or [""])[0]
+        named = f"{type(error).__name__}: {said}"
+        warnings.warn(f"Triton builds no kernel here ({named}): R-CNN's proposals are suppressed group by group, slowly", stacklevel=2)
+        return None
+    return _nms_kernel.survivors

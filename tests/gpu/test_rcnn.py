@@ -1,0 +1,81 @@
+"""R-CNN's training on a GPU: the kernel keeps what torchvision keeps, losses are torchvision's, and the host waits for nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from models import _nms
+from models.detection import Detector, _Prepared
+from tests.unit.test_rcnn import HEIGHT, SIZES, WIDTH, first_ones, groups, small, targets_from
+
+
+@contextmanager
+def no_waits() -> Iterator[None]:
+    """What waits for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def batch_on(device: torch.device, kind: str) -> tuple[torch.Tensor, list[dict[str, torch.Tensor]]]:
+    targets = targets_from(3, [(3, "anywhere"), (0, "anywhere"), (14, "anywhere")], kind)
+    images = torch.randn(3, 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(3))
+    return images.to(device), [{name: one.to(device) for name, one in target.items()} for target in targets]
+
+
+@pytest.mark.parametrize("count", [1, 37, 819, 2000])
+@pytest.mark.parametrize("threshold", [0.1, 0.7])
+def test_the_compiled_kernel_keeps_what_torchvision_keeps(count: int, threshold: float, device: torch.device) -> None:
+    """Nearly: fused multiplications may decide otherwise where an overlap is the threshold."""
+    assert _nms._kernel(device) is not None
+    boxes, alive = groups(count, count, 6)
+    boxes = boxes * torch.tensor([1.0, 2, 8, 1, 4, 30])[:, None, None]
+    there = boxes.to(device), alive.to(device)
+    with no_waits():
+        kept = _nms.survivors(*there, threshold)
+    wanted = _nms.survivors(boxes, alive, threshold)
+    assert wanted.any() and (kept.cpu() != wanted).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_waits_for_nothing(precision: str, device: torch.device) -> None:
+    stock = small().to(device)
+    detector, (images, targets) = Detector(stock), batch_on(device, "boxes")
+    for waiting in (True, False):  # the first one makes the anchors, and builds the kernel
+        with torch.autocast("cuda", torch.float16, enabled=precision == "fp16"):
+            if waiting:
+                out: Any = detector(images, SIZES, targets)
+            else:
+                with no_waits():
+                    out = detector(images, SIZES, targets)
+        total = torch.stack([loss.float() for loss in out.values()]).sum()
+        if waiting:
+            total.backward()
+        else:
+            with no_waits():
+                total.backward()
+    assert torch.isfinite(total)
+
+
+@pytest.mark.parametrize("kind", ["boxes", "batch norm", "masks", "keypoints"])
+def test_losses_and_gradients_are_torchvisions(kind: str, device: torch.device) -> None:
+    ours = small(kind).to(device)
+    theirs = copy.deepcopy(ours)
+    Detector(theirs)  # takes its transform away
+    images, targets = batch_on(device, kind)
+    with first_ones():
+        wanted, got = theirs(_Prepared(images, SIZES), targets), Detector(ours)(images, SIZES, targets)
+    for one in (wanted, got):
+        torch.stack(list(one.values())).sum().backward()
+    for name, loss in wanted.items():
+        torch.testing.assert_close(got[name], loss, rtol=1e-3, atol=1e-4)
+    for (name, one), two in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-2, atol=1e-2 * float(two.grad.abs().max()) + 1e-5, msg=name)

@@ -1,0 +1,427 @@
+"""The R-CNN family's training for a batch at once is torchvision's, image by image; what is random has its probabilities."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torchvision.models.detection import FasterRCNN, KeypointRCNN, MaskRCNN
+from torchvision.models.detection._utils import BalancedPositiveNegativeSampler
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.ops import MultiScaleRoIAlign, box_iou, nms
+
+from models import _nms, _rcnn
+from models.detection import Detector, _keep_pixels_exact, _Prepared
+from tests.unit.test_ssd import Operators, Targets, boxes_from
+
+HEIGHT, WIDTH, CLASSES, CHANNELS, KEYPOINTS = 96, 128, 5, 8, 3
+KINDS = ("boxes", "batch norm", "masks", "keypoints")
+
+
+class Backbone(nn.Module):
+    """Four maps, of strides 4 to 32."""
+
+    out_channels = CHANNELS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, CHANNELS, 4, 4)
+        self.more = nn.ModuleList(nn.Conv2d(CHANNELS, CHANNELS, 2, 2) for _ in range(3))
+
+    def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
+        maps = [self.stem(images)]
+        for one in self.more:
+            maps.append(one(maps[-1]))
+        return {str(level): one for level, one in enumerate(maps)}
+
+
+def small(kind: str = "boxes", **options: Any) -> Any:
+    """torchvision's detector with 3,060 anchors, whose weights are large enough for boxes to move."""
+    torch.manual_seed(0)
+    options = {
+        "rpn_anchor_generator": AnchorGenerator(((12,), (24,), (48,), (96,)), ((0.5, 1.0, 2.0),) * 4),
+        "rpn_pre_nms_top_n_train": 60,
+        "rpn_post_nms_top_n_train": 100,
+        "rpn_batch_size_per_image": 40,
+        "box_batch_size_per_image": 32,
+        "box_head": TwoMLPHead(CHANNELS * 49, 16),
+        "box_predictor": FastRCNNPredictor(16, CLASSES),
+        **options,
+    }
+    if kind == "batch norm":
+        options["box_head"] = FastRCNNConvFCHead((CHANNELS, 7, 7), [8], [16], norm_layer=nn.BatchNorm2d)
+    model: Any
+    if kind == "masks":
+        heads = {"mask_head": MaskRCNNHeads(CHANNELS, [8], 1), "mask_predictor": MaskRCNNPredictor(8, 8, CLASSES)}
+        model = MaskRCNN(Backbone(), **heads, **options)
+    elif kind == "keypoints":
+        model = KeypointRCNN(Backbone(), num_keypoints=KEYPOINTS, keypoint_head=KeypointRCNNHeads(CHANNELS, [512]), **options)
+    else:
+        model = FasterRCNN(Backbone(), **options)
+    for name, one in model.named_parameters():
+        if name.startswith(("rpn", "roi_heads")) and one.ndim > 1:
+            nn.init.normal_(one, std=0.2)
+    _keep_pixels_exact(model)
+    return model.train()
+
+
+SMALL = small()
+"""For what changes nothing in it."""
+SIZES = [(HEIGHT, WIDTH), (90, 100), (70, WIDTH)]
+
+
+@cache
+def anchors_of() -> torch.Tensor:
+    """Of it, [3060, 4]."""
+    images = torch.zeros(1, 3, HEIGHT, WIDTH)
+    return SMALL.rpn.anchor_generator(ImageList(images, [(HEIGHT, WIDTH)]), list(SMALL.backbone(images).values()))[0]
+
+
+def targets_from(seed: int, images: list[tuple[int, str]], kind: str = "boxes") -> Targets:
+    """Boxes of so many an image, each in one of the ways of boxes_from, within 64 x 64 pixels but for those that are anchors."""
+    generator, targets = torch.Generator().manual_seed(seed), []
+    for count, where in images:
+        boxes = boxes_from(generator, count, where, anchors_of(), 64)
+        target = {"boxes": boxes, "labels": torch.randint(1, CLASSES, (count,), generator=generator)}
+        if kind == "masks":
+            target["masks"] = (torch.rand(count, HEIGHT, WIDTH, generator=generator) > 0.5).to(torch.uint8)
+        if kind == "keypoints":
+            spots = boxes[:, None, :2] + torch.rand(count, KEYPOINTS, 2, generator=generator) * (boxes[:, None, 2:] - boxes[:, None, :2])
+            target["keypoints"] = torch.cat([spots, torch.ones(count, KEYPOINTS, 1)], 2)
+        targets.append(target)
+    return targets
+
+
+def truth_of(targets: Targets) -> _rcnn.Truth:
+    return _rcnn.Truth.of(targets, [(HEIGHT, WIDTH)] * len(targets))
+
+
+@contextmanager
+def first_ones() -> Iterator[None]:
+    """Both draw the first of those that they may draw."""
+
+    def falling(like: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64, device=like.device).expand(like.shape)
+
+    with patch.object(torch, "randperm", lambda count, device: torch.arange(count, device=device)), patch.object(_rcnn, "keys", falling):
+        yield
+
+
+@contextmanager
+def as_on_a_gpu(*, kernel: bool = True) -> Iterator[None]:
+    """The way that waits for nothing; with `kernel`, in place of the one that suppresses boxes and needs a GPU, one that keeps all."""
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(_rcnn, "_waits_cost_nothing", lambda device: False))
+        if kernel:
+            stack.enter_context(patch.object(_rcnn, "survivors", lambda boxes, alive, threshold: alive.clone()))
+        yield
+
+
+# --- what to find ---------------------------------------------------------------------------------------------------------------------
+
+
+IMAGES = st.lists(
+    st.tuples(st.integers(0, 9), st.sampled_from(["anywhere", "grid", "defaults", "same"])), min_size=1, max_size=5
+)  # boxes of an image, and where they are
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]), low=st.booleans())
+def test_anchors_find_what_they_find_in_torchvision(seed: int, images: list[tuple[int, str]], most: int, low: bool) -> None:
+    """Whatever is equal, however many boxes are compared at a time, with and without matches of low quality."""
+    targets, anchors, rpn = targets_from(seed, images), anchors_of(), copy.copy(SMALL.rpn)
+    rpn.proposal_matcher = copy.copy(rpn.proposal_matcher)
+    rpn.proposal_matcher.allow_low_quality_matches = low
+    labels, boxes = rpn.assign_targets_to_anchors([anchors] * len(targets), targets)
+    truth = truth_of(targets)
+    with patch.object(_rcnn, "CHUNK_BYTES", most * 4 * len(anchors)):
+        matched, got = _rcnn.match_anchors(anchors, truth, rpn.proposal_matcher)
+    assert torch.equal(got, torch.stack(labels).long())
+    for own, wanted, label in zip(truth.boxes[matched], boxes, got, strict=True):
+        assert torch.equal(own[label > 0], wanted[label > 0])
+
+
+def test_a_box_that_no_anchor_overlaps_is_everyones_best() -> None:
+    """torchvision's rule: its best overlap is 0, and all that have 0 with it have that."""
+    targets: Targets = [{"boxes": torch.tensor([[900.0, 900.0, 910.0, 910.0]]), "labels": torch.ones(1, dtype=torch.int64)}]
+    labels, _ = SMALL.rpn.assign_targets_to_anchors([anchors_of()], targets)
+    _, got = _rcnn.match_anchors(anchors_of(), truth_of(targets), SMALL.rpn.proposal_matcher)
+    assert (labels[0] == 1).all() and (got == 1).all()
+
+
+# --- drawing --------------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    labels=st.lists(st.lists(st.sampled_from([-1, 0, 0, 1, 3]), min_size=7, max_size=7), min_size=1, max_size=4),
+    wanted=st.integers(1, 12),
+    share=st.sampled_from([0.25, 0.5, 1.0]),
+)
+def test_as_many_are_drawn_as_by_torchvision(labels: list[list[int]], wanted: int, share: float) -> None:
+    sampler, given_labels = BalancedPositiveNegativeSampler(wanted, share), torch.tensor(labels)
+    places, filled = _rcnn.draw(given_labels, sampler)
+    assert places.shape == filled.shape == (len(labels), min(wanted, 7))
+    for own, there, kinds, objects, background in zip(places, filled, given_labels, *sampler(list(given_labels)), strict=True):
+        drawn = kinds[own[there]]
+        assert len(set(own.tolist())) == len(own) and (drawn > 0).sum() == objects.sum() and (drawn == 0).sum() == background.sum()
+        assert len(drawn) == objects.sum() + background.sum()  # nothing that is neither
+        order = torch.where(there, torch.where(kinds[own] > 0, 0, 1), 2).tolist()
+        assert order == sorted(order)
+
+
+def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
+    """6 objects for 4 places and 12 of the background for the others: each pair together with the probability of a uniform subset."""
+    torch.manual_seed(0)
+    rounds, labels = 20_000, torch.tensor([1, 0, -1, 0, 2, 0, 0, 1, -1, 0, 0, 1, 0, 0, 3, 0, 0, 1, 0, 0])
+    places, filled = _rcnn.draw(labels.expand(rounds, -1), BalancedPositiveNegativeSampler(10, 0.4))
+    assert filled.all()
+    drawn = torch.zeros(rounds, len(labels)).scatter_(1, places, 1.0)
+    together = drawn.T @ drawn / rounds
+    for kind, (count, taken) in {True: (6, 4), False: (12, 6)}.items():
+        own = together[(labels > 0) == kind][:, (labels > 0) == kind] if kind else together[labels == 0][:, labels == 0]
+        once, twice = taken / count, taken * (taken - 1) / (count * (count - 1))
+        wanted = torch.full_like(own, twice).fill_diagonal_(once)
+        assert ((own - wanted).abs() < 5 * (wanted * (1 - wanted) / rounds).sqrt()).all()
+    assert together[labels == -1].sum() == 0
+
+
+# --- proposals ------------------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    seed=st.integers(0, 999),
+    sharpness=st.sampled_from([1.0, 30.0]),  # of the latter many probabilities are exactly 1
+    spread=st.sampled_from([0.1, 1.0, 5.0]),  # of the deltas: many overlap, or few; many are cut to nothing at the edge
+    before=st.sampled_from([10, 60, 100_000]),
+    after=st.sampled_from([5, 100_000]),
+    score=st.sampled_from([0.0, 0.6]),
+)
+def test_proposals_are_torchvisions(seed: int, sharpness: float, spread: float, before: int, after: int, score: float) -> None:
+    """In its order; the last level has 36 anchors, fewer than are kept of others."""
+    generator, rpn, anchors = torch.Generator().manual_seed(seed), copy.copy(SMALL.rpn), anchors_of()
+    rpn._pre_nms_top_n, rpn._post_nms_top_n, rpn.score_thresh = {"training": before}, {"training": after}, score
+    counts = [2304, 576, 144, 36]
+    logits = sharpness * torch.randn(3, len(anchors), generator=generator)
+    deltas = spread * torch.randn(3, len(anchors), 4, generator=generator)
+    decoded = rpn.box_coder.decode(deltas.view(-1, 4), [anchors] * 3).view(3, -1, 4)
+    with patch("torchvision.ops.boxes.batched_nms", _by_level):
+        wanted, _ = rpn.filter_proposals(decoded, logits.flatten()[:, None], SIZES, counts)
+    limits = torch.tensor([[[width, height, width, height]] for height, width in SIZES], dtype=torch.float32)
+    boxes, real = _rcnn.proposals(rpn, logits, deltas, anchors, counts, limits)
+    for own, there, other in zip(boxes, real, wanted, strict=True):
+        assert len(other) > 0 and there.sum() == len(other) and there[: len(other)].all()
+        torch.testing.assert_close(own[there], other, rtol=1e-6, atol=1e-5)
+
+
+def _by_level(boxes: torch.Tensor, scores: torch.Tensor, levels: torch.Tensor, threshold: float) -> torch.Tensor:
+    """torchvision's way for many boxes, with a stable sort. Its way for few moves them aside, which rounds them."""
+    kept = torch.zeros_like(scores, dtype=torch.bool)
+    for level in levels.unique():
+        own = (levels == level).nonzero()[:, 0]
+        kept[own[nms(boxes[own], scores[own], threshold)]] = True
+    places = kept.nonzero()[:, 0]
+    return places[scores[places].sort(descending=True, stable=True).indices]
+
+
+def groups(seed: int, count: int, number: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    corners = torch.rand(number, count, 2, generator=generator) * 20
+    boxes = torch.cat([corners, corners + 4 + 16 * torch.rand(number, count, 2, generator=generator)], -1)
+    return boxes, torch.rand(number, count, generator=generator) > 0.2
+
+
+def test_what_survives_is_what_no_survivor_overlaps() -> None:
+    boxes, alive = groups(0, 60)
+    kept = _nms.survivors(boxes, alive, 0.4)
+    assert 0 < kept.sum() < alive.sum() and not (kept & ~alive).any()
+    for own, left, there in zip(boxes, kept, alive, strict=True):
+        over = (box_iou(own, own) > 0.4).tril(-1) & left
+        assert torch.equal(left, there & ~over.any(1))
+
+
+INTERPRETED = """
+import torch
+from models import _nms, _nms_kernel
+from tests.unit.test_rcnn import groups
+for seed, (count, threshold) in enumerate([(1, 0.5), (24, 0.1), (24, 0.5)]):
+    boxes, alive = groups(seed, count, 2)
+    kept = _nms_kernel.survivors(boxes, alive, threshold)
+    assert torch.equal(kept, _nms.survivors(boxes, alive, threshold)), (seed, kept)
+    print(int(kept.sum()), int(alive.sum()))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_keeps_what_torchvision_keeps() -> None:
+    """In Triton's interpreter, which has to be chosen before Triton is imported; tests/gpu has it compiled."""
+    pytest.importorskip("triton", reason="Triton comes with builds of torch for GPUs")
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kept = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
+    assert len(kept) == 3 and kept[1][0] < kept[2][0] < kept[2][1]
+
+
+def test_where_no_kernel_is_built_that_is_said_once() -> None:
+    _nms._kernel.cache_clear()
+    with patch.dict("sys.modules", {"models._nms_kernel": None}), pytest.warns(UserWarning, match="Triton builds no kernel here"):
+        assert _nms._kernel(torch.device("cpu")) is None
+    assert _nms._kernel(torch.device("cpu")) is None
+    _nms._kernel.cache_clear()
+
+
+# --- regions --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_regions_are_pooled_as_by_torchvision() -> None:
+    """Also those at the edges, of no size, and of each level; what is left over is 0 and moves nothing."""
+    generator = torch.Generator().manual_seed(0)
+    theirs = MultiScaleRoIAlign(["0", "1", "2"], 7, 2, canonical_scale=48)
+    corners = torch.rand(60, 2, generator=generator) * torch.tensor([WIDTH, HEIGHT])
+    sides = torch.rand(60, 1, generator=generator) ** 3 * torch.tensor([WIDTH, HEIGHT])
+    boxes = torch.cat([corners, torch.minimum(corners + sides, torch.tensor([WIDTH, HEIGHT]))], 1)
+    boxes[:4] = torch.tensor([[WIDTH - 0.01, HEIGHT - 0.5, WIDTH, HEIGHT], [0, 0, 0, 0], [0, 0, WIDTH, HEIGHT], [127, 0, 128, 96]])
+    image, filled = torch.arange(60) // 30, torch.rand(60, generator=generator) > 0.2
+    maps = {str(level): torch.randn(2, 4, HEIGHT >> level + 2, WIDTH >> level + 2, generator=generator) for level in range(4)}
+    theirs_of, ours_of = ({name: one.clone().requires_grad_() for name, one in maps.items()} for _ in range(2))
+    wanted = theirs(theirs_of, [boxes[:30], boxes[30:]], [(HEIGHT, WIDTH)] * 2) * filled[:, None, None, None]
+    assert {int(level) for level in theirs.map_levels([boxes])} == {0, 1, 2}
+    with as_on_a_gpu():
+        fresh = MultiScaleRoIAlign(["0", "1", "2"], 7, 2, canonical_scale=48)
+        got = _rcnn.pooled(fresh, ours_of, boxes, image, filled, [(HEIGHT, WIDTH)] * 2)
+    assert torch.equal(got, wanted)
+    for one in (wanted, got):
+        (one * torch.arange(7)).sum().backward()
+    for name in ("0", "1", "2"):
+        torch.testing.assert_close(ours_of[name].grad, theirs_of[name].grad, rtol=1e-5, atol=1e-4)
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------------------------
+
+
+def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[str, torch.Tensor]:
+    """Ours, when each and the gradients of all parameters are torchvision's."""
+    targets = targets_from(seed, [(count, "anywhere") for count in counts], kind)
+    images, sizes = torch.randn(len(counts), 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed)), SIZES[: len(counts)]
+    other = copy.deepcopy(stock)
+    Detector(other)  # takes its transform away
+    with first_ones():
+        wanted = other(_Prepared(images, sizes), targets)
+        got: Any = Detector(stock)(images, sizes, targets)
+    assert got.keys() == wanted.keys()
+    for name, loss in wanted.items():
+        torch.testing.assert_close(got[name], loss, rtol=1e-5, atol=1e-6)
+    for one in (got, wanted):
+        torch.stack(list(one.values())).sum().backward()
+    for (name, one), two in zip(stock.named_parameters(), other.parameters(), strict=True):
+        assert one.grad is not None and two.grad is not None, name
+        torch.testing.assert_close(one.grad, two.grad, rtol=1e-3, atol=1e-5 * float(two.grad.abs().max()) + 1e-6, msg=name)
+    for (name, one), two in zip(stock.named_buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(one, two, msg=name)
+    return got
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("counts", [[3, 0, 14], [1], [0]], ids=str)
+@pytest.mark.parametrize("waits", [True, False])
+def test_losses_and_gradients_are_torchvisions(kind: str, counts: list[int], waits: bool) -> None:
+    """More regions are asked for than there are in some images, and fewer than in others; both ways through the heads."""
+    with ExitStack() as stack:
+        if not waits:
+            stack.enter_context(as_on_a_gpu(kernel=False))
+        got = check_losses(small(kind), counts, 3, kind)
+    assert all(torch.isfinite(loss) for loss in got.values())
+    assert (got["loss_box_reg"].item() > 0) == (sum(counts) > 0)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_losses_where_places_are_left_over(waits: bool) -> None:
+    """32 regions of an image are asked for, and 5 proposals and a box are there."""
+    stock = small("batch norm", rpn_post_nms_top_n_train=5, rpn_batch_size_per_image=5000)
+    with ExitStack() as stack:
+        if not waits:
+            stack.enter_context(as_on_a_gpu(kernel=False))
+        check_losses(stock, [1, 0, 2], 4, "batch norm")
+
+
+def test_training_in_bf16_without_waits() -> None:
+    images, targets = torch.randn(2, 3, HEIGHT, WIDTH), targets_from(5, [(3, "anywhere"), (0, "grid")])
+    stock = small()
+    with as_on_a_gpu(kernel=False), torch.autocast("cpu", torch.bfloat16):
+        got: Any = Detector(stock)(images, SIZES[:2], targets)
+    torch.stack(list(got.values())).sum().backward()
+    assert all(loss.dtype == torch.float32 and torch.isfinite(loss) for loss in got.values())
+    assert all(one.grad is not None and torch.isfinite(one.grad).all() for one in stock.parameters())
+
+
+def test_training_without_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match="training needs targets, got None"):
+        Detector(small())(torch.zeros(1, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)])
+
+
+# --- what the host does ---------------------------------------------------------------------------------------------------------------
+
+
+def without_values(kind: str, *, ours: bool) -> None:
+    """A forward and backward pass of shapes alone: what needs to know a value raises."""
+    targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")], kind)
+    with FakeTensorMode() as mode:
+        stock = small(kind)
+        fake: Targets = [{name: mode.from_tensor(value) for name, value in one.items()} for one in targets]
+        images, detector = torch.zeros(3, 3, HEIGHT, WIDTH), Detector(stock)
+        with as_on_a_gpu():
+            out: Any = detector(images, SIZES, fake) if ours else stock(_Prepared(images, SIZES), fake)
+        torch.stack(list(out.values())).sum().backward()
+    assert all(one.grad is not None for one in stock.parameters())
+
+
+def test_training_waits_for_no_value_on_the_device() -> None:
+    without_values("boxes", ours=True)
+
+
+@pytest.mark.parametrize(("kind", "ours"), [("boxes", False), *((kind, True) for kind in KINDS[1:])])
+def test_what_waits_is_seen(kind: str, ours: bool) -> None:
+    """torchvision's, and ours where only what is really there may go through a head."""
+    with pytest.raises((DynamicOutputShapeException, DataDependentOutputException)):
+        without_values(kind, ours=ours)
+
+
+WAITS = ("aten::nonzero", "aten::_local_scalar_dense", "aten::masked_select", "torchvision::nms", "aten::_unique2")
+"""Operators whose result the host needs."""
+
+
+def launched(images: int, *, ours: bool) -> tuple[int, int]:
+    """(operators, those of WAITS among them) of a step with 4 boxes an image."""
+    stock, targets = small(), targets_from(0, [(4, "anywhere")] * images)
+    batch, sizes, detector = torch.randn(images, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)] * images, Detector(stock)
+    stock(_Prepared(batch, sizes), targets)  # makes the anchors
+    with as_on_a_gpu(), Operators() as operators:
+        out: Any = detector(batch, sizes, targets) if ours else stock(_Prepared(batch, sizes), targets)
+        torch.stack(list(out.values())).sum().backward()
+    return len(operators.seen), sum(one.name().startswith(WAITS) for one in operators.seen)
+
+
+def test_training_has_no_loop_over_images() -> None:
+    """torchvision launches several times as many operators, and waits several times an image."""
+    few, many, theirs = launched(2, ours=True), launched(16, ours=True), launched(16, ours=False)
+    assert few == many and many[1] == 0
+    assert theirs[0] > 4 * many[0] and theirs[1] > 3 * 16, (theirs, many)
