@@ -5,11 +5,15 @@ its own number.
 """
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # before anything imports torch
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # behind a shell's &; programs that tests start would inherit it and not hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not of a test
 settings.load_profile("shared")

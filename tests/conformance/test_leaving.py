@@ -13,7 +13,7 @@ from contracts import Feed, Loader
 from tests.conformance.leaving import WITHIN_S, Traces, epochs_are_flat, nothing_is_left, slope
 from tests.conformance.scenes import Backend, Open, Scene
 
-CLOSE_S = 4.0
+CLOSE_S = 15.0
 
 
 class Stopped(Exception):

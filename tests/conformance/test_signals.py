@@ -17,7 +17,7 @@ import pytest
 from tests.conformance.scenes import Backend, Scene
 
 ROOT = Path(__file__).parents[2]
-GONE_S = 10.0
+GONE_S = 60.0
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The README's first command, in one epoch."""
+"""The README's first command, with fewer images in fewer epochs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,33 @@ from pathlib import Path
 
 import pytest
 
+from scripts import demo_set
+
 ROOT = Path(__file__).parents[2]
+SHORT = ("--epochs", "4", "--val-every", "4", "--warmup-epochs", "1")
+
+
+def drawn(folder: Path) -> None:
+    """60 training and 15 validation images of each class, which the demo takes for the whole set: it would draw for half a minute."""
+    demo_set.write(folder, 60, 15, progress=False)
+    stamp = folder / demo_set.STAMP
+    said = json.loads(stamp.read_text(encoding="utf-8"))
+    stamp.write_text(json.dumps(said | {"train_per_class": 200, "val_per_class": 50}), encoding="utf-8")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_demo_learns_and_ends_with_the_table(tmp_path: Path) -> None:
-    """One epoch of its eight: 45 % right of ten classes. The time is for a machine that others share."""
+    """A seventh of its steps, in four passes over fewer images. The time is for a machine that others share."""
+    drawn(tmp_path / "demo-data")
     here = {**os.environ, "SATURATE_PYTHON": sys.executable, "SATURATE_DEMO_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = ["nice", "-n", "19", "bash", "scripts/demo.sh", "--epochs", "1", "--warmup-epochs", "0.3"]  # tests of rates run beside it
+    command = ["nice", "-n", "5", "bash", "scripts/demo.sh", *SHORT]  # tests of rates run beside it
     said = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True, timeout=850, check=False)
     assert said.returncode == 0, said.stdout[-2000:] + said.stderr[-2000:]
+    assert f"{tmp_path / 'demo-data'}: already there" in said.stdout
     (summary,) = tmp_path.glob("demo-*/summary.json")
     found = json.loads(summary.read_text(encoding="utf-8"))
-    assert found["validation"]["top1"] >= 0.25
+    assert found["validation"]["samples"] == 150 and found["validation"]["top1"] >= 0.2, "chance is 10 %: four deviations above it"
     for line in (
         "top-1",
         "rate",

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.end_to_end.runs import Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
 from tests.unit.coco_files import write_coco
 
 TRAIN, VAL = 16, 9  # images; every fourth has no annotation
@@ -74,7 +74,7 @@ def test_stopped_and_resumed(train: Runner, shapes: Path) -> None:
     start(train, shapes, "whole", *sizes).done()
     whole, stopped = train.cwd / "whole", train.cwd / "stopped"
     process = start(train, shapes, "stopped", "--read-delay-ms", 50, *sizes)
-    until(lambda: len(points(stopped, "train")) >= 2, 60, "two steps")
+    until(lambda: len(points(stopped, "train")) >= 2, TIMEOUT_S, "two steps")
     process.send(signal.SIGTERM)
     assert (process.wait(), process.err) == (128 + signal.SIGTERM, "")
     step = torch.load(stopped / "last.pt", weights_only=True)["progress"]["step"]

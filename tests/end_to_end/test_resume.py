@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.runs import Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
 
 N, EPOCHS, STEP = 96, 2, 8  # samples of an epoch, epochs, samples of a step
 STEPS = EPOCHS * N // STEP
@@ -29,7 +29,7 @@ def steps(output: Path) -> int:
 
 
 def reached(output: Path, step: int, process: Process) -> None:
-    until(lambda: steps(output) >= step or process.poll() is not None, 60, f"step {step}")
+    until(lambda: steps(output) >= step or process.poll() is not None, TIMEOUT_S, f"step {step}")
 
 
 def check_same(uninterrupted: Path, resumed: Path) -> None:
@@ -56,7 +56,7 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
         how = (signal.SIGTERM, signal.SIGKILL)[number % 2]
         for process in processes if how == signal.SIGKILL else processes[-1:]:  # one rank hears SIGTERM, all stop
             process.send(how)
-        codes = {process.wait(20) for process in processes}
+        codes = {process.wait() for process in processes}
         ended = -how if how == signal.SIGKILL else 128 + how
         assert codes <= {ended, 0}, [process.err for process in processes]
         interrupted += ended in codes
@@ -71,7 +71,7 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
 def test_a_second_process_is_refused(train: Runner, pictures: Path) -> None:
     """Two with the same --output and --resume auto, as a scheduler may start them."""
     (first,) = start(train, pictures, "run")
-    until(lambda: steps(train.cwd / "run") > 0, 60, "a step")
+    until(lambda: steps(train.cwd / "run") > 0, TIMEOUT_S, "a step")
     (second,) = start(train, pictures, "run")
     assert "--output run: another run is writing there" in second.mistake()
     first.done()
@@ -81,7 +81,7 @@ def test_a_second_process_is_refused(train: Runner, pictures: Path) -> None:
 def test_killed_before_the_first_checkpoint(train: Runner, pictures: Path) -> None:
     """--resume auto starts anew, over what the killed run has left."""
     (process,) = start(train, pictures, "run")
-    until(lambda: steps(train.cwd / "run") > 1, 60, "two steps")
+    until(lambda: steps(train.cwd / "run") > 1, TIMEOUT_S, "two steps")
     process.send(signal.SIGKILL)
     process.wait()
     start(train, pictures, "run")[0].done()
@@ -92,8 +92,8 @@ def test_stopped_while_validating(train: Runner, pictures: Path) -> None:
     """A checkpoint at an epoch's end resumes into validation; the next one into the next epoch."""
     slow = ("--val-batch-size", 1, "--read-delay-ms", 20)
     (process,) = start(train, pictures, "run", flags=slow)
-    until(lambda: steps(train.cwd / "run") == N // STEP, 60, "the end of the epoch")
-    until(lambda: (train.cwd / "run" / "last.pt").exists(), 60, "its checkpoint")
+    until(lambda: steps(train.cwd / "run") == N // STEP, TIMEOUT_S, "the end of the epoch")
+    until(lambda: (train.cwd / "run" / "last.pt").exists(), TIMEOUT_S, "its checkpoint")
     process.send(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     assert points(train.cwd / "run", "val") == []
@@ -110,7 +110,7 @@ def test_stopped_while_validating_after_the_last_step(train: Runner, pictures: P
     """--steps ends training in mid-epoch: what was trained is saved before the validation, not after it."""
     flags = ("--steps", 5)
     (process,) = start(train, pictures, "run", flags=(*flags, "--val-batch-size", 1, "--read-delay-ms", 20))
-    until(lambda: (train.cwd / "run" / "last.pt").exists(), 60, "the checkpoint")
+    until(lambda: (train.cwd / "run" / "last.pt").exists(), TIMEOUT_S, "the checkpoint")
     process.send(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
     assert points(train.cwd / "run", "val") == []

@@ -136,6 +136,7 @@ def test_the_module_that_a_step_calls_is_compiled() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 def test_compile(train: Runner) -> None:
     """Kernels are built, the losses are the same but for rounding, and the checkpoint is that of the bare module."""
@@ -148,7 +149,7 @@ def test_compile(train: Runner) -> None:
     assert not list(kernels.rglob("*.so"))
     arguments = (*flags, "--compile", "true", "--output", "compiled")
     with train.command(ROOT / "train.py", *arguments) as process:
-        process.communicate(timeout=2 * TIMEOUT_S)
+        process.communicate(timeout=3 * TIMEOUT_S)
         assert process.returncode == 0
     assert list(kernels.rglob("*.so"))
     compiled = train.cwd / "compiled"

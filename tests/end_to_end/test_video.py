@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conformance import moving
-from tests.end_to_end.runs import Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
 from tests.unit.video_files import make
 
 CLASSES, TRAIN, VAL, FRAMES = ("jump", "run", "walk"), 6, 3, 20  # videos of a class; frames of each
@@ -70,7 +70,7 @@ def test_stopped_and_resumed(train: Runner, videos: Path) -> None:
     start(train, videos, "whole").done()
     whole, stopped = train.cwd / "whole", train.cwd / "stopped"
     process = start(train, videos, "stopped", "--read-delay-ms", 50)
-    until(lambda: len(points(stopped, "train")) >= 2, 60, "two steps")
+    until(lambda: len(points(stopped, "train")) >= 2, TIMEOUT_S, "two steps")
     process.send(signal.SIGTERM)
     assert (process.wait(), process.err) == (128 + signal.SIGTERM, "")
     step = torch.load(stopped / "last.pt", weights_only=True)["progress"]["step"]

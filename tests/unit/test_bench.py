@@ -153,7 +153,7 @@ def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
     time.sleep(0.3)
     (child,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130 and f"--output {tmp_path / 'out'} goes on" in said
     assert f"python -m scripts.report {tmp_path / 'out'} makes the table" in said
     assert not os.path.exists(f"/proc/{child}")

@@ -133,9 +133,10 @@ def test_the_fixed_share_is_beside_each_row_but_the_largest() -> None:
 
 @pytest.mark.slow
 def test_a_point_is_a_run_of_train_py(tmp_path: Path) -> None:
+    """A machine too slow for 20 steps in the time is given more of it."""
     data = draw(tmp_path / "data", classes=("blue", "red"), train=24, val=2)
     flags = f"--min-window-s 0.1 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
-    settings = Workers(
+    asked = Workers(
         data=data,
         arch="squeezenet1_1",
         precision="fp32",
@@ -143,10 +144,13 @@ def test_a_point_is_a_run_of_train_py(tmp_path: Path) -> None:
         workers=(0,),
         memory=("pageable",),
         image_sizes=(32,),
-        seconds=3,
         flags=flags,
     )
-    (found,) = run(workers.SUITE, settings, tmp_path / "bench", lambda done, known, said: None)
+    for seconds in (2, 8, 32):
+        settings = asked.model_copy(update={"seconds": seconds})
+        (found,) = run(workers.SUITE, settings, tmp_path / "bench", lambda done, known, said: None)
+        if found["status"] != "short":
+            break
     assert found["status"] == "ok", found
     figures = found["figures"]
     parts = [figures[f"{name}_ms"] for name in workers.STEP]

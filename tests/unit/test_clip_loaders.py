@@ -29,11 +29,6 @@ from tests.unit.video_files import number
 T, SIZE, BATCH = 5, 64, 4
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("kinds"), KINDS)
-
-
 @dataclass(frozen=True)
 class Clips:
     """contracts.Plan: two clips of every sample, shown whole, in batches of BATCH; epochs differ in their frames."""

@@ -22,11 +22,6 @@ from tests.unit.video_files import number
 SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "video_sample"
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("kinds"), KINDS)
-
-
 def patterns(count: int) -> Iterator[list[int]]:
     """Places of frames to ask for: single ones, short runs, wide steps, anything; the first and the last ones too."""
     draws = np.random.default_rng(5)

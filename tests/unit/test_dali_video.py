@@ -28,11 +28,6 @@ CLAIMED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("kinds"), KINDS)
-
-
 def test_the_table(made: Made) -> None:
     claimed = exact("dali-video", made.videos, np.arange(len(made.videos)))
     assert sorted(np.array(made.names)[claimed]) == sorted(CLAIMED)

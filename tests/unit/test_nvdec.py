@@ -42,11 +42,6 @@ CLAIMED = [
 ]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("kinds"), KINDS)
-
-
 def shown(picture: Picture, surface: torch.Tensor) -> int:
     """The number on a whole frame."""
     height, width = picture.shape

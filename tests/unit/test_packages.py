@@ -241,6 +241,7 @@ def test_an_image_whose_dali_is_too_old_is_refused(tmp_path: Path, version: str,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_image_installs_what_it_lacks_and_nothing_else(tmp_path: Path):
     """The Dockerfile's own lines, for real, in an environment that has torch and DALI and pins too old a TensorBoard."""
     image = Image(tmp_path, pip=True)
