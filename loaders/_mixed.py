@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -33,6 +34,10 @@ Array = np.ndarray[Any, Any]
 
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
+
+SWITCH_S = 5e-4
+"""How long a thread may keep the interpreter's lock while one that comes back from its decoder waits for it. Python's own is ten times
+that, in which an engine decodes three pictures."""
 
 
 class Fills(Protocol):
@@ -157,11 +162,14 @@ class MixedLoader(Staging):
         self._idle = [_Thread(feed, make_fills, self._levels, stream) for stream in streams]
         self._all = list(self._idle)
         self._pool = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
+        self._switch_s = sys.getswitchinterval()
+        sys.setswitchinterval(min(self._switch_s, SWITCH_S))
 
     def close(self) -> None:
         if self._workers is not None:
             self._workers.stop()
         super().close()
+        sys.setswitchinterval(self._switch_s)
         self._pool.shutdown(wait=True, cancel_futures=True)
         for thread in self._all:
             thread.close()

@@ -341,10 +341,12 @@ def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -
 
 
 def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
-    """No process or thread after `close`, also in the middle of a batch; a bounded number of decoders."""
+    """No process or thread after `close`, also in the middle of a batch; few decoders; Python switches threads as before."""
+    switch_s = sys.getswitchinterval()
     children, threads = {child.pid for child in psutil.Process().children()}, threading.active_count()
     codec = Codec()
     loading = loader(feed(made.videos), codec, "pyav")
+    assert sys.getswitchinterval() < switch_s
     for epoch in range(4):
         list(loading.batches(epoch, 0))
     assert codec.made <= 2 * 6
@@ -353,6 +355,7 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
     loading.close()
     assert {child.pid for child in psutil.Process().children()} <= children
     assert threading.active_count() <= threads
+    assert sys.getswitchinterval() == switch_s
 
 
 def test_decoders_of_many_sizes_are_bounded(tmp_path: Path) -> None:
