@@ -1,4 +1,7 @@
-"""Clips of videos for the suite `loader`: the plan of a pass, our loaders, and PyTorch's own on the CPU. Must not know what is timed."""
+"""Clips of videos for the suites `loader` and `soak`: the plan of a pass, our loaders, and PyTorch's and DALI's own by hand.
+
+Must not know what is timed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import pytorch_baseline
+from benchmarks import dali_baseline, pytorch_baseline
 from contracts import Feed, Loader, Mistake, Pixels, World
 from dataset.plan import ClipPlan, ClipPolicy
 from dataset.sources.folder import Folder
@@ -18,8 +21,9 @@ from dataset.splits import Split, cache_folder
 from loaders import open_loader
 from tasks.video import UNIT, Video
 
-BASELINES = ("pytorch", "pytorch+decord")
-"""benchmarks/pytorch_baseline.py, with PyAV and with decord."""
+DALI = "dali"
+BASELINES = ("pytorch", "pytorch+decord", DALI)
+"""benchmarks/pytorch_baseline.py, with PyAV and with decord; benchmarks/dali_baseline.py, on a GPU."""
 
 Epochs = Callable[[int], Iterator[int]]
 """epoch -> valid clips of this rank's batches."""
@@ -53,6 +57,19 @@ def plan_of(settings: Any, columns: Any, world: World) -> ClipPlan:
     return plan
 
 
+def feed_of(settings: Any, plan: ClipPlan, data: Split, world: World) -> Feed:
+    """What our loaders are opened with."""
+    return Feed(
+        plan=plan,
+        source=data.source,
+        columns=data.columns,
+        targets=Video(data.columns.label).targets,
+        device=world.device,
+        workers=settings.workers,
+        pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
+    )
+
+
 def shown(columns: Any, frames: int, stride: int) -> float:
     """Different frames of a clip, the mean over the videos: a video that ends before its clip shows its last frame again."""
     return float(np.minimum(-(-np.asarray(columns.frames) // stride), frames).mean())
@@ -69,16 +86,7 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
     if name in BASELINES:
         yield _by_hand(settings, name, data, plan, world), lambda rate: {"unit": UNIT, "frames_per_s": rate * frames}
         return
-    feed = Feed(
-        plan=plan,
-        source=data.source,
-        columns=data.columns,
-        targets=Video(data.columns.label).targets,
-        device=world.device,
-        workers=settings.workers,
-        pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
-    )
-    with open_loader(name, feed) as loader:
+    with open_loader(name, feed_of(settings, plan, data, world)) as loader:
 
         def epochs(epoch: int) -> Iterator[int]:
             for batch in loader.batches(epoch, 0):
@@ -99,6 +107,8 @@ def counted(loader: Loader) -> dict[str, Any]:
 
 
 def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World) -> Epochs:
+    if name == DALI:
+        return _by_dali(settings, data, plan, world)
     decode = pytorch_baseline.decord_clip if name.endswith("decord") else pytorch_baseline.pyav_clip
     if decode is pytorch_baseline.decord_clip:
         try:
@@ -123,3 +133,29 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
         rank=world.rank,
     )
     return lambda epoch: (len(clips) for clips, _ in pytorch_baseline.batches(loader, world.device, epoch))
+
+
+def _by_dali(settings: Any, data: Split, plan: ClipPlan, world: World) -> Epochs:
+    """A pass has every sequence of the reader: of `--clips 0` those that lie back to back, so that they begin anywhere in a video."""
+    if world.device.type != "cuda":
+        raise Mistake(f"--loaders {DALI} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on this machine")
+    try:
+        import nvidia.dali  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise Mistake(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
+    frames, stride = plan.policy.frames, plan.policy.stride
+    loader = dali_baseline.clips(
+        [os.fsdecode(data.columns.path(sample)) for sample in range(plan.samples)],
+        data.columns.label.tolist(),
+        frames=frames,
+        stride=stride,
+        step=dali_baseline.step(settings.clips, frames, stride, int(data.columns.frames.max())),
+        size=settings.image_size,
+        shorter=plan.policy.resize,
+        batch_size=settings.batch_size,
+        threads=settings.workers,
+        device=world.device,
+        world_size=world.size,
+        rank=world.rank,
+    )
+    return lambda epoch: (len(batch[0]["clips"]) for batch in loader)

@@ -1,7 +1,7 @@
-"""DALI as one writes it by hand for files of one's own: a Python source reads a batch, DALI decodes, resizes and normalises it.
+"""DALI as one writes it by hand. Uses nothing of ours on purpose.
 
-Uses nothing of ours on purpose: `slow-storage` compares with it. DALI calls the source in the thread that asks for a batch, so
-the reads are neither side by side nor hidden behind the step.
+Images, for `slow-storage`: a Python source reads a batch, DALI decodes, resizes and normalises it. DALI calls the source in the thread that
+asks for a batch, so the reads are neither side by side nor hidden behind the step. Clips of videos, for `loader`: DALI's own reader.
 """
 
 from __future__ import annotations
@@ -51,3 +51,102 @@ def loader(source: Files, *, size: int, threads: int, device: torch.device) -> A
         return images, labels
 
     return DALIGenericIterator(pipeline(), ["images", "labels"], auto_reset=True)
+
+
+def step(clips: int, frames: int, stride: int, longest: int) -> int:
+    """From the first frame of a sequence to that of the next one: `clips` that end within the longest video, 0 = back to back."""
+    span = (frames - 1) * stride + 1
+    if clips == 0:
+        return frames * stride
+    return max((longest - span) // (clips - 1), 1) if clips > 1 else longest
+
+
+def clips(
+    files: Sequence[str],
+    labels: Sequence[int],
+    *,
+    frames: int,
+    stride: int,
+    step: int,
+    size: int,
+    shorter: int,
+    batch_size: int,
+    threads: int,
+    device: torch.device,
+    world_size: int = 1,
+    rank: int = 0,
+) -> Any:
+    """An iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}], whole batches of a shard alone.
+
+    An epoch has, shuffled, every sequence that begins at frame 0, `step`, 2 * step, ... of a video; one that runs over its end repeats the
+    last frame. So it has one clip a video only where `step` is as long as the longest: rates are in clips a second, of which the time of
+    any number of clips follows. `fn.experimental.readers.video` and not `fn.readers.video`, which takes constant rates alone and repeats
+    no frame.
+    """
+    pipeline = clip_pipeline(
+        list(files),
+        [int(label) for label in labels],
+        frames=frames,
+        stride=stride,
+        step=step,
+        size=size,
+        shorter=shorter,
+        gpu=device.type == "cuda",
+        shards=(rank, world_size),
+        batch_size=batch_size,
+        num_threads=max(threads, 1),
+        device_id=device.index or 0 if device.type == "cuda" else None,
+    )
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
+
+    return DALIGenericIterator(pipeline, ["clips", "labels"], reader_name="videos", auto_reset=True, last_batch_policy=LastBatchPolicy.DROP)
+
+
+def clip_pipeline(
+    files: list[str],
+    labels: list[int],
+    *,
+    frames: int,
+    stride: int,
+    step: int,
+    size: int,
+    shorter: int,
+    gpu: bool,
+    shards: tuple[int, int],
+    **options: Any,
+) -> Any:
+    """The graph of `clips`, not yet built; `shards`: rank and ranks; `options` are the pipeline's."""
+    from nvidia.dali import fn, pipeline_def, types
+
+    @pipeline_def(**options)
+    def pipeline() -> Any:
+        made: Any = fn.experimental.readers.video(
+            device="gpu" if gpu else "cpu",
+            name="videos",
+            filenames=files,
+            labels=labels,
+            sequence_length=frames,
+            stride=stride,
+            step=step,
+            pad_mode="edge",
+            random_shuffle=True,
+            initial_fill=2 * options["batch_size"],  # decoded sequences that wait: the default, 1024, fills a GPU's memory
+            shard_id=shards[0],
+            num_shards=shards[1],
+            pad_last_batch=True,
+        )
+        video, label = made
+        video = fn.resize(video, resize_shorter=shorter)
+        video = fn.crop_mirror_normalize(
+            video,
+            crop=(size, size),
+            crop_pos_x=fn.random.uniform(range=(0.0, 1.0)),
+            crop_pos_y=fn.random.uniform(range=(0.0, 1.0)),
+            dtype=types.FLOAT,
+            output_layout="CFHW",
+            mean=[0.485 * 255, 0.456 * 255, 0.406 * 255],
+            std=[0.229 * 255, 0.224 * 255, 0.225 * 255],
+        )
+        return video, label
+
+    return pipeline()

@@ -1,6 +1,6 @@
 """`loader`: loaders alone, on 1..N GPUs: the rate, and the time to pass once over a folder, beside PyTorch's own loading on the CPU.
 
-Of images, or of clips of videos (--task video, benchmarks/clips.py).
+Of images, or of clips of videos (--task video, benchmarks/clips.py), where DALI's own reader stands beside it.
 
 A window of report.meter is as many passes as take two seconds, from the request for a first batch until the last one is on the device.
 A pass's tail that fills no batch of all ranks is dropped, as in training; `pass_s` is the time of all files at a window's rate.
@@ -59,6 +59,7 @@ DEFAULTS = {"classification": {"batch_size": 32, "image_size": 640}, "video": {"
 NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
 """What a loader's name begins or ends with -> the module that it takes."""
 ON_GPU = ("dali-gpu", "dali-video", "nvdec")
+"""What the names of loaders begin with that need a GPU; DALI's own reader of videos does too."""
 CONTENTS_UP_TO = 50_000
 """Files of which the contents are compared too; of more, only which file on the disk they are."""
 HEAD = 1 << 16
@@ -83,7 +84,8 @@ class Loader(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     loaders: tuple[str, ...] = ("auto",)
-    """pytorch (the baseline; of clips with PyAV, and pytorch+decord), or names as in --loader of train.py; auto = all that run here."""
+    """pytorch (the baseline; of clips with PyAV, and pytorch+decord, and on a GPU dali), or names as in --loader of train.py; auto = all
+    that run here."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -137,7 +139,7 @@ def expanded(
 def _runs(name: str, devices: int) -> bool:
     """Whether what it needs is here."""
     needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
-    return all(map(_installed, needed)) and bool(devices or not name.startswith(ON_GPU))
+    return all(map(_installed, needed)) and bool(devices or not (name == clips.DALI or name.startswith(ON_GPU)))
 
 
 def _installed(module: str) -> bool:

@@ -12,18 +12,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks import _show
+from benchmarks import _show, clips
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
 from benchmarks.loader import expanded
 from config import NotNegative
-from contracts import Feed, Loader, Mistake
+from contracts import Feed, Loader, Mistake, World
 from report.hardware import device_gib, hardware, host_gib, versions
 from report.meter import Meter
 from report.record import replace as write
@@ -38,26 +38,37 @@ STEPS_MIB, STEPS_COUNT = 256.0, 3.0
 MIB = {"host_mib": "host memory", "device_mib": "device memory"}
 COUNTS = {"files": "open files", "threads": "threads", "processes": "processes"}
 """Name of a reading -> in words. Of these none may be added."""
-LAYOUT = {"epochs": {**{f"{words}, MiB": [name] for name, words in MIB.items()}, "left open": [*COUNTS], "rate, img/s": ["rate"]}}
+LAYOUT = {"epochs": {**{f"{words}, MiB": [name] for name, words in MIB.items()}, "left open": [*COUNTS], "rate": ["rate"]}}
+BATCH_SIZES = {"classification": 64, "video": 8}
+CLIPS = ("clip_frames", "clip_stride", "clips")
+"""Settings of videos alone."""
 
 
 class Soak(Common):
     """Many epochs with a loader: does anything grow, does the rate fall?"""
 
+    task: Literal["classification", "video"] = "classification"
+    """Images, or clips of videos."""
     data: Path | None = None
-    """Folder with train/<class>/*; an epoch is one pass over it. Needed for every loader."""
+    """Folder with train/<class>/*, images or videos; an epoch is one pass over it. Needed for every loader."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py; auto = all that read files and run here."""
     epochs: PositiveInt = 30
     """Passes with each loader."""
     warm_epochs: NonNegativeInt = 4
     """Of them, at the start, that are not judged: allocators and pools fill."""
-    batch_size: PositiveInt = 64
-    """Samples a batch."""
+    batch_size: PositiveInt | None = None
+    """Samples a batch. Default: 64; of clips 8."""
     image_size: Annotated[int, Field(ge=8)] = 224
     """Height and width of the output, pixels."""
     workers: NonNegativeInt | None = None
     """Processes or threads that read and decode. Default: CPU cores, less one."""
+    clip_frames: NonNegativeInt = 16
+    """Frames of a clip; 0 = all frames of a video, from its first to its last."""
+    clip_stride: PositiveInt = 1
+    """From one frame of a clip to the next, in frames of the video."""
+    clips: NonNegativeInt = 0
+    """Clips of a video in an epoch, evenly spaced. 0 = one at random, as in training."""
     max_mib_an_epoch: NotNegative = 0.5
     """Growth of host and of device memory above which a point fails. Of files, threads and processes none may be added. Growth in no more
     than 3 steps (or one in 10 epochs) is told and does not fail, as of a pool that meets a larger batch than before, while the steps come
@@ -165,35 +176,48 @@ def points(settings: Soak) -> list[Point]:
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
         raise Mistake(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
-    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
-    return [{"loader": loader, "batch_size": settings.batch_size, "image_size": settings.image_size} for loader in loaders]
+    loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=(), task=settings.task)
+    same: Point = {"batch_size": settings.batch_size or BATCH_SIZES[settings.task], "image_size": settings.image_size}
+    if settings.task == "video":
+        same |= {name: getattr(settings, name) for name in CLIPS}
+    return [{"loader": loader, **same} for loader in loaders]
 
 
-def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Feed], Loader] | None = None) -> Measured:
-    """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for loaders.open_loader."""
+def feed_of(settings: Soak, point: Point, world: World) -> Feed:
+    """The folder's images with the windows of training, or clips of its videos. Raises Mistake."""
     from dataset.plan import StillPlan, StillPolicy
     from dataset.splits import open_split
-    from engine.distributed import ProcessWorld, cores, prepare_process
-    from loaders import open_loader
     from tasks.classification import Classification
 
-    device = prepare_process()
-    world = ProcessWorld(device)
     assert settings.data is not None
-    split = open_split(settings.data / "train")
+    root = settings.data / "train"
+    if settings.task == "video":
+        videos = clips.open_split(root)
+        settings = settings.model_copy(update={"batch_size": point["batch_size"]})
+        return clips.feed_of(settings, clips.plan_of(settings, videos.columns, world), videos, world)
+    split = open_split(root)
     policy = StillPolicy(window="random-resized", image_size=settings.image_size, flip=0.5)
-    plan = StillPlan.of(split.columns, policy, seed=0, batch_size=settings.batch_size)
+    plan = StillPlan.of(split.columns, policy, seed=0, batch_size=point["batch_size"])
     plan.require_a_step()
     feed = Feed(
         plan=plan,
         source=split.source,
         columns=split.columns,
         targets=Classification(split.columns.label).targets,
-        device=device,
-        workers=world.workers(settings.workers),
+        device=world.device,
+        workers=settings.workers or 0,
     )
-    if device.type == "cuda":
-        feed = replace(feed, pixels=replace(feed.pixels, dtype="float16"))
+    return replace(feed, pixels=replace(feed.pixels, dtype="float16")) if world.device.type == "cuda" else feed
+
+
+def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Feed], Loader] | None = None) -> Measured:
+    """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for loaders.open_loader."""
+    from engine.distributed import ProcessWorld, cores, prepare_process
+    from loaders import open_loader
+
+    device = prepare_process()
+    world = ProcessWorld(device)
+    feed = feed_of(settings.model_copy(update={"workers": world.workers(settings.workers)}), point, world)
     meter = Meter(world, min_window_s=0.0, synchronise=world.synchronise)
     series: dict[str, list[float]] = {}
     board = Board(folder)
@@ -219,13 +243,14 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
         if one in warm and (spread := margin(warm[one])) > settings.max_mib_an_epoch
     ]
     low, rate, high = (float(part) for part in np.percentile(warm["rate"], (25, 50, 75)))
-    figures = {
+    figures: dict[str, float | int | str | None] = {
         "rate": rate,
         "rate_an_epoch": slope(warm["rate"]) / rate,
         **{f"{one}_an_epoch": slope(values) for one, values in warm.items() if one != "rate"},
         **{f"{one}_margin": margin(warm[one]) for one in MIB if one in warm},
         **{one: values[-1] for one, values in warm.items() if one != "rate"},
         "epochs": settings.epochs,
+        **({"unit": clips.UNIT} if settings.task == "video" else {}),
     }
     _show.hparams(board, SUITE.name, point, figures)
     board.close(finished=not said)
@@ -248,7 +273,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     for name, title, unit in (
         ("host_mib", "host memory of the process tree, above its lowest", "MiB"),
         ("device_mib", "device memory, above its lowest", "MiB"),
-        ("rate", "rate", "img/s"),
+        ("rate", "rate", _show.unit_of(rows)),
     ):
         curves: dict[str, Sequence[tuple[float, float]]] = {
             loader: [(float(epoch), value - (min(its[name][1:]) if name in MIB else 0.0)) for epoch, value in enumerate(its[name]) if epoch]
@@ -261,8 +286,8 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 COLUMNS = (
-    *(Column(key=key, title=key.replace("_", " ")) for key in ("loader", "batch_size", "image_size")),
-    Column(key="rate", title="img/s", form="{:,.0f}"),
+    *(Column(key=key, title=key.replace("_", " ")) for key in ("loader", "batch_size", "image_size", *CLIPS)),
+    Column(key="rate", title="{unit}", form="{:,.0f}"),
     Column(key="rate_an_epoch", title="an epoch", form="{:+.2%}"),
     Column(key="host_mib_an_epoch", title="host MiB an epoch", form="{:+.2f}"),
     Column(key="host_mib_margin", title="±", form="{:.2f}"),

@@ -102,6 +102,11 @@ class Workers:
             worker_init_fn=partial(_begin, self._stopping, os.getpid()) if workers else None,
             multiprocessing_context="fork" if workers else None,
         )
+        if workers:
+            # By who opens the loader, and not by its thread: a child takes apart what the other threads have as thread-local variables, and
+            # PyAV's converter of pictures, which from 19 on has threads of its own, would wait for them there for ever.
+            with FORKING:
+                iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
         """In the order of `rows`. Calling it again abandons the sequence before."""

@@ -30,7 +30,10 @@ class Decord:
             every = list(range(len(reader)))  # also where others than those asked for are elsewhere, the pictures may be others
             same_times(self._columns, sample, every, reader.get_frame_timestamp(every)[:, 0])
             for frame in frames:
-                yield frame, rgb(reader[frame].asnumpy())
+                pixels = reader[frame].asnumpy()
+                if pixels.shape[2:] != (3,):  # narrow ones, whose rows are padded by more than a third: it takes that for channels
+                    raise Undecodable(f"decord gives {pixels.shape[2]} channels")
+                yield frame, rgb(pixels)
         except Exception as error:
             raise Undecodable(str(error)) from error
 

@@ -13,7 +13,7 @@ import av
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
-from av.video.reformatter import Interpolation
+from av.video.reformatter import Interpolation, VideoReformatter
 
 from contracts import Feed
 from dataset.container import open_video
@@ -170,7 +170,8 @@ def planes(frame: av.VideoFrame, turns: int) -> Picture:
     form = frame.format
     places = [component.plane for component in form.components]
     if places not in ([0], [0, 1, 2]) or form.is_rgb or form.is_big_endian or form.has_palette:
-        frame = frame.reformat(format="rgb24", interpolation=ACCURATE)
+        # not frame.reformat: it keeps a converter in each thread, which workers that are forked by another thread choke on (PyAV 19)
+        frame = VideoReformatter().reformat(frame, format="rgb24", interpolation=ACCURATE)
         return Picture((_plane(frame.planes[0], np.uint8, 3),), turns=turns)
     bits = form.components[0].bits
     return Picture(

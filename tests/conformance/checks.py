@@ -8,24 +8,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Loader
+from contracts import Feed, Loader, Rows
 from dataset.order import order
-from dataset.plan import StillPlan
+from dataset.plan import EpochPlan
 from loaders._staging import DTYPES
 from tests.conformance import pictures
 from tests.conformance.looking import Seen, difference, expected_levels, fitted, joined, passed, seen
-from tests.conformance.scenes import Open, Scene, blue_of
+from tests.conformance.scenes import Open, Scene
 
 Array = np.ndarray[Any, Any]
 IGNORE = -1
 WINDOW_TOLERANCE = 0.3
-"""Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the filter."""
+"""See Backend.edge_difference."""
 BLUE_TOLERANCE = 3.0
 
 
 def trains(feed: Feed) -> bool:
     """Whether the plan is an epoch of training; validation keeps its tail."""
-    assert isinstance(feed.plan, StillPlan)
+    assert isinstance(feed.plan, EpochPlan)
     return feed.plan.training
 
 
@@ -37,9 +37,9 @@ def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epochs: Sequence[i
             count = 0
             for batch, expected in zip(loader.batches(epoch, 0), rows, strict=True):
                 count += 1
-                size = feed.plan.image_size
-                assert batch.images.shape == (feed.plan.batch_size, 3, size, size)
-                assert batch.images.is_contiguous(memory_format=torch.channels_last)
+                assert batch.images.shape == (feed.plan.batch_size, *feed.plan.sample_shape)
+                last = torch.channels_last if batch.images.ndim == 4 else torch.channels_last_3d
+                assert batch.images.is_contiguous(memory_format=last)
                 assert batch.images.dtype == DTYPES[feed.pixels.dtype]
                 assert {batch.images.device, batch.valid.device, batch.sizes.device} == {torch.empty(0, device=feed.device).device}
                 assert batch.ids.dtype == np.int64
@@ -52,7 +52,7 @@ def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epochs: Sequence[i
             assert count == len(rows) > 0
 
 
-def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0) -> float:
+def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0, tolerance: float = WINDOW_TOLERANCE) -> float:
     """Windows and flips, read back from the pixels of `scenes.ramps`. Returns the largest error of an edge, source pixels."""
     found, worst, flips = passed(open_, feed, epoch), 0.0, []
     expected = list(feed.plan.rows(epoch, 0))
@@ -61,12 +61,13 @@ def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0)
         for i in range(len(rows)):
             if rows.valid[i]:
                 sample = int(rows.ids[i])
-                fit = fitted(found.levels[at], int(scene.manifest.height[sample]), int(scene.manifest.width[sample]))
                 window = np.tile(rows.regions[i, :2], 2) + rows.windows[i]
-                error = float(np.abs(np.array(fit.window) - window).max())
-                assert error <= WINDOW_TOLERANCE, f"{scene.names[sample]}: {fit.window} is not {window}"
-                assert fit.flipped == rows.flips[i], f"{scene.names[sample]}: flipped {fit.flipped}"
-                worst = max(worst, error)
+                for _, levels in shown(found.levels[at], rows, i):
+                    fit = fitted(levels, int(scene.manifest.height[sample]), int(scene.manifest.width[sample]))
+                    error = float(np.abs(np.array(fit.window) - window).max())
+                    assert error <= tolerance, f"{scene.names[sample]}: {fit.window} is not {window}"
+                    assert fit.flipped == rows.flips[i], f"{scene.names[sample]}: flipped {fit.flipped}"
+                    worst = max(worst, error)
                 flips.append(fit.flipped)
             at += 1
     assert not trains(feed) or {True, False} == set(flips)
@@ -74,21 +75,28 @@ def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0)
 
 
 def pixels_are_the_samples_own(open_: Open, feed: Feed, scene: Scene) -> None:
-    """The constant blue of `scenes.ramps` names the file that the pixels came from."""
-    found = passed(open_, feed)
-    for i in np.flatnonzero(found.real):
-        place = int(scene.names[found.ids[i]].removeprefix("ramp-"))
-        blue = float(found.levels[i, ..., 2].mean())
-        assert abs(blue - blue_of(place)) < BLUE_TOLERANCE, f"{scene.names[found.ids[i]]} has the blue of another file: {blue:.1f}"
+    """The constant blue of `scenes.ramps` names the file that the pixels came from; of `reels.ruled` also the frame."""
+    found, expected = passed(open_, feed), list(feed.plan.rows(0, 0))
+    for at in np.flatnonzero(found.real):
+        rows, i = expected[at // feed.plan.batch_size], int(at % feed.plan.batch_size)
+        for frame, levels in shown(found.levels[at], rows, i):
+            blue, its = float(levels[..., 2].mean()), scene.blue(int(found.ids[at]), frame)
+            assert abs(blue - its) < BLUE_TOLERANCE, f"{scene.names[found.ids[at]]} has another's blue: {blue:.1f} is not {its}"
+
+
+def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
+    """(frame, float32 [H, W, 3]) of what row i delivered; an image is frame 0."""
+    return [(0, levels)] if rows.frames is None else list(zip(rows.frames[i].tolist(), levels, strict=True))
 
 
 def each_sample_once(open_: Open, feed: Feed, scene: Scene) -> None:
-    """Validation delivers every sample exactly once, training none twice."""
+    """Validation delivers every view of every sample exactly once, training none twice."""
     ids = passed(open_, feed).ids
     ids = ids[ids >= 0]
-    assert len(set(ids.tolist())) == len(ids)
-    if not trains(feed):
-        assert sorted(ids.tolist()) == list(range(scene.samples))
+    if trains(feed):
+        assert len(set(ids.tolist())) == len(ids)
+    else:
+        assert sorted(ids.tolist()) == np.repeat(np.arange(scene.samples), feed.plan.views).tolist()
 
 
 def pixels_are_pillows(open_: Open, feed: Feed, scene: Scene, tolerance: float, epoch: int = 0) -> dict[str, float]:
@@ -110,11 +118,11 @@ def close(found: Seen, expected: Array, names: Sequence[str], tolerance: float) 
 
 def resumes_at(open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tolerance: float, seed: int = 5) -> None:
     """batches(epoch, first) is the tail of batches(epoch, 0), pixels included; one loader, asked again and again."""
-    n, batch_size = scene.samples, feed.plan.batch_size
+    n, batch_size = scene.samples * feed.plan.views, feed.plan.batch_size
     with open_(feed) as loader:
         for epoch in (0, 1):
             whole = joined(seen(batch, feed) for batch in loader.batches(epoch, 0))
-            ordered = order(seed, epoch, n) if trains(feed) else np.arange(n)
+            ordered = order(seed, epoch, n) if trains(feed) else np.arange(n) // feed.plan.views
             for first in firsts:
                 tail = joined(seen(batch, feed) for batch in loader.batches(epoch, first))
                 left = n - first

@@ -5,7 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conformance.fixtures import coco, damaged, odd, parametrise, photographs, ramps, samples, small, temporary  # noqa: F401
+from tests.conformance.fixtures import (  # noqa: F401
+    coco,
+    damaged,
+    odd,
+    parametrise,
+    photographs,
+    quick,
+    quick_clips,
+    ramps,
+    ruled,
+    ruled_clips,
+    samples,
+    small,
+    temporary,
+)
 from tests.conformance.scenes import CPU
 
 

@@ -1,6 +1,6 @@
 """A program that passes over a folder until it is stopped: what a user's own training loop looks like. For test_signals.py.
 
-python -m tests.conformance.consumer LOADER DEVICE DATA MANIFESTS DELAY_MS
+python -m tests.conformance.consumer LOADER DEVICE images|videos DATA MANIFESTS DELAY_MS
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from pathlib import Path
 
 import torch
 
+from tests.conformance.reels import filmed
 from tests.conformance.scenes import Backend, scanned
 
 
 def main() -> None:
-    name, device, data, manifests, delay_ms = sys.argv[1:]
-    backend = Backend(name=name, device=torch.device(device))
-    scene = scanned(Path(data), Path(manifests))
+    name, device, files, data, manifests, delay_ms = sys.argv[1:]
+    backend = Backend(name=name, device=torch.device(device), clips=files == "videos")
+    scene = filmed(Path(data), Path(manifests), 4) if backend.clips else scanned(Path(data), Path(manifests))
     feed = scene.feed(backend.device, batch_size=4, image_size=32, workers=2, delay_s=float(delay_ms) / 1e3)
     with backend.open(feed) as loader:
         for epoch in itertools.count():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,38 @@ import pytest
 import torch
 
 from dataset.coco_scan import open_coco
-from tests.conformance import pictures, scenes
-from tests.conformance.scenes import Scene, scene
+from tests.conformance import pictures, reels, scenes
+from tests.conformance.scenes import Backend, Scene, scene
 from tests.unit.coco_files import write_coco
 
 SAMPLES = "SATURATE_SAMPLES"
+LOADERS: dict[str, Callable[..., list[Backend]]] = {
+    "backend": partial(scenes.backends, files=True),
+    "any_backend": partial(scenes.backends, files=False),
+    "lone_backend": scenes.lone,
+    "paced_backend": scenes.paced,
+}
+"""Argument of a test -> the loaders that it is repeated for. `backend`: that read files. `any_backend`: all."""
+OF_EITHER = {"quick", "ruled"}
+"""Scenes of images or of videos, whichever the loader reads. Tests of the others are of images: no clip has what they ask about."""
 ROOT = Path(__file__).parents[2]
 
 
 def parametrise(metafunc: pytest.Metafunc, device: torch.device) -> None:
-    """`backend`: every loader that reads files. `any_backend`: every loader."""
-    for name, files in (("backend", True), ("any_backend", False)):
+    """Of images; where a test takes `quick` or `ruled`, of clips too."""
+    for name, those in LOADERS.items():
         if name in metafunc.fixturenames:
-            metafunc.parametrize(name, scenes.backends(device, files=files), ids=str)
+            found = those(device, clips=False)
+            if not OF_EITHER.isdisjoint(metafunc.fixturenames):
+                found += those(device, clips=True)
+            metafunc.parametrize(name, found, ids=str)
+
+
+def backend_of(request: pytest.FixtureRequest) -> Backend:
+    """The loader that a test is repeated for."""
+    (name,) = LOADERS.keys() & set(request.fixturenames)
+    found: Backend = request.getfixturevalue(name)
+    return found
 
 
 def sample_folder(name: str) -> Path:
@@ -48,6 +68,32 @@ def ramps(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 def small(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """42 quick files."""
     return scene(tmp_path_factory.mktemp("small"), scenes.small())
+
+
+@pytest.fixture(scope="session")
+def ruled_clips(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Pixels of videos that say where and when they are."""
+    return reels.ruled(tmp_path_factory.mktemp("ruled-clips"))
+
+
+@pytest.fixture(scope="session")
+def quick_clips(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """42 quick videos."""
+    return reels.quick(tmp_path_factory.mktemp("quick-clips"))
+
+
+@pytest.fixture
+def ruled(request: pytest.FixtureRequest) -> Scene:
+    """`ramps` or `ruled_clips`: what the loader reads."""
+    found: Scene = request.getfixturevalue("ruled_clips" if backend_of(request).clips else "ramps")
+    return found
+
+
+@pytest.fixture
+def quick(request: pytest.FixtureRequest) -> Scene:
+    """`small` or `quick_clips`: what the loader reads."""
+    found: Scene = request.getfixturevalue("quick_clips" if backend_of(request).clips else "small")
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,9 @@ class Seen:
     ids: Array  # int64 [N], -1 for padding
     labels: Array  # int64 [N]
     valid: Array  # bool [N]
-    raw: Array  # float32 [N, H, W, 3] as delivered
+    raw: Array  # float32 [N, H, W, 3] as delivered, of clips [N, T, H, W, 3]
     failed: tuple[int, ...]
-    levels: Array  # float32 [N, H, W, 3] grey levels 0..255: normalisation undone
+    levels: Array  # the same in grey levels 0..255: normalisation undone
 
     @property
     def real(self) -> Array:
@@ -36,7 +36,7 @@ class Seen:
 
 def seen(batch: Batch, feed: Feed) -> Seen:
     """A copy that stays when the loader writes its memory again."""
-    raw = batch.images.detach().to("cpu", torch.float32, copy=True).permute(0, 2, 3, 1).numpy()
+    raw = batch.images.detach().to("cpu", torch.float32, copy=True).movedim(1, -1).numpy()
     return Seen(
         ids=np.array(batch.ids),
         labels=batch.targets["labels"].cpu().numpy().copy(),

@@ -54,8 +54,8 @@ def video(shown: Sequence[Array], *, encoder: str = "libx264", form: str = "yuv4
 
 
 @lru_cache(maxsize=128)
-def decoded(content: bytes) -> Array | None:
-    """uint8 [F, H, W, 3], all frames as displayed, or None when one of them cannot be decoded: the reference of every loader."""
+def decoded(content: bytes, count: int = FRAMES) -> Array | None:
+    """uint8 [F, H, W, 3], all `count` frames as displayed, or None when one of them cannot be decoded: the reference of every loader."""
     before = av.logging.get_level()
     av.logging.set_level(av.logging.PANIC)
     try:
@@ -64,7 +64,7 @@ def decoded(content: bytes) -> Array | None:
             stream.codec_context.options = {"err_detect": "explode"}
             stream.codec_context.thread_count = 1
             frames = list(file.decode(stream))
-        if len(frames) != FRAMES or any(frame.is_corrupt for frame in frames):
+        if len(frames) != count or any(frame.is_corrupt for frame in frames):
             return None
         return np.stack([np.rot90(frame.to_ndarray(format="rgb24", interpolation=ACCURATE), frame.rotation // 90) for frame in frames])
     except av.error.FFmpegError:

@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 
 from contracts import Batch, Feed, Rows
-from tests.conformance import pictures
+from tests.conformance import moving, pictures
 
 Array = np.ndarray[Any, Any]
 
 
 class Plain:
-    """contracts.Loader without threads, processes or faults: Pillow and the plan."""
+    """contracts.Loader without threads, processes or faults: Pillow (videos: PyAV, all frames of a file) and the plan."""
 
     in_flight = 0
 
@@ -43,9 +43,10 @@ class Plain:
             yield self.batch(rows)
 
     def batch(self, rows: Rows) -> Batch:
-        failed, images = [], np.zeros((len(rows), *map(int, rows.sizes[0]), 3), np.float32)
+        clip = () if rows.frames is None else rows.frames.shape[1:]
+        failed, images = [], np.zeros((len(rows), *clip, *map(int, rows.sizes[0]), 3), np.float32)
         for i in np.flatnonzero(rows.valid):
-            levels = self.levels(rows, int(i))
+            levels = self.levels(rows, int(i)) if rows.frames is None else np.stack(self.clip(rows, int(i)))
             if levels is None:
                 failed.append(int(rows.ids[i]))
             else:
@@ -54,7 +55,7 @@ class Plain:
         labels = np.where(valid, self.feed.targets(rows)["labels"], -1)
         device, dtype = self.feed.device, getattr(torch, self.feed.pixels.dtype)
         return Batch(
-            images=torch.from_numpy(images).to(device, dtype).permute(0, 3, 1, 2),
+            images=torch.from_numpy(images).to(device, dtype).movedim(-1, 1),
             sizes=torch.from_numpy(rows.sizes).to(device),
             targets={"labels": torch.from_numpy(labels).to(device)},
             valid=torch.from_numpy(valid).to(device),
@@ -65,8 +66,17 @@ class Plain:
     def levels(self, rows: Rows, i: int) -> Array | None:
         """uint8 [H, W, 3] of row i, None where Pillow has none."""
         pixels = pictures.pil(self.feed.source.read(int(rows.ids[i])))
-        if pixels is None:
-            return None
+        return None if pixels is None else self.framed(pixels, rows, i)
+
+    def clip(self, rows: Rows, i: int) -> list[Array]:
+        """uint8 [H, W, 3] of each frame of row i."""
+        sample = int(rows.ids[i])
+        whole = moving.decoded(self.feed.source.read(sample), int(self.feed.columns.count[sample]))
+        assert whole is not None
+        return [self.framed(whole[frame], rows, i) for frame in self.frames(rows, i)]
+
+    def framed(self, pixels: Array, rows: Rows, i: int) -> Array:
+        """uint8 [H, W, 3] of row i from all pixels of an image or a frame."""
         x0, y0, x1, y1 = self.region(rows, i)
         height, width = (int(side) for side in rows.sizes[i])
         region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
@@ -80,6 +90,12 @@ class Plain:
 
     def flipped(self, rows: Rows, i: int) -> bool:
         return bool(rows.flips[i])
+
+    def frames(self, rows: Rows, i: int) -> list[int]:
+        """Places of row i's frames in their file."""
+        assert rows.frames is not None
+        found: list[int] = rows.frames[i].tolist()
+        return found
 
 
 class OwnCrop(Plain):
@@ -104,6 +120,20 @@ class NoFlips(Plain):
 
     def flipped(self, rows: Rows, i: int) -> bool:
         return False
+
+
+class OneFrameOff(Plain):
+    """Shows the frame before or behind the one that it was asked for."""
+
+    def frames(self, rows: Rows, i: int) -> list[int]:
+        return [frame - 1 if frame else frame + 1 for frame in super().frames(rows, i)]
+
+
+class Backwards(Plain):
+    """Frames of a clip in the order in which some decoder gave them."""
+
+    def frames(self, rows: Rows, i: int) -> list[int]:
+        return super().frames(rows, i)[::-1]
 
 
 class NeighboursLabel(Plain):
@@ -143,7 +173,7 @@ class WrongPlace(Plain):
 
 
 class SameWindowsEachEpoch(Plain):
-    """Draws the windows of epoch 0 for ever, in the right order."""
+    """Draws the windows (and frames) of epoch 0 for ever, in the right order."""
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         for rows in self.feed.plan.rows(epoch, first):

@@ -1,11 +1,15 @@
-"""A folder of images, its manifest, and the feed that a loader is opened with; and how far from Pillow a loader may be."""
+"""A folder of images, its manifest, and the feed that a loader is opened with; and how far from Pillow a loader may be.
+
+reels.py has the same of videos.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,10 @@ import numpy as np
 import torch
 
 from contracts import Feed, Loader, Pixels
-from dataset.manifest import Manifest
-from dataset.plan import StillPlan, StillPolicy
+from dataset.plan import EpochPlan, StillPlan, StillPolicy
 from dataset.scan import open_folder
 from dataset.sources.folder import Folder
-from loaders import LOADERS, open_loader
+from loaders import CLIPS, OF_TASK, open_loader
 from tasks.classification import Classification
 from tests.conformance import pictures
 
@@ -26,10 +29,18 @@ Open = Callable[[Feed], Loader]
 
 NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
-NEED_GPU = ("dali-gpu",)
+MIXED = ("nvdec", "nvdec+pyav", "nvdec+decord", "dali-video")
+"""Loaders of clips whose threads read for the GPU's decoders: as many as there are engines, whatever is asked for."""
+NEED_GPU = ("dali-gpu", *MIXED)
 """Loaders that open nowhere else."""
-DECODE_ON_GPU = ("dali-gpu", "dali-fed")
+DECODE_ON_GPU = ("dali-gpu", "dali-fed", *MIXED)
 """Loaders whose pixels come from the GPU's decoder where there is one."""
+READ_IN_THREADS = ("dali-cpu", "dali-gpu", *MIXED)
+"""Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
+AS_PYAV = ("decord", "torchcodec", "nvdec+decord")
+"""Loaders that differ from one with pyav in what a worker process calls, and in nothing that runs, waits or ends."""
+MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
+"""Decoder of some loaders of clips -> its module, which a machine may do without: the loaders are then left out."""
 CPU = torch.device("cpu")
 
 
@@ -39,9 +50,10 @@ class Backend:
 
     name: str
     device: torch.device = CPU
+    clips: bool = False  # whether it is given videos
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}-clips" if self.clips and self.name not in CLIPS else self.name
 
     @property
     def open(self) -> Open:
@@ -65,18 +77,53 @@ class Backend:
 
     @property
     def repeat_difference(self) -> float:
-        """The same between two passes: nvJPEG's two engines differ, and which one a file meets depends on its neighbours."""
+        """The same between two passes: nvJPEG's two engines differ, and which one a file meets depends on its neighbours.
+
+        Of clips, `nvdec+pyav` and `nvdec+decord` deal each one to either decoder, and cuBLAS, which resizes, may sum in another order.
+        """
+        if self.clips:
+            return 2.0 if "+" in self.name else 0.1 if self.decodes_on_gpu else 0.0
         return 5.0 if self.decodes_on_gpu else 0.0
+
+    @property
+    def edge_difference(self) -> float:
+        """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the filter.
+
+        swscale, which turns into RGB what decord and torchcodec decode, is a level off: a third of a pixel of a ramp. DALI's is a guess.
+        """
+        return 0.7 if self.clips and self.name.endswith(("decord", "torchcodec", "dali-video")) else 0.3
 
     @property
     def dtype(self) -> str:
         return "float16" if self.on_gpu else "float32"
 
 
-def backends(device: torch.device, *, files: bool) -> list[Backend]:
-    """Of every loader in the table that runs there; `files`: only those that read files."""
+def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[Backend]:
+    """Of every loader in the table that runs there; `files`: only those that read files. Of images, or of clips of videos."""
     left_out = (NO_FILES if files else ()) + (() if device.type == "cuda" else NEED_GPU)
-    return [Backend(name=name, device=device) for name in LOADERS if name not in left_out]
+    names = [name for name in OF_TASK["video" if clips else "classification"] if name not in left_out]
+    lacking = [decoder for decoder in MAY_LACK if not here(decoder)] if clips else []
+    return [Backend(name=name, device=device, clips=clips) for name in names if not name.endswith(tuple(lacking))]
+
+
+def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
+    """Of those that read files, one of each way to run: for tests that take seconds and ask not how a file is decoded."""
+    return [backend for backend in backends(device, files=True, clips=clips) if backend.name not in AS_PYAV]
+
+
+def paced(device: torch.device, *, clips: bool = False) -> list[Backend]:
+    """Of `lone`, those of which as many read at once as `workers` says."""
+    return [backend for backend in lone(device, clips=clips) if backend.name not in MIXED]
+
+
+@cache
+def here(decoder: str) -> bool:
+    """Whether a decoder of MAY_LACK can be imported: torchcodec also needs FFmpeg's libraries."""
+    try:
+        import_module(MAY_LACK[decoder])
+    except (ImportError, OSError, RuntimeError):
+        return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +131,7 @@ class Scene:
     """Images in a folder. `bytes_of[sample]` is what was written, before anything may have changed it."""
 
     folder: Path
-    manifest: Manifest
+    manifest: Any  # dataset.manifest.Manifest, of videos dataset.videos.Videos
     bytes_of: tuple[bytes, ...]
     names: tuple[str, ...]
 
@@ -106,15 +153,8 @@ class Scene:
         **changes: Any,
     ) -> Feed:
         """What train.py would give a loader, with windows and flips drawn (training) or the centre crop (validation)."""
-        policy = StillPolicy(
-            window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
-            image_size=image_size,
-            resize=round(image_size * 256 / 224),
-            scale=scale,
-            flip=0.5 if training else 0.0,
-        )
         fields: dict[str, Any] = {
-            "plan": StillPlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training),
+            "plan": self.plan(image_size, window, scale, batch_size=batch_size, training=training),
             "source": Folder(self.manifest, delay_s),
             "columns": self.manifest,
             "targets": Classification(self.manifest.label).targets,
@@ -123,6 +163,21 @@ class Scene:
             "workers": workers,
         }
         return Feed(**(fields | changes))
+
+    def plan(self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool) -> EpochPlan:
+        """`window` and `scale` as in StillPolicy, "" = the usual one."""
+        policy = StillPolicy(
+            window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
+            image_size=image_size,
+            resize=round(image_size * 256 / 224),
+            scale=scale,
+            flip=0.5 if training else 0.0,
+        )
+        return StillPlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training)
+
+    def blue(self, sample: int, frame: int = 0) -> int:
+        """The blue level of a file of `ramps`."""
+        return blue_of(int(self.names[sample].removeprefix("ramp-")))
 
     def path(self, sample: int) -> Path:
         return Path(os.fsdecode(self.manifest.path(sample)))

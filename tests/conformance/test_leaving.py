@@ -11,7 +11,7 @@ import pytest
 
 from contracts import Feed, Loader
 from tests.conformance.leaving import WITHIN_S, Traces, epochs_are_flat, nothing_is_left, slope
-from tests.conformance.scenes import Backend, Open, Scene
+from tests.conformance.scenes import READ_IN_THREADS, Backend, Open, Scene
 
 CLOSE_S = 15.0
 
@@ -85,8 +85,8 @@ WAYS: tuple[Callable[[Open, Feed], Loader], ...] = (
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__.strip("_"))
-def test_close_leaves_nothing(any_backend: Backend, small: Scene, temporary: Path, way: Callable[[Open, Feed], Loader]) -> None:
-    feed = small.feed(any_backend.device, batch_size=4, image_size=32)
+def test_close_leaves_nothing(any_backend: Backend, quick: Scene, temporary: Path, way: Callable[[Open, Feed], Loader]) -> None:
+    feed = quick.feed(any_backend.device, batch_size=4, image_size=32)
     _all_taken(any_backend.open, feed).close()  # libraries are loaded, pools of threads have started
     before = Traces.now(temporary)
     loader = way(any_backend.open, feed)
@@ -98,11 +98,12 @@ def test_close_leaves_nothing(any_backend: Backend, small: Scene, temporary: Pat
     nothing_is_left(before, temporary)
 
 
-def test_close_does_not_wait_for_a_read_that_hangs(backend: Backend, small: Scene, temporary: Path) -> None:
-    if backend.name in ("dali-cpu", "dali-gpu"):  # a thread in a read cannot be ended; these files are late, not lost
-        feed = small.feed(backend.device, batch_size=4, image_size=32, delay_s=0.05)
+def test_close_does_not_wait_for_a_read_that_hangs(lone_backend: Backend, quick: Scene, temporary: Path) -> None:
+    backend = lone_backend
+    if backend.name in READ_IN_THREADS:  # a thread in a read cannot be ended; these files are late, not lost
+        feed = quick.feed(backend.device, batch_size=4, image_size=32, delay_s=0.05)
     else:
-        feed = small.feed(backend.device, batch_size=4, image_size=32, delay_s=100.0)
+        feed = quick.feed(backend.device, batch_size=4, image_size=32, delay_s=100.0)
     before = Traces.now(temporary)
     loader = backend.open(feed)
     loader.batches(0, 0)
@@ -116,11 +117,11 @@ def test_close_does_not_wait_for_a_read_that_hangs(backend: Backend, small: Scen
     assert left.threads == before.threads
 
 
-def test_ten_openings_add_nothing(any_backend: Backend, small: Scene, temporary: Path) -> None:
-    feed = small.feed(any_backend.device, batch_size=8, image_size=32)
+def test_ten_openings_add_nothing(lone_backend: Backend, quick: Scene, temporary: Path) -> None:
+    feed = quick.feed(lone_backend.device, batch_size=8, image_size=32)
     traces: list[Traces] = []
     for at in range(12):
-        with any_backend.open(feed) as loader:
+        with lone_backend.open(feed) as loader:
             for _ in itertools.islice(loader.batches(at, 0), at % 4):
                 pass
         del loader
@@ -131,6 +132,6 @@ def test_ten_openings_add_nothing(any_backend: Backend, small: Scene, temporary:
     assert slope([trace.os_threads for trace in traces]) <= 0
 
 
-def test_ten_epochs_are_flat(backend: Backend, small: Scene) -> None:
-    growth = epochs_are_flat(backend.open, small.feed(backend.device, batch_size=8, image_size=32))
+def test_ten_epochs_are_flat(backend: Backend, quick: Scene) -> None:
+    growth = epochs_are_flat(backend.open, quick.feed(backend.device, batch_size=8, image_size=32))
     print(backend.name, {name: round(value, 3) for name, value in growth.items()})

@@ -8,24 +8,26 @@ import pytest
 import torch
 
 from contracts import Loader, Mistake
-from loaders import LOADERS, open_loader
-from tests.conformance.scenes import CPU, DECODE_ON_GPU, NEED_GPU, NO_FILES, Backend, Scene, backends
+from loaders import CLIPS, LOADERS, OF_TASK, open_loader
+from tests.conformance.scenes import CPU, DECODE_ON_GPU, MAY_LACK, NEED_GPU, NO_FILES, READ_IN_THREADS, Backend, Scene, backends, here
 
 
 def test_every_loader_of_the_table_is_tested() -> None:
-    on_gpu = {backend.name for backend in backends(torch.device("cuda"), files=False)}
-    assert on_gpu == set(LOADERS)
-    assert {backend.name for backend in backends(CPU, files=False)} == set(LOADERS) - set(NEED_GPU)
-    assert {*NO_FILES, *NEED_GPU, *DECODE_ON_GPU} <= set(LOADERS)
+    for clips, task in ((False, "classification"), (True, "video")):
+        lacking = tuple(decoder for decoder in MAY_LACK if clips and not here(decoder))
+        table = {name for name in OF_TASK[task] if not (lacking and name.endswith(lacking))}
+        assert {backend.name for backend in backends(torch.device("cuda"), files=False, clips=clips)} == table
+        assert {backend.name for backend in backends(CPU, files=False, clips=clips)} == table - set(NEED_GPU)
+    assert {*NO_FILES, *NEED_GPU, *DECODE_ON_GPU, *READ_IN_THREADS, *MAY_LACK} <= {*LOADERS, *CLIPS}
 
 
-def test_loaders_keep_the_contract(any_backend: Backend, small: Scene) -> None:
-    with any_backend.open(small.feed(any_backend.device)) as loader:
+def test_loaders_keep_the_contract(any_backend: Backend, quick: Scene) -> None:
+    with any_backend.open(quick.feed(any_backend.device)) as loader:
         assert isinstance(loader, Loader)
         assert loader.in_flight >= 0
 
 
-@pytest.mark.parametrize("name", NEED_GPU)
+@pytest.mark.parametrize("name", sorted({*NEED_GPU} & {*LOADERS}))
 def test_a_loader_that_needs_a_gpu_says_which_do_not(name: str, small: Scene) -> None:
     feed = dataclasses.replace(small.feed(), device=CPU)
     with pytest.raises(Mistake) as caught:

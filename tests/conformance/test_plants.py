@@ -34,6 +34,21 @@ def of_checks(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) ->
     }
 
 
+@pytest.fixture
+def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
+    """The same of clips."""
+    ruled, few = ruled_clips.feed(batch_size=6, image_size=64), quick_clips.feed(batch_size=5, image_size=32)
+    val = quick_clips.feed(batch_size=5, image_size=32, training=False)
+    return {
+        "rows": lambda open_: checks.rows_are_the_plans(open_, few, quick_clips),
+        "windows": lambda open_: [checks.windows_are_the_plans(open_, ruled, ruled_clips, epoch, 0.7) for epoch in (0, 1)],
+        "own pixels": lambda open_: checks.pixels_are_the_samples_own(open_, ruled, ruled_clips),
+        "once": lambda open_: checks.each_sample_once(open_, val, quick_clips),
+        "resume": lambda open_: checks.resumes_at(open_, few, quick_clips, (0, 13), 0.0),
+        "resume of views": lambda open_: checks.resumes_at(open_, val, quick_clips, (0, 13), 0.0),
+    }
+
+
 FAULTS: dict[type[Plain], tuple[str, ...]] = {
     plants.OwnCrop: ("windows", "pixels", "damage"),
     plants.OnePixelOff: ("windows", "pixels"),
@@ -49,6 +64,20 @@ FAULTS: dict[type[Plain], tuple[str, ...]] = {
 }
 
 
+CLIP_FAULTS: dict[type[Plain], tuple[str, ...]] = {
+    plants.OwnCrop: ("windows",),
+    plants.OnePixelOff: ("windows",),
+    plants.NoFlips: ("windows",),
+    plants.OneFrameOff: ("own pixels",),
+    plants.Backwards: ("own pixels",),
+    plants.NeighboursLabel: ("rows",),
+    plants.NeighboursPixels: ("windows", "own pixels"),
+    plants.Doubled: ("rows", "once"),
+    plants.WrongPlace: ("resume", "resume of views"),
+    plants.SameWindowsEachEpoch: ("windows",),
+}
+
+
 def test_a_plain_loader_passes(of_checks: dict[str, Check]) -> None:
     for check in of_checks.values():
         check(Plain)
@@ -58,6 +87,17 @@ def test_a_plain_loader_passes(of_checks: dict[str, Check]) -> None:
 def test_a_fault_is_refused(plant: type[Plain], of_checks: dict[str, Check]) -> None:
     for name in FAULTS[plant]:
         assert checks.raises(of_checks[name], plant), f"{name} lets {plant.__name__} pass"
+
+
+def test_a_plain_loader_of_clips_passes(of_clips: dict[str, Check]) -> None:
+    for check in of_clips.values():
+        check(Plain)
+
+
+@pytest.mark.parametrize("plant", CLIP_FAULTS, ids=lambda plant: plant.__name__)
+def test_a_fault_of_clips_is_refused(plant: type[Plain], of_clips: dict[str, Check]) -> None:
+    for name in CLIP_FAULTS[plant]:
+        assert checks.raises(of_clips[name], plant), f"{name} lets {plant.__name__} pass"
 
 
 @pytest.mark.parametrize("plant", [plants.LeavesThread, plants.LeavesProcess, plants.LeavesFile, plants.LeavesFolder])
@@ -72,6 +112,6 @@ def test_what_is_left_is_seen(plant: type[Plain], small: Scene, temporary: Path)
     nothing_is_left(before, temporary)
 
 
-def test_a_leak_of_1_mib_an_epoch_is_seen(backend: Backend, small: Scene) -> None:
-    feed = small.feed(backend.device, batch_size=8, image_size=32)
-    assert checks.raises(epochs_are_flat, partial(plants.Leaks, inner=backend.open), feed)
+def test_a_leak_of_1_mib_an_epoch_is_seen(lone_backend: Backend, quick: Scene) -> None:
+    feed = quick.feed(lone_backend.device, batch_size=8, image_size=32)
+    assert checks.raises(epochs_are_flat, partial(plants.Leaks, inner=lone_backend.open), feed)

@@ -10,26 +10,27 @@ from tests.conformance.scenes import Backend, Scene
 
 @pytest.mark.parametrize("batch_size", [1, 5, 8])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
-def test_ids_labels_and_padding(any_backend: Backend, small: Scene, batch_size: int, training: bool) -> None:
-    feed = small.feed(any_backend.device, batch_size=batch_size, image_size=32, training=training)
+def test_ids_labels_and_padding(any_backend: Backend, quick: Scene, batch_size: int, training: bool) -> None:
+    feed = quick.feed(any_backend.device, batch_size=batch_size, image_size=32, training=training)
     rows = feed.plan.rows(0, 0)
     assert training or batch_size == 1 or not rows[len(rows) - 1].valid.all()  # the last batch is padded
-    checks.rows_are_the_plans(any_backend.open, feed, small)
+    checks.rows_are_the_plans(any_backend.open, feed, quick)
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
-def test_each_sample_once(any_backend: Backend, small: Scene, training: bool) -> None:
-    checks.each_sample_once(any_backend.open, small.feed(any_backend.device, image_size=32, training=training), small)
+def test_each_sample_once(any_backend: Backend, quick: Scene, training: bool) -> None:
+    checks.each_sample_once(any_backend.open, quick.feed(any_backend.device, image_size=32, training=training), quick)
 
 
-def test_windows_and_flips_of_training(backend: Backend, ramps: Scene, record_property) -> None:
-    feed = ramps.feed(backend.device, batch_size=6, image_size=64)
+def test_windows_and_flips_of_training(backend: Backend, ruled: Scene, record_property) -> None:
+    feed = ruled.feed(backend.device, batch_size=6, image_size=64)
     for epoch in (0, 1):
-        record_property("edge_error_pixels", checks.windows_are_the_plans(backend.open, feed, ramps, epoch))
+        record_property("edge_error_pixels", checks.windows_are_the_plans(backend.open, feed, ruled, epoch, backend.edge_difference))
 
 
-def test_windows_of_validation(backend: Backend, ramps: Scene) -> None:
-    checks.windows_are_the_plans(backend.open, ramps.feed(backend.device, batch_size=7, image_size=64, training=False), ramps)
+def test_windows_of_validation(backend: Backend, ruled: Scene) -> None:
+    feed = ruled.feed(backend.device, batch_size=7, image_size=64, training=False)
+    checks.windows_are_the_plans(backend.open, feed, ruled, tolerance=backend.edge_difference)
 
 
 def test_stretched_windows(backend: Backend, ramps: Scene) -> None:
@@ -37,5 +38,5 @@ def test_stretched_windows(backend: Backend, ramps: Scene) -> None:
     checks.windows_are_the_plans(backend.open, feed, ramps)
 
 
-def test_pixels_are_the_samples_own(backend: Backend, ramps: Scene) -> None:
-    checks.pixels_are_the_samples_own(backend.open, ramps.feed(backend.device, batch_size=5), ramps)
+def test_pixels_are_the_samples_own(backend: Backend, ruled: Scene) -> None:
+    checks.pixels_are_the_samples_own(backend.open, ruled.feed(backend.device, batch_size=5), ruled)

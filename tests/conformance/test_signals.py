@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,8 @@ GONE_S = 60.0
 @contextmanager
 def running(backend: Backend, scene: Scene, cache: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """The consumer in the middle of its first epoch, in a process group of its own, and its workers."""
-    arguments = [backend.name, str(backend.device), str(scene.folder), str(cache), "0"]
+    files = "videos" if backend.clips else "images"
+    arguments = [backend.name, str(backend.device), files, str(scene.folder), str(cache), "0"]
     consumer = subprocess.Popen(
         [sys.executable, "-m", "tests.conformance.consumer", *arguments],
         cwd=ROOT,
@@ -54,24 +55,32 @@ def assert_gone(consumer: subprocess.Popen[str], workers: list[psutil.Process]) 
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.parametrize("group", [False, True], ids=["alone", "group"])
-def test_ctrl_c(backend: Backend, small: Scene, tmp_path: Path, group: bool) -> None:
-    """To the program alone, and to its whole group as a terminal does: one traceback of the program, none of a worker's."""
-    with running(backend, small, tmp_path) as (consumer, workers):
-        (os.killpg if group else os.kill)(consumer.pid, signal.SIGINT)
+def interrupted(backend: Backend, scene: Scene, cache: Path, send: Callable[[int, int], None]) -> None:
+    """SIGINT in the middle of an epoch: one traceback of the program, none of a worker's."""
+    with running(backend, scene, cache) as (consumer, workers):
+        send(consumer.pid, signal.SIGINT)
         assert_gone(consumer, workers)
         assert consumer.stderr is not None
         said = consumer.stderr.read()
         assert consumer.returncode == -signal.SIGINT
         assert said.count("Traceback") == 1, said
         assert said.rstrip().endswith("KeyboardInterrupt")
-    assert not list(tmp_path.glob("saturate-*"))
+    assert not list(cache.glob("saturate-*"))
+
+
+def test_ctrl_c(backend: Backend, quick: Scene, tmp_path: Path) -> None:
+    """To the whole group, as a terminal does."""
+    interrupted(backend, quick, tmp_path, os.killpg)
+
+
+def test_ctrl_c_to_the_program_alone(lone_backend: Backend, quick: Scene, tmp_path: Path) -> None:
+    interrupted(lone_backend, quick, tmp_path, os.kill)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
-def test_an_end_that_the_loader_does_not_see(backend: Backend, small: Scene, tmp_path: Path, number: signal.Signals) -> None:
+def test_an_end_that_the_loader_does_not_see(lone_backend: Backend, quick: Scene, tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM without a handler to the whole group, SIGKILL to the program alone: workers find out by themselves."""
-    with running(backend, small, tmp_path) as (consumer, workers):
+    with running(lone_backend, quick, tmp_path) as (consumer, workers):
         (os.killpg if number is signal.SIGTERM else os.kill)(consumer.pid, number)
         assert_gone(consumer, workers)
         assert consumer.returncode == -number

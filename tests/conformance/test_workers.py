@@ -12,27 +12,27 @@ from tests.conformance import checks
 from tests.conformance.looking import Seen, joined, passed, seen
 from tests.conformance.scenes import Backend, Scene
 
-DELAY_S = 0.02
+DELAY_S = 0.03
 DALI_READS = ("dali-cpu", "dali-gpu")
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
-def test_worker_counts(backend: Backend, small: Scene, training: bool) -> None:
-    whole = passed(backend.open, small.feed(backend.device, batch_size=5, image_size=32, training=training, workers=1))
+def test_worker_counts(backend: Backend, quick: Scene, training: bool) -> None:
+    whole = passed(backend.open, quick.feed(backend.device, batch_size=5, image_size=32, training=training, workers=1))
     for workers in (0, 3):
-        feed = small.feed(backend.device, batch_size=5, image_size=32, training=training, workers=workers)
+        feed = quick.feed(backend.device, batch_size=5, image_size=32, training=training, workers=workers)
         found = passed(backend.open, feed)
         assert found.ids.tolist() == whole.ids.tolist()
         checks.same_samples(found, 0, whole, 0, backend.repeat_difference)
 
 
-def test_batch_sizes(backend: Backend, small: Scene) -> None:
+def test_batch_sizes(backend: Backend, quick: Scene) -> None:
     """The same samples have the same pixels in batches of any size."""
-    feed = small.feed(backend.device, batch_size=1, image_size=32)
+    feed = quick.feed(backend.device, batch_size=1, image_size=32)
     whole = passed(backend.open, feed)
-    assert len(whole.ids) == small.samples
+    assert len(whole.ids) == quick.samples
     for batch_size in (4, 42):
-        feed = small.feed(backend.device, batch_size=batch_size, image_size=32)
+        feed = quick.feed(backend.device, batch_size=batch_size, image_size=32)
         checks.same_samples(passed(backend.open, feed), 0, whole, 0, backend.repeat_difference)
 
 
@@ -50,9 +50,9 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-def timed(backend: Backend, small: Scene, *, workers: int, delay_s: float, epochs: int = 3) -> tuple[float, Seen]:
+def timed(backend: Backend, quick: Scene, *, workers: int, delay_s: float, epochs: int = 3) -> tuple[float, Seen]:
     """Seconds of the fastest of some epochs of an open loader, and the epoch before them: in it threads start, DALI's delay is compiled."""
-    feed = small.feed(backend.device, batch_size=8, image_size=32, workers=workers, delay_s=delay_s)
+    feed = quick.feed(backend.device, batch_size=8, image_size=32, workers=workers, delay_s=delay_s)
     with backend.open(feed) as loader:
         found = joined(seen(batch, feed) for batch in loader.batches(0, 0))
         took = []
@@ -64,16 +64,16 @@ def timed(backend: Backend, small: Scene, *, workers: int, delay_s: float, epoch
         return min(took), found
 
 
-def test_each_read_waits_in_the_thread_that_reads(backend: Backend, small: Scene, delays: list[float]) -> None:
+def test_each_read_waits_in_the_thread_that_reads(paced_backend: Backend, quick: Scene, delays: list[float]) -> None:
     """`--read-delay-ms`: as many reads wait at once as there are workers; no pixel changes; no delay, no step for it in DALI's graph."""
-    reads = small.samples // 8 * 8
-    prompt, whole = timed(backend, small, workers=1, delay_s=0.0)
+    backend, reads = paced_backend, quick.samples // 8 * 8
+    prompt, whole = timed(backend, quick, workers=1, delay_s=0.0)
     assert prompt < 0.5 * reads * DELAY_S
     assert delays == []
-    alone, late = timed(backend, small, workers=1, delay_s=DELAY_S, epochs=1)
+    alone, late = timed(backend, quick, workers=1, delay_s=DELAY_S, epochs=1)
     checks.same_samples(late, 0, whole, 0, backend.repeat_difference)
     assert alone >= reads * DELAY_S - 1e-3
-    together, late = timed(backend, small, workers=4, delay_s=DELAY_S)
+    together, late = timed(backend, quick, workers=4, delay_s=DELAY_S)
     checks.same_samples(late, 0, whole, 0, backend.repeat_difference)
     # 8 reads in 2 rounds in DALI's threads; worker processes take whole batches, of which 5 make 2 rounds
     assert together >= reads / 4 * DELAY_S - 1e-3

@@ -51,8 +51,8 @@ def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_of_videos_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "find_spec", lambda name: True)
     on_gpu = expanded("--x", ["auto"], 1, task="video")
-    assert on_gpu == ["pytorch", "pytorch+decord", "pyav", "decord", "torchcodec", "nvdec", "dali-video"]
-    assert expanded("--x", ["auto"], 0, task="video") == on_gpu[:5]
+    assert on_gpu == ["pytorch", "pytorch+decord", "dali", "pyav", "decord", "torchcodec", "nvdec", "dali-video"]
+    assert expanded("--x", ["auto"], 0, task="video") == [name for name in on_gpu[:6] if name != "dali"]
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     assert expanded("--x", ["auto", "nvdec+decord"], 1, task="video") == ["pytorch", "pyav", "nvdec+decord"]
     with pytest.raises(Mistake, match="--x got 'dali-gpu'"):
@@ -271,9 +271,11 @@ def test_a_clip_by_hand_that_is_too_short_repeats_its_last_frame(tmp_path: Path)
     assert pixels.shape == (3, 5, 64, 64) and pixels.dtype == torch.float32 and label == 7
 
 
-def test_a_loader_of_clips_that_cannot_run_here_says_so(videos: Path) -> None:
-    with pytest.raises(Mistake, match="--loader nvdec needs an NVIDIA GPU"):
-        passed("nvdec", videos)
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(("name", "said"), [("nvdec", "--loader nvdec"), ("dali", "--loaders dali")])
+def test_a_loader_of_clips_that_cannot_run_here_says_so(name: str, said: str, videos: Path) -> None:
+    with pytest.raises(Mistake, match=f"{said} needs an NVIDIA GPU"):
+        passed(name, videos)
 
 
 @pytest.mark.slow

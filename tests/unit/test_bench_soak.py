@@ -19,6 +19,7 @@ from contracts import Batch, Feed, Mistake
 from loaders import open_loader
 from scripts import bench
 from tests.end_to_end.runs import draw
+from tests.unit.video_files import make
 
 RNG = np.random.default_rng(0)
 EPOCHS = np.arange(26.0)
@@ -128,9 +129,9 @@ class Leaks:
         yield from self.inner.batches(epoch, first)
 
 
-def measured(data: Path, folder: Path, mib: int) -> tuple[str | None, dict[str, Any]]:
+def measured(data: Path, folder: Path, mib: int, **changes: Any) -> tuple[str | None, dict[str, Any]]:
     folder.mkdir()
-    settings = Soak(data=data, epochs=18, batch_size=8, image_size=32, workers=1)
+    settings = Soak(**{"data": data, "epochs": 18, "batch_size": 8, "image_size": 32, "workers": 1, **changes})
     (point,) = soak.points(settings.model_copy(update={"loaders": ("synthetic",)}))
     found = soak.measure(settings, point, folder, open_=(lambda name, feed: Leaks(name, feed, mib)) if mib else None)
     return found.error, found.figures
@@ -149,6 +150,37 @@ def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(data: Path, tmp_p
     assert len(json.loads((tmp_path / "leaks" / "series.json").read_text())["host_mib"]) == 18
     error, figures = measured(data, tmp_path / "flat", 0)
     assert (error, figures["verdict"]) == (None, "flat")
+
+
+@pytest.fixture
+def videos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Links to one small video."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = make(tmp_path / "a.mp4", frames=8, size=(48, 64), gop=4)
+    (tmp_path / "videos" / "train" / "x").mkdir(parents=True)
+    for i in range(8):
+        (tmp_path / "videos" / "train" / "x" / f"{i}.mp4").symlink_to(made)
+    return tmp_path / "videos"
+
+
+def test_a_planted_leak_beside_clips_is_caught(videos: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"task": "video", "batch_size": 4, "clip_frames": 2}
+    error, figures = measured(videos, tmp_path / "leaks", 1, **asked)
+    assert error and "host memory: +1." in error and "open files: +1.00 an epoch" in error
+    error, figures = measured(videos, tmp_path / "flat", 0, **asked)
+    assert (error, figures["verdict"], figures["unit"]) == (None, "flat", "clip/s")
+
+
+def test_points_of_videos(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setattr("benchmarks.loader._installed", lambda module: module == "decord")
+    found = soak.points(Soak(task="video", data=videos, clip_stride=2))
+    assert [point.pop("loader") for point in found] == ["pyav", "decord"], "all that read videos and run here"
+    assert found[0] == {"batch_size": 8, "image_size": 224, "clip_frames": 16, "clip_stride": 2, "clips": 0}
+    (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
+    assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
+    with pytest.raises(Mistake, match="torchvision"):
+        soak.points(Soak(task="video", data=videos, loaders=("torchvision",)))
 
 
 def test_what_leaks_is_shown_with_its_figures() -> None:
@@ -171,6 +203,18 @@ def test_too_few_epochs_are_refused() -> None:
         soak.points(Soak(data=Path("x"), epochs=6))
     with pytest.raises(Mistake, match="--data is missing"):
         soak.points(Soak())
+
+
+@pytest.mark.slow
+def test_a_short_soak_of_clips(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    flags = ["--task", "video", "--loaders", "pyav", "--epochs", "12", "--warm-epochs", "2", "--batch-size", "4", "--image-size", "32"]
+    flags += ["--workers", "1", "--clip-frames", "2", "--max-mib-an-epoch", "20", "--output", str(tmp_path / "out")]
+    assert bench.main(["soak", "--data", str(videos), *flags]) == 0
+    (row,) = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    assert (row["status"], row["figures"]["processes"], row["point"]["clip_frames"]) == ("ok", 2, 2)
+    table = (tmp_path / "out" / "table.md").read_text()
+    assert "| clip/s |" in table and "img/s" not in table and "| flat |" in table
 
 
 @pytest.mark.slow
