@@ -19,7 +19,7 @@ from loaders._mixed import Beside, MixedLoader, Normalise
 from loaders._nvdec import Nvdec, capabilities, import_codec, within
 from loaders._planes import Picture
 from loaders._readers import Undecodable
-from loaders._surfaces import Fit
+from loaders._surfaces import Fit, build
 from loaders.pyav import Pyav
 
 Array = np.ndarray[Any, Any]
@@ -32,7 +32,8 @@ class Filling:
     """loaders._mixed.Fills."""
 
     def __init__(self, columns: Any, codec: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
-        self._columns, self._device, self._normalise = columns, device, normalise
+        build(device)
+        self._columns, self._normalise = columns, normalise
         self._read = Nvdec(columns, codec, device.index or 0, stream)
         self._kept = torch.empty(0)
 
@@ -78,7 +79,7 @@ class Filling:
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
         height, width = rows.sizes[place].tolist()
-        return Fit(picture, rows.regions[place], rows.windows[place], (height, width), bool(rows.flips[place]), self._device)
+        return Fit(picture, rows.regions[place], rows.windows[place], (height, width), bool(rows.flips[place]))
 
 
 def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

@@ -16,7 +16,7 @@ import torch
 
 from contracts import Feed, Pixels, Rows
 from dataset.video_scan import open_videos
-from loaders import open_loader
+from loaders import _surfaces, open_loader
 from loaders._clips import exact
 from loaders._nvdec import Nvdec, capabilities, import_codec, within
 from loaders._readers import Undecodable
@@ -27,7 +27,17 @@ from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed, levels, spoiled
 from tests.unit.test_clip_readers import patterns
+from tests.unit.test_surfaces import levels_apart
 from tests.unit.video_files import number
+
+
+def test_the_compiled_kernel_does_what_matrices_do(device: torch.device) -> None:
+    """Which are of 16 bits on a GPU."""
+    assert _surfaces._kernel(device) is not None
+    for turns in range(4):
+        most, mean = levels_apart(device, turns)
+        assert most <= 1 and mean < 0.05
+
 
 LOADERS = ["nvdec", "nvdec+pyav", "nvdec+decord", "dali-video"]
 LARGE = {"size": (192, 256)}
@@ -61,7 +71,7 @@ class ByNvdec:
         for frame, picture, surface in self._read(sample, self._videos.path(sample), frames):
             height, width = picture.shape
             whole = np.array([0, 0, width, height])
-            yield frame, Fit(picture, whole, whole.astype(float), (height, width), False, self._device)(surface[None])[0].cpu().numpy()
+            yield frame, Fit(picture, whole, whole.astype(float), (height, width), False)(surface[None])[0].cpu().numpy()
 
 
 class ByDali:

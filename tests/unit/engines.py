@@ -22,6 +22,13 @@ class Frame:
     def getPTS(self) -> int:
         return self._label
 
+    def GetPtrToPlane(self, plane: int) -> int:
+        assert plane == 0
+        return self._samples.data_ptr()
+
+    def framesize(self) -> int:
+        return self._samples.nbytes
+
     def __dlpack__(self, **given: Any) -> Any:
         return self._samples.__dlpack__()
 

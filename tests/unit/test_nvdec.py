@@ -9,24 +9,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from contracts import Mistake
 from loaders import CLIPS, open_loader
 from loaders._clips import exact
 from loaders._deal import AHEAD, NARROW, Deal, Share
 from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
-from loaders._planes import Fitter, Picture, triangle
+from loaders._planes import Picture
 from loaders._readers import Undecodable
-from loaders._surfaces import Fit, band, nv12
+from loaders._surfaces import Fit
 from loaders.nvdec import loader, runs
-from loaders.pyav import planes
 from tests.unit import engines
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
@@ -34,7 +30,6 @@ from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels, spoiled
 from tests.unit.test_clip_readers import patterns
 from tests.unit.video_files import number
 
-CPU = torch.device("cpu")
 CLAIMED = [
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-90.mp4", "h264-180.mp4", "h264-270.mp4", "h264-cut.mp4"),
     *("h264-fragments.mp4", "h264-every.mp4", "h264-two.mp4", "hevc.mp4", "hevc-variable.mkv", "hevc-cut.mp4"),
@@ -46,7 +41,7 @@ def shown(picture: Picture, surface: torch.Tensor) -> int:
     """The number on a whole frame."""
     height, width = picture.shape
     whole = np.array([0, 0, width, height])
-    return number(Fit(picture, whole, whole.astype(float), (height, width), False, CPU)(surface[None])[0].numpy())
+    return number(Fit(picture, whole, whole.astype(float), (height, width), False)(surface[None])[0].numpy())
 
 
 # --- which files, which packets -------------------------------------------------------------------------------------------------------
@@ -122,53 +117,7 @@ def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.Monke
         list(Nvdec(made.videos, Codec(), 0, 0)(sample, made.videos.path(sample), [20]))
 
 
-# --- pixels ---------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("turns", [0, 1, 2, 3])
-@pytest.mark.parametrize("colours", [(1, False), (2, False), (6, True)])
-def test_pixels_are_those_of_the_cpu(turns: int, colours: tuple[int, bool]) -> None:
-    """The same filters, matrices and ranges, in windows that are enlarged, reduced and cut off by their region, to one grey level."""
-    height, width = 120, 200
-    draws = np.random.default_rng(turns)
-    frame: Any = av.VideoFrame(width, height, "yuv420p")
-    for plane in frame.planes:
-        plane.update(draws.integers(16, 235, plane.buffer_size, np.uint8).tobytes())
-    frame.colorspace, frame.color_range = colours[0], 2 if colours[1] else 1
-    on_cpu, surface = planes(frame, turns), engines.nv12(frame.to_ndarray())
-    picture = nv12(height, width, matrix=on_cpu.matrix, full_range=colours[1], turns=turns)
-    assert picture.shape == on_cpu.shape
-    tall, wide = picture.shape
-    for region, window, size, flip in (
-        ((0, 0, wide, tall), (0.0, 0.0, wide, tall), (tall, wide), False),
-        ((0, 0, wide, tall), (11.3, 7.9, wide - 31.1, tall - 3.7), (37, 41), True),
-        ((10, 20, 90, 80), (-3.0, -5.5, 84.0, 61.0), (56, 48), False),
-        ((30, 30, 70, 60), (2.25, 1.5, 30.0, 28.0), (64, 64), True),
-    ):
-        given = np.array(region), np.array(window), size, flip
-        out = np.empty((*size, 3), np.uint8)
-        Fitter(on_cpu, *given).fill(out, on_cpu)
-        found = Fit(picture, *given, CPU)(surface[None])[0].numpy()
-        np.testing.assert_allclose(found, out, atol=1.01)
-        assert np.abs(found - out).mean() < 0.02
-
-
-@given(
-    length=st.integers(8, 2000),
-    edges=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
-    count=st.integers(1, 300),
-    beyond=st.tuples(st.floats(0, 5), st.floats(0, 5)),
-)
-def test_a_band_is_the_filter_of_the_cpu(length: int, edges: list[float], count: int, beyond: tuple[float, float]) -> None:
-    begin, end = (length * edge for edge in edges)
-    assume(end - begin >= 1)
-    low, high = max(begin - beyond[0], 0), min(end + beyond[1], length)
-    first, weights = triangle(begin, end, count, low, high, length)
-    matrix, (left, right) = band(begin, end, count, low, high, length, device=CPU, dtype=torch.float32)
-    expected, found = np.zeros((count, length)), np.zeros((count, length))
-    np.put_along_axis(expected, first[:, None] + np.arange(weights.shape[1]), weights, axis=1)
-    found[:, left:right] = matrix.numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+# --- copies -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

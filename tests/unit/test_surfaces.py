@@ -1,0 +1,136 @@
+"""Surfaces of the GPU's decoders -> pixels: the CPU's filters, colours, turns and flips, by matrices and by the kernel."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import av
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from loaders import _surfaces
+from loaders._planes import Fitter, Picture, triangle
+from loaders._surfaces import Axis, Fit, band, nv12, places
+from loaders.pyav import planes
+from tests.unit import engines
+
+CPU = torch.device("cpu")
+HEIGHT, WIDTH = 120, 200
+
+
+def frame_of(turns: int, colours: tuple[int, bool]) -> tuple[Picture, Picture, torch.Tensor]:
+    """Noise, as planes and as a surface. `colours`: the matrix by its number, whether the range is full."""
+    draws = np.random.default_rng(turns)
+    frame: Any = av.VideoFrame(WIDTH, HEIGHT, "yuv420p")
+    for plane in frame.planes:
+        plane.update(draws.integers(16, 235, plane.buffer_size, np.uint8).tobytes())
+    frame.colorspace, frame.color_range = colours[0], 2 if colours[1] else 1
+    on_cpu, surface = planes(frame, turns), engines.nv12(frame.to_ndarray())
+    return on_cpu, nv12(HEIGHT, WIDTH, matrix=on_cpu.matrix, full_range=colours[1], turns=turns), surface
+
+
+def windows(picture: Picture) -> Iterator[tuple[Any, Any, tuple[int, int], bool]]:
+    """Region, window, size and flip: windows that are enlarged, reduced and cut off by their region."""
+    tall, wide = picture.shape
+    for region, window, size, flip in (
+        ((0, 0, wide, tall), (0.0, 0.0, wide, tall), (tall, wide), False),
+        ((0, 0, wide, tall), (11.3, 7.9, wide - 31.1, tall - 3.7), (37, 41), True),
+        ((10, 20, 90, 80), (-3.0, -5.5, 84.0, 61.0), (56, 48), False),
+        ((30, 30, 70, 60), (2.25, 1.5, 30.0, 28.0), (64, 64), True),
+    ):
+        yield np.array(region), np.array(window), size, flip
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+@pytest.mark.parametrize("colours", [(1, False), (2, False), (6, True)])
+def test_pixels_are_those_of_the_cpu(turns: int, colours: tuple[int, bool]) -> None:
+    """To one grey level."""
+    on_cpu, picture, surface = frame_of(turns, colours)
+    assert picture.shape == on_cpu.shape
+    for region, window, size, flip in windows(picture):
+        out = np.empty((*size, 3), np.uint8)
+        Fitter(on_cpu, region, window, size, flip).fill(out, on_cpu)
+        found = Fit(picture, region, window, size, flip)(surface[None])[0]
+        assert found.dtype == torch.uint8
+        apart = np.abs(found.numpy().astype(int) - out)
+        assert apart.max() <= 1 and apart.mean() < 0.02
+
+
+def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
+    """Of the kernel from the matrices: at most, and in the mean."""
+    _, picture, surface = frame_of(turns, (1, False))
+    surfaces = torch.stack([surface, surface.flip(1)]).to(device)
+    found = []
+    for region, window, size, flip in windows(picture):
+        fit = Fit(picture, region, window, size, flip)
+        one, other = fit.by_kernel(surfaces, _surfaces._kernel(device)), fit.by_matrices(surfaces)
+        assert one.shape == other.shape and one.dtype == other.dtype
+        found.append((one.int() - other.int()).abs().float().flatten())
+    every = torch.cat(found)
+    return int(every.max()), float(every.mean())
+
+
+INTERPRETED = """
+import torch
+from loaders import _surfaces_kernel
+from tests.unit.test_surfaces import CPU, levels_apart
+
+_surfaces_kernel.BLOCK = 1 << 15  # it goes through programs one by one
+print(*(number for turns in range(4) for number in levels_apart(CPU, turns)))
+"""
+
+
+@pytest.mark.slow
+def test_the_kernel_does_what_matrices_do() -> None:
+    """In Triton's interpreter, which has to be chosen before Triton is imported; tests/gpu has it compiled."""
+    pytest.importorskip("triton", reason="Triton comes with builds of torch for GPUs")
+    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    apart = [float(number) for number in done.stdout.split()]
+    assert len(apart) == 8
+    assert max(apart[::2]) <= 1 and max(apart[1::2]) < 0.02
+
+
+def test_where_no_kernel_is_built_that_is_said_once() -> None:
+    _surfaces._kernel.cache_clear()
+    with patch.dict("sys.modules", {"loaders._surfaces_kernel": None}), pytest.warns(UserWarning, match="Triton builds no kernel here"):
+        assert _surfaces._kernel(CPU) is None
+    assert _surfaces._kernel(CPU) is None
+    _surfaces._kernel.cache_clear()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+@pytest.mark.parametrize("flip", [False, True])
+def test_places(turns: int, flip: bool) -> None:
+    stored = np.arange(3 * 5).reshape(3, 5)
+    shown = np.rot90(stored, turns)[:, :: -1 if flip else 1]
+    origin, down, across = places(3, 5, turns, flip)
+    for y, x in np.ndindex(3, 5):
+        assert shown.reshape(-1)[origin + y * down + x * across] == stored[y, x]
+
+
+@given(
+    length=st.integers(8, 2000),
+    edges=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+    count=st.integers(1, 300),
+    beyond=st.tuples(st.floats(0, 5), st.floats(0, 5)),
+)
+def test_a_band_is_the_filter_of_the_cpu(length: int, edges: list[float], count: int, beyond: tuple[float, float]) -> None:
+    begin, end = (length * edge for edge in edges)
+    assume(end - begin >= 1)
+    low, high = max(begin - beyond[0], 0), min(end + beyond[1], length)
+    first, weights = triangle(begin, end, count, low, high, length)
+    matrix, (left, right) = band(Axis(begin, (end - begin) / count, count, math.floor(low), math.ceil(high)), CPU, torch.float32)
+    expected, found = np.zeros((count, length)), np.zeros((count, length))
+    np.put_along_axis(expected, first[:, None] + np.arange(weights.shape[1]), weights, axis=1)
+    found[:, left:right] = matrix.numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-3)
