@@ -16,12 +16,8 @@ import multiprocessing
 import os
 import re
 import shutil
-import signal
-import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import pairwise
@@ -32,7 +28,7 @@ import filelock
 import numpy as np
 
 from contracts import Mistake
-from dataset import manifest
+from dataset import forked, manifest
 from dataset.headers import Rejected
 from dataset.manifest import COLUMNS, HEADER, LISTING, Array, Header, Manifest, Rejects, S, create_column
 from dataset.sources import folder as source
@@ -197,48 +193,17 @@ def each_file(
     parser: Parser, total: int, workers: int, rejects: source.Reject, say: Progress, *, threads: bool = False
 ) -> Iterator[tuple[int, Any]]:
     """(first, what parser.pack made of the files from there), in order; read by so many processes, or by threads of this one."""
-    fork = multiprocessing.get_context("fork")
-    pool: Executor = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (parser, os.getpid()))
+    firsts = range(0, total, parser.step)
+    made = forked.results(parser, firsts, workers, threads=threads)
     try:
-        firsts = range(0, total, parser.step)
-        with warnings.catch_warnings():
-            # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the children use none but their own.
-            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the children, which start here
-            try:
-                results = pool.map(parser if threads else _work, firsts)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        for first, (packed, bad) in zip(firsts, results, strict=True):
+        for first, (packed, bad) in zip(firsts, made, strict=True):
             yield first, packed
             for path, why in bad:
                 rejects(path, why)
             say(min(first + parser.step, total), total, "reading headers")
     finally:
         parser.stop.value = True
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-_parser: Parser | None = None  # of a worker process
-
-
-def _start(parser: Parser, parent: int) -> None:
-    global _parser
-    _parser = parser
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
-        signal.signal(number, signal.SIG_IGN)
-
-    def end_with_parent() -> None:  # one that was killed would leave us waiting for work for ever
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
-
-
-def _work(first: int) -> tuple[Any, list[tuple[bytes, str]]]:
-    assert _parser is not None
-    return _parser(first)
+        made.close()
 
 
 def _keep(root: Path, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects) -> list[str]:

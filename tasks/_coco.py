@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Mistake
+from dataset import forked
 
 EVALUATORS = {
     "faster-coco-eval": ("faster_coco_eval", "COCO", "COCOeval_faster"),
@@ -26,6 +28,9 @@ PREFIXES = {"boxes": "", "masks": "mask_", "keypoints": "keypoint_"}
 """What is scored -> how its figures' names begin."""
 LIKELY_KEYPOINTS, SIGMA = 17, 0.05
 """COCO's own tolerances are of its 17 keypoints of a person; other sets get this one for each."""
+
+MANY = 20_000
+"""Detections from which on processes are started to compare them."""
 
 ALL, SMALL, MEDIUM, LARGE = range(4)  # places of the areas; keypoints have no small ones
 AREAS = {"boxes": {"": 0, "_small": 1, "_medium": 2, "_large": 3}, "keypoints": {"": 0, "_medium": 1, "_large": 2}}
@@ -123,20 +128,21 @@ def require(evaluator: str) -> None:
         raise Mistake(f"--evaluator {evaluator}: {package} is not installed; pip install {evaluator}, or --evaluator {other}")
 
 
-def ground_truth(columns: Any, kind: str) -> dict[str, Any]:
+def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> dict[str, Any]:
     """COCO's annotation file, made of the columns of dataset/instances.py; `kind` says what of an annotation is needed.
 
-    Annotations are numbered from 1: to pycocotools the id 0 means that nothing has matched.
+    Of these categories, or of all. Annotations are numbered from 1: to pycocotools the id 0 means that nothing has matched.
     """
-    image_of = np.repeat(np.asarray(columns.image_id), np.diff(columns.annotation_offsets)).tolist()
-    categories = np.asarray(columns.category_ids)
+    categories = np.asarray(columns.category_ids) if categories is None else categories
+    category_of = np.asarray(columns.category_ids)[np.asarray(columns.category)]
+    places = np.flatnonzero(np.isin(category_of, categories))
     rows = zip(
-        range(1, len(image_of) + 1),
-        image_of,
-        categories[np.asarray(columns.category)].tolist(),
-        np.asarray(columns.boxes, np.float64).tolist(),
-        np.asarray(columns.area, np.float64).tolist(),
-        np.asarray(columns.crowd).astype(np.int64).tolist(),
+        range(1, len(places) + 1),
+        np.repeat(np.asarray(columns.image_id), np.diff(columns.annotation_offsets))[places].tolist(),
+        category_of[places].tolist(),
+        np.asarray(columns.boxes, np.float64)[places].tolist(),
+        np.asarray(columns.area, np.float64)[places].tolist(),
+        np.asarray(columns.crowd).astype(np.int64)[places].tolist(),
         strict=True,
     )
     names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
@@ -145,10 +151,10 @@ def ground_truth(columns: Any, kind: str) -> dict[str, Any]:
     images = [{"id": image, "height": height, "width": width} for image, height, width in sizes]
     if kind == "masks":
         size_of = {image["id"]: [image["height"], image["width"]] for image in images}
-        for place, annotation in enumerate(annotations):
+        for place, annotation in zip(places.tolist(), annotations, strict=True):
             annotation["segmentation"] = _segmentation(columns, place, size_of[annotation["image_id"]])
     if kind == "keypoints":
-        points = np.asarray(columns.keypoints, np.float64)
+        points = np.asarray(columns.keypoints, np.float64)[places]
         for annotation, own, count in zip(
             annotations, points.reshape(len(points), 3 * points.shape[1]).tolist(), (points[:, :, 2] > 0).sum(axis=1).tolist(), strict=True
         ):
@@ -182,17 +188,49 @@ def lines(scores: Scores, columns: Any) -> list[str]:
     ]
 
 
-def score(columns: Any, found: Detections, *, kind: str, evaluator: str) -> Scores:
-    """Detections against all images of `columns`. What the evaluators print is kept to ourselves."""
+def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
+    """Detections against all images of `columns`: many of them in `workers` processes (0 = a core each), a part of the categories in each.
+
+    What is found of a category does not depend on the others: the figures are the same to the last digit.
+    """
+    categories: Array = np.sort(np.asarray(columns.category_ids))
+    workers = min(workers or len(os.sched_getaffinity(0)), len(categories)) if len(found) > MANY else 1
+    if workers <= 1:
+        return _score(columns, found, categories, kind, evaluator)
+    groups = _alike(np.array([np.count_nonzero(found.category_ids == category) for category in categories]), workers)
+
+    def of_group(group: int) -> tuple[Array, Array]:
+        own = categories[groups == group]
+        scores = _score(columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator)
+        return scores.precision, scores.recall
+
+    parts = list(forked.results(of_group, range(workers), workers))
+    # axes: [T, R, C, A, M] and [T, C, A, M]
+    place = np.argsort(np.concatenate([np.flatnonzero(groups == group) for group in range(workers)]))
+    precision, recall = (np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True))
+    return Scores(kind=kind, precision=precision, recall=recall, category_ids=categories)
+
+
+def _alike(sizes: Array, count: int) -> Array:
+    """The group of each of `sizes`, int: the largest first, each to the group with the least so far."""
+    groups, filled = np.zeros(len(sizes), np.int64), np.zeros(count)
+    for place in np.argsort(-sizes, kind="stable"):
+        groups[place] = filled.argmin()
+        filled[groups[place]] += sizes[place] + 1
+    return groups
+
+
+def _score(columns: Any, found: Detections, categories: Array, kind: str, evaluator: str) -> Scores:
+    """Of these categories. What the evaluators print is kept to ourselves."""
     package, holder, comparer = EVALUATORS[evaluator]
     with contextlib.redirect_stdout(io.StringIO()):
         annotations, evaluation = _member(package, holder), _member(package, comparer)
-        truth = ground_truth(columns, kind)
+        truth = ground_truth(columns, kind, categories)
         expected = _indexed(annotations, truth)
         detected = _indexed(annotations, {**truth, "annotations": _as_annotations(found, kind)})
         run = evaluation(expected, detected, KINDS[kind])
         run.params.imgIds = sorted(image["id"] for image in truth["images"])
-        run.params.catIds = sorted(category["id"] for category in truth["categories"])
+        run.params.catIds = categories.tolist()
         if kind == "keypoints" and columns.keypoints.shape[1] != LIKELY_KEYPOINTS:
             run.params.kpt_oks_sigmas = np.full(columns.keypoints.shape[1], SIGMA)
         run.evaluate()
@@ -201,7 +239,7 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str) -> Scor
         kind=kind,
         precision=np.asarray(run.eval["precision"]),
         recall=np.asarray(run.eval["recall"]),
-        category_ids=np.asarray(run.params.catIds),
+        category_ids=categories,
     )
 
 
