@@ -1,6 +1,6 @@
 """Starts runs of train.py quickly: imports once what train.py imports, then forks a process for each run that it is asked for.
 
-The child runs train.py as `__main__`, in a session of its own; only the seconds of importing are saved. One JSON object a line
+The child runs train.py as `__main__`, in a session of its own; only the seconds of importing and of compiling kernels are saved. One JSON object a line
 on stdin (see runs.Zygote), the child's process id as the answer; its exit status goes to a file.
 """
 
@@ -20,9 +20,12 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+from loaders._planes import compile_kernels
+
 BY_NAME = (
     *("torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.torchvision"),
-    *("tasks.classification", "tasks.video", "models.classification", "models.video"),
+    *(f"{room}.{task}" for task in ("classification", "detection", "video") for room in ("tasks", "models")),
+    *("faster_coco_eval", "loaders.pyav"),
 )
 """What train.py imports when it knows what is asked for."""
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
@@ -76,6 +79,7 @@ def run() -> NoReturn:
 def main() -> None:
     for module in (*imported_by(TRAIN), *BY_NAME):
         importlib.import_module(module)
+    compile_kernels()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, and then our stdin
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who wait
     for line in sys.stdin:
