@@ -299,20 +299,22 @@ def parse(argv: list[str]) -> Config:
     return config
 
 
-ONLY_OF = {
-    "classification": ("train_window", "val_window", "crop_scale", "crop_ratio"),
-    "video": tuple(Clips.model_fields),
-    "detection": tuple(Detection.model_fields),
+READ_BY = {
+    ("classification",): ("train_window", "val_window", "crop_scale", "crop_ratio"),
+    ("video",): tuple(Clips.model_fields),
+    ("detection",): tuple(Detection.model_fields),
+    ("classification", "video"): ("val_resize", "label_smoothing"),
+    ("classification", "detection"): ("reader", "decode_threads"),
 }
-"""Settings that one task alone reads."""
+"""Settings that not every task reads."""
 
 
 def _check_task(config: Config) -> None:
     defaults, chosen = Config().flat(), config.flat()
-    for task, names in ONLY_OF.items():
-        for name in names if config.model.task != task else ():
+    for tasks, names in READ_BY.items():
+        for name in names if config.model.task not in tasks else ():
             if chosen[name] != defaults[name]:
-                raise Mistake(f"--{name.replace('_', '-')} is for --task {task}, and this is --task {config.model.task}")
+                raise Mistake(f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task {config.model.task}")
 
 
 def recipe(config: Config, arch: str) -> list[str]:

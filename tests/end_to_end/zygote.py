@@ -1,7 +1,7 @@
 """Starts runs of train.py quickly: imports once what train.py imports, then forks a process for each run that it is asked for.
 
-The child runs train.py as `__main__`, in a session of its own; only the seconds of importing and of compiling kernels are saved. One JSON object a line
-on stdin (see runs.Zygote), the child's process id as the answer; its exit status goes to a file.
+The child runs train.py as `__main__`, in a session of its own; only the seconds of importing and of compiling kernels are saved. One
+JSON object a line on stdin (see runs.Runner), the child's process id as the answer; its exit status goes to a file.
 """
 
 from __future__ import annotations

@@ -33,6 +33,21 @@ def mistake(argv: list[str]) -> str:
     return said
 
 
+@pytest.mark.parametrize(
+    ("task", "flag", "value", "readers"),
+    [
+        ("detection", "--crop-scale", ("0.1", "1"), "classification"),
+        ("classification", "--clip-frames", ("8",), "video"),
+        ("video", "--augment", ("lsj",), "detection"),
+        ("detection", "--label-smoothing", ("0.1",), "classification or video"),
+        ("video", "--reader", ("pil",), "classification or detection"),
+    ],
+)
+def test_a_setting_that_the_task_does_not_read(task: str, flag: str, value: tuple[str, ...], readers: str) -> None:
+    assert mistake(["--task", task, flag, *value]) == f"{flag} is for --task {readers}, and this is --task {task}"
+    parse(["--task", readers.split()[0], flag, *value])
+
+
 # --- precedence ---------------------------------------------------------------------------------------------------------------------
 
 
