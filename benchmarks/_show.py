@@ -137,7 +137,8 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     """Print the table; write table.md, plots/*.png and the TensorBoard runs."""
     from rich.table import Table
 
-    rows = suite.derive(merged(rows))
+    measured = merged(rows)
+    rows = suite.derive(measured)
     table = Table(title=f"{suite.name}: {suite.about}", title_justify="left")
     titles, *found = cells(suite, rows, detail=False)
     for title in titles:
@@ -149,6 +150,9 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
         console.print(line, highlight=False)
     replace(folder / "table.md", printable(markdown(suite, rows, folder)).encode())
     plots = _plotted(suite, rows, folder, console)
+    if suite.follow:  # a row is of many trials; their own runs say nothing to compare
+        for row in measured:
+            _forget(folder / row["folder"])
     _tensorboard(suite, rows, folder, plots)
     told = f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: tensorboard --logdir {folder}"
     console.print(printable(told), highlight=False, markup=False)
@@ -179,8 +183,7 @@ def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequenc
     for row in rows:
         run = folder / row["folder"]
         if row["status"] == "short":  # a figure that is refused is not to be found there either
-            for events in run.glob("events.out.tfevents.*"):
-                events.unlink()
+            _forget(run)
         if not row["figures"] or row["status"] == "short" or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
             continue
         board = Board(run)
@@ -189,13 +192,18 @@ def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequenc
     if plots:
         from PIL import Image
 
-        for old in (folder / "plots").glob("events.out.tfevents.*"):
-            old.unlink()
+        _forget(folder / "plots")
         board = Board(folder / "plots")
         for path in plots:
             with Image.open(path) as image:
                 board.images(f"{suite.name}/{path.stem}", np.asarray(image.convert("RGB"))[None], 0)
         board.close()
+
+
+def _forget(run: Path) -> None:
+    """What TensorBoard shows of it."""
+    for events in run.glob("events.out.tfevents.*"):
+        events.unlink()
 
 
 def hparams(board: Board, suite: str, point: Point, figures: Mapping[str, Any], *, names: Iterable[str] = ()) -> None:

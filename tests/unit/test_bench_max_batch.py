@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import max_batch
 from benchmarks._suite import name_of
@@ -157,6 +158,10 @@ def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch
     assert ">= 24: all training samples" in (tmp_path / "out" / "table.md").read_text()
     assert not list((tmp_path / "out").rglob("*.pt"))
     assert "validated" in (tmp_path / "out" / rows[-1]["folder"] / "log.txt").read_text()
+    assert {path.parent.name for path in (tmp_path / "out").rglob("events.out.tfevents.*")} == {Path(rows[-1]["folder"]).name, "plots"}
+    answer = EventAccumulator(str(tmp_path / "out" / rows[-1]["folder"])).Reload()
+    assert [event.value for event in answer.Scalars("max-batch/largest")] == [24.0]
+    assert "_hparams_/session_start_info" in answer.summary_metadata
 
 
 @pytest.fixture
