@@ -52,12 +52,13 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 
 USER 10001
 
-# Everything that saturate imports is here, and DALI is new enough (2.2 reads stored pixels) whoever brought it.
+# Everything that saturate imports is here (PyNvVideoCodec does not load without a driver, which a build does not have), and DALI is
+# new enough (2.2 reads stored pixels) whoever brought it.
 RUN set -eu; \
     python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)'; \
     python -c 'import av, cv2, faster_coco_eval, filelock, imageio, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
     python -c 'import matplotlib, rich, tensorboard, tyro, yaml'; \
-    if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord'; fi; \
+    if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord, importlib.util as u; exit(u.find_spec("PyNvVideoCodec") is None)'; fi; \
     python -c 'import nvidia.dali as d; v = d.__version__; \
       exit(f"DALI {v} of this BASE is too old: take a newer image" if tuple(map(int, v.split(".")[:2])) < (2, 2) else print("DALI", v))'; \
     python train.py --help > /dev/null

@@ -145,7 +145,11 @@ def test_dockerfile_has_what_a_gpu_and_any_user_need():
 def test_dockerfile_checks_every_import():
     checked = " ".join(re.findall(r"import ([\w., ]+)", " ".join(steps("import torch, torchvision"))))
     modules = {distribution: module for module, distribution in DISTRIBUTION.items() if module not in ("triton", "typing_extensions")}
-    for name in requirements("requirements.txt"):
+    names = requirements("requirements.txt")
+    assert names.pop("pynvvideocodec") and "PyNvVideoCodec" in "".join(steps("import decord")), (
+        "it is looked for: without a driver none imports it"
+    )
+    for name in names:
         assert re.search(rf"(^|[ ,]){re.escape(modules.get(name, name))}\b", checked), f"{name} is not imported at build"
 
 
