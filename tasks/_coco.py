@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import warnings
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -204,7 +206,11 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers
         scores = _score(columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator)
         return scores.precision, scores.recall
 
-    parts = list(forked.results(of_group, range(workers), workers))
+    try:
+        parts = list(forked.results(of_group, range(workers), workers))
+    except (BrokenProcessPool, OSError) as error:  # no memory or no processes for them: a run does not end for that
+        warnings.warn(f"processes to score with did not live ({type(error).__name__}: {error}): one scores, slowly", stacklevel=2)
+        return _score(columns, found, categories, kind, evaluator)
     # axes: [T, R, C, A, M] and [T, C, A, M]
     place = np.argsort(np.concatenate([np.flatnonzero(groups == group) for group in range(workers)]))
     precision, recall = (np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True))

@@ -21,7 +21,6 @@ from pycocotools.cocoeval import COCOeval
 
 from contracts import Mistake
 from dataset.coco_scan import open_coco
-from dataset.forked import results
 from tasks import _coco, _masks, _results
 from tasks._coco import Detections, Scores
 from tasks._results import Results
@@ -145,36 +144,6 @@ def test_more_than_255_masks(drawn: Set) -> None:
     found = guesses(drawn.columns("masks"), "masks", seed=0, each=10)
     assert len(found) > 255
     check_equal(drawn, found, "masks")
-
-
-@pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_processes_with_a_part_of_the_categories_change_no_digit(
-    drawn: Set, kind: str, evaluator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = drawn.columns(kind)
-    found = guesses(columns, kind, seed=2, each=4, digits=1)
-    alone = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=2)
-    monkeypatch.setattr(_coco, "MANY", 0)
-    asked = []
-
-    def counted(work: Any, items: Any, workers: int) -> Any:
-        asked.append(workers)
-        return results(work, items, workers)
-
-    monkeypatch.setattr(_coco.forked, "results", counted)
-    for workers in (2, 9):
-        together = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=workers)
-        for name in ("precision", "recall", "category_ids"):
-            np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
-    assert asked == ([2, min(9, len(columns.category_ids))] if len(columns.category_ids) > 1 else [])
-
-
-def test_groups_of_categories_have_as_much_to_do() -> None:
-    sizes = np.array([30, 1, 1, 9, 10, 0, 10, 1])
-    groups = _coco._alike(sizes, 3)
-    assert sorted(np.bincount(groups, sizes, minlength=3)) == [13, 19, 30], "the largest first"
-    assert len(np.unique(_coco._alike(np.zeros(5), 5))) == 5
 
 
 @pytest.mark.parametrize("evaluator", _coco.EVALUATORS)

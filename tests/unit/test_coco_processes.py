@@ -1,0 +1,61 @@
+"""Scoring in processes: the same figures, also when the processes do not live."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset.forked import results
+from tasks import _coco
+from tasks._coco import Scores
+from tests.unit.test_coco_scoring import KINDS, Set, drawn, guesses, scored  # noqa: F401
+
+
+@pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_with_a_part_of_the_categories_change_no_digit(
+    drawn: Set, kind: str, evaluator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = drawn.columns(kind)
+    found = guesses(columns, kind, seed=2, each=4, digits=1)
+    alone = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=2)
+    monkeypatch.setattr(_coco, "MANY", 0)
+    asked = []
+
+    def counted(work: Any, items: Any, workers: int) -> Any:
+        asked.append(workers)
+        return results(work, items, workers)
+
+    monkeypatch.setattr(_coco.forked, "results", counted)
+    for workers in (2, 9):
+        together = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=workers)
+        for name in ("precision", "recall", "category_ids"):
+            np.testing.assert_array_equal(getattr(together, name), getattr(alone, name))
+    assert asked == ([2, min(9, len(columns.category_ids))] if len(columns.category_ids) > 1 else [])
+
+
+def test_without_processes_one_scores(drawn: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = drawn.columns("boxes")
+    found = guesses(columns, "boxes", seed=2)
+    wanted = scored(columns, found, "boxes").figures()
+    monkeypatch.setattr(_coco, "MANY", 0)
+    here, whole = os.getpid(), _coco._score
+
+    def killed(*args: Any) -> Scores:
+        if os.getpid() != here:
+            os._exit(9)
+        return whole(*args)
+
+    monkeypatch.setattr(_coco, "_score", killed)
+    with pytest.warns(UserWarning, match="one scores, slowly"):
+        assert _coco.score(columns, found, kind="boxes", evaluator="pycocotools", workers=2).figures() == wanted
+
+
+def test_groups_of_categories_have_as_much_to_do() -> None:
+    sizes = np.array([30, 1, 1, 9, 10, 0, 10, 1])
+    groups = _coco._alike(sizes, 3)
+    assert sorted(np.bincount(groups, sizes, minlength=3)) == [13, 19, 30], "the largest first"
+    assert len(np.unique(_coco._alike(np.zeros(5), 5))) == 5
