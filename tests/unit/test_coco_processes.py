@@ -11,15 +11,22 @@ import pytest
 from dataset.forked import results
 from tasks import _coco
 from tasks._coco import Scores
-from tests.unit.test_coco_scoring import KINDS, Set, drawn, guesses, scored  # noqa: F401
+from tests.unit.coco_files import write_coco
+from tests.unit.test_coco_scoring import KINDS, Set, guesses, scored
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Set:
+    folder = tmp_path_factory.mktemp("few")
+    return Set(write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache")
 
 
 @pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_with_a_part_of_the_categories_change_no_digit(
-    drawn: Set, kind: str, evaluator: str, monkeypatch: pytest.MonkeyPatch
+    few: Set, kind: str, evaluator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    columns = drawn.columns(kind)
+    columns = few.columns(kind)
     found = guesses(columns, kind, seed=2, each=4, digits=1)
     alone = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=2)
     monkeypatch.setattr(_coco, "MANY", 0)
@@ -37,8 +44,8 @@ def test_processes_with_a_part_of_the_categories_change_no_digit(
     assert asked == ([2, min(9, len(columns.category_ids))] if len(columns.category_ids) > 1 else [])
 
 
-def test_without_processes_one_scores(drawn: Set, monkeypatch: pytest.MonkeyPatch) -> None:
-    columns = drawn.columns("boxes")
+def test_without_processes_one_scores(few: Set, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = few.columns("boxes")
     found = guesses(columns, "boxes", seed=2)
     wanted = scored(columns, found, "boxes").figures()
     monkeypatch.setattr(_coco, "MANY", 0)
