@@ -35,8 +35,8 @@ FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 """FFmpeg's bitstream filters: NVDEC's parser takes start codes, and the parameter sets in front of a key frame."""
 KEPT = 6
 """Decoders that a thread keeps, one for each codec and size: making one takes up to 0.3 s, and its pictures some 40 MB at 1080p."""
-VIEWS = 32
-"""Places of surfaces that a decoder's owner remembers: it writes to a few ones in turns."""
+VIEWS = 16
+"""Of surfaces, that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS = 1 << 44
 """Labels of one clip, in ticks, apart from those of the next."""
 

@@ -10,35 +10,33 @@ BLOCK = 128
 
 
 @triton.jit
-def _resampled(samples, row, apart, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high):  # type: ignore[no-untyped-def]
-    """What a plane has at the output's pixels (y, x): loaders/_planes.py's triangle in both directions; samples `apart` elements apart."""
+def _weight(at, centre, support, high):
+    """Of sample `at` for what is centred there: loaders/_planes.py's triangle."""
+    return tl.where(at < high, tl.maximum(1 - tl.abs(at + 0.5 - centre) / support, 0.0), 0.0)
+
+
+@triton.jit
+def _resampled(samples, row, apart, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high):
+    """What a plane has at the output's pixels (y, x), by the triangle in both directions; its samples are `apart` elements apart."""
     y_support, x_support = tl.maximum(y_step, 1.0), tl.maximum(x_step, 1.0)
     y_centre, x_centre = y_begin + (y + 0.5) * y_step, x_begin + (x + 0.5) * x_step
     y_first = tl.maximum(tl.floor(y_centre - y_support).to(tl.int32), y_low)
     x_first = tl.maximum(tl.floor(x_centre - x_support).to(tl.int32), x_low)
     total = tl.zeros_like(y_centre)
-    y_sum = tl.zeros_like(y_centre)
-    x_sum = tl.zeros_like(y_centre)
+    weights = tl.zeros_like(y_centre)
     for i in range((2 * y_support).to(tl.int32) + 2):
         at_y = y_first + i
-        y_weight = tl.maximum(1 - tl.abs(at_y + 0.5 - y_centre) / y_support, 0.0)
-        y_weight = tl.where(at_y < y_high, y_weight, 0.0)
-        line = tl.zeros_like(y_centre)
-        x_sum = tl.zeros_like(y_centre)
+        y_weight = _weight(at_y, y_centre, y_support, y_high)
         for j in range((2 * x_support).to(tl.int32) + 2):
             at_x = x_first + j
-            x_weight = tl.maximum(1 - tl.abs(at_x + 0.5 - x_centre) / x_support, 0.0)
-            x_weight = tl.where(at_x < x_high, x_weight, 0.0)
-            there = inside & (y_weight > 0) & (x_weight > 0)
-            line += x_weight * tl.load(samples + at_y * row + at_x * apart, mask=there, other=0).to(tl.float32)
-            x_sum += x_weight
-        total += y_weight * line
-        y_sum += y_weight
-    return total / (tl.maximum(y_sum, 1e-6) * tl.maximum(x_sum, 1e-6))
+            weight = y_weight * _weight(at_x, x_centre, x_support, x_high)
+            total += weight * tl.load(samples + at_y * row + at_x * apart, mask=inside & (weight > 0), other=0).to(tl.float32)
+            weights += weight
+    return total / tl.maximum(weights, 1e-6)
 
 
 @triton.jit
-def _level(value):  # type: ignore[no-untyped-def]
+def _level(value):
     return tl.minimum(tl.maximum(tl.floor(value + 0.5), 0.0), 255.0).to(tl.uint8)
 
 
@@ -47,7 +45,7 @@ GIVEN += ["y_begin", "y_step", "y_low", "y_high", "x_begin", "x_step", "x_low", 
 
 
 @triton.jit(do_not_specialize=GIVEN)
-def _fit(  # type: ignore[no-untyped-def]
+def _fit(
     surfaces, out, surface, row, chroma, height, width, picture, origin, down, across,
     y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high,
     dark, gain, middle, rv, gu, gv, bu, SIZE: tl.constexpr,

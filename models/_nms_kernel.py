@@ -8,7 +8,7 @@ import triton.language as tl
 
 
 @triton.jit
-def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
     """`boxes` fp32 [G, count, 4], best first; `alive` and `kept` uint8 [G, count]. A program has the boxes of its group in registers."""
     group = tl.program_id(0).to(tl.int64) * count
     lane = tl.arange(0, BLOCK)
