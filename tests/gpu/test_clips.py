@@ -30,15 +30,6 @@ from tests.unit.test_clip_readers import patterns
 from tests.unit.test_surfaces import levels_apart
 from tests.unit.video_files import number
 
-
-def test_the_compiled_kernel_does_what_matrices_do(device: torch.device) -> None:
-    """Which are of 16 bits on a GPU."""
-    assert _surfaces._kernel(device) is not None
-    for turns in range(4):
-        most, mean = levels_apart(device, turns)
-        assert most <= 1 and mean < 0.05
-
-
 LOADERS = ["nvdec", "nvdec+pyav", "nvdec+decord", "dali-video"]
 LARGE = {"size": (192, 256)}
 """NVDEC takes no HEVC below 144 x 144, nor VP9 and AV1 below 128 x 128."""
@@ -116,6 +107,14 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
 def claimed(backend: str, videos: Any) -> np.ndarray:
     """bool by sample, also that this GPU has an engine for it."""
     return exact(backend, videos, np.arange(len(videos))) & within(capabilities(import_codec(), 0), videos)
+
+
+def test_the_compiled_kernel_does_what_matrices_do(device: torch.device) -> None:
+    """Which are of 16 bits on a GPU."""
+    assert _surfaces._kernel(device) is not None
+    for turns in range(4):
+        most, mean = levels_apart(device, turns)
+        assert most <= 1 and mean < 0.05
 
 
 @pytest.mark.parametrize("decoder", READERS)

@@ -13,7 +13,8 @@ import torch
 
 from models import _nms
 from models.detection import Detector, _Prepared
-from tests.unit.test_rcnn import HEIGHT, SIZES, WIDTH, first_ones, groups, small, targets_from
+from tests.unit.test_nms import groups
+from tests.unit.test_rcnn import HEIGHT, SIZES, WIDTH, first_ones, small, targets_from
 
 
 @contextmanager

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -26,9 +23,9 @@ from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCN
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.keypoint_rcnn import KeypointRCNNHeads
 from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
-from torchvision.ops import MultiScaleRoIAlign, box_iou, nms
+from torchvision.ops import MultiScaleRoIAlign, nms
 
-from models import _nms, _rcnn
+from models import _rcnn
 from models.detection import Detector, _keep_pixels_exact, _Prepared
 from tests.unit.test_ssd import Operators, Targets, boxes_from
 
@@ -241,52 +238,6 @@ def _by_level(boxes: torch.Tensor, scores: torch.Tensor, levels: torch.Tensor, t
         kept[own[nms(boxes[own], scores[own], threshold)]] = True
     places = kept.nonzero()[:, 0]
     return places[scores[places].sort(descending=True, stable=True).indices]
-
-
-def groups(seed: int, count: int, number: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    corners = torch.rand(number, count, 2, generator=generator) * 20
-    boxes = torch.cat([corners, corners + 4 + 16 * torch.rand(number, count, 2, generator=generator)], -1)
-    return boxes, torch.rand(number, count, generator=generator) > 0.2
-
-
-def test_what_survives_is_what_no_survivor_overlaps() -> None:
-    boxes, alive = groups(0, 60)
-    kept = _nms.survivors(boxes, alive, 0.4)
-    assert 0 < kept.sum() < alive.sum() and not (kept & ~alive).any()
-    for own, left, there in zip(boxes, kept, alive, strict=True):
-        over = (box_iou(own, own) > 0.4).tril(-1) & left
-        assert torch.equal(left, there & ~over.any(1))
-
-
-INTERPRETED = """
-import torch
-from models import _nms, _nms_kernel
-from tests.unit.test_rcnn import groups
-for seed, (count, threshold) in enumerate([(1, 0.5), (24, 0.1), (24, 0.5)]):
-    boxes, alive = groups(seed, count, 2)
-    kept = _nms_kernel.survivors(boxes, alive, threshold)
-    assert torch.equal(kept, _nms.survivors(boxes, alive, threshold)), (seed, kept)
-    print(int(kept.sum()), int(alive.sum()))
-"""
-
-
-@pytest.mark.slow
-def test_the_kernel_keeps_what_torchvision_keeps() -> None:
-    """In Triton's interpreter, which has to be chosen before Triton is imported; tests/gpu has it compiled."""
-    pytest.importorskip("triton", reason="Triton comes with builds of torch for GPUs")
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    kept = [[int(number) for number in line.split()] for line in done.stdout.splitlines()]
-    assert len(kept) == 3 and kept[1][0] < kept[2][0] < kept[2][1]
-
-
-def test_where_no_kernel_is_built_that_is_said_once() -> None:
-    _nms._kernel.cache_clear()
-    with patch.dict("sys.modules", {"models._nms_kernel": None}), pytest.warns(UserWarning, match="Triton builds no kernel here"):
-        assert _nms._kernel(torch.device("cpu")) is None
-    assert _nms._kernel(torch.device("cpu")) is None
-    _nms._kernel.cache_clear()
 
 
 # --- regions --------------------------------------------------------------------------------------------------------------------------

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -22,6 +19,7 @@ from loaders._planes import Fitter, Picture, triangle
 from loaders._surfaces import Axis, Fit, band, nv12, places
 from loaders.pyav import planes
 from tests.unit import engines
+from tests.unit.triton_programs import interpreted
 
 CPU = torch.device("cpu")
 HEIGHT, WIDTH = 120, 200
@@ -85,19 +83,16 @@ from loaders import _surfaces_kernel
 from tests.unit.test_surfaces import CPU, levels_apart
 
 _surfaces_kernel.BLOCK = 1 << 15  # it goes through programs one by one
-print(*(number for turns in range(4) for number in levels_apart(CPU, turns)))
+for turns in range(4):
+    print(*levels_apart(CPU, turns))
 """
 
 
 @pytest.mark.slow
 def test_the_kernel_does_what_matrices_do() -> None:
-    """In Triton's interpreter, which has to be chosen before Triton is imported; tests/gpu has it compiled."""
-    pytest.importorskip("triton", reason="Triton comes with builds of torch for GPUs")
-    done = subprocess.run([sys.executable, "-c", INTERPRETED], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    apart = [float(number) for number in done.stdout.split()]
-    assert len(apart) == 8
-    assert max(apart[::2]) <= 1 and max(apart[1::2]) < 0.02
+    apart = interpreted(INTERPRETED)
+    assert len(apart) == 4
+    assert all(most <= 1 and mean < 0.02 for most, mean in apart)
 
 
 def test_where_no_kernel_is_built_that_is_said_once() -> None:
