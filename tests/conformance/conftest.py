@@ -5,21 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.conformance.fixtures import (  # noqa: F401
-    coco,
-    damaged,
-    odd,
-    parametrise,
-    photographs,
-    quick,
-    quick_clips,
-    ramps,
-    ruled,
-    ruled_clips,
-    samples,
-    small,
-    temporary,
-)
+from tests.conformance.fixtures import *  # noqa: F403
+from tests.conformance.fixtures import parametrise
 from tests.conformance.scenes import CPU
 
 

@@ -18,6 +18,22 @@ from tests.conformance import pictures, reels, scenes
 from tests.conformance.scenes import Backend, Scene, scene
 from tests.unit.coco_files import write_coco
 
+__all__ = [
+    "coco",
+    "damaged",
+    "odd",
+    "photographs",
+    "quick",
+    "quick_clips",
+    "ramps",
+    "ruled",
+    "ruled_clips",
+    "samples",
+    "small",
+    "temporary",
+]
+"""What each conftest.py takes over."""
+
 SAMPLES = "SATURATE_SAMPLES"
 LOADERS: dict[str, Callable[..., list[Backend]]] = {
     "backend": partial(scenes.backends, files=True),

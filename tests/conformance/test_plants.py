@@ -17,7 +17,7 @@ Check = Callable[[type[Plain]], object]
 
 
 @pytest.fixture
-def of_checks(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) -> dict[str, Check]:
+def of_images(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) -> dict[str, Check]:
     """name -> the assertion, as the tests of the loaders use it."""
     ramp, few = ramps.feed(batch_size=6, image_size=64), small.feed(batch_size=5, image_size=32)
     val = small.feed(batch_size=5, image_size=32, training=False)
@@ -49,55 +49,58 @@ def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
     }
 
 
-FAULTS: dict[type[Plain], tuple[str, ...]] = {
-    plants.OwnCrop: ("windows", "pixels", "damage"),
-    plants.OnePixelOff: ("windows", "pixels"),
-    plants.NoFlips: ("windows", "pixels"),
-    plants.NeighboursLabel: ("rows",),
-    plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
-    plants.Doubled: ("rows", "once"),
-    plants.WrongPlace: ("resume",),
-    plants.SameWindowsEachEpoch: ("windows",),
-    plants.NeighbourInstead: ("damage",),
-    plants.Silent: ("damage",),
-    plants.Brighter: ("pixels", "damage"),
+FAULTS: dict[str, dict[type[Plain], tuple[str, ...]]] = {
+    "of_images": {
+        plants.OwnCrop: ("windows", "pixels", "damage"),
+        plants.OnePixelOff: ("windows", "pixels"),
+        plants.NoFlips: ("windows", "pixels"),
+        plants.NeighboursLabel: ("rows",),
+        plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
+        plants.Doubled: ("rows", "once"),
+        plants.WrongPlace: ("resume",),
+        plants.SameWindowsEachEpoch: ("windows",),
+        plants.NeighbourInstead: ("damage",),
+        plants.Silent: ("damage",),
+        plants.Brighter: ("pixels", "damage"),
+    },
+    "of_clips": {
+        plants.OwnCrop: ("windows",),
+        plants.OnePixelOff: ("windows",),
+        plants.NoFlips: ("windows",),
+        plants.OneFrameOff: ("own pixels",),
+        plants.Backwards: ("own pixels",),
+        plants.NeighboursLabel: ("rows",),
+        plants.NeighboursPixels: ("windows", "own pixels"),
+        plants.Doubled: ("rows", "once"),
+        plants.WrongPlace: ("resume", "resume of views"),
+        plants.SameWindowsEachEpoch: ("windows",),
+    },
 }
+"""Fixture -> fault -> the checks that have to refuse it."""
 
 
-CLIP_FAULTS: dict[type[Plain], tuple[str, ...]] = {
-    plants.OwnCrop: ("windows",),
-    plants.OnePixelOff: ("windows",),
-    plants.NoFlips: ("windows",),
-    plants.OneFrameOff: ("own pixels",),
-    plants.Backwards: ("own pixels",),
-    plants.NeighboursLabel: ("rows",),
-    plants.NeighboursPixels: ("windows", "own pixels"),
-    plants.Doubled: ("rows", "once"),
-    plants.WrongPlace: ("resume", "resume of views"),
-    plants.SameWindowsEachEpoch: ("windows",),
-}
+@pytest.fixture
+def checks_of(request: pytest.FixtureRequest) -> dict[str, Check]:
+    """By the name of one of the two above."""
+    found: dict[str, Check] = request.getfixturevalue(request.param)
+    return found
 
 
-def test_a_plain_loader_passes(of_checks: dict[str, Check]) -> None:
-    for check in of_checks.values():
+@pytest.mark.parametrize("checks_of", ["of_images", "of_clips"], indirect=True)
+def test_a_plain_loader_passes(checks_of: dict[str, Check]) -> None:
+    for check in checks_of.values():
         check(Plain)
 
 
-@pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
-def test_a_fault_is_refused(plant: type[Plain], of_checks: dict[str, Check]) -> None:
-    for name in FAULTS[plant]:
-        assert checks.raises(of_checks[name], plant), f"{name} lets {plant.__name__} pass"
-
-
-def test_a_plain_loader_of_clips_passes(of_clips: dict[str, Check]) -> None:
-    for check in of_clips.values():
-        check(Plain)
-
-
-@pytest.mark.parametrize("plant", CLIP_FAULTS, ids=lambda plant: plant.__name__)
-def test_a_fault_of_clips_is_refused(plant: type[Plain], of_clips: dict[str, Check]) -> None:
-    for name in CLIP_FAULTS[plant]:
-        assert checks.raises(of_clips[name], plant), f"{name} lets {plant.__name__} pass"
+@pytest.mark.parametrize(
+    ("checks_of", "plant", "names"),
+    [(of, plant, names) for of, faults in FAULTS.items() for plant, names in faults.items()],
+    ids=[f"{of}-{plant.__name__}" for of, faults in FAULTS.items() for plant in faults],
+    indirect=["checks_of"],
+)
+def test_a_fault_is_refused(checks_of: dict[str, Check], plant: type[Plain], names: tuple[str, ...]) -> None:
+    for name in names:
+        assert checks.raises(checks_of[name], plant), f"{name} lets {plant.__name__} pass"
 
 
 @pytest.mark.parametrize("plant", [plants.LeavesThread, plants.LeavesProcess, plants.LeavesFile, plants.LeavesFolder])

@@ -8,22 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.conformance.fixtures import (  # noqa: F401
-    SAMPLES,
-    coco,
-    damaged,
-    odd,
-    parametrise,
-    photographs,
-    quick,
-    quick_clips,
-    ramps,
-    ruled,
-    ruled_clips,
-    samples,
-    small,
-    temporary,
-)
+from tests.conformance.fixtures import *  # noqa: F403
+from tests.conformance.fixtures import SAMPLES, parametrise
 
 HERE = Path(__file__).parent
 CUDA = torch.device("cuda", 0)
