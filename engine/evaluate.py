@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -29,13 +30,13 @@ def evaluate(
     stop_requested: Callable[[], bool],
     progress: Callable[[int], None],
 ) -> dict[str, Any] | None:
-    """The task's figures and `failed` ids over all ranks; None when a rank was asked to stop. `progress` gets samples done."""
+    """The task's figures, `failed` ids and `seconds` over all ranks; None when a rank was asked to stop. `progress` gets samples done."""
     world.broadcast_buffers(module)
     was_training = module.training
     module.eval()
     metric = task.metric(world.device)
     failed: list[int] = []
-    stopped = False
+    stopped, began = False, time.perf_counter()
     try:
         with torch.inference_mode(), precisions.autocast(precision, world.device), _same_kernels():
             for batch in batches:
@@ -49,6 +50,8 @@ def evaluate(
         module.train(was_training)
     if vote.drain()["stop"] or stopped:
         return None
+    passed = time.perf_counter()
     result: dict[str, Any] = metric.result(world)
+    result["seconds"] = {"pass": passed - began, "score": time.perf_counter() - passed}
     result["failed"] = sorted({sample for ids in world.gather(failed) for sample in ids})
     return result

@@ -1,15 +1,18 @@
 """Who decodes which clip of a batch: the device, or worker processes.
 
-A unit is a clip with all its views. What the device's decoders are not exact for goes to the workers; of the rest they get so many that
-both sides are done at the same time. So the share changes who decodes a clip, never which frames it has, nor the order of batches.
+A unit is a clip with all its views. What the device's decoders are not exact for goes to the workers. Of the rest a worker that is free
+takes one that the device comes to only when the worker is done with it; what no worker has taken when a batch is begun is the device's.
+So both sides are always busy, and who decodes a clip changes neither its frames nor the order of batches.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, overload
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -19,119 +22,119 @@ from loaders._workers import some
 Array = np.ndarray[Any, Any]
 
 AHEAD = 256
-"""Batches that are dealt before they are begun, at most, in search of work for the workers: each takes 3 ms."""
-NARROW = (0.05, 0.95)
-"""Between which the share stays: neither side is left without work, so that its rate stays known."""
+"""Batches that are opened before they are begun, at most, in search of work for the workers: each takes 3 ms."""
 RECENT = 64
 """Units of a side over which its time for one is a mean."""
-FEW = 8
-"""Units of each side before its time is believed."""
+GUESS_S = {"worker": 0.5, "thread": 0.07}
+"""Seconds for one, until some are known: 16 frames of 1080p H.264, of which three times as many are decoded, on a core and on an engine."""
+GUESS_COUNTS = 4
+"""Units that the guess is worth."""
+EARLY = 1.5
+"""Workers' times for one that lie between a worker's start and the moment its unit is needed: clips differ in how long they take."""
+DENSE = 0.8
+"""Of the distance that the workers' rate allows between their units: so that it is never this that a worker waits for."""
 
 
-class Rate:
-    """Units a second that so many workers, or threads, do together: by the mean of the last ones' seconds."""
+class Pace:
+    """How far ahead of the device workers begin, and how far apart: from the mean of the last units' seconds on both sides."""
 
-    def __init__(self, hands: int) -> None:
-        self._hands, self._seconds, self.known = hands, 0.0, 0
+    def __init__(self, *, workers: int, threads: int) -> None:
+        self._hands = {"worker": workers, "thread": threads}
+        self._seconds = dict(GUESS_S)
+        self._known = dict.fromkeys(GUESS_S, GUESS_COUNTS)
+
+    def learn(self, side: str, seconds: float) -> None:
+        """`side`, "worker" or "thread", was busy with one unit for so long."""
+        self._known[side] += 1
+        self._seconds[side] += (seconds - self._seconds[side]) / min(self._known[side], RECENT)
+
+    def rate(self, side: str) -> float:
+        """Units a second that all hands of a side do together."""
+        return self._hands[side] / max(self._seconds[side], 1e-9)
 
     @property
-    def value(self) -> float:
-        return self._hands / max(self._seconds, 1e-9)
+    def lead(self) -> float:
+        """Units between those that are begun and one that a worker may take."""
+        return EARLY * self._seconds["worker"] * self.rate("thread")
 
-    def learn(self, seconds: float) -> None:
-        """Of one unit."""
-        self.known += 1
-        self._seconds += (seconds - self._seconds) / min(self.known, RECENT)
+    @property
+    def apart(self) -> float:
+        """Units from one that a worker takes to the next, at least."""
+        return DENSE * (1 + self.rate("thread") / self.rate("worker"))
 
 
-class Share:
-    """The part of the units that the workers decode, those among them that only they can: what their rate is of both."""
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A clip of a batch."""
 
-    def __init__(self, value: float, least: float, most: float, *, workers: int = 1, threads: int = 1) -> None:
-        """`value` until both rates are known, within `least` and `most`."""
-        self.value, self._least, self._most, self._rest = value, least, most, 0.0
-        self._workers, self._threads = Rate(workers), Rate(threads)
-
-    def take(self, count: int, theirs: int) -> int:
-        """How many of the next `count` units, beyond the workers' own: rounded so that they add up to the share."""
-        self._rest += self.value * count - theirs
-        whole = min(max(int(self._rest), 0), count - theirs)
-        self._rest = max(self._rest - whole, -1.0 * count)
-        return whole
-
-    def learn(self, seconds: float, *, by_worker: bool) -> None:
-        """From a unit that one of them was busy with for so long."""
-        (self._workers if by_worker else self._threads).learn(seconds)
-        if min(self._workers.known, self._threads.known) >= FEW:
-            share = self._workers.value / (self._workers.value + self._threads.value)
-            self.value = min(max(share, self._least), self._most)
+    places: Array  # of its rows in the batch
+    able: bool  # whether the device's decoders are exact for it
+    taken: bool = False  # by a worker
+    done: Future[tuple[int, Any]] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
 class Dealt:
-    """A batch; the places of each unit's rows in it."""
+    """A batch, and who decodes its units."""
 
     rows: Rows
-    host: tuple[Array, ...]
-    device: tuple[Array, ...]
+    workers: tuple[Unit, ...]
+    device: tuple[Unit, ...]
 
 
-class Deal(Sequence[Rows]):
-    """Deals out the units of an epoch's batches, one batch after the other. As a sequence: the workers' units, for Workers.run.
+class Deal:
+    """Deals out the units of an epoch's batches. Batches are asked for by one thread, the workers' units by any.
 
-    `able`: bool, by sample, what the device's decoders are exact for.
+    `able`: bool, by sample, what the device's decoders are exact for. `pace`: None = workers get only what those are not.
     """
 
-    def __init__(self, rows: Sequence[Rows], views: int, able: Array, share: Share) -> None:
-        self._rows, self._views, self._able, self._share = rows, views, able, share
-        self._dealt: deque[Dealt] = deque()
-        self._next, self._units = 0, deque[Rows]()
-
-    def __len__(self) -> int:
-        """More than are asked for: units without a clip come between the others too."""
-        return 1 << 40 if len(self._rows) else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Rows: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Rows]: ...
-    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
-        """The next unit, whatever the index: they are asked for once, in order.
-
-        A unit without a clip where there is none within AHEAD batches, and behind the last one.
-        """
-        assert isinstance(index, int)
-        while not self._units:
-            if self._next == len(self._rows) or len(self._dealt) >= AHEAD:
-                return idle(self._rows[0], self._views)
-            self._deal()
-        return self._units.popleft()
+    def __init__(self, rows: Sequence[Rows], views: int, able: Array, pace: Pace | None) -> None:
+        self._rows, self._views, self._able, self._pace = rows, views, able, pace
+        self._lock = threading.Lock()
+        self._opened: deque[tuple[Rows, list[Unit]]] = deque()  # not yet begun
+        self._coming: deque[tuple[int, Rows, Unit]] = deque()  # that no worker was offered yet; its number in the epoch
+        self._next = self._numbered = self._begun = 0
+        self._last = float("-inf")
 
     def batch(self) -> Dealt | None:
-        """The next one; None behind the last."""
-        if not self._dealt:
-            if self._next == len(self._rows):
+        """The next one, which is begun by that; None behind the last."""
+        with self._lock:
+            if not self._opened and not self._open():
                 return None
-            self._deal()
-        return self._dealt.popleft()
+            rows, units = self._opened.popleft()
+            self._begun += len(units)
+            device = tuple(unit for unit in units if unit.able and not unit.taken)
+            return Dealt(rows, tuple(unit for unit in units if unit.taken or not unit.able), device)
 
-    def _deal(self) -> None:
+    def unit(self) -> tuple[Rows, Unit] | None:
+        """The next one for a worker, with its rows; None = none for now. They come in the order of the batches."""
+        with self._lock:
+            while self._coming or (len(self._opened) < AHEAD and self._open()):
+                number, rows, unit = self._coming.popleft()
+                if not unit.able or self._may_take(number):
+                    unit.taken = True
+                    return some(rows, unit.places), unit
+        return None
+
+    def _may_take(self, number: int) -> bool:
+        if self._pace is None or number < max(self._begun + self._pace.lead, self._last + self._pace.apart):
+            return False
+        self._last = number
+        return True
+
+    def _open(self) -> bool:
+        """Look at one batch more; False behind the last."""
+        if self._next == len(self._rows):
+            return False
         rows = self._rows[self._next]
         self._next += 1
         places = np.arange(len(rows))
-        units = [unit for at in range(0, len(rows), self._views) if rows.valid[unit := places[at : at + self._views]].any()]
-        fit = [bool(self._able[rows.ids[unit][rows.valid[unit]]].all()) for unit in units]
-        # those of the workers lie spread among the others, as they are decoded at the same time
-        free = [unit for unit, fits in zip(units, fit, strict=True) if fits]
-        count = self._share.take(len(units), len(units) - len(free))
-        taken = set(np.linspace(0, len(free), count, endpoint=False).astype(int).tolist())
-        host = [unit for unit, fits in zip(units, fit, strict=True) if not fits] + [free[i] for i in sorted(taken)]
-        device = [unit for i, unit in enumerate(free) if i not in taken]
-        self._dealt.append(Dealt(rows, tuple(host), tuple(device)))
-        self._units.extend(some(rows, unit) for unit in host)
-
-
-def idle(rows: Rows, count: int) -> Rows:
-    """Rows like these without a sample."""
-    few = some(rows, np.arange(min(count, len(rows))))
-    return replace(few, ids=np.full(len(few), -1), valid=np.zeros(len(few), bool))
+        units = []
+        for at in range(0, len(rows), self._views):
+            its = places[at : at + self._views]
+            if rows.valid[its].any():
+                units.append(Unit(its, bool(self._able[rows.ids[its][rows.valid[its]]].all())))
+        self._opened.append((rows, units))
+        self._coming.extend((self._numbered + i, rows, unit) for i, unit in enumerate(units))
+        self._numbered += len(units)
+        return True

@@ -3,7 +3,7 @@
     rows -> [deal] -> units -> [thread: decode, resize, normalise on a stream of its own] -> its rows of the batch's slot on the device
                             -> [worker: as loaders/_clips.py] -> uint8 -> [copy, normalise] -> its rows of the same slot
 
-A unit is a clip with all its views; loaders/_deal.py says who gets it.
+A unit is a clip with all its views; loaders/_deal.py says who gets it, loaders/_pool.py has the workers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -23,17 +23,21 @@ import torch
 
 from contracts import Feed, Rows
 from loaders._clips import Decoding, MakeReader, Told, kind, notes, slot_shape, views_together
-from loaders._deal import NARROW, Deal, Dealt, Share, idle
+from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
+from loaders._pool import Pool
 from loaders._readers import Undecodable
 from loaders._staging import DTYPES, Staged, Stager, Staging, _Slot, sleeping_event
-from loaders._workers import HELD, Workers, some
+from loaders._workers import some
 from loaders.pyav import Pyav
 
 Array = np.ndarray[Any, Any]
 
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
+
+COPIES = 3
+"""Units whose copy to the device may be under way."""
 
 SWITCH_S = 5e-4
 """How long a thread may keep the interpreter's lock while one that comes back from its decoder waits for it. Python's own is ten times
@@ -79,8 +83,8 @@ class _Batch:
 class _Thread:
     """What one of the threads owns."""
 
-    def __init__(self, feed: Feed, make: MakeFills, normalise: Normalise, stream: Any) -> None:
-        self._feed, self._normalise, self._stream = feed, normalise, stream
+    def __init__(self, feed: Feed, make: MakeFills, normalise: Normalise, stream: Any, able: Array) -> None:
+        self._feed, self._normalise, self._stream, self._able = feed, normalise, stream, able
         self._host = Decoding(feed, "pyav", Pyav, None)
         self._fills = make(stream.cuda_stream if stream else 0, normalise)
 
@@ -99,6 +103,9 @@ class _Thread:
         for sample in dict.fromkeys(rows.ids[unit][rows.valid[unit]].tolist()):
             places = unit[rows.valid[unit] & (rows.ids[unit] == sample)]
             before = self._fills.decoded
+            if not self._able[sample]:
+                found = found.plus(self._by_pyav(sample, some(rows, places), places, out))
+                continue
             try:
                 self._fills(sample, self._host.checked(sample), rows, places, out)
                 told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0)
@@ -115,7 +122,8 @@ class _Thread:
             return told._replace(lost=places[told.lost].tolist())
         for place, clip in zip(places.tolist(), pixels, strict=True):
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
-        return told._replace(fallbacks=[kind(self._feed.columns, sample) + ", refused"] * len(places))
+        refused = ", refused" if self._able[sample] else ""
+        return told._replace(fallbacks=[kind(self._feed.columns, sample) + refused] * len(places))
 
     def close(self) -> None:
         self._fills.close()
@@ -140,47 +148,44 @@ class MixedLoader(Staging):
         self.fallbacks: Counter[str] = Counter()
         self.decoded, self.delivered = 0, 0
         self.notes = notes(backend, feed.columns, able)
-        self._able, self._threads, self.in_flight = able, threads, self._window + self._depth
-        hands = {"workers": max(feed.workers, 1), "threads": threads}
-        self._share = Share(0.5, *NARROW, **hands) if beside else Share(0.0, 0.0, 0.0)
-        self._copied: deque[torch.cuda.Event] = deque()
-        self._workers: Workers | None = None
-        if beside or not able.all():
+        self._able, self.in_flight = able, self._window + self._depth
+        self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
+        self._pool: Pool | None = None
+        self._pace: Pace | None = None
+        if feed.workers and (beside or not able.all()):
             name, own, other = beside or ("pyav", Pyav, None)
-            self._workers = Workers(
+            self._pace = Pace(workers=feed.workers, threads=threads) if beside else None
+            self._pool = Pool(  # forked before there are threads that may hold a lock of FFmpeg's
                 lambda: _beside(Decoding(feed, name, own, other)),
                 workers=feed.workers,
-                batch_size=self._views,
-                part_bytes=lambda rows: rows * math.prod(feed.plan.sample_shape),
-                part_rows=self._views,
+                slot_bytes=self._views * math.prod(feed.plan.sample_shape),
                 pinned=feed.device.type == "cuda" and feed.pinned,
             )
-            if len(rows):  # forks them, before there are threads that may hold a lock of FFmpeg's
-                for _ in self._workers.run([idle(rows[0], self._views)]):
-                    pass
         streams = device_streams(feed.device, threads)
-        self._idle = [_Thread(feed, make_fills, self._levels, stream) for stream in streams]
+        self._idle = [_Thread(feed, make_fills, self._levels, stream, able) for stream in streams]
         self._all = list(self._idle)
-        self._pool = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
+        self._threads = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
         self._switch_s = sys.getswitchinterval()
         sys.setswitchinterval(min(self._switch_s, SWITCH_S))
 
     def close(self) -> None:
-        if self._workers is not None:
-            self._workers.stop()
+        if self._pool is not None:
+            self._pool.stop()
         super().close()
         sys.setswitchinterval(self._switch_s)
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
         for thread in self._all:
             thread.close()
-        if self._workers is not None:
-            self._workers.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
-        deal = Deal(rows, self._views, self._able, self._share)
+        # without workers the threads decode everything, what their decoders are not exact for by pyav
+        deal = Deal(rows, self._views, self._able if self._pool else np.ones_like(self._able), self._pace)
         self._stager.wait_for_copies()
-        self._wait_for_copies(0)
-        units = None if self._workers is None else self._workers.run(deal)
+        self._release(0)
+        if self._pool is not None:
+            self._pool.serve(deal.unit)
         under_way: deque[_Batch] = deque()
         try:
             while True:
@@ -188,7 +193,7 @@ class MixedLoader(Staging):
                     under_way.append(self._begin(dealt))
                 if not under_way:
                     return
-                yield self._finish(under_way[0], units)
+                yield self._finish(under_way[0])
                 under_way.popleft()
         finally:
             for batch in under_way:
@@ -198,8 +203,6 @@ class MixedLoader(Staging):
                 for job in batch.jobs:
                     if not job.cancelled():
                         job.exception()  # waits: it writes into a slot
-            if isinstance(units, Generator):
-                units.close()
 
     def _begin(self, dealt: Dealt) -> _Batch:
         shape = torch.Size(slot_shape(dealt.rows))
@@ -209,70 +212,71 @@ class MixedLoader(Staging):
             batch = _Batch(dealt, slot.images, slot)
         else:
             batch = _Batch(dealt, torch.zeros(shape, dtype=DTYPES[self._feed.pixels.dtype]), None)
-        batch.jobs = [self._pool.submit(self._run, unit, batch) for unit in dealt.device]
+        batch.jobs = [self._threads.submit(self._run, unit.places, batch) for unit in dealt.device]
+        if self._pool is not None:
+            self._pool.fill()
         return batch
 
     def _run(self, unit: Array, batch: _Batch) -> Done:
-        """In a thread of the pool, which has as many as there are things for them to own."""
+        """In one of the threads, of which there are as many as things for them to own."""
         thread = self._idle.pop()
         try:
             return thread.run(batch.dealt.rows, unit, batch)
         finally:
             self._idle.append(thread)
 
-    def _finish(self, batch: _Batch, units: Iterator[tuple[Array, Rows, list[Told]]] | None) -> Staged:
-        """Wait for all of its units: the workers' first, which come in order."""
-        stream, valid = self._stager._stream, batch.dealt.rows.valid.copy()
-        for unit in batch.dealt.host:
-            assert units is not None, "there are workers, unless the device can decode everything"
-            slot, its, told = self._next(units)
-            self._share.learn(told.seconds, by_worker=True)
-            self._place(slot, its, unit, batch)
-            self._count(told, [kind(self._feed.columns, sample) for sample in its.ids[its.valid].tolist() if not self._able[sample]])
-            valid[unit[told.lost]] = False
+    def _finish(self, batch: _Batch) -> Staged:
+        """Wait for all of its units."""
+        stream, rows = self._stager._stream, batch.dealt.rows
+        valid = rows.valid.copy()
+        for unit in batch.dealt.workers:
+            slot, told = unit.done.result()
+            self._place(slot, unit, batch)
+            samples = rows.ids[unit.places][valid[unit.places]].tolist()
+            self._count("worker", told, [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]])
+            valid[unit.places[told.lost]] = False
         for job in batch.jobs:
             told, written = job.result()
-            self._share.learn(told.seconds, by_worker=False)
-            self._count(told, [])
+            self._count("thread", told, [])
             valid[told.lost] = False
             if written is not None and stream is not None:
                 stream.wait_event(written)
         return self._staged_batch(batch, valid)
 
-    def _next(self, units: Iterator[tuple[Array, Rows, list[Told]]]) -> tuple[Array, Rows, Told]:
-        """The next unit with a clip."""
-        while True:
-            slot, its, (told,) = next(units)
-            if its.valid.any():
-                return slot, its, told
-            self._wait_for_copies(0)  # a unit without a clip was taken too: workers write again to where the last ones were
-
-    def _count(self, told: Told, unable: list[str]) -> None:
+    def _count(self, side: str, told: Told, unable: list[str]) -> None:
+        if self._pace is not None:
+            self._pace.learn(side, told.seconds)
         self.fallbacks.update(unable or told.fallbacks)
         self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
 
-    def _place(self, slot: Array, its: Rows, unit: Array, batch: _Batch) -> None:
+    def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:
         """Bring what a worker has decoded to its rows on the device."""
-        shape = slot_shape(its)
-        pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
+        assert self._pool is not None
+        shape = slot_shape(some(batch.dealt.rows, unit.places))
+        pixels = torch.from_numpy(self._pool.slots[slot][: np.prod(shape)].reshape(shape))
         if batch.slot is None:
-            for place, clip in zip(unit.tolist(), pixels, strict=True):
+            for place, clip in zip(unit.places.tolist(), pixels, strict=True):
                 batch.images[place] = self._levels(clip)
+            self._pool.release(slot)
             return
-        assert self._workers is not None and self._stager._stream is not None and batch.slot.bytes_ is not None
+        assert self._stager._stream is not None and batch.slot.bytes_ is not None
         with torch.cuda.stream(self._stager._stream):
             self._stager._stream.wait_event(batch.slot.done)
-            for place, clip in zip(unit.tolist(), pixels, strict=True):
+            for place, clip in zip(unit.places.tolist(), pixels, strict=True):
                 raw = batch.slot.bytes_[place]
                 raw.copy_(clip, non_blocking=True)  # page-locked, or else it waits
                 batch.images[place].copy_(self._levels(raw))
-            self._copied.append(sleeping_event())
-            self._copied[-1].record()
-        self._wait_for_copies(HELD - 1)  # a worker writes there again when HELD more were taken
+            self._copied.append((sleeping_event(), slot))
+            self._copied[-1][0].record()
+        self._release(COPIES)
 
-    def _wait_for_copies(self, left: int) -> None:
-        while len(self._copied) > left:
-            self._copied.popleft().synchronize()
+    def _release(self, left: int) -> None:
+        """Give slots back to the workers, once no more than so many are still being copied."""
+        while self._copied and (len(self._copied) > left or self._copied[0][0].query()):
+            copied, slot = self._copied.popleft()
+            copied.synchronize()
+            assert self._pool is not None
+            self._pool.release(slot)
 
     def _levels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalise."""

@@ -54,6 +54,42 @@ class Work(Protocol):
     def __call__(self, rows: Rows, slot: Array) -> Any: ...
 
 
+class Shared:
+    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes]; and the word that ends them.
+
+    Raises Mistake where there is not so much; `asked` says what took it.
+    """
+
+    def __init__(self, count: int, slot_bytes: int, asked: str, *, pinned: bool) -> None:
+        slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        try:
+            memory = mmap.mmap(-1, count * slot_bytes)
+        except (OSError, OverflowError) as error:
+            raise Mistake(
+                f"{asked} takes {count * slot_bytes / 2**30:.0f} GiB of memory for {count} slots ({error}): ask for fewer"
+            ) from None
+        self.slots = np.frombuffer(memory, np.uint8).reshape(count, slot_bytes)
+        self.pinned, self._wanted = False, pinned
+        self._stopping = mmap.mmap(-1, 1)
+
+    def pin(self) -> None:
+        """Make the slots page-locked, so that the device copies from them directly. After the fork: workers need no part of it."""
+        if self._wanted and not self.pinned:
+            self.pinned = int(torch.cuda.cudart().cudaHostRegister(self.slots.ctypes.data, self.slots.nbytes, 0)) == 0
+
+    def stop(self) -> None:
+        self._stopping[0] = 1
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self._stopping[0])
+
+    def close(self) -> None:
+        if self.pinned:
+            self.pinned = False
+            torch.cuda.cudart().cudaHostUnregister(self.slots.ctypes.data)
+
+
 class Workers:
     """`run(rows)` yields (slot, rows, what the work returned for each part). A slot is valid until HELD more were taken.
 
@@ -77,18 +113,9 @@ class Workers:
         self.part_bytes = part_bytes(self.part_rows)
         parts = -(-batch_size // self.part_rows)
         self.in_flight = -(-workers * PREFETCH // parts)
-        self._slot_bytes = -(-max(parts * self.part_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         self._count = self.in_flight + 1 + HELD  # + 1: a batch is begun while the one before it is not complete
-        try:
-            self._memory = mmap.mmap(-1, self._count * self._slot_bytes)
-        except (OSError, OverflowError) as error:
-            raise Mistake(
-                f"--batch-size {batch_size} with --workers {workers} takes {self._count * self._slot_bytes / 2**30:.0f} GiB of memory "
-                f"for {self._count} batches ({error}): fewer of either"
-            ) from None
-        self._slots = np.frombuffer(self._memory, np.uint8).reshape(self._count, self._slot_bytes)
-        self._pinned, self._registered = pinned, False
-        self._stopping = mmap.mmap(-1, 1)  # shared with the workers
+        self._memory = Shared(self._count, parts * self.part_bytes, f"--batch-size {batch_size} with --workers {workers}", pinned=pinned)
+        self._slots = self._memory.slots
         self._row_bytes = row_bytes
         self._sampler = _PartSampler(self._count, self.part_rows, self._room)
         self._loader: _Loader | None = _Loader(
@@ -99,7 +126,7 @@ class Workers:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=partial(_begin, self._stopping, os.getpid()) if workers else None,
+            worker_init_fn=partial(_begin, self._memory, os.getpid()) if workers else None,
             multiprocessing_context="fork" if workers else None,
         )
         if workers:
@@ -114,7 +141,7 @@ class Workers:
         self._sampler.start(rows)
         with FORKING:
             results = iter(self._loader)
-        self._pin()
+        self._memory.pin()
         for at in range(len(rows)):
             slot, said = self._slots[at % self._count], list[Any]()
             while not said or len(said) < self._sampler.parts(len(self._sampler.sent[0])):
@@ -126,7 +153,7 @@ class Workers:
 
     def stop(self) -> None:
         """Tell the workers to end, whatever they wait for; a thread that is inside `run` then meets an error within seconds."""
-        self._stopping[0] = 1
+        self._memory.stop()
 
     def close(self) -> None:
         """End the worker processes. Then give the memory back."""
@@ -134,24 +161,16 @@ class Workers:
         loader, self._loader = self._loader, None
         if loader is not None and (iterator := getattr(loader, "_iterator", None)) is not None:
             iterator._shutdown_workers()
-        if self._registered:
-            self._registered = False
-            torch.cuda.cudart().cudaHostUnregister(self._slots.ctypes.data)
+        self._memory.close()
 
     def _room(self, rows: Rows) -> int:
         """Bytes of a whole part of this batch."""
         return self.part_bytes if self._row_bytes is None else self.part_rows * self._row_bytes(rows)
 
-    def _pin(self) -> None:
-        """Make the slots page-locked, so that the device copies from them directly. After the fork: workers need no part of it."""
-        if self._pinned and not self._registered:
-            error = torch.cuda.cudart().cudaHostRegister(self._slots.ctypes.data, self._slots.nbytes, 0)
-            self._registered = int(error) == 0
-
     @property
     def pinned(self) -> bool:
         """Whether slots are page-locked."""
-        return self._registered
+        return self._memory.pinned
 
 
 class _Loader(DataLoader[Any]):
@@ -221,18 +240,23 @@ class _PartDataset(Dataset[Any]):
             return "mistake", mistake
 
 
-def _begin(stopping: mmap.mmap, parent: int, _worker: int) -> None:
+def _begin(memory: Shared, parent: int, _worker: int) -> None:
+    begin(memory, parent)
+
+
+def begin(memory: Shared, parent: int) -> None:
+    """In a worker process, first of all."""
     # Ctrl-C and torchrun's SIGTERM reach the whole process group; the main process decides when workers end
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)
-    threading.Thread(target=_end, args=(stopping, parent), daemon=True).start()
+    threading.Thread(target=_end, args=(memory, parent), daemon=True).start()
 
 
-def _end(stopping: mmap.mmap, parent: int) -> None:
+def _end(memory: Shared, parent: int) -> None:
     """A worker whose main process was killed must not stay; one that hangs in a read must not keep it from ending."""
     while os.getppid() == parent:
-        if stopping[0]:
+        if memory.stopping:
             time.sleep(GRACE_S)  # it ends in order, unless it cannot
             os._exit(0)
         time.sleep(0.2)

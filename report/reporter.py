@@ -57,6 +57,14 @@ NO_LOSS = {"step", "grad_norm", "loss_scale"}  # of a point; the rest is the los
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
+def took(seconds: Mapping[str, float] | None) -> str:
+    """How long a validation was."""
+    if not seconds:
+        return ""
+    scoring = f" ({seconds['score']:.1f} s of it scoring)" if seconds["score"] >= 0.1 else ""
+    return f"  in {sum(seconds.values()):.1f} s{scoring}"
+
+
 class Reporter:
     """Receives points, windows, validations and ceilings from the loop; writes the summary at the end."""
 
@@ -99,6 +107,7 @@ class Reporter:
         self._rate: float | None = None
         self._validation: dict[str, Any] = {}
         self._validated_with: Any = None  # a loader
+        self._validation_s: Mapping[str, float] | None = None
         self._finished = False
         board.layout(LAYOUTS.get(self._facts.get("task", ""), LAYOUT))
         board.hparams({name: value for name in SETTINGS if (value := self._facts["settings"].get(name)) is not None})
@@ -225,15 +234,15 @@ class Reporter:
         known = {name: value for name, value in result.items() if isinstance(value, int | float)}
         if known.get("losses_not_finite", 0) == known.get("samples"):
             known.pop("loss", None)
-        self._validation, self._validated_with = known, loader
+        self._validation, self._validated_with, self._validation_s = known, loader, result.get("seconds")
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
         self._board.scalars({**{f"val/{name}": value for name, value in known.items()}, **extras.get("scalars", {})}, step)
-        self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"]})
+        self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"], "seconds": self._validation_s})
         for name, content in extras.get("files", {}).items():
             self._record.file(name, content)
         for tag, images in extras.get("images", {}).items():
             self._board.images(tag, images, step, once=False)
-        self._console.info(f"validated{'' if epoch is None else f' epoch {epoch + 1}'}: {figures(known)}")
+        self._console.info(f"validated{'' if epoch is None else f' epoch {epoch + 1}'}: {figures(known)}{took(self._validation_s)}")
 
     def images(self, batch: Batch) -> None:
         """A grid of augmented training images, or of the middle frames of clips, once."""
@@ -282,6 +291,7 @@ class Reporter:
             "step_ms": step_times(kept),
             "split_ms": {name: sum(one.get(name, 0.0) for one in kept) / len(kept) for name in PHASES if any(name in one for one in kept)},
             "validation": validation,
+            "validation_s": self._validation_s,  # of the last one
             "memory": self._memory,
             "gpu": over_ranks(self._world.gather({name: self._mean(read, warm) for name, read in GPU.items()})),
             "cpu": {"utilisation": self._mean("cpu_utilisation", warm)},

@@ -17,7 +17,6 @@ import torch
 from contracts import Mistake
 from loaders import CLIPS, open_loader
 from loaders._clips import exact
-from loaders._deal import AHEAD, NARROW, Deal, Share
 from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
 from loaders._planes import Picture
 from loaders._readers import Undecodable
@@ -133,68 +132,6 @@ def test_runs(pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]
     assert list(runs(pairs)) == expected
 
 
-# --- shares ---------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("theirs", [0, 2, 7])
-def test_a_share_adds_up(theirs: int) -> None:
-    """With what is the workers' anyway, which may be more."""
-    share = Share(0.3, *NARROW)
-    taken = [share.take(7, theirs) for _ in range(1000)]
-    assert sum(taken) + 1000 * theirs == pytest.approx(max(2100, 1000 * theirs), abs=1)
-    assert min(taken) >= 0 and max(taken) <= 7 - theirs
-
-
-def test_a_share_is_that_of_the_rates() -> None:
-    """15 workers of 50 ms and 14 threads of 20 ms do 300 and 700 units a second; when the threads become slower, it follows."""
-    share = Share(0.9, *NARROW, workers=15, threads=14)
-    for unit in range(200):
-        assert unit > 7 or share.value == 0.9
-        share.learn(0.04 + 0.02 * (unit % 2), by_worker=True)
-        share.learn(0.015 + 0.01 * (unit % 2), by_worker=False)
-    assert share.value == pytest.approx(0.3, abs=0.01)
-    for _ in range(400):
-        share.learn(14 / 100, by_worker=False)
-    assert share.value == pytest.approx(0.75, abs=0.01)
-    for _ in range(400):
-        share.learn(100.0, by_worker=True)
-    assert share.value == NARROW[0]
-
-
-@pytest.mark.parametrize("views", [1, 3])
-@pytest.mark.parametrize("value", [0.0, 0.4, 0.95])
-def test_every_row_is_dealt_once(made: Made, views: int, value: float) -> None:
-    """What the device cannot decode is the workers'; they get their units in the order of batches; then units without a clip."""
-    rows = feed(made.videos, views=views).plan.rows(0, 0)
-    able = exact("nvdec", made.videos, np.arange(len(made.videos)))
-    deal, asked, planned = Deal(rows, views, able, Share(value, 0.0, 1.0)), list[Any](), list[Any]()
-    for at, its in enumerate(rows):
-        if at % 3 == 0:
-            asked += [deal[len(asked)], deal[len(asked)]]  # workers may be ahead
-        dealt = deal.batch()
-        assert dealt is not None and dealt.rows is its
-        places = np.concatenate([*dealt.host, *dealt.device])
-        assert len(places) == len(set(places)) and set(np.flatnonzero(its.valid)) <= set(places)
-        assert all(able[its.ids[unit][its.valid[unit]]].all() for unit in dealt.device)
-        planned += [its.ids[unit].tolist() for unit in dealt.host]
-    assert deal.batch() is None
-    while (unit := deal[len(asked)]).valid.any():
-        asked.append(unit)
-    assert [unit.ids.tolist() for unit in asked if unit.valid.any()] == planned
-    assert not deal[len(asked)].valid.any()
-    if views == 1:
-        assert len(planned) == pytest.approx(2 * max((~able).sum(), value * len(able)), abs=5)
-
-
-def test_an_epoch_without_work_for_the_workers_is_not_dealt_at_once(made: Made) -> None:
-    rows = [feed(made.videos).plan.rows(0, 0)[0]] * (3 * AHEAD)
-    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Share(0.0, 0.0, 0.0))
-    assert not deal[0].valid.any()
-    assert len(deal._dealt) == AHEAD
-    assert not deal[1].valid.any()
-    assert sum(deal.batch() is not None for _ in range(len(rows) + 1)) == len(rows)
-
-
 # --- the loader -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -260,7 +197,7 @@ def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
     given = feed(kinds.videos)
     loading = loader(given, Refusing(), "")
     with loading:
-        assert loading._workers is None, "all files are such that the engines can decode them"
+        assert loading._pool is None, "all files are such that the engines can decode them"
         for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
             for place in np.flatnonzero(rows.valid).tolist():
                 assert numbers(batch.images, rows, place) == expected(kinds, rows, place)

@@ -20,7 +20,7 @@ from report import pictures
 from report.console import Console, figures, rows
 from report.meter import Meter
 from report.record import Record
-from report.reporter import Reporter
+from report.reporter import Reporter, took
 from report.tensorboard import Board
 
 CPU = torch.device("cpu")
@@ -85,11 +85,13 @@ def test_the_table_has_ap(nan: Any) -> None:
 def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO())
     for epoch in (0, 1):
-        reporter.validated({**RESULT, "failed": [], "extras": extras(epoch)}, step=10 * (epoch + 1), epoch=epoch)
+        result = {**RESULT, "failed": [], "extras": extras(epoch), "seconds": {"pass": 2.0, "score": 1.5}}
+        reporter.validated(result, step=10 * (epoch + 1), epoch=epoch)
     reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[1]\n", "the last one"
     points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert points == [{"kind": "val", "step": 10 * (epoch + 1), "epoch": epoch, **RESULT, "failed": []} for epoch in (0, 1)]
+    also = {"failed": [], "seconds": {"pass": 2.0, "score": 1.5}}
+    assert points == [{"kind": "val", "step": 10 * (epoch + 1), "epoch": epoch, **RESULT, **also} for epoch in (0, 1)]
     board = board_of(tmp_path)
     assert [(event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")] == [(10, 0.0), (20, 0.1)]
     assert [event.step for event in board.Images("val/predictions")] == [10, 20], "pictures of each validation"
@@ -110,6 +112,7 @@ def test_other_ranks_have_no_extras(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, stream)
     reporter.validated({**RESULT, "failed": []}, step=1, epoch=None)
     reporter.close()
+    assert took({"pass": 2.0, "score": 1.5}) == "  in 3.5 s (1.5 s of it scoring)" and took({"pass": 2.0, "score": 0.01}) == "  in 2.0 s"
     assert "validated: ap 37.50%" in stream.getvalue() and not (tmp_path / "detections.json").exists()
 
 

@@ -1,0 +1,145 @@
+"""Worker processes that decode one unit of rows at a time, each the next one as soon as it is free: done in any order.
+
+    source() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
+
+loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here it is decided when one is free.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import warnings
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from contracts import Rows
+from loaders._workers import FORKING, Shared, Work, begin
+
+Array = np.ndarray[Any, Any]
+
+QUEUED = 2
+"""Units that wait for a worker, so that none waits for this process."""
+HELD = 3
+"""Slots a worker: one that it fills, one whose unit waits for its batch, and one for those that take long."""
+
+
+class Unit(Protocol):
+    done: Future[tuple[int, Any]]
+
+
+Source = Callable[[], tuple[Rows, Unit] | None]
+"""What to decode next; None = nothing now."""
+
+
+class Pool:
+    """A slot, `slots[i]`, belongs to its unit until it is released."""
+
+    def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool) -> None:
+        self._limit = workers + QUEUED
+        self._memory = Shared(HELD * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
+        self.slots = self._memory.slots
+        self._free = deque(range(len(self.slots)))
+        self._lock = threading.RLock()
+        self._source: Source | None = None
+        self._sequence, self._running = 0, 0
+        self._unused: set[int] = set()  # slots whose unit is done, and has not been released
+        self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, (make_work, self._memory, os.getpid()))
+        with FORKING, warnings.catch_warnings():
+            # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the workers use none but their own
+            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+            self._executor.submit(_ready).result()  # forks all of them
+        self._memory.pin()
+
+    @property
+    def pinned(self) -> bool:
+        """Whether slots are page-locked."""
+        return self._memory.pinned
+
+    def serve(self, source: Source) -> None:
+        """Decode what this one has, in place of the one before. Nothing may read the slots of the units before."""
+        with self._lock:
+            self._sequence += 1
+            self._free.extend(self._unused)
+            self._unused.clear()
+            self._source = source
+        self.fill()
+
+    def fill(self) -> None:
+        """Give the workers what there is to do: to be called when the source may have something new. A unit that is done calls it too."""
+        with self._lock:
+            while self._source is not None and self._running < self._limit and self._free:
+                if (found := self._source()) is None:
+                    return
+                rows, unit = found
+                slot = self._free.popleft()
+                try:
+                    job = self._executor.submit(_do, rows, slot)
+                except RuntimeError as error:  # a worker has died, or all are told to end
+                    self._free.append(slot)
+                    unit.done.set_exception(error)
+                    continue
+                self._running += 1
+                job.add_done_callback(partial(self._done, unit, slot, self._sequence))
+
+    def release(self, slot: int) -> None:
+        """Nothing reads it any more."""
+        with self._lock:
+            self._unused.remove(slot)
+            self._free.append(slot)
+        self.fill()
+
+    def stop(self) -> None:
+        """Tell the workers to end, whatever they wait for; whoever waits for a unit then meets an error within seconds."""
+        self._source = None
+        self._memory.stop()
+
+    def close(self) -> None:
+        """End the worker processes. Then give the memory back."""
+        self.stop()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._memory.close()
+
+    def _done(self, unit: Unit, slot: int, sequence: int, job: Future[Any]) -> None:
+        """In a thread of the executor's."""
+        with self._lock:
+            self._running -= 1
+            if sequence != self._sequence or job.cancelled() or job.exception() is not None:
+                self._free.append(slot)
+            else:
+                self._unused.add(slot)
+        if not job.cancelled() and (error := job.exception()) is not None:
+            unit.done.set_exception(error)
+        elif not job.cancelled():
+            unit.done.set_result((slot, job.result()))
+        self.fill()
+
+
+_work: Work | None = None  # of a worker process
+_make: Callable[[], Work] | None = None
+_slots: Array | None = None
+
+
+def _enter(make_work: Callable[[], Work], memory: Shared, parent: int) -> None:
+    global _make, _slots
+    _make, _slots = make_work, memory.slots
+    begin(memory, parent)
+
+
+def _ready() -> None:
+    pass
+
+
+def _do(rows: Rows, slot: int) -> Any:
+    """Makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
+    global _work
+    assert _make is not None and _slots is not None
+    if _work is None:
+        _work = _make()
+    return _work(rows, _slots[slot])

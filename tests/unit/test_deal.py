@@ -1,0 +1,273 @@
+"""Clips that two sides decode: who gets which, when; and worker processes that take what comes next as soon as they are free."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts import Mistake, Rows
+from loaders._clips import exact
+from loaders._deal import AHEAD, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
+from loaders._pool import HELD, QUEUED, Pool
+from tests.unit.clip_kinds import KINDS, Made
+from tests.unit.test_clip_loaders import feed
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Of which the engines decode two in three."""
+    return Made(tmp_path_factory.mktemp("kinds"), {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")})
+
+
+def batches(made: Made, count: int, views: int = 1) -> list[Rows]:
+    plan = feed(made.videos, views=views).plan
+    rows = [its for epoch in range(count) for its in plan.rows(epoch, 0)]
+    return rows[:count]
+
+
+def everything(deal: Deal) -> list[tuple[Rows, Unit]]:
+    found = []
+    while (unit := deal.unit()) is not None:
+        found.append(unit)
+    return found
+
+
+# --- who gets which -------------------------------------------------------------------------------------------------------------------
+
+
+def test_rates_follow_what_is_measured() -> None:
+    """15 workers of 50 ms and 14 threads of 20 ms do 300 and 700 units a second."""
+    pace = Pace(workers=15, threads=14)
+    for unit in range(6 * RECENT):
+        pace.learn("worker", 0.04 + 0.02 * (unit % 2))
+        pace.learn("thread", 0.015 + 0.01 * (unit % 2))
+    assert pace.rate("worker") == pytest.approx(300, rel=0.02) and pace.rate("thread") == pytest.approx(700, rel=0.02)
+    assert pace.lead == pytest.approx(EARLY * 0.05 * 700, rel=0.02), "what the threads do in a worker's time, and a half more"
+    assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
+
+
+def test_a_guess_is_soon_forgotten() -> None:
+    pace = Pace(workers=1, threads=1)
+    for _ in range(9 * GUESS_COUNTS):
+        pace.learn("worker", 20.0)
+    assert pace.rate("worker") == pytest.approx(1 / 20, rel=0.15)
+
+
+class Even(Pace):
+    """Always the same distances."""
+
+    def __init__(self, lead: float, apart: float) -> None:
+        self._distances = lead, apart
+
+    @property
+    def lead(self) -> float:
+        return self._distances[0]
+
+    @property
+    def apart(self) -> float:
+        return self._distances[1]
+
+
+@pytest.mark.parametrize("views", [1, 3])
+@pytest.mark.parametrize("pace", [None, Even(0, 1), Even(5, 2.5), Even(1000, 1)])
+@pytest.mark.parametrize("pulled", [0, 1, 5])
+def test_every_row_is_dealt_once(made: Made, views: int, pace: Pace | None, pulled: int) -> None:
+    """What the device cannot decode is the workers'; they get their units in the order of batches."""
+    rows = batches(made, 30, views)
+    able = exact("nvdec", made.videos, np.arange(len(made.videos)))
+    assert able.any() and not able.all()
+    deal, given, begun = Deal(rows, views, able, pace), list[tuple[Rows, Unit]](), list[Unit]()
+    for its in rows:
+        given += [found for _ in range(pulled) if (found := deal.unit())]
+        dealt = deal.batch()
+        assert dealt is not None and dealt.rows is its
+        places = np.concatenate([unit.places for unit in (*dealt.workers, *dealt.device)])
+        assert len(places) == len(set(places)) and set(np.flatnonzero(its.valid)) <= set(places)
+        for unit in dealt.device:
+            assert able[its.ids[unit.places][its.valid[unit.places]]].all()
+        begun += dealt.workers
+    assert deal.batch() is None
+    given += everything(deal)
+    assert [unit for _, unit in given] == begun, "each that was left to the workers comes, in order"
+    for its, unit in given:
+        assert len(its) == len(unit.places) and its.valid.any()
+        assert pace is not None or not able[its.ids[its.valid]].all(), "where they are to have no share, only what the device cannot decode"
+    assert given
+
+
+def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> None:
+    rows = batches(made, 40)
+    order = [(id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()]
+    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=20, apart=3))
+    first = [deal.unit() for _ in range(4)]
+    assert all(first)
+    dealt = [deal.batch() for _ in range(40)]
+    taken = [order.index((id(batch.rows), int(unit.places[0]))) for batch in dealt if batch for unit in batch.workers]
+    assert taken == [20, 23, 26, 29], "20 units ahead of the first, then each third; those that nobody asked for are the device's"
+
+
+def test_who_lags_behind_is_given_what_still_lies_ahead(made: Made) -> None:
+    rows = batches(made, 40)
+    order = [(id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()]
+    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=7, apart=1))
+    begun = [deal.batch() for _ in range(10)]
+    assert deal.unit()
+    dealt = [batch for _ in range(10) if (batch := deal.batch())]
+    ((its, unit),) = [(batch.rows, unit) for batch in dealt for unit in batch.workers]
+    gone = sum(len(batch.device) for batch in begun if batch)
+    assert order.index((id(its), int(unit.places[0]))) == gone + 7
+
+
+def test_the_last_units_of_an_epoch_are_the_devices(made: Made) -> None:
+    rows = batches(made, 10)
+    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=1000, apart=1))
+    assert deal.unit() is None
+    while (batch := deal.batch()) is not None:
+        assert not batch.workers and deal.unit() is None
+
+
+def test_work_for_the_workers_is_not_looked_for_without_end(made: Made) -> None:
+    rows = batches(made, 1) * (3 * AHEAD)
+    deal = Deal(rows, 1, np.ones(len(made.videos), bool), None)
+    assert deal.unit() is None
+    assert len(deal._opened) == AHEAD
+    assert sum(deal.batch() is not None for _ in range(len(rows) + 1)) == len(rows)
+
+
+# --- the workers ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Asked:
+    """A unit of a test."""
+
+    done: Future[tuple[int, Any]] = field(default_factory=Future)
+
+
+def rows_of(sample: int) -> Rows:
+    """One row, of which the pool knows nothing."""
+    return Rows(
+        ids=np.array([sample]),
+        regions=np.zeros((1, 4), int),
+        windows=np.zeros((1, 4)),
+        sizes=np.array([[1, 1]]),
+        flips=np.array([False]),
+        valid=np.array([True]),
+    )
+
+
+class Wait:
+    """Work: sleeps as many ms as the id says, then writes the id into its slot."""
+
+    def __call__(self, rows: Rows, slot: np.ndarray) -> int:
+        sample = int(rows.ids[0])
+        if sample == 666:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if sample == 404:
+            raise Mistake("a file is gone")
+        time.sleep(sample / 1000)
+        slot[:] = sample % 251
+        return sample
+
+
+def opened(workers: int, slot_bytes: int = 64) -> Pool:
+    return Pool(Wait, workers=workers, slot_bytes=slot_bytes, pinned=False)
+
+
+def serve(pool: Pool, samples: list[int]) -> list[Asked]:
+    """What became of each, in their order."""
+    units = [Asked() for _ in samples]
+    left = iter(zip(samples, units, strict=True))
+
+    def source() -> tuple[Rows, Asked] | None:
+        found = next(left, None)
+        return None if found is None else (rows_of(found[0]), found[1])
+
+    pool.serve(source)
+    return units
+
+
+def test_units_are_filled_and_slots_are_used_again() -> None:
+    pool = opened(2)
+    samples = list(range(60))
+    for unit, sample in zip(serve(pool, samples), samples, strict=True):
+        slot, told = unit.done.result(20)
+        assert told == sample and (pool.slots[slot] == sample % 251).all()
+        pool.release(slot)
+    assert len(pool._free) == len(pool.slots) == 2 * HELD + QUEUED
+    pool.close()
+    pool.close()
+
+
+def test_a_long_one_does_not_hold_up_the_others() -> None:
+    """A worker has 1.5 s to sleep; the other does the 40 short ones, which are waited for first."""
+    pool = opened(2)
+    units = serve(pool, [1500, *[10] * 3])
+    began = time.monotonic()
+    for unit in units[1:]:
+        unit.done.result(20)
+    assert time.monotonic() - began < 1.2 and not units[0].done.done()
+    pool.close()
+
+
+def test_slots_that_are_not_released_are_not_written() -> None:
+    pool = opened(1)
+    units = serve(pool, list(range(1, 40)))
+    limit = len(pool.slots)
+    slots = {units[at].done.result(20)[0]: at + 1 for at in range(limit)}
+    assert len(slots) == limit
+    time.sleep(0.3)
+    assert not units[limit].done.done(), "there is no slot for it"
+    assert all((pool.slots[slot] == sample).all() for slot, sample in slots.items())
+    for slot in slots:
+        pool.release(slot)
+    assert units[limit].done.result(20)[1] == limit + 1
+    pool.close()
+
+
+def test_a_new_sequence_takes_the_place_of_one_that_nobody_reads_on() -> None:
+    pool = opened(2)
+    for _ in range(5):
+        serve(pool, [5] * 50)[0].done.result(20)
+    for unit in serve(pool, list(range(30))):
+        pool.release(unit.done.result(20)[0])
+    deadline = time.monotonic() + 10
+    while len(pool._free) < len(pool.slots) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert len(pool._free) == len(pool.slots), "also those that the abandoned ones had"
+    pool.close()
+
+
+def test_what_goes_wrong_reaches_whoever_waits() -> None:
+    pool = opened(2)
+    units = serve(pool, [1, 404, 2])
+    with pytest.raises(Mistake, match="a file is gone"):
+        units[1].done.result(20)
+    assert units[2].done.result(20)[1] == 2, "and the others go on"
+    units = serve(pool, [1, 666, *[1] * 30])
+    with pytest.raises(BrokenProcessPool):
+        [unit.done.result(20) for unit in units]
+    for unit in units[2:]:
+        assert unit.done.done() or unit.done.exception(20) is not None, "nobody waits for ever"
+    pool.close()
+
+
+def test_closing_does_not_wait_for_a_worker_that_hangs() -> None:
+    pool = opened(2)
+    serve(pool, [60_000] * 5)
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 10
+
+
+def test_more_memory_than_there_is() -> None:
+    with pytest.raises(Mistake, match=r"--workers 3 takes .* GiB of memory"):
+        opened(3, slot_bytes=1 << 60)
