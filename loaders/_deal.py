@@ -29,24 +29,31 @@ GUESS_S = {"worker": 0.5, "thread": 0.07}
 """Seconds for one, until some are known: 16 frames of 1080p H.264, of which three times as many are decoded, on a core and on an engine."""
 GUESS_COUNTS = 4
 """Units that the guess is worth."""
-EARLY = 1.5
-"""Workers' times for one that lie between a worker's start and the moment its unit is needed: clips differ in how long they take."""
+EARLY = 1.5, 1.0, 4.0
+"""Workers' mean times for one between a worker's start and the moment its unit is needed: at first, at least, at most."""
+LATER, SOONER = 1.2, 0.999
+"""What that is multiplied by for a unit that had to be waited for, and for one that had not: some 1 in 200 has."""
 DENSE = 0.8
 """Of the distance that the workers' rate allows between their units: so that it is never this that a worker waits for."""
 
 
 class Pace:
-    """How far ahead of the device workers begin, and how far apart: from the mean of the last units' seconds on both sides."""
+    """How far ahead of the device workers begin, and how far apart: from the last units' seconds on both sides, and who waited for whom."""
 
     def __init__(self, *, workers: int, threads: int) -> None:
         self._hands = {"worker": workers, "thread": threads}
         self._seconds = dict(GUESS_S)
         self._known = dict.fromkeys(GUESS_S, GUESS_COUNTS)
+        self._early = EARLY[0]
 
     def learn(self, side: str, seconds: float) -> None:
         """`side`, "worker" or "thread", was busy with one unit for so long."""
         self._known[side] += 1
         self._seconds[side] += (seconds - self._seconds[side]) / min(self._known[side], RECENT)
+
+    def met(self, *, late: bool) -> None:
+        """The rest of its batch was there when a worker's unit was needed: was it too?"""
+        self._early = min(max(self._early * (LATER if late else SOONER), EARLY[1]), EARLY[2])
 
     def rate(self, side: str) -> float:
         """Units a second that all hands of a side do together."""
@@ -55,7 +62,7 @@ class Pace:
     @property
     def lead(self) -> float:
         """Units between those that are begun and one that a worker may take."""
-        return EARLY * self._seconds["worker"] * self.rate("thread")
+        return self._early * self._seconds["worker"] * self.rate("thread")
 
     @property
     def apart(self) -> float:

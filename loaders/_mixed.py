@@ -229,18 +229,20 @@ class MixedLoader(Staging):
         """Wait for all of its units."""
         stream, rows = self._stager._stream, batch.dealt.rows
         valid = rows.valid.copy()
-        for unit in batch.dealt.workers:
-            slot, told = unit.done.result()
-            self._place(slot, unit, batch)
-            samples = rows.ids[unit.places][valid[unit.places]].tolist()
-            self._count("worker", told, [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]])
-            valid[unit.places[told.lost]] = False
         for job in batch.jobs:
             told, written = job.result()
             self._count("thread", told, [])
             valid[told.lost] = False
             if written is not None and stream is not None:
                 stream.wait_event(written)
+        for unit in batch.dealt.workers:
+            if self._pace is not None:
+                self._pace.met(late=not unit.done.done())
+            slot, told = unit.done.result()
+            self._place(slot, unit, batch)
+            samples = rows.ids[unit.places][rows.valid[unit.places]].tolist()
+            self._count("worker", told, [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]])
+            valid[unit.places[told.lost]] = False
         return self._staged_batch(batch, valid)
 
     def _count(self, side: str, told: Told, unable: list[str]) -> None:

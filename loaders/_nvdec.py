@@ -7,7 +7,6 @@ All that is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -33,8 +32,8 @@ NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
 FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 """FFmpeg's bitstream filters: NVDEC's parser takes start codes, and the parameter sets in front of a key frame."""
-KEPT = 6
-"""Decoders that a thread keeps, one for each codec and size: making one takes up to 0.3 s, and its pictures some 40 MB at 1080p."""
+ROUNDED = 64
+"""Sides of a decoder's largest picture are multiples of it: no codec stores more than that beside a picture."""
 VIEWS = 16
 """Of surfaces, that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS = 1 << 44
@@ -89,10 +88,15 @@ def within(caps: dict[str, Caps], columns: Any) -> Array:
 
 
 class Decoder:
-    """One session on an engine, used for any file of its codec and size. `stream` is raw, 0 for the default one."""
+    """One session on an engine, used for any file of its codec of at most these sides. `stream` is raw, 0 for the default one.
 
-    def __init__(self, codec: Any, gpu: int, name: str, stream: int) -> None:
+    Making one takes 0.3 s, and its pictures some 40 MB at 1080p; for a file of another size it is only set up anew.
+    """
+
+    def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
         self._codec, self._views = codec, dict[tuple[int, int], torch.Tensor]()
+        self.height, self.width = (-(-side // ROUNDED) * ROUNDED for side in sides)
+        self._size = 0, 0
         try:
             self._decoder = codec.CreateDecoder(
                 gpuid=gpu,
@@ -100,10 +104,18 @@ class Decoder:
                 cudacontext=0,  # the primary one, which is PyTorch's too
                 cudastream=stream,
                 usedevicememory=True,
+                maxwidth=self.width,
+                maxheight=self.height,
                 latency=codec.DisplayDecodeLatencyType.NATIVE,
             )
         except Exception as error:
             raise _refused(error) from error
+
+    def begin(self, height: int, width: int) -> None:
+        """A clip of pictures of these sides."""
+        if self._size != (height, width):
+            self._size = height, width
+            self._views.clear()  # two sizes may have as many bytes
 
     def feed(self, packet: av.Packet[Any], label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
         """Decode a packet; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels. A next call may overwrite them.
@@ -146,7 +158,7 @@ class Nvdec:
 
     def __init__(self, columns: Any, codec: Any, gpu: int, stream: int) -> None:
         self._columns, self._codec, self._gpu, self._stream = columns, codec, gpu, stream
-        self._decoders: OrderedDict[tuple[str, int, int], Decoder] = OrderedDict()
+        self._decoders: dict[str, Decoder] = {}
         self._clips = 0
         self.decoded = 0
 
@@ -168,10 +180,9 @@ class Nvdec:
                     full_range=bool(self._columns.full_range[sample]),
                     turns=int(self._columns.rotation[sample]) // 90 % 4,
                 )
-                key = CODECS[self._columns.codec[sample]], context.height, context.width
                 left = set(frames)
                 for together in run.split(frames):
-                    for frame, surface in self._group(run, stream, sample, together, key):
+                    for frame, surface in self._group(run, stream, sample, together, context.height, context.width):
                         if surface.shape != (context.height * 3 // 2, context.width) or surface.dtype != torch.uint8:
                             raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
                         left.discard(frame)
@@ -185,7 +196,7 @@ class Nvdec:
         self._decoders.clear()
 
     def _group(
-        self, run: _Run, stream: av.VideoStream, sample: int, frames: list[int], key: tuple[str, int, int]
+        self, run: _Run, stream: av.VideoStream, sample: int, frames: list[int], height: int, width: int
     ) -> Iterator[tuple[int, torch.Tensor]]:
 
         pts = self._columns.pts(sample)
@@ -193,10 +204,10 @@ class Nvdec:
         self._clips = (self._clips + 1) % 1024  # what a clip that broke off has left in the decoder has other labels
         base = self._clips * CLIP_TICKS - int(pts[0])
         numbers = {base + time: frame for time, frame in wanted.items()}
-        decoder = self._decoder(key)
-        whole = False
+        name, whole = CODECS[self._columns.codec[sample]], False
+        decoder = self._decoder(name, height, width)
         try:
-            for packet, time, asked in chosen(run, stream, key[0], frames[0], wanted):
+            for packet, time, asked in chosen(run, stream, name, frames[0], wanted):
                 self.decoded += 1
                 for label, surface in decoder.feed(packet, base + time, shown=asked):
                     if label in numbers:
@@ -207,15 +218,16 @@ class Nvdec:
             whole = True
         finally:
             if not whole:
-                self._decoders.pop(key, None)
+                self._decoders.pop(name, None)
 
-    def _decoder(self, key: tuple[str, int, int]) -> Decoder:
-        decoder = self._decoders.pop(key, None)
-        if decoder is None:
-            while len(self._decoders) >= KEPT:
-                self._decoders.popitem(last=False)
-            decoder = Decoder(self._codec, self._gpu, key[0], self._stream)
-        self._decoders[key] = decoder  # the last used one is the last
+    def _decoder(self, name: str, height: int, width: int) -> Decoder:
+        decoder = self._decoders.get(name)
+        if decoder is None or decoder.height < height or decoder.width < width:
+            # as large as both need, so that sizes that alternate do not make one each time
+            sides = (height, width) if decoder is None else (max(decoder.height, height), max(decoder.width, width))
+            self._decoders.pop(name, None)
+            decoder = self._decoders[name] = Decoder(self._codec, self._gpu, name, self._stream, sides)
+        decoder.begin(height, width)
         return decoder
 
 

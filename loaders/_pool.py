@@ -26,8 +26,8 @@ Array = np.ndarray[Any, Any]
 
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""
-HELD = 3
-"""Slots a worker: one that it fills, one whose unit waits for its batch, and one for those that take long."""
+HELD = 4
+"""Slots a worker: one that it fills, and those of units that wait for their batch, as they are begun early (_deal.EARLY)."""
 
 
 class Unit(Protocol):

@@ -16,7 +16,7 @@ import torch
 
 from contracts import Feed, Pixels, Rows
 from dataset.video_scan import open_videos
-from loaders import _surfaces, open_loader
+from loaders import _nvdec, _surfaces, open_loader
 from loaders._clips import exact
 from loaders._nvdec import Nvdec, capabilities, import_codec, within
 from loaders._readers import Undecodable
@@ -127,6 +127,30 @@ def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> No
     false = {name: found[name] for name, claim in zip(made.names, claims, strict=True) if claim and any(found[name].values())}
     assert not false
     assert claims.sum() >= 10
+
+
+def test_one_decoder_for_files_of_many_sizes(tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set up anew for each, by which nothing grows."""
+    sizes = [(192, 256), (256, 192), (360, 640), (208, 272), (1080, 1920), (240, 320), (256, 192)]
+    kinds = Made(tmp_path, {f"{at}.mp4": {"size": size, "frames": 24} for at, size in enumerate(sizes)})
+    made: list[tuple[int, int]] = []
+
+    class Counted(_nvdec.Decoder):
+        def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
+            made.append(sides)
+            super().__init__(codec, gpu, name, stream, sides)
+
+    monkeypatch.setattr(_nvdec, "Decoder", Counted)
+    read, on_device = ByNvdec(kinds.videos, device), []
+    for _ in range(30):
+        for sample in range(len(sizes)):
+            frames = [5, 6, 7, 13]
+            came = {frame: number(pixels) for frame, pixels in read(sample, frames)}
+            assert came == {frame: frame for frame in frames}, sizes[sample]
+        on_device.append(device_mib())
+    print(f"made for {made}; device {on_device}")
+    assert len(made) <= 4
+    assert max(on_device[10:]) - on_device[9] <= 16
 
 
 @pytest.mark.parametrize("views", [1, 3])

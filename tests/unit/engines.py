@@ -39,8 +39,8 @@ class Frame:
 class Session:
     """A PyNvDecoder."""
 
-    def __init__(self, codec: Codec, name: str) -> None:
-        self._codec, self._name, self._hidden = codec, name, set[int]()
+    def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
+        self._codec, self._name, self._most, self._hidden = codec, name, most, set[int]()
         self._valid: list[torch.Tensor] = []
         self._begin()
 
@@ -64,6 +64,8 @@ class Session:
             self._begin()
         for samples in self._valid:
             samples.fill_(77)
+        if any(frame.height > self._most[0] or frame.width > self._most[1] for frame in frames):
+            raise Exception("Reconfigure not supported when width/height > maxwidth/maxheight")
         shown = [frame for frame in frames if frame.pts not in self._hidden]
         self._hidden -= {frame.pts for frame in frames}
         self._valid = [nv12(frame.to_ndarray()) for frame in shown]
@@ -102,6 +104,6 @@ class Codec:
         }
 
     def CreateDecoder(self, *, codec: str, **given: Any) -> Session:
-        assert set(given) == {"gpuid", "cudacontext", "cudastream", "usedevicememory", "latency"}
+        assert set(given) == {"gpuid", "cudacontext", "cudastream", "usedevicememory", "maxwidth", "maxheight", "latency"}
         self.made += 1
-        return Session(self, NAMES[codec])
+        return Session(self, NAMES[codec], (given["maxheight"], given["maxwidth"]))

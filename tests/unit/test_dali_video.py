@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 VP9 = ("vp9.webm", "vp9-variable.webm")
 CLAIMED = [
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-fragments.mp4", "h264-every.mp4"),
-    *("hevc.mp4", "hevc-variable.mkv", *VP9, "av1.mp4", "av1-variable.webm"),
+    *("hevc.mp4", "hevc-variable.mkv", *VP9),
 ]
 
 

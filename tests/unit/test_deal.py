@@ -50,7 +50,7 @@ def test_rates_follow_what_is_measured() -> None:
         pace.learn("worker", 0.04 + 0.02 * (unit % 2))
         pace.learn("thread", 0.015 + 0.01 * (unit % 2))
     assert pace.rate("worker") == pytest.approx(300, rel=0.02) and pace.rate("thread") == pytest.approx(700, rel=0.02)
-    assert pace.lead == pytest.approx(EARLY * 0.05 * 700, rel=0.02), "what the threads do in a worker's time, and a half more"
+    assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02), "what the threads do in a worker's time, and a half more"
     assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
 
 
@@ -59,6 +59,18 @@ def test_a_guess_is_soon_forgotten() -> None:
     for _ in range(9 * GUESS_COUNTS):
         pace.learn("worker", 20.0)
     assert pace.rate("worker") == pytest.approx(1 / 20, rel=0.15)
+
+
+def test_workers_begin_earlier_until_they_are_seldom_waited_for() -> None:
+    pace = Pace(workers=2, threads=2)
+    needed, late = 2.5 * pace.lead, 0
+    for unit in range(3000):
+        late += unit >= 1000 and pace.lead < needed
+        pace.met(late=pace.lead < needed)
+    assert pace.lead == pytest.approx(needed, rel=0.06) and 0 < late < 0.06 * 2000
+    for _ in range(5000):
+        pace.met(late=False)
+    assert pace.lead == pytest.approx(needed / 2.5 / EARLY[0] * EARLY[1])
 
 
 class Even(Pace):

@@ -235,7 +235,7 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
     assert sys.getswitchinterval() < switch_s
     for epoch in range(4):
         list(loading.batches(epoch, 0))
-    assert codec.made <= 2 * 6
+    assert codec.made <= 2 * 4
     next(iter(loading.batches(9, 0)))
     loading.close()
     loading.close()
@@ -244,13 +244,19 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
     assert sys.getswitchinterval() == switch_s
 
 
-def test_decoders_of_many_sizes_are_bounded(tmp_path: Path) -> None:
-    kinds = Made(tmp_path, {f"{side}.mp4": {"size": (side, side), "frames": 12} for side in range(64, 64 + 2 * 9, 2)})
+SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130, 202)]
+
+
+def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
+    """It grows to what is the largest of both sides; of two sizes with as many pixels none is taken for the other."""
+    kinds = Made(tmp_path, {f"{at}.mp4": {"size": size, "frames": 12} for at, size in enumerate(SIZES)})
     codec = Codec()
     read = Nvdec(kinds.videos, codec, 0, 0)
-    for sample in [*range(9), *range(9), 8, 8]:
-        list(read(sample, kinds.videos.path(sample), [5]))
-    assert codec.made == 18 and len(read._decoders) == 6
+    for sample in [*range(len(SIZES)), *reversed(range(len(SIZES)))]:
+        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, kinds.videos.path(sample), [3, 7])}
+        assert came == {3: 3, 7: 7}
+    assert codec.made == 4, "for 128 x 128, 192 x 128, 192 x 192 and 192 x 256"
+    assert [(decoder.height, decoder.width) for decoder in read._decoders.values()] == [(192, 256)]
     read.close()
     assert not read._decoders
 
