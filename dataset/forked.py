@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_FORKING = threading.Lock()
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    """Around whatever forks.
+
+    One at a time: a child of another pool would inherit the pipe whose end tells that this pool's child has ended. Children do not collect
+    what this process has left to its garbage collector: something on the GPU among that would end them (cudaErrorInitializationError).
+    """
+    with _FORKING, warnings.catch_warnings():
+        # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the children use none but their own
+        warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: it is for this process to act on
+        gc.freeze()
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads: bool = False) -> Generator[R]:
@@ -24,14 +47,8 @@ def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads
     fork = multiprocessing.get_context("fork")
     pool: Executor = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (work, os.getpid()))
     try:
-        with warnings.catch_warnings():
-            # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the children use none but their own.
-            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the children, which start here
-            try:
-                made = pool.map(work if threads else _do, items)
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with forking():  # all of them start here
+            made = pool.map(work if threads else _do, items)
         yield from made
     finally:
         pool.shutdown(wait=True, cancel_futures=True)

@@ -96,7 +96,7 @@ class Decoder:
     def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
         self._codec, self._views = codec, dict[tuple[int, int], torch.Tensor]()
         self.height, self.width = (-(-side // ROUNDED) * ROUNDED for side in sides)
-        self._size = 0, 0
+        self._size = (0, 0)  # of the pictures of its last clip
         try:
             self._decoder = codec.CreateDecoder(
                 gpuid=gpu,
@@ -113,9 +113,10 @@ class Decoder:
 
     def begin(self, height: int, width: int) -> None:
         """A clip of pictures of these sides."""
-        if self._size != (height, width):
-            self._size = height, width
-            self._views.clear()  # two sizes may have as many bytes
+        before, self._size = self._size, (height, width)
+        if before not in ((0, 0), self._size):
+            self._decoder.setReconfigParams(width, height)  # else it scales them to the size that it had before
+            self._views.clear()  # the surfaces are gone
 
     def feed(self, packet: av.Packet[Any], label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
         """Decode a packet; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels. A next call may overwrite them.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -20,7 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from contracts import Rows
-from loaders._workers import FORKING, Shared, Work, begin
+from dataset.forked import forking
+from loaders._workers import Shared, Work, begin
 
 Array = np.ndarray[Any, Any]
 
@@ -51,9 +51,7 @@ class Pool:
         self._sequence, self._running = 0, 0
         self._unused: set[int] = set()  # slots whose unit is done, and has not been released
         self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, (make_work, self._memory, os.getpid()))
-        with FORKING, warnings.catch_warnings():
-            # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the workers use none but their own
-            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+        with forking():
             self._executor.submit(_ready).result()  # forks all of them
         self._memory.pin()
 

@@ -30,6 +30,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from contracts import Mistake, Rows
+from dataset.forked import forking
 
 PREFETCH = 4
 """Parts under way a worker."""
@@ -42,9 +43,6 @@ QUEUES_BYTES = 16 << 20
 
 GRACE_S = 1.0
 """What a worker gets to finish its part when the loader is closed."""
-FORKING = threading.Lock()
-"""One pool forks at a time: a worker of another one would inherit the pipe whose end tells that this pool's worker has ended."""
-
 Array = np.ndarray[Any, Any]
 
 
@@ -132,15 +130,14 @@ class Workers:
         if workers:
             # By who opens the loader, and not by its thread: a child takes apart what the other threads have as thread-local variables, and
             # PyAV's converter of pictures, which from 19 on has threads of its own, would wait for them there for ever.
-            with FORKING:
+            with forking():
                 iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
         """In the order of `rows`. Calling it again abandons the sequence before."""
         assert self._loader is not None, "closed"
         self._sampler.start(rows)
-        with FORKING:
-            results = iter(self._loader)
+        results = iter(self._loader)
         self._memory.pin()
         for at in range(len(rows)):
             slot, said = self._slots[at % self._count], list[Any]()

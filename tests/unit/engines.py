@@ -42,7 +42,11 @@ class Session:
     def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
         self._codec, self._name, self._most, self._hidden = codec, name, most, set[int]()
         self._valid: list[torch.Tensor] = []
+        self._size: tuple[int, int] | None = None
         self._begin()
+
+    def setReconfigParams(self, width: int, height: int) -> None:
+        self._size = height, width
 
     def _begin(self) -> None:
         self._context: Any = av.CodecContext.create(self._name, "r")
@@ -68,7 +72,9 @@ class Session:
             raise Exception("Reconfigure not supported when width/height > maxwidth/maxheight")
         shown = [frame for frame in frames if frame.pts not in self._hidden]
         self._hidden -= {frame.pts for frame in frames}
-        self._valid = [nv12(frame.to_ndarray()) for frame in shown]
+        for frame in shown:
+            self._size = self._size or (frame.height, frame.width)
+        self._valid = [nv12(frame.reformat(width=self._size[1], height=self._size[0]).to_ndarray()) for frame in shown if self._size]
         return [Frame(frame.pts, samples) for frame, samples in zip(shown, self._valid, strict=True)]
 
 

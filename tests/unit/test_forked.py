@@ -1,0 +1,69 @@
+"""What forked processes must not do to what they have inherited."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataset import forked
+from loaders._pool import Pool
+from loaders._workers import Workers
+from tests.unit.test_deal import rows_of, serve
+
+ENDED_BY = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the children
+PARENT = os.getpid()
+
+
+class OnDevice:
+    """What only its own process may take apart, and that only a cycle still holds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+    def __del__(self) -> None:
+        ENDED_BY[0 if os.getpid() == PARENT else 1] = 1
+
+
+class Collect:
+    """Work that collects."""
+
+    def __call__(self, rows: Any = None, slot: Any = None) -> int:
+        return gc.collect()
+
+
+def by_results() -> None:
+    assert len(list(forked.results(Collect(), range(4), 2))) == 4
+
+
+def by_workers() -> None:
+    workers = Workers(Collect, workers=2, batch_size=1, part_bytes=lambda rows: rows)
+    assert len(list(workers.run([rows_of(1)] * 4))) == 4
+    workers.close()
+
+
+def by_pool() -> None:
+    pool = Pool(Collect, workers=2, slot_bytes=1, pinned=False)
+    for unit in serve(pool, [1] * 4):
+        unit.done.result(20)
+    pool.close()
+
+
+@pytest.mark.parametrize("run", [by_results, by_workers, by_pool])
+def test_children_do_not_collect_their_parents_garbage(run: Callable[[], None]) -> None:
+    gc.collect()
+    ENDED_BY[:2] = b"\0\0"
+    gc.disable()
+    try:
+        OnDevice()
+        run()
+        assert not ENDED_BY[1]
+    finally:
+        gc.enable()
+    gc.collect()
+    assert np.frombuffer(ENDED_BY, np.uint8)[0] == 1, "and it does"
