@@ -103,7 +103,7 @@ class Loading(Settings):
 
     loader: str = "auto"
     """synthetic, torchvision, dali-cpu, dali-gpu, dali-fed; auto = dali-gpu with a GPU, else torchvision. Videos: pyav, decord, torchcodec,
-    nvdec, nvdec+pyav, nvdec+decord, dali-video, synthetic; auto = pyav."""
+    nvdec, nvdec+pyav, nvdec+decord, dali-video, synthetic; auto = nvdec+pyav where the GPU's engines can be used, else pyav."""
     reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"
     """Decoder of the torchvision loader; auto = the fastest whose pixels are PIL's, bit for bit."""
     batch_size: PositiveInt = 64

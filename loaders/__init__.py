@@ -31,7 +31,7 @@ OF_TASK = {"classification": LOADERS, "detection": LOADERS, "video": {**CLIPS, "
 def default_loader(task: str, *, gpu: bool) -> str:
     """What --loader auto is."""
     if task == "video":
-        return "pyav"
+        return "nvdec+pyav" if gpu and import_module(CLIPS["nvdec"]).usable() else "pyav"
     return "dali-gpu" if gpu else "torchvision"
 
 

@@ -122,6 +122,15 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
     )
 
 
+def usable() -> bool:
+    """Whether PyNvVideoCodec is installed, and finds the driver's libraries."""
+    try:
+        import_codec()
+    except Mistake:
+        return False
+    return True
+
+
 def open(feed: Feed, beside: str = "") -> MixedLoader:
     if feed.device.type != "cuda":
         raise Mistake("--loader nvdec needs an NVIDIA GPU and none is here; pyav, decord and torchcodec run on this machine")

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from contracts import Mistake
-from loaders import CLIPS, open_loader
+from loaders import CLIPS, default_loader, open_loader
 from loaders._clips import exact
 from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
 from loaders._planes import Picture
@@ -268,6 +268,13 @@ def test_without_a_gpu(made: Made) -> None:
             open_loader(name, feed(made.videos))
     with pytest.raises(Mistake, match="no engine"):
         loader(feed(made.videos), Codec(engines=0), "")
+
+
+def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without PyNvVideoCodec, and with it; on a CPU it is not asked for."""
+    assert [default_loader("video", gpu=gpu) for gpu in (False, True)] == ["pyav", "pyav"]
+    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", Codec())
+    assert [default_loader("video", gpu=gpu) for gpu in (False, True)] == ["pyav", "nvdec+pyav"]
 
 
 @pytest.fixture(autouse=True)
