@@ -9,8 +9,9 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -52,6 +53,15 @@ def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads
         yield from made
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
+    """`results`, all of them. Where there are no processes, or no memory for them, this one does the work: a run does not end for that."""
+    try:
+        return list(results(work, items, workers))
+    except (BrokenProcessPool, OSError) as error:
+        warnings.warn(f"worker processes did not live ({type(error).__name__}: {error}): one does their work, slowly", stacklevel=2)
+        return [work(item) for item in items]
 
 
 _work: Callable[[Any], Any] | None = None  # of a worker process

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import warnings
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,7 +30,7 @@ LIKELY_KEYPOINTS, SIGMA = 17, 0.05
 """COCO's own tolerances are of its 17 keypoints of a person; other sets get this one for each."""
 
 MANY = 20_000
-"""Detections from which on processes are started to compare them."""
+"""Detections and objects from which on processes are started to compare them."""
 
 ALL, SMALL, MEDIUM, LARGE = range(4)  # places of the areas; keypoints have no small ones
 AREAS = {"boxes": {"": 0, "_small": 1, "_medium": 2, "_large": 3}, "keypoints": {"": 0, "_medium": 1, "_large": 2}}
@@ -191,30 +189,31 @@ def lines(scores: Scores, columns: Any) -> list[str]:
 
 
 def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
-    """Detections against all images of `columns`: many of them in `workers` processes (0 = a core each), a part of the categories in each.
+    """Detections against all images of `columns`: many of both in `workers` processes (0 = a core each), a part of the categories in each.
 
     What is found of a category does not depend on the others: the figures are the same to the last digit.
     """
     categories: Array = np.sort(np.asarray(columns.category_ids))
-    workers = min(workers or len(os.sched_getaffinity(0)), len(categories)) if len(found) > MANY else 1
+    workers = min(workers or cores(), len(categories)) if len(found) + len(columns.category) > MANY else 1
     if workers <= 1:
         return _score(columns, found, categories, kind, evaluator)
-    groups = _alike(np.array([np.count_nonzero(found.category_ids == category) for category in categories]), workers)
+    all_ids = np.concatenate([found.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]])
+    groups = _alike(np.array([np.count_nonzero(all_ids == category) for category in categories]), workers)
 
     def of_group(group: int) -> tuple[Array, Array]:
         own = categories[groups == group]
         scores = _score(columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator)
         return scores.precision, scores.recall
 
-    try:
-        parts = list(forked.results(of_group, range(workers), workers))
-    except (BrokenProcessPool, OSError) as error:  # no memory or no processes for them: a run does not end for that
-        warnings.warn(f"processes to score with did not live ({type(error).__name__}: {error}): one scores, slowly", stacklevel=2)
-        return _score(columns, found, categories, kind, evaluator)
+    parts = forked.gathered(of_group, range(workers), workers)
     # axes: [T, R, C, A, M] and [T, C, A, M]
     place = np.argsort(np.concatenate([np.flatnonzero(groups == group) for group in range(workers)]))
     precision, recall = (np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True))
     return Scores(kind=kind, precision=precision, recall=recall, category_ids=categories)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _alike(sizes: Array, count: int) -> Array:

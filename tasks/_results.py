@@ -14,17 +14,29 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Mistake
+from dataset import forked
 from tasks import _masks
-from tasks._coco import Detections
+from tasks._coco import Detections, cores
 
 KEYS = {"boxes": "bbox", "masks": "segmentation", "keypoints": "keypoints"}
 """What is scored -> its key in a results file."""
+PART = 20_000
+"""Detections a process writes, at least."""
 SHORT = Repr()
 """Says what an entry has, however deep or long that is."""
 
 
 def written(found: Detections, kind: str) -> bytes:
-    """One file a kind, as COCO's server takes it; numbers as they are, so that --score gives the same figures."""
+    """One file a kind, as COCO's server takes it; numbers as they are, so that --score gives the same figures. Many in processes."""
+    parts = min(cores(), len(found) // PART + 1)
+    of_part = np.array_split(np.arange(len(found)), parts)
+    lines = (
+        forked.gathered(lambda part: _lines(found.taken(of_part[part]), kind), range(parts), parts) if parts > 1 else [_lines(found, kind)]
+    )
+    return b"[" + b",\n".join(lines) + b"]\n"
+
+
+def _lines(found: Detections, kind: str) -> bytes:
     if kind == "masks":
         shapes = [json.dumps({"size": code["size"], "counts": code["counts"].decode()}) for code in found.masks or []]
     else:
@@ -35,7 +47,7 @@ def written(found: Detections, kind: str) -> bytes:
         f'{{"image_id": {image}, "category_id": {category}, "{KEYS[kind]}": {shape}, "score": {score}}}'
         for image, category, shape, score in rows
     )
-    return ("[" + ",\n".join(lines) + "]\n").encode()
+    return ",\n".join(lines).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

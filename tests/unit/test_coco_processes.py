@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataset.forked import results
-from tasks import _coco
+from tasks import _coco, _results
 from tasks._coco import Scores
 from tests.unit.coco_files import write_coco
 from tests.unit.test_coco_scoring import KINDS, Set, guesses, scored
@@ -44,6 +45,23 @@ def test_processes_with_a_part_of_the_categories_change_no_digit(
     assert asked == ([2, min(9, len(columns.category_ids))] if len(columns.category_ids) > 1 else [])
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_that_write_a_part_change_no_byte(few: Set, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = guesses(few.columns(kind), kind, seed=3, each=4)
+    alone = _results.written(found, kind)
+    monkeypatch.setattr(_results, "PART", 7)
+    monkeypatch.setattr(_results, "cores", lambda: 3)
+    asked = []
+
+    def counted(work: Any, items: Any, workers: int) -> Any:
+        asked.append(workers)
+        return results(work, items, workers)
+
+    monkeypatch.setattr(_coco.forked, "results", counted)
+    assert _results.written(found, kind) == alone and asked == [3]
+    assert len(json.loads(alone)) == len(found) > 21
+
+
 def test_without_processes_one_scores(few: Set, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = few.columns("boxes")
     found = guesses(columns, "boxes", seed=2)
@@ -57,7 +75,7 @@ def test_without_processes_one_scores(few: Set, monkeypatch: pytest.MonkeyPatch)
         return whole(*args)
 
     monkeypatch.setattr(_coco, "_score", killed)
-    with pytest.warns(UserWarning, match="one scores, slowly"):
+    with pytest.warns(UserWarning, match="one does their work, slowly"):
         assert _coco.score(columns, found, kind="boxes", evaluator="pycocotools", workers=2).figures() == wanted
 
 
