@@ -148,7 +148,7 @@ class MixedLoader(Staging):
         self.fallbacks: Counter[str] = Counter()
         self.decoded, self.delivered = 0, 0
         self.notes = notes(backend, feed.columns, able)
-        self._able, self.in_flight = able, self._window + self._depth
+        self._able = able
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
         self._pool: Pool | None = None
         self._pace: Pace | None = None
@@ -161,6 +161,8 @@ class MixedLoader(Staging):
                 slot_bytes=self._views * math.prod(feed.plan.sample_shape),
                 pinned=feed.device.type == "cuda" and feed.pinned,
             )
+        # clips that workers have ready lie in batches far ahead; what counts is how many batches they would fill
+        self.in_flight = self._window + self._depth + (math.ceil(len(self._pool.slots) / max(units, 1)) if self._pool else 0)
         streams = device_streams(feed.device, threads)
         self._idle = [_Thread(feed, make_fills, self._levels, stream, able) for stream in streams]
         self._all = list(self._idle)

@@ -81,7 +81,7 @@ class Pool:
                     job = self._executor.submit(_do, rows, slot)
                 except RuntimeError as error:  # a worker has died, or all are told to end
                     self._free.append(slot)
-                    unit.done.set_exception(error)
+                    unit.done.set_exception(error)  # and all that are still to come: somebody may wait for any of them
                     continue
                 self._running += 1
                 job.add_done_callback(partial(self._done, unit, slot, self._sequence))
@@ -95,7 +95,6 @@ class Pool:
 
     def stop(self) -> None:
         """Tell the workers to end, whatever they wait for; whoever waits for a unit then meets an error within seconds."""
-        self._source = None
         self._memory.stop()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -283,3 +284,13 @@ def test_closing_does_not_wait_for_a_worker_that_hangs() -> None:
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(Mistake, match=r"--workers 3 takes .* GiB of memory"):
         opened(3, slot_bytes=1 << 60)
+
+
+def test_closing_ends_the_wait_for_what_no_worker_has_begun() -> None:
+    """One worker that hangs; somebody waits for the twentieth unit."""
+    pool = opened(1)
+    units = serve(pool, [60_000] * 20)
+    threading.Timer(0.3, pool.stop).start()
+    with pytest.raises(BrokenProcessPool):
+        units[19].done.result(20)
+    pool.close()
