@@ -237,7 +237,7 @@ class Reporter:
         self._validation, self._validated_with, self._validation_s = known, loader, result.get("seconds")
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
         self._board.scalars({**{f"val/{name}": value for name, value in known.items()}, **extras.get("scalars", {})}, step)
-        self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"], "seconds": self._validation_s})
+        self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"]})
         for name, content in extras.get("files", {}).items():
             self._record.file(name, content)
         for tag, images in extras.get("images", {}).items():
