@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,7 +20,45 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+GRACE_S = 1.0
+"""What a process that is told to end gets for what it is doing."""
 _FORKING = threading.Lock()
+
+
+class Stop:
+    """A word that children see which were forked after it was made."""
+
+    def __init__(self) -> None:
+        self._word = mmap.mmap(-1, 1)
+
+    def now(self) -> None:
+        self._word[0] = 1
+
+    @property
+    def said(self) -> bool:
+        return bool(self._word[0])
+
+    def after(self, job: Future[Any]) -> None:
+        """Say it when a child has died: Python (3.12) waits for the others then, and they do not hear SIGTERM."""
+        if not job.cancelled() and isinstance(job.exception(), BrokenExecutor):
+            self.now()
+
+
+def begin(stop: Stop, parent: int) -> None:
+    """In a child, first of all. It ends when it is told to, whatever it hangs in, and when its parent is gone."""
+    # Ctrl-C and torchrun's SIGTERM reach the whole process group; the parent decides when children end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+
+    def end() -> None:
+        while os.getppid() == parent:
+            if stop.said:
+                time.sleep(GRACE_S)  # it ends in order, unless it cannot
+                os._exit(0)
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 @contextmanager
@@ -45,12 +85,15 @@ def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads
 
     Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it waits for what was begun.
     """
-    fork = multiprocessing.get_context("fork")
-    pool: Executor = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (work, os.getpid()))
+    fork, stop = multiprocessing.get_context("fork"), Stop()
+    pool: Executor = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (work, stop, os.getpid()))
     try:
         with forking():  # all of them start here
-            made = pool.map(work if threads else _do, items)
-        yield from made
+            jobs = deque(pool.submit(work if threads else _do, item) for item in items)
+        for job in jobs:
+            job.add_done_callback(stop.after)
+        while jobs:
+            yield jobs.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -67,18 +110,10 @@ def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
 _work: Callable[[Any], Any] | None = None  # of a worker process
 
 
-def _start(work: Callable[[Any], Any], parent: int) -> None:
+def _start(work: Callable[[Any], Any], stop: Stop, parent: int) -> None:
     global _work
     _work = work
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides
-        signal.signal(number, signal.SIG_IGN)
-
-    def end_with_parent() -> None:  # one that was killed would leave us waiting for work for ever
-        while os.getppid() == parent:
-            time.sleep(0.2)
-        os._exit(1)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+    begin(stop, parent)
 
 
 def _do(item: Any) -> Any:

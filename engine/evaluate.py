@@ -50,6 +50,7 @@ def evaluate(
         module.train(was_training)
     if vote.drain()["stop"] or stopped:
         return None
+    world.synchronise()
     passed = time.perf_counter()
     result: dict[str, Any] = metric.result(world)
     result["seconds"] = {"pass": passed - began, "score": time.perf_counter() - passed}

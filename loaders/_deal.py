@@ -2,7 +2,7 @@
 
 A unit is a clip with all its views. What the device's decoders are not exact for goes to the workers. Of the rest a worker that is free
 takes one that the device comes to only when the worker is done with it; what no worker has taken when a batch is begun is the device's.
-So both sides are always busy, and who decodes a clip changes neither its frames nor the order of batches.
+So both sides are busy but for the end of an epoch, and who decodes a clip changes neither its frames nor the order of batches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ GUESS_S = {"worker": 0.5, "thread": 0.07}
 """Seconds for one, until some are known: 16 frames of 1080p H.264, of which three times as many are decoded, on a core and on an engine."""
 GUESS_COUNTS = 4
 """Units that the guess is worth."""
-EARLY = 1.5, 1.0, 4.0
+AT_ONCE = 16
+"""Of these in one go, so that the device need not wait for the search."""
+EARLY = 1.5, 1.0, 3.0
 """Workers' mean times for one between a worker's start and the moment its unit is needed: at first, at least, at most."""
 LATER, SOONER = 1.2, 0.999
 """What that is multiplied by for a unit that had to be waited for, and for one that had not: some 1 in 200 has."""
@@ -110,21 +112,32 @@ class Deal:
                 return None
             rows, units = self._opened.popleft()
             self._begun += len(units)
+            while self._coming and self._coming[0][0] < self._begun and self._coming[0][2].able:
+                self._coming.popleft()  # too late for a worker
             device = tuple(unit for unit in units if unit.able and not unit.taken)
             return Dealt(rows, tuple(unit for unit in units if unit.taken or not unit.able), device)
 
     def unit(self) -> tuple[Rows, Unit] | None:
         """The next one for a worker, with its rows; None = none for now. They come in the order of the batches."""
         with self._lock:
-            while self._coming or (len(self._opened) < AHEAD and self._open()):
-                number, rows, unit = self._coming.popleft()
-                if not unit.able or self._may_take(number):
-                    unit.taken = True
-                    return some(rows, unit.places), unit
+            for _ in range(AT_ONCE):
+                while self._coming:
+                    number, rows, unit = self._coming[0]
+                    its = some(rows, unit.places) if not unit.able or self._may_take(number) else None
+                    self._coming.popleft()
+                    if its is not None:
+                        unit.taken = True
+                        return its, unit
+                if len(self._opened) >= AHEAD or not self._open():
+                    break
         return None
 
     def _may_take(self, number: int) -> bool:
-        if self._pace is None or number < max(self._begun + self._pace.lead, self._last + self._pace.apart):
+        if self._pace is None:
+            return False
+        # however slow a worker seems, it gets some units: else nobody would see that it no longer is
+        lead = min(self._pace.lead, min(AHEAD, len(self._rows)) / 2 * self._numbered / max(self._next, 1))
+        if number < max(self._begun + lead, self._last + self._pace.apart):
             return False
         self._last = number
         return True
@@ -134,13 +147,13 @@ class Deal:
         if self._next == len(self._rows):
             return False
         rows = self._rows[self._next]
-        self._next += 1
         places = np.arange(len(rows))
         units = []
         for at in range(0, len(rows), self._views):
             its = places[at : at + self._views]
             if rows.valid[its].any():
                 units.append(Unit(its, bool(self._able[rows.ids[its][rows.valid[its]]].all())))
+        self._next += 1
         self._opened.append((rows, units))
         self._coming.extend((self._numbered + i, rows, unit) for i, unit in enumerate(units))
         self._numbered += len(units)

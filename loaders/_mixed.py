@@ -118,12 +118,11 @@ class _Thread:
         """Which has the last word on a file."""
         pixels = np.empty(slot_shape(rows), np.uint8)
         told = self._host(rows, pixels.reshape(-1))
-        if told.lost:
-            return told._replace(lost=places[told.lost].tolist())
-        for place, clip in zip(places.tolist(), pixels, strict=True):
+        good = np.delete(np.arange(len(places)), told.lost)
+        for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
         refused = ", refused" if self._able[sample] else ""
-        return told._replace(fallbacks=[kind(self._feed.columns, sample) + refused] * len(places))
+        return told._replace(lost=places[told.lost].tolist(), fallbacks=[kind(self._feed.columns, sample) + refused] * len(good))
 
     def close(self) -> None:
         self._fills.close()
@@ -240,7 +239,8 @@ class MixedLoader(Staging):
         for unit in batch.dealt.workers:
             if self._pace is not None:
                 self._pace.met(late=not unit.done.done())
-            slot, told = unit.done.result()
+            assert self._pool is not None, "there are workers, unless the device can decode everything"
+            slot, told = self._pool.result(unit)
             self._place(slot, unit, batch)
             samples = rows.ids[unit.places][rows.valid[unit.places]].tolist()
             self._count("worker", told, [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]])

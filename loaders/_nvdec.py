@@ -113,10 +113,13 @@ class Decoder:
 
     def begin(self, height: int, width: int) -> None:
         """A clip of pictures of these sides."""
-        before, self._size = self._size, (height, width)
-        if before not in ((0, 0), self._size):
-            self._decoder.setReconfigParams(width, height)  # else it scales them to the size that it had before
-            self._views.clear()  # the surfaces are gone
+        if self._size not in ((0, 0), (height, width)):
+            self._views.clear()  # the surfaces will be gone
+            try:
+                self._decoder.setReconfigParams(width, height)  # else it scales them to the size that it had before
+            except Exception as error:
+                raise _refused(error) from error
+        self._size = height, width
 
     def feed(self, packet: av.Packet[Any], label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
         """Decode a packet; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels. A next call may overwrite them.
@@ -206,8 +209,8 @@ class Nvdec:
         base = self._clips * CLIP_TICKS - int(pts[0])
         numbers = {base + time: frame for time, frame in wanted.items()}
         name, whole = CODECS[self._columns.codec[sample]], False
-        decoder = self._decoder(name, height, width)
         try:
+            decoder = self._decoder(name, height, width)
             for packet, time, asked in chosen(run, stream, name, frames[0], wanted):
                 self.decoded += 1
                 for label, surface in decoder.feed(packet, base + time, shown=asked):

@@ -12,29 +12,34 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from contracts import Rows
-from dataset.forked import forking
-from loaders._workers import Shared, Work, begin
+from dataset.forked import Stop, begin, forking
+from loaders._workers import Shared, Work
 
 Array = np.ndarray[Any, Any]
 
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""
-HELD = 4
+SLOTS = 4
 """Slots a worker: one that it fills, and those of units that wait for their batch, as they are begun early (_deal.EARLY)."""
+LOOK_S = 0.2
+"""How often whoever waits looks whether it is in vain."""
 
 
-class Unit(Protocol):
+class Given(Protocol):
+    """What a source has for a worker: it is answered by `done`."""
+
     done: Future[tuple[int, Any]]
 
 
-Source = Callable[[], tuple[Rows, Unit] | None]
+Source = Callable[[], tuple[Rows, Given] | None]
 """What to decode next; None = nothing now."""
 
 
@@ -43,16 +48,22 @@ class Pool:
 
     def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool) -> None:
         self._limit = workers + QUEUED
-        self._memory = Shared(HELD * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
+        self._memory = Shared(SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
         self.slots = self._memory.slots
         self._free = deque(range(len(self.slots)))
-        self._lock = threading.RLock()
+        self._lock, self._stop = threading.RLock(), Stop()
         self._source: Source | None = None
         self._sequence, self._running = 0, 0
         self._unused: set[int] = set()  # slots whose unit is done, and has not been released
-        self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, (make_work, self._memory, os.getpid()))
-        with forking():
-            self._executor.submit(_ready).result()  # forks all of them
+        self._broken: BaseException | None = None
+        start = make_work, self.slots, self._stop, os.getpid()
+        self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, start)
+        try:
+            with forking():
+                self._executor.submit(_ready)  # forks all of them
+        except BaseException:
+            self._stop.now()  # those that there are
+            raise
         self._memory.pin()
 
     @property
@@ -72,19 +83,25 @@ class Pool:
     def fill(self) -> None:
         """Give the workers what there is to do: to be called when the source may have something new. A unit that is done calls it too."""
         with self._lock:
-            while self._source is not None and self._running < self._limit and self._free:
+            while self._source is not None and self._running < self._limit and self._free and not self._stop.said:
                 if (found := self._source()) is None:
                     return
                 rows, unit = found
                 slot = self._free.popleft()
                 try:
                     job = self._executor.submit(_do, rows, slot)
-                except RuntimeError as error:  # a worker has died, or all are told to end
-                    self._free.append(slot)
-                    unit.done.set_exception(error)  # and all that are still to come: somebody may wait for any of them
-                    continue
+                except RuntimeError as error:  # a worker has died
+                    self._give_up(error)
+                    return
                 self._running += 1
                 job.add_done_callback(partial(self._done, unit, slot, self._sequence))
+
+    def result(self, unit: Given) -> tuple[int, Any]:
+        """What the unit was answered with. Raises what its work has raised, or BrokenExecutor when no worker will come to it any more."""
+        while not wait([unit.done], LOOK_S).done:
+            if self._broken is not None or self._stop.said:
+                raise self._broken or BrokenExecutor("the workers were told to end")
+        return unit.done.result()
 
     def release(self, slot: int) -> None:
         """Nothing reads it any more."""
@@ -95,7 +112,7 @@ class Pool:
 
     def stop(self) -> None:
         """Tell the workers to end, whatever they wait for; whoever waits for a unit then meets an error within seconds."""
-        self._memory.stop()
+        self._stop.now()
 
     def close(self) -> None:
         """End the worker processes. Then give the memory back."""
@@ -103,19 +120,33 @@ class Pool:
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._memory.close()
 
-    def _done(self, unit: Unit, slot: int, sequence: int, job: Future[Any]) -> None:
-        """In a thread of the executor's."""
-        with self._lock:
-            self._running -= 1
-            if sequence != self._sequence or job.cancelled() or job.exception() is not None:
-                self._free.append(slot)
-            else:
-                self._unused.add(slot)
-        if not job.cancelled() and (error := job.exception()) is not None:
+    def _give_up(self, error: BaseException) -> None:
+        self._broken = self._broken or error
+        self._stop.now()
+
+    def _done(self, unit: Given, slot: int, sequence: int, job: Future[Any]) -> None:
+        """In a thread of the executor's. Where a worker has died it holds a lock that `submit` takes (Python 3.12): then none of ours."""
+        if job.cancelled():
+            return
+        error = job.exception()
+        if isinstance(error, BrokenExecutor):
+            self._give_up(error)
             unit.done.set_exception(error)
-        elif not job.cancelled():
-            unit.done.set_result((slot, job.result()))
-        self.fill()
+            return
+        try:
+            with self._lock:
+                self._running -= 1
+                if error is None and sequence == self._sequence:
+                    self._unused.add(slot)
+                else:
+                    self._free.append(slot)
+            if error is None:
+                unit.done.set_result((slot, job.result()))
+            else:
+                unit.done.set_exception(error)
+            self.fill()
+        except BaseException as mistake:  # of the source: nobody would hear of it here
+            self._give_up(mistake)
 
 
 _work: Work | None = None  # of a worker process
@@ -123,10 +154,11 @@ _make: Callable[[], Work] | None = None
 _slots: Array | None = None
 
 
-def _enter(make_work: Callable[[], Work], memory: Shared, parent: int) -> None:
+def _enter(make_work: Callable[[], Work], slots: Array, stop: Stop, parent: int) -> None:
     global _make, _slots
-    _make, _slots = make_work, memory.slots
-    begin(memory, parent)
+    _make, _slots = make_work, slots
+    torch.set_num_threads(1)
+    begin(stop, parent)
 
 
 def _ready() -> None:

@@ -16,9 +16,6 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-import signal
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
@@ -30,7 +27,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from contracts import Mistake, Rows
-from dataset.forked import forking
+from dataset.forked import Stop, begin, forking
 
 PREFETCH = 4
 """Parts under way a worker."""
@@ -41,8 +38,6 @@ HELD = 3
 QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
 
-GRACE_S = 1.0
-"""What a worker gets to finish its part when the loader is closed."""
 Array = np.ndarray[Any, Any]
 
 
@@ -53,7 +48,7 @@ class Work(Protocol):
 
 
 class Shared:
-    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes]; and the word that ends them.
+    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes].
 
     Raises Mistake where there is not so much; `asked` says what took it.
     """
@@ -68,19 +63,11 @@ class Shared:
             ) from None
         self.slots = np.frombuffer(memory, np.uint8).reshape(count, slot_bytes)
         self.pinned, self._wanted = False, pinned
-        self._stopping = mmap.mmap(-1, 1)
 
     def pin(self) -> None:
         """Make the slots page-locked, so that the device copies from them directly. After the fork: workers need no part of it."""
         if self._wanted and not self.pinned:
             self.pinned = int(torch.cuda.cudart().cudaHostRegister(self.slots.ctypes.data, self.slots.nbytes, 0)) == 0
-
-    def stop(self) -> None:
-        self._stopping[0] = 1
-
-    @property
-    def stopping(self) -> bool:
-        return bool(self._stopping[0])
 
     def close(self) -> None:
         if self.pinned:
@@ -113,7 +100,7 @@ class Workers:
         self.in_flight = -(-workers * PREFETCH // parts)
         self._count = self.in_flight + 1 + HELD  # + 1: a batch is begun while the one before it is not complete
         self._memory = Shared(self._count, parts * self.part_bytes, f"--batch-size {batch_size} with --workers {workers}", pinned=pinned)
-        self._slots = self._memory.slots
+        self._slots, self._stop = self._memory.slots, Stop()
         self._row_bytes = row_bytes
         self._sampler = _PartSampler(self._count, self.part_rows, self._room)
         self._loader: _Loader | None = _Loader(
@@ -124,7 +111,7 @@ class Workers:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=partial(_begin, self._memory, os.getpid()) if workers else None,
+            worker_init_fn=partial(_begin, self._stop, os.getpid()) if workers else None,
             multiprocessing_context="fork" if workers else None,
         )
         if workers:
@@ -150,7 +137,7 @@ class Workers:
 
     def stop(self) -> None:
         """Tell the workers to end, whatever they wait for; a thread that is inside `run` then meets an error within seconds."""
-        self._memory.stop()
+        self._stop.now()
 
     def close(self) -> None:
         """End the worker processes. Then give the memory back."""
@@ -237,27 +224,9 @@ class _PartDataset(Dataset[Any]):
             return "mistake", mistake
 
 
-def _begin(memory: Shared, parent: int, _worker: int) -> None:
-    begin(memory, parent)
-
-
-def begin(memory: Shared, parent: int) -> None:
-    """In a worker process, first of all."""
-    # Ctrl-C and torchrun's SIGTERM reach the whole process group; the main process decides when workers end
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def _begin(stop: Stop, parent: int, _worker: int) -> None:
     torch.set_num_threads(1)
-    threading.Thread(target=_end, args=(memory, parent), daemon=True).start()
-
-
-def _end(memory: Shared, parent: int) -> None:
-    """A worker whose main process was killed must not stay; one that hangs in a read must not keep it from ending."""
-    while os.getppid() == parent:
-        if memory.stopping:
-            time.sleep(GRACE_S)  # it ends in order, unless it cannot
-            os._exit(0)
-        time.sleep(0.2)
-    os._exit(1)
+    begin(stop, parent)
 
 
 def require_shared_memory(needed: int) -> None:

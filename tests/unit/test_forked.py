@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import signal
+import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import numpy as np
@@ -67,3 +70,17 @@ def test_children_do_not_collect_their_parents_garbage(run: Callable[[], None]) 
         gc.enable()
     gc.collect()
     assert np.frombuffer(ENDED_BY, np.uint8)[0] == 1, "and it does"
+
+
+def test_a_child_that_dies_ends_the_others_too() -> None:
+    """Python 3.12 waits for them, and they hear no SIGTERM."""
+    began = time.monotonic()
+    with pytest.raises(BrokenProcessPool):
+        list(forked.results(die_or_sleep, [30.0, 0.0, 30.0], 3))
+    assert time.monotonic() - began < 15
+
+
+def die_or_sleep(seconds: float) -> None:
+    if not seconds:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(seconds)
