@@ -218,6 +218,31 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
     assert failed and not any(sample % 2 for sample in failed)
 
 
+def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -> None:
+    """Two crops of a clip at its beginning and one of a clip behind the damage, in one unit."""
+    kinds = spoiled(tmp_path, lambda content: content[: len(content) * 6 // 10] + bytes(len(content) - len(content) * 6 // 10))
+    given = feed(kinds.videos)
+    rows = given.plan.rows(0, 0)[0]
+    first = np.zeros(BATCH, int)
+    whole = np.tile([0, 0, int(kinds.videos.width[0]), int(kinds.videos.height[0])], (BATCH, 1))
+    late = len(kinds.videos.pts(0)) - T
+    rows = replace(
+        rows,
+        ids=first,
+        regions=whole,
+        windows=whole.astype(float),
+        flips=first.astype(bool),
+        frames=np.array([[clip + t for t in range(T)] for clip in (0, 0, late, 0)]),
+    )
+    loading = loader(given, Refusing(), "")
+    with loading:
+        out = torch.zeros((BATCH, T, SIZE, SIZE, 3))
+        told = loading._all[0]._decode(rows, np.arange(3), out)
+        assert told.lost == [2] and told.fallbacks == ["h264 in mkv, refused"] * 2
+        shown = [numbers(out.movedim(-1, 1), rows, place) for place in (0, 1)]
+        assert shown == [expected(kinds, rows, place) for place in (0, 1)] and not out[2:].any()
+
+
 @pytest.mark.parametrize("beside", ["", "pyav"])
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -> None:
     kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
