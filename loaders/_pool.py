@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from contracts import Rows
+from contracts import Mistake, Rows
 from dataset.forked import Stop, begin, forking
 from loaders._workers import Shared, Work
 
@@ -97,11 +97,20 @@ class Pool:
                 job.add_done_callback(partial(self._done, unit, slot, self._sequence))
 
     def result(self, unit: Given) -> tuple[int, Any]:
-        """What the unit was answered with. Raises what its work has raised, or BrokenExecutor when no worker will come to it any more."""
-        while not wait([unit.done], LOOK_S).done:
-            if self._broken is not None or self._stop.said:
-                raise self._broken or BrokenExecutor("the workers were told to end")
-        return unit.done.result()
+        """What the unit was answered with. Raises what its work has raised, and Mistake when a worker was killed.
+
+        RuntimeError when no worker will come to it any more because all were told to end.
+        """
+        while not wait([unit.done], LOOK_S).done and self._broken is None and not self._stop.said:
+            pass
+        try:
+            if unit.done.done():
+                return unit.done.result()
+            raise self._broken or RuntimeError("the workers were told to end")
+        except BrokenExecutor:
+            raise Mistake(
+                "a worker process that decodes clips was killed, as the system does when memory is short: fewer --workers need less"
+            ) from None
 
     def release(self, slot: int) -> None:
         """Nothing reads it any more."""
