@@ -30,7 +30,10 @@ def evaluate(
     stop_requested: Callable[[], bool],
     progress: Callable[[int], None],
 ) -> dict[str, Any] | None:
-    """The task's figures, `failed` ids and `seconds` over all ranks; None when a rank was asked to stop. `progress` gets samples done."""
+    """The task's figures and `failed` ids over all ranks, and this one's `seconds`; None when a rank was asked to stop.
+
+    `progress` gets samples done.
+    """
     world.broadcast_buffers(module)
     was_training = module.training
     module.eval()

@@ -27,7 +27,7 @@ from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
 from loaders._readers import Undecodable
-from loaders._staging import DTYPES, Staged, Stager, Staging, _Slot, sleeping_event
+from loaders._staging import COPIES, DTYPES, Staged, Stager, Staging, _Slot, sleeping_event
 from loaders._workers import some
 from loaders.pyav import Pyav
 
@@ -35,9 +35,6 @@ Array = np.ndarray[Any, Any]
 
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
-
-COPIES = 3
-"""Units whose copy to the device may be under way."""
 
 SWITCH_S = 5e-4
 """How long a thread may keep the interpreter's lock while one that comes back from its decoder waits for it. Python's own is ten times

@@ -17,11 +17,10 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from contracts import Mistake, Rows
-from dataset.forked import Stop, begin, forking
-from loaders._workers import Shared, Work
+from dataset.forked import Stop, forking
+from loaders._workers import Shared, Work, begin_worker
 
 Array = np.ndarray[Any, Any]
 
@@ -166,8 +165,7 @@ _slots: Array | None = None
 def _enter(make_work: Callable[[], Work], slots: Array, stop: Stop, parent: int) -> None:
     global _make, _slots
     _make, _slots = make_work, slots
-    torch.set_num_threads(1)
-    begin(stop, parent)
+    begin_worker(stop, parent)
 
 
 def _ready() -> None:

@@ -111,7 +111,7 @@ class Workers:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=partial(_begin, self._stop, os.getpid()) if workers else None,
+            worker_init_fn=partial(begin_worker, self._stop, os.getpid()) if workers else None,
             multiprocessing_context="fork" if workers else None,
         )
         if workers:
@@ -224,7 +224,8 @@ class _PartDataset(Dataset[Any]):
             return "mistake", mistake
 
 
-def _begin(stop: Stop, parent: int, _worker: int) -> None:
+def begin_worker(stop: Stop, parent: int, _number: int = 0) -> None:
+    """In a worker process, first of all."""
     torch.set_num_threads(1)
     begin(stop, parent)
 

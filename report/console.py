@@ -245,6 +245,14 @@ def figures(named: Mapping[str, Any]) -> str:
     )
 
 
+def took(seconds: Mapping[str, float] | None) -> str:
+    """How long a validation was."""
+    if not seconds:
+        return ""
+    scoring = f" ({seconds['score']:.1f} s of it scoring)" if seconds["score"] >= 0.1 else ""
+    return f"  in {sum(seconds.values()):.1f} s{scoring}"
+
+
 def _metric(name: str, value: float | None) -> str:
     if not isinstance(value, int | float) or math.isnan(value):  # nan is text in a summary that was read again
         return "-"

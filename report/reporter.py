@@ -20,7 +20,7 @@ import torch
 from config import Config
 from contracts import Batch, World
 from report import pictures
-from report.console import Bar, Console, figures, number
+from report.console import Bar, Console, figures, number, took
 from report.hardware import Sampler, device_gib, hardware, host_gib, over_ranks, versions
 from report.meter import HIGHEST_EFFICIENCY, Meter, Window, bound
 from report.record import Record
@@ -55,14 +55,6 @@ GPU = {"utilisation": "gpu_utilisation", "power_w": "power_w", "sm_mhz": "sm_mhz
 DETECTION = ("instances_per_image", "padding")  # of the facts: what tasks/detection.py tells of its plan
 NO_LOSS = {"step", "grad_norm", "loss_scale"}  # of a point; the rest is the loss and its parts
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
-
-
-def took(seconds: Mapping[str, float] | None) -> str:
-    """How long a validation was."""
-    if not seconds:
-        return ""
-    scoring = f" ({seconds['score']:.1f} s of it scoring)" if seconds["score"] >= 0.1 else ""
-    return f"  in {sum(seconds.values()):.1f} s{scoring}"
 
 
 class Reporter:

@@ -17,10 +17,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from contracts import Batch
 from engine.distributed import ProcessWorld
 from report import pictures
-from report.console import Console, figures, rows
+from report.console import Console, figures, rows, took
 from report.meter import Meter
 from report.record import Record
-from report.reporter import Reporter, took
+from report.reporter import Reporter
 from report.tensorboard import Board
 
 CPU = torch.device("cpu")
