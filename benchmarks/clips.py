@@ -6,24 +6,30 @@ Must not know what is timed.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import dali_baseline, pytorch_baseline
+from benchmarks import dali_baseline, nvdec_baseline, pytorch_baseline
+from benchmarks._suite import Row
 from contracts import Feed, Loader, Mistake, Pixels, World
 from dataset.plan import ClipPlan, ClipPolicy
 from dataset.sources.folder import Folder
 from dataset.splits import Split, cache_folder
 from loaders import open_loader
+from loaders._nvdec import capabilities, import_codec
 from tasks.video import UNIT, Video
 
 DALI = "dali"
 BASELINES = ("pytorch", "pytorch+decord", DALI)
 """benchmarks/pytorch_baseline.py, with PyAV and with decord; benchmarks/dali_baseline.py, on a GPU."""
+
+ALONE = ("decord-alone", "pyav-alone", "nvdec-alone")
+"""Decoding and nothing else: what a loader is held against. benchmarks/pytorch_baseline.py, and benchmarks/nvdec_baseline.py on a GPU."""
 
 Epochs = Callable[[int], Iterator[int]]
 """epoch -> valid clips of this rank's batches."""
@@ -83,7 +89,7 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
     """
     plan = plan_of(settings, data.columns, world)
     frames = shown(data.columns, plan.policy.frames, plan.policy.stride)
-    if name in BASELINES:
+    if name in (*BASELINES, *ALONE):
         yield _by_hand(settings, name, data, plan, world), lambda rate: {"unit": UNIT, "frames_per_s": rate * frames}
         return
     with open_loader(name, feed_of(settings, plan, data, world)) as loader:
@@ -106,21 +112,34 @@ def counted(loader: Loader) -> dict[str, Any]:
     }
 
 
+def beside_decoding(fastest: Row, rows: Sequence[Row]) -> list[str]:
+    """The fastest loader's rate beside what engines and CPU decode when each is alone."""
+    alone = {row["point"]["loader"]: row["figures"]["rate"] for row in rows if row["point"]["loader"] in ALONE}
+    said = []
+    for cpu in ("decord-alone", "pyav-alone"):
+        if {cpu, "nvdec-alone"} <= alone.keys():
+            share = fastest["figures"]["rate"] / (alone[cpu] + alone["nvdec-alone"])
+            said.append(f"{fastest['point']['loader']} gives {share:.0%} of what nvdec-alone and {cpu} decode together.")
+    return said
+
+
 def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World) -> Epochs:
+    files = [os.fsdecode(data.columns.path(sample)) for sample in range(plan.samples)]
     if name == DALI:
-        return _by_dali(settings, data, plan, world)
-    decode = pytorch_baseline.decord_clip if name.endswith("decord") else pytorch_baseline.pyav_clip
-    if decode is pytorch_baseline.decord_clip:
+        return _by_dali(settings, files, data, plan, world)
+    if name == "nvdec-alone":
+        return _by_nvdec(settings, files, plan, world)
+    by_decord = "decord" in name
+    if by_decord:
         try:
             import decord  # noqa: F401
         except (ImportError, OSError) as error:
             raise Mistake(f"--loaders {name}: decord cannot be imported ({error}): pip install decord (x86-64 only)") from None
-    files = [os.fsdecode(data.columns.path(sample)) for sample in range(plan.samples)]
     loader = pytorch_baseline.loader(
-        pytorch_baseline.Clips(
+        (pytorch_baseline.Alone if name in ALONE else pytorch_baseline.Clips)(
             files,
             data.columns.label.tolist(),
-            decode=decode,
+            decode=pytorch_baseline.decord_clip if by_decord else pytorch_baseline.pyav_clip,
             frames=plan.policy.frames,
             stride=plan.policy.stride,
             clips=settings.clips,
@@ -135,7 +154,24 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
     return lambda epoch: (len(clips) for clips, _ in pytorch_baseline.batches(loader, world.device, epoch))
 
 
-def _by_dali(settings: Any, data: Split, plan: ClipPlan, world: World) -> Epochs:
+def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> Epochs:
+    if world.device.type != "cuda":
+        raise Mistake("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone run on this machine")
+    codec = import_codec()
+    engines = capabilities(codec, world.device.index or 0)["h264"].engines
+    stream = nvdec_baseline.clips(
+        codec,
+        files,
+        frames=0 if settings.clip_frames == 0 else plan.policy.frames,
+        stride=plan.policy.stride,
+        clips=settings.clips,
+        threads=engines,
+        gpu=world.device.index or 0,
+    )
+    return lambda epoch: (sum(1 for _ in islice(stream, settings.batch_size)) for _ in range(plan.steps()))
+
+
+def _by_dali(settings: Any, files: list[str], data: Split, plan: ClipPlan, world: World) -> Epochs:
     """A pass has every sequence of the reader: of `--clips 0` those that lie back to back, so that they begin anywhere in a video."""
     if world.device.type != "cuda":
         raise Mistake(f"--loaders {DALI} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on this machine")
@@ -145,7 +181,7 @@ def _by_dali(settings: Any, data: Split, plan: ClipPlan, world: World) -> Epochs
         raise Mistake(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
     frames, stride = plan.policy.frames, plan.policy.stride
     loader = dali_baseline.clips(
-        [os.fsdecode(data.columns.path(sample)) for sample in range(plan.samples)],
+        files,
         data.columns.label.tolist(),
         frames=frames,
         stride=stride,

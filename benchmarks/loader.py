@@ -85,7 +85,7 @@ class Loader(Common):
     """Folder with <class>/* or train/<class>/*."""
     loaders: tuple[str, ...] = ("auto",)
     """pytorch (the baseline; of clips with PyAV, and pytorch+decord, and on a GPU dali), or names as in --loader of train.py; auto = all
-    that run here."""
+    that run here. Of clips also decord-alone, pyav-alone and nvdec-alone, which decode and drop the frames."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -131,8 +131,9 @@ def expanded(
 
     `more` are names besides the loaders; by default the baselines.
     """
-    known = (*(BASELINES[task] if more is None else more), *OF_TASK[task])
-    auto = [name for name in known if name != "synthetic" and "nvdec+" not in name and _runs(name, devices)]
+    by_hand = (*BASELINES[task], *(clips.ALONE if task == "video" else ())) if more is None else more
+    known = (*by_hand, *OF_TASK[task])
+    auto = [name for name in known if name != "synthetic" and "nvdec+" not in name and name not in clips.ALONE and _runs(name, devices)]
     return list(dict.fromkeys(each for name in names for each in (auto if one_of(flag, name, (*known, "auto")) == "auto" else [name])))
 
 
@@ -320,12 +321,14 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     for files, links in sorted({(row["figures"]["files"], row["figures"]["unique_files"]) for row in good}):
         rest = "the others are links to these, or copies" if links < files else "no two are alike"
         said.append(f"{files:,} files, {links:,} of them unique: {rest}.")
-    for gpus, its in _show.by(good, "gpus").items():
+    loading = [row for row in good if row["point"]["loader"] not in clips.ALONE]
+    for gpus, its in _show.by(loading, "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
         times, figures, beside = _processes(gpus), fastest["figures"], by_hand(rows, gpus)
         more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}" if beside and figures.get("speed_up") else ""
         frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
         said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
+        said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
     for loader, its in _show.by(good, "loader").items():
         kinds = dict.fromkeys(kind for row in its if (kind := row["figures"].get("fallback_kinds")))
         said += [f"{loader}: clips of some files were decoded by pyav ({kind})." for kind in kinds]

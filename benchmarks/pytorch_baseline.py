@@ -57,12 +57,23 @@ class Clips(Dataset[Any]):
         return len(self.files) * max(self.clips, 1)
 
     def __getitem__(self, index: int) -> Any:
-        video, clip = divmod(index, max(self.clips, 1))
-        place = clip / max(self.clips - 1, 1) if self.clips else random.random()
-        pixels = self.decode(self.files[video], self.frames, self.stride, place)
+        pixels = self.decoded(index)
         pixels = np.concatenate([pixels, np.repeat(pixels[-1:], self.frames - len(pixels), axis=0)])
         small = self.crop(torch.from_numpy(pixels).permute(0, 3, 1, 2))  # [T, 3, H, W]
-        return self.normalise(small.float() / 255).transpose(0, 1), self.labels[video]
+        return self.normalise(small.float() / 255).transpose(0, 1), self.labels[index // max(self.clips, 1)]
+
+    def decoded(self, index: int) -> np.ndarray[Any, Any]:
+        """uint8 [T, H, W, 3], at most `frames` of them."""
+        video, clip = divmod(index, max(self.clips, 1))
+        place = clip / max(self.clips - 1, 1) if self.clips else random.random()
+        return self.decode(self.files[video], self.frames, self.stride, place)
+
+
+class Alone(Clips):
+    """(frames that were decoded, label): no pixels are resized, and none travel."""
+
+    def __getitem__(self, index: int) -> Any:
+        return len(self.decoded(index)), self.labels[index // max(self.clips, 1)]
 
 
 def pyav_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[Any, Any]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import itertools
 import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import clips, loader, pytorch_baseline
+from benchmarks import clips, loader, nvdec_baseline, pytorch_baseline
 from benchmarks._suite import results
 from benchmarks.loader import BASELINE, SUITE, Loader, class_folders, conclude, derive, expanded, settled, unique
 from contracts import Mistake
@@ -272,7 +274,68 @@ def test_a_clip_by_hand_that_is_too_short_repeats_its_last_frame(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("cached")
-@pytest.mark.parametrize(("name", "said"), [("nvdec", "--loader nvdec"), ("dali", "--loaders dali")])
+@pytest.mark.parametrize("name", ["pyav-alone", "decord-alone"])
+def test_decoding_alone_is_counted_as_loading_is(name: str, videos: Path) -> None:
+    if name.startswith("decord"):
+        pytest.importorskip("decord", reason="decord is not installed")
+    found, told = passed(name, videos, epochs=2)
+    assert found == [2] * 10 and told["frames_per_s"] == 40.0
+    found, _ = passed(name, videos, clips=3)
+    assert sum(found) == 30
+
+
+def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None:
+    log: list[tuple[str, int]] = []
+
+    class SimpleDecoder:
+        """Of PyNvVideoCodec: for files of 40 frames; `short.mp4` has fewer than it says."""
+
+        def __init__(self, file: str, gpu_id: int, use_device_memory: bool) -> None:
+            assert use_device_memory and gpu_id == 3
+            self.reconfigure_decoder(file)
+
+        def reconfigure_decoder(self, file: str) -> None:
+            self.file, self.left = file, 20 if file == "short.mp4" else 40
+
+        def __len__(self) -> int:
+            return 40
+
+        def get_batch_frames(self, count: int) -> list[int]:
+            came = min(count, self.left)
+            self.left -= came
+            log.append((self.file, came))
+            return [0] * came
+
+        def get_batch_frames_by_index(self, wanted: list[int]) -> list[int]:
+            log.append((self.file, len(wanted)))
+            return [at for at in wanted if at < self.left]
+
+    def first(files: list[str], count: int, **asked: Any) -> list[int]:
+        given = {"frames": 4, "stride": 2, "clips": 0, "threads": 2, "gpu": 3} | asked
+        log.clear()
+        return list(itertools.islice(nvdec_baseline.clips(SimpleNamespace(SimpleDecoder=SimpleDecoder), files, **given), count))
+
+    assert first(["a", "b", "c"], 6) == [4] * 6 and {file for file, _ in log[:9]} == {"a", "b", "c"}
+    assert first(["a"], 3, clips=5) == [4] * 3
+    assert first(["a", "b"], 2, frames=0) == [40, 40] and log[0][1] == 16
+    for frames in (0, 40):
+        with pytest.raises(ValueError, match="20 of 40 frames came"):
+            first(["short.mp4"], 1, frames=frames, stride=1)
+
+
+def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
+    rows = [row("nvdec-alone", 1, 100.0), row("decord-alone", 1, 25.0), row("pytorch", 1, 10.0), row("nvdec+pyav", 1, 115.0)]
+    found = derive(rows)
+    assert [one["figures"]["speed_up"] for one in found] == pytest.approx([10, 2.5, 1, 11.5])
+    said = conclude(found)
+    assert said[1].startswith("1 process: nvdec+pyav passes") and "11.5 times as fast as pytorch" in said[1], "no loader, no fastest"
+    assert said[2] == "nvdec+pyav gives 92% of what nvdec-alone and decord-alone decode together."
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(
+    ("name", "said"), [("nvdec", "--loader nvdec"), ("dali", "--loaders dali"), ("nvdec-alone", "--loaders nvdec-alone")]
+)
 def test_a_loader_of_clips_that_cannot_run_here_says_so(name: str, said: str, videos: Path) -> None:
     with pytest.raises(Mistake, match=f"{said} needs an NVIDIA GPU"):
         passed(name, videos)
