@@ -9,7 +9,6 @@ A unit is a clip with all its views; loaders/_deal.py says who gets it, loaders/
 from __future__ import annotations
 
 import math
-import os
 import sys
 import time
 from collections import Counter, deque
@@ -36,6 +35,8 @@ Array = np.ndarray[Any, Any]
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
 
+THREADS_A_CORE = 2
+"""Of the device's threads, that keep a core busy with demuxing, parsing and launching."""
 SWITCH_S = 5e-4
 """How long a thread may keep the interpreter's lock while one that comes back from its decoder waits for it. Python's own is ten times
 that, in which an engine decodes three pictures."""
@@ -150,10 +151,12 @@ class MixedLoader(Staging):
         self._pace: Pace | None = None
         if feed.workers and (beside or not able.all()):
             name, own, other = beside or ("pyav", Pyav, None)
-            self._pace = Pace(workers=feed.workers, threads=threads) if beside else None
+            # the threads' own work takes cores too: with a worker on each of them both sides were slower than with fewer
+            workers = max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1) if beside else feed.workers
+            self._pace = Pace(workers=workers, threads=threads) if beside else None
             self._pool = Pool(  # forked before there are threads that may hold a lock of FFmpeg's
-                lambda: _beside(Decoding(feed, name, own, other)),
-                workers=feed.workers,
+                lambda: Decoding(feed, name, own, other),
+                workers=workers,
                 slot_bytes=self._views * math.prod(feed.plan.sample_shape),
                 pinned=feed.device.type == "cuda" and feed.pinned,
             )
@@ -306,15 +309,6 @@ def device_streams(device: torch.device, count: int) -> list[Any]:
     kept = _streams.setdefault(device, [])
     kept += [torch.cuda.Stream(device) for _ in range(count - len(kept))]
     return kept[:count]
-
-
-def _beside(work: Decoding) -> Decoding:
-    """In a worker: the device's threads need little of the cores, but that at once, or the engines stand still."""
-    try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    except OSError:  # a container may forbid it
-        os.nice(10)
-    return work
 
 
 def _enter(device: torch.device) -> None:

@@ -137,6 +137,10 @@ def test_one_decoder_for_files_of_many_sizes(kind: str, tmp_path: Path, device: 
     sizes = [(192, 256), (256, 192), (360, 640), (208, 272), (1080, 1920), (240, 320), (256, 192)]
     ending = kind.rpartition(".")[2]
     kinds = Made(tmp_path, {f"{at}.{ending}": KINDS[kind] | {"size": size, "frames": 24} for at, size in enumerate(sizes)})
+    if not within(capabilities(import_codec(), 0), kinds.videos).any():
+        print(f"{kind}: no engine of this GPU decodes it")
+        assert kind == "av1.mp4", "which came with Ampere's, but not in GPUs for data centres"
+        return
     made: list[tuple[int, int]] = []
 
     class Counted(_nvdec.Decoder):
@@ -146,7 +150,7 @@ def test_one_decoder_for_files_of_many_sizes(kind: str, tmp_path: Path, device: 
 
     monkeypatch.setattr(_nvdec, "Decoder", Counted)
     read, on_device = ByNvdec(kinds.videos, device), []
-    for _ in range(30):
+    for _ in range(16):
         for sample in range(len(sizes)):
             frames = [5, 6, 7, 13]
             came = {frame: number(pixels) for frame, pixels in read(sample, frames)}
@@ -154,7 +158,7 @@ def test_one_decoder_for_files_of_many_sizes(kind: str, tmp_path: Path, device: 
         on_device.append(device_mib())
     print(f"{kind}: made for {made}; device {on_device}")
     assert len(made) <= 4
-    assert max(on_device[10:]) - on_device[9] <= 16
+    assert max(on_device[6:]) - on_device[5] <= 16
 
 
 @pytest.mark.parametrize("views", [1, 3])

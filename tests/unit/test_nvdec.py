@@ -269,6 +269,16 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
     assert sys.getswitchinterval() == switch_s
 
 
+def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> None:
+    def processes(beside: str, workers: int) -> int:
+        before = len(psutil.Process().children())
+        with loader(replace(feed(made.videos), workers=workers), Codec(engines=4), beside):
+            return len(psutil.Process().children()) - before
+
+    assert [processes("pyav", workers) for workers in (5, 2)] == [3, 1]
+    assert processes("", 3) == 3, "which decode only what engines cannot"
+
+
 SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130, 202)]
 
 
