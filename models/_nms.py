@@ -21,9 +21,9 @@ def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> tor
         return kernel(boxes, alive, threshold)
     kept = torch.zeros_like(alive)
     falling = -torch.arange(boxes.shape[1], device=boxes.device, dtype=boxes.dtype)
-    for own, there, left in zip(boxes, alive, kept, strict=True):
-        places = there.nonzero()[:, 0]
-        left[places[nms(own[places], falling[: len(places)], threshold)]] = True
+    for group in alive.any(1).nonzero()[:, 0].tolist():
+        places = alive[group].nonzero()[:, 0]
+        kept[group, places[nms(boxes[group, places], falling[: len(places)], threshold)]] = True
     return kept
 
 
@@ -37,6 +37,6 @@ def _kernel(device: torch.device) -> Any:
     except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
         said = (str(error).splitlines() or [""])[0]
         named = f"{type(error).__name__}: {said}"
-        warnings.warn(f"Triton builds no kernel here ({named}): R-CNN's proposals are suppressed group by group, slowly", stacklevel=2)
+        warnings.warn(f"Triton builds no kernel here ({named}): boxes are suppressed group by group, slowly", stacklevel=2)
         return None
     return _nms_kernel.survivors

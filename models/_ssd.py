@@ -1,4 +1,4 @@
-"""SSD from its head's outputs to losses and detections, for a batch at once. Imports none of ours.
+"""SSD from its head's outputs to losses and detections, for a batch at once.
 
 torchvision loops over images, and in validation over classes too: the host launches small kernels and waits for their results, which takes
 longer than the convolutions do on a fast GPU. Here training waits for nothing, so that no step may depend on a value on the device: what
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torchvision.models.detection.image_list import ImageList
-from torchvision.ops import batched_nms, clip_boxes_to_image
+
+from models._nms import survivors
 
 Targets = Sequence[dict[str, torch.Tensor]]
 CHUNK_BYTES = 64 * 2**20
@@ -145,16 +146,16 @@ def detections(
     found = []
     for first in range(0, len(sizes), at_once):
         chunk = slice(first, first + at_once)
-        # axes: [images, classes but the background, candidates]
+        # axes: images, classes but the background, candidates
         best, places = scores[chunk, :, 1:].transpose(1, 2).topk(min(stock.topk_candidates, len(defaults)))
-        good = best > stock.score_thresh
-        counts = good.sum((1, 2)).tolist()
-        image, label, rank = good.nonzero(as_tuple=True)  # class by class and best first, as torchvision joins them
-        place = places[image, label, rank]
-        boxes = stock.box_coder.decode_single(regression[chunk][image, place], defaults[place])
-        parts = zip(boxes.split(counts), best[image, label, rank].split(counts), (label + 1).split(counts), sizes[chunk], strict=True)
-        for own, score, kind, size in parts:
-            inside = clip_boxes_to_image(own, size)
-            kept = batched_nms(inside, score, kind, stock.nms_thresh)[: stock.detections_per_img]
-            found.append({"boxes": inside[kept], "scores": score[kept], "labels": kind[kept]})
+        image = torch.arange(len(places), device=places.device)[:, None, None]
+        deltas, own = regression[chunk][image, places], defaults[places]
+        boxes = stock.box_coder.decode_single(deltas.flatten(0, 2), own.flatten(0, 2)).view_as(own)
+        limits = on_device([size for height, width in sizes[chunk] for size in (width, height, width, height)], boxes.device)
+        boxes = torch.minimum(boxes.clamp(min=0), limits.view(-1, 1, 1, 4))
+        kept = survivors(boxes.flatten(0, 1), (best > stock.score_thresh).flatten(0, 1), stock.nms_thresh).view_as(best)
+        ranked = best.masked_fill(~kept, -1).flatten(1).sort(dim=1, descending=True, stable=True)
+        for row, count in enumerate(kept.sum((1, 2)).clamp(max=stock.detections_per_img).tolist()):
+            which, score = ranked.indices[row, :count], ranked.values[row, :count]
+            found.append({"boxes": boxes[row].flatten(0, 1)[which], "scores": score, "labels": which // best.shape[2] + 1})
     return found
