@@ -199,14 +199,27 @@ class Loader(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
+class Later(Protocol):
+    """Figures of a validation that are being made by rank 0 while training goes on."""
+
+    def done(self) -> bool:
+        """Whether `result` would not have to wait."""
+
+    def result(self) -> dict[str, Any]:
+        """Waits. On rank 0 the figures, `extras` (see report.reporter) and how many `seconds` they took; {} on the others."""
+
+    def drop(self) -> None:
+        """Give up: nobody will ask for them."""
+
+
 class Metric(Protocol):
     """Counts over a validation, exact whatever the number of ranks."""
 
     def update(self, outputs: Any, batch: Batch) -> None:
         """Add one batch. Reads nothing back from the device."""
 
-    def result(self, world: World) -> dict[str, float]:
-        """Sum over the ranks and name the figures; every rank gets the same."""
+    def result(self, world: World) -> dict[str, Any] | Later:
+        """Sum over the ranks and name the figures; every rank gets the same. Later, where that takes more than an instant."""
 
 
 class Task(Protocol):

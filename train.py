@@ -129,7 +129,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         if state:
             training.load(state)
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
-            finished = training.validate() is not None if run.evaluate else training.fit()
+            finished = training.validate() if run.evaluate else training.fit()
         reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
         return 0 if finished else 128 + max(world.gather(training.stop.signal or 0))
 

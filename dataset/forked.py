@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import mmap
 import multiprocessing
@@ -15,14 +16,17 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 GRACE_S = 1.0
 """What a process that is told to end gets for what it is doing."""
+NICE = 10
+"""Of a process that works beside a run: loaders come first."""
 _FORKING = threading.Lock()
+_forked = False
 
 
 class Stop:
@@ -76,7 +80,8 @@ def forking() -> Iterator[None]:
         try:
             yield
         finally:
-            gc.unfreeze()
+            if not _forked:
+                gc.unfreeze()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
@@ -103,9 +108,55 @@ def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
     try:
         return list(results(work, items, workers))
     except (BrokenProcessPool, OSError) as error:
-        warnings.warn(f"worker processes did not live ({type(error).__name__}: {error}): one does their work, slowly", stacklevel=2)
+        _warn(error)
         return [work(item) for item in items]
 
+
+class Beside(Generic[R]):
+    """What `work` makes, in a process of its own that yields to others, while this one goes on. It may fork more."""
+
+    def __init__(self, work: Callable[[], R]) -> None:
+        self._work, self._stop = work, Stop()
+        self._job: Future[R] | None = None
+        pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _start, (self._patiently, self._stop, os.getpid()))
+        with contextlib.suppress(OSError), forking():  # no process, no memory for one: `result` does it
+            self._job = pool.submit(_do, None)
+        pool.shutdown(wait=False)
+
+    def _patiently(self, _nothing: None) -> R:
+        gc.disable()  # here and in what is forked next: a fifth of the time to score detections went to looking for cycles
+        os.nice(NICE)
+        return self._work()
+
+    def done(self) -> bool:
+        """Whether `result` need not wait for the process."""
+        return self._job is None or self._job.done()
+
+    def result(self) -> R:
+        """Waits, and raises what the work has raised. Where the process did not live, this one does the work."""
+        try:
+            if self._job is not None:
+                return self._job.result()
+        except BrokenProcessPool as error:
+            _warn(error)
+        return self._work()
+
+    def drop(self) -> None:
+        """End it within seconds: nobody will ask for the result."""
+        self._stop.now()
+
+
+def _warn(error: Exception) -> None:
+    warnings.warn(f"worker processes did not live ({type(error).__name__}: {error}): one does their work, slowly", stacklevel=3)
+
+
+def _renew() -> None:
+    """In a child: the lock was its parent's, and held; and what it has inherited stays frozen if it forks too."""
+    global _FORKING, _forked
+    _FORKING, _forked = threading.Lock(), True
+
+
+os.register_at_fork(after_in_child=_renew)
 
 _work: Callable[[Any], Any] | None = None  # of a worker process
 

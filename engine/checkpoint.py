@@ -34,6 +34,15 @@ def write(path: Path, content: dict[str, Any]) -> None:
         raise Mistake(f"--output {path.parent}: cannot write {path.name}: {reason}; earlier checkpoints are untouched") from error
 
 
+def on_host(content: Any) -> Any:
+    """A copy of what `write` takes, to be written later: its tensors are a CPU's, and stay as they are now."""
+    if isinstance(content, torch.Tensor):
+        return content.detach().to("cpu", copy=True)
+    if isinstance(content, dict):
+        return {name: on_host(value) for name, value in content.items()}
+    return [on_host(value) for value in content] if isinstance(content, list) else content
+
+
 def find(resume: str | None, output: Path | None, *, required: bool = False) -> Path | None:
     """The file that --resume names; `auto` is last.pt of the output folder where there is one. `required`: by --evaluate."""
     if required and (resume is None or (resume == "auto" and output and not (output / "last.pt").is_file())):

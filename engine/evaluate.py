@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from contracts import Batch, Task
+from contracts import Batch, Later, Loader, Task
 from engine import precision as precisions
 from engine.distributed import ProcessWorld, Vote
 
@@ -17,6 +18,46 @@ from engine.distributed import ProcessWorld, Vote
 def _same_kernels() -> Any:
     """cuDNN picks a kernel by the shape, not by a race: the figures are the same bits on any number of ranks."""
     return torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=torch.backends.cudnn.allow_tf32)
+
+
+class Outcome:
+    """The figures of a pass over the validation set: there, or being made beside what comes next."""
+
+    def __init__(self, found: dict[str, Any] | Later, *, failed: list[int], pass_s: float, score_s: float) -> None:
+        self._found, self.failed, self._pass_s, self._score_s = found, failed, pass_s, score_s
+        self.later = not isinstance(found, dict)
+
+    def done(self) -> bool:
+        """Whether rank 0 would not have to wait for them."""
+        return isinstance(self._found, dict) or self._found.done()
+
+    def result(self, world: ProcessWorld) -> dict[str, Any]:
+        """The task's figures and `failed` ids over all ranks, and this one's `seconds`. Every rank must call it, once."""
+        began = time.perf_counter()
+        found, score_s = self._found, self._score_s
+        if not isinstance(found, dict):
+            told = found.result()
+            extras, score_s = told.pop("extras", None), told.pop("seconds", 0.0)
+            found = dict(world.gather(told)[0]) | ({"extras": extras} if extras else {})
+        waited = self._score_s + time.perf_counter() - began
+        return found | {"failed": self.failed, "seconds": {"pass": self._pass_s, "score": score_s, "waited": waited}}
+
+    def drop(self) -> None:
+        """Nobody will ask for them."""
+        if not isinstance(self._found, dict):
+            self._found.drop()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validated:
+    """An outcome, and what it is of."""
+
+    outcome: Outcome
+    loader: Loader
+    step: int
+    epoch: int | None  # the last one trained
+    picks: bool  # whether best.pt may become the state
+    state: dict[str, Any] | None  # on rank 0, if it picks
 
 
 def evaluate(
@@ -29,8 +70,8 @@ def evaluate(
     vote: Vote,
     stop_requested: Callable[[], bool],
     progress: Callable[[int], None],
-) -> dict[str, Any] | None:
-    """The task's figures and `failed` ids over all ranks, and this one's `seconds`; None when a rank was asked to stop.
+) -> Outcome | None:
+    """One pass over all batches of all ranks; None when a rank was asked to stop.
 
     `progress` gets samples done.
     """
@@ -55,7 +96,7 @@ def evaluate(
         return None
     world.synchronise()
     passed = time.perf_counter()
-    result: dict[str, Any] = metric.result(world)
-    result["seconds"] = {"pass": passed - began, "score": time.perf_counter() - passed}
-    result["failed"] = sorted({sample for ids in world.gather(failed) for sample in ids})
-    return result
+    found = metric.result(world)
+    score_s = time.perf_counter() - passed
+    failed = sorted({sample for ids in world.gather(failed) for sample in ids})
+    return Outcome(found, failed=failed, pass_s=passed - began, score_s=score_s)

@@ -17,7 +17,7 @@ from torch import nn
 from contracts import Batch, Loader, Mistake, Plan, Task
 from engine import checkpoint
 from engine.distributed import ProcessWorld, Vote
-from engine.evaluate import evaluate
+from engine.evaluate import Validated, evaluate
 from engine.recent import Recent
 from engine.step import Step
 
@@ -99,6 +99,7 @@ class Run:
         self._epoch_failed: set[int] = set()
         self._failed_in_validation: set[int] = set()
         self._validated_with: Loader | None = None
+        self._outstanding: Validated | None = None
         self._read_bytes = 0
         self._measured = False
         self._time_is_up = False
@@ -107,6 +108,13 @@ class Run:
 
     def fit(self) -> bool:
         """Train to the end. False when a signal ended it early; a checkpoint has then been written."""
+        try:
+            return self._fit()
+        finally:
+            if self._outstanding is not None:  # an error ends the run
+                self._outstanding.outcome.drop()
+
+    def _fit(self) -> bool:
         while self.progress.epoch < self.epochs and not self._enough():
             if not self._epoch():
                 self.save()
@@ -119,10 +127,11 @@ class Run:
                 return False
             self.progress.dropped += self.plan.samples - self.progress.consumed
             self.progress.epoch, self.progress.consumed = self.progress.epoch + 1, 0
-            self.save()
-        if self.progress.consumed:
-            if not self._validate():
-                return False
+            if self._outstanding is None:  # until its figures are known, last.pt resumes into the validation
+                self.save()
+        if self.progress.consumed and not self._validate():
+            return False
+        if self.progress.consumed or self._outstanding is not None:
             self.save()
         self.meter.flush()
         if self._last_batch is not None and self.report.above_ceiling():
@@ -264,23 +273,25 @@ class Run:
         due = self.val_every > 0 and (last or (epoch + 1) % self.val_every == 0)
         if self.open_validation is None or not due:
             return True
-        result = self.validate()
-        if result is None:
+        if not self._pass_over(picks=True):
             return False
-        figure = float(np.nan_to_num(result[self.task.best], nan=-np.inf))  # AP where there is nothing to find
-        if figure > self.progress.best or np.isneginf(self.progress.best):
-            self.progress.best = figure
-            over = self.plan.steps(self.progress.consumed) == 0
-            self.save("best.pt", replace(self.progress, epoch=epoch + 1, consumed=0) if over else self.progress)
+        if self._outstanding is not None and not self._outstanding.outcome.later:
+            self._settle()
         return True
 
-    def validate(self) -> dict[str, Any] | None:
-        """Open the validation loader, pass over it once, close it: it holds no memory while training runs."""
+    def validate(self) -> bool:
+        """Validate, and tell the figures. False when a signal came."""
+        passed = self._pass_over(picks=False)
+        self._settle()
+        return passed
+
+    def _pass_over(self, *, picks: bool) -> bool:
+        """Open the validation loader, pass over it once, close it: it holds no memory while training runs. False when a signal came."""
         if self.open_validation is None:
             raise Mistake("--evaluate needs --data: there is nothing to validate on")
         plan = self.validation_plan
         with self.report.validation(plan.samples * plan.views) as bar, self.open_validation() as loader:
-            result = evaluate(
+            outcome = evaluate(
                 self.module,
                 loader.batches(0, 0),
                 task=self.task,
@@ -296,28 +307,57 @@ class Run:
         self._validated_with = loader
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
-        if result is not None:
-            failed = set(result["failed"])
-            self._judge(failed, failed - self._failed_in_validation, plan.samples, "val")
-            self._failed_in_validation |= failed
-            epoch = self.progress.epoch if self.progress.consumed else self.progress.epoch - 1  # at its start: of the one before
-            self.report.validated(result, loader=loader, step=self.progress.step, epoch=epoch if epoch >= 0 else None)
-        return result
+        if outcome is None:
+            return False
+        failed = set(outcome.failed)
+        self._judge(failed, failed - self._failed_in_validation, plan.samples, "val")
+        self._failed_in_validation |= failed
+        progress = self.progress
+        epoch = progress.epoch if progress.consumed else progress.epoch - 1  # at its start: of the one before
+        state = None
+        if picks and self.world.rank == 0:
+            over = self.plan.steps(progress.consumed) == 0
+            state = self._state(replace(progress, epoch=progress.epoch + 1, consumed=0) if over else progress)
+            state = checkpoint.on_host(state) if outcome.later else state
+        self._outstanding = Validated(
+            outcome=outcome, loader=loader, step=progress.step, epoch=epoch if epoch >= 0 else None, state=state, picks=picks
+        )
+        return True
+
+    def _settle(self) -> None:
+        """Wait for a validation's figures, tell them, and keep what was validated if it is the best. Every rank calls it."""
+        if self._outstanding is None:
+            return
+        validated, self._outstanding = self._outstanding, None
+        result = validated.outcome.result(self.world)
+        self.report.validated(result, loader=validated.loader, step=validated.step, epoch=validated.epoch)
+        figure = float(np.nan_to_num(result[self.task.best], nan=-np.inf))  # AP where there is nothing to find
+        if validated.picks and (figure > self.progress.best or np.isneginf(self.progress.best)):
+            self.progress.best = figure
+            if validated.state is not None:
+                validated.state["progress"]["best"] = figure
+            self._write("best.pt", validated.state)
 
     def _save_due(self) -> bool:
+        """Also when a validation's figures have come: what was trained meanwhile is then kept with them."""
         by_steps = self.save_every_steps > 0 and self.progress.step % self.save_every_steps == 0
-        return by_steps or 0 < 60 * self.save_every_minutes <= time.monotonic() - self._saved_at
+        by_time = 0 < 60 * self.save_every_minutes <= time.monotonic() - self._saved_at
+        return by_steps or by_time or (self.world.rank == 0 and self._outstanding is not None and self._outstanding.outcome.done())
 
-    def save(self, name: str = "last.pt", progress: Progress | None = None) -> None:
-        """Write a checkpoint from rank 0; the others wait. Nothing is saved past a loss that is not finite."""
+    def save(self) -> None:
+        """Write last.pt from rank 0, once a validation is settled; the others wait. Nothing is saved past a loss that is not finite."""
+        self._settle()
         self._recent.read()
+        self._write("last.pt", self._state(self.progress) if self.world.rank == 0 else None)
+        self._saved_at = time.monotonic()
+
+    def _write(self, name: str, state: dict[str, Any] | None) -> None:
         error = None
-        if self.world.rank == 0:
+        if state is not None:
             try:
-                checkpoint.write(self.output / name, self._state(progress or self.progress))
+                checkpoint.write(self.output / name, state)
             except Mistake as mistake:
                 error = str(mistake)
-        self._saved_at = time.monotonic()
         if (error := self.world.gather(error)[0]) is not None:
             raise Mistake(error)
 

@@ -246,11 +246,12 @@ def figures(named: Mapping[str, Any]) -> str:
 
 
 def took(seconds: Mapping[str, float] | None) -> str:
-    """How long a validation was."""
+    """How long training stood still for a validation, and how long its figures took, which may be beside training."""
     if not seconds:
         return ""
-    scoring = f" ({seconds['score']:.1f} s of it scoring)" if seconds["score"] >= 0.1 else ""
-    return f"  in {sum(seconds.values()):.1f} s{scoring}"
+    standing = f"  in {seconds['pass'] + seconds['waited']:.1f} s"
+    where = "beside training " if seconds["waited"] < seconds["score"] / 2 else ""
+    return standing + (f", scored {where}in {seconds['score']:.1f} s" if seconds["score"] >= 0.1 else "")
 
 
 def _metric(name: str, value: float | None) -> str:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Rows, World
+from contracts import Array, Batch, Later, Rows, World
 from dataset import geometry
+from dataset.forked import Beside
 from tasks import _coco, _drawn, _masks, _results
 from tasks._coco import Detections
 
 DRAWN = 4
 """Images of a validation that are drawn, with what was found in them: from its first to its last, as these have different shapes."""
+
+
+class Nothing:
+    """contracts.Later of the ranks that make no figures."""
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+    def drop(self) -> None:
+        pass
 
 
 class CocoAP:
@@ -54,10 +69,10 @@ class CocoAP:
         masks = [code for place in kept for code in self._encoded(outputs[place], rows, place)] if self._masks else None
         self._pending.append((rows, which, values, points, masks))
 
-    def result(self, world: World) -> dict[str, Any]:
+    def result(self, world: World) -> Later:
         """COCO's figures by the names of _coco.Scores, of masks with mask_ before them, of keypoints with keypoint_; samples, detections.
 
-        Rank 0 also gets `extras`: files, images and scalars that are no figures. Every rank must call it.
+        And `extras`: files, images and scalars that are no figures. Rank 0 makes them in processes of its own. Every rank must call it.
         """
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
@@ -66,17 +81,20 @@ class CocoAP:
         seen = np.concatenate([ids for ids, _, _ in everyone])
         if len(np.unique(seen)) != len(seen):
             raise ValueError("an image was validated twice, so its objects would count twice: the plan or the loader is wrong")
+        if world.rank != 0:
+            return Nothing()
+        parts, samples = [part for _, _, part in everyone], sum(valid for _, valid, _ in everyone)
+        return Beside(lambda: self._scored(parts, samples, spread(everyone[0][0], DRAWN)))
+
+    def _scored(self, parts: list[Detections], samples: int, drawn: list[int]) -> dict[str, Any]:
+        began = time.perf_counter()
+        found = Detections.joined(parts)
+        scores = {kind: _coco.score(self._columns, found, kind=kind, evaluator=self._evaluator) for kind in self._kinds}
         told: dict[str, Any] = {}
-        extras: dict[str, Any] = {}
-        if world.rank == 0:
-            found = Detections.joined([part for _, _, part in everyone])
-            scores = {kind: _coco.score(self._columns, found, kind=kind, evaluator=self._evaluator) for kind in self._kinds}
-            for of_kind in scores.values():
-                told |= of_kind.figures()
-            told |= {"samples": sum(valid for _, valid, _ in everyone), "detections": len(found)}
-            extras = self._extras(found, scores, spread(everyone[0][0], DRAWN))
-        figures: dict[str, Any] = dict(world.gather(told)[0])
-        return figures | ({"extras": extras} if extras else {})
+        for of_kind in scores.values():
+            told |= of_kind.figures()
+        told |= {"samples": samples, "detections": len(found), "extras": self._extras(found, scores, drawn)}
+        return told | {"seconds": time.perf_counter() - began}
 
     def _found(self) -> Detections:
         """This rank's detections in pixels of the images as stored, cut at their borders; without classes that are no category, and NaN."""

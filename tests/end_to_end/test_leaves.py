@@ -37,7 +37,7 @@ CONTRACT: dict[str, Any] = {
     "ceiling": {"compute": CEILING, "loader": CEILING},
     "data_wait": {"ms": float, "share": float},
     "validation": {"top1": float, "top5": float, "loss": float},
-    "validation_s": {"pass": float, "score": float},
+    "validation_s": {"pass": float, "score": float, "waited": float},
     "memory": dict.fromkeys(("allocated_gib", "reserved_gib", "device_gib", "host_gib"), OPTIONAL),
     "gpu": {"utilisation": OPTIONAL, "power_w": OPTIONAL},
     "cpu": {"utilisation": OPTIONAL},

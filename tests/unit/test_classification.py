@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -55,7 +55,9 @@ def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[st
     metric = Classification(LABELS).metric(CPU)
     for logits, batch in batches:
         metric.update(logits, batch)
-    return metric.result(world or alone())
+    found = metric.result(world or alone())
+    assert isinstance(found, dict)
+    return found
 
 
 # --- targets ------------------------------------------------------------------------------------------------------------------------
@@ -71,7 +73,7 @@ def test_labels_of_the_rows_and_ignore_for_padding() -> None:
 def test_the_task_is_the_contract() -> None:
     task: Task = Classification(LABELS)
     metric: Metric = task.metric(CPU)
-    assert task.name == "classification" and task.best in metric.result(alone())
+    assert task.name == "classification" and task.best in dict(cast(Any, metric.result(alone())))
 
 
 # --- losses -------------------------------------------------------------------------------------------------------------------------

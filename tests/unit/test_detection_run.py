@@ -89,9 +89,10 @@ def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
 
 def test_portraits_are_drawn_too(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which come last, since images of like size are neighbours."""
-    task, samples = Detection(columns, training=False), []
-    monkeypatch.setattr(_drawn, "predictions", lambda columns, found, drawn: samples.extend(drawn))
-    measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)))
+    task = Detection(columns, training=False)
+    monkeypatch.setattr(_drawn, "predictions", lambda columns, found, drawn: np.array(drawn))
+    extras = measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)))["extras"]
+    samples = extras["images"]["val/predictions"]
     assert len(samples) == 4
     assert {bool(columns.height[sample] > columns.width[sample]) for sample in samples} == {False, True}
 

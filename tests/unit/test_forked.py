@@ -57,7 +57,17 @@ def by_pool() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("run", [by_results, by_workers, by_pool])
+def by_beside() -> None:
+    """Also when it has forked by itself."""
+
+    def work() -> int:
+        by_results()
+        return gc.collect()
+
+    forked.Beside(work).result()
+
+
+@pytest.mark.parametrize("run", [by_results, by_workers, by_pool, by_beside])
 def test_children_do_not_collect_their_parents_garbage(run: Callable[[], None]) -> None:
     gc.collect()
     ENDED_BY[:2] = b"\0\0"
@@ -78,6 +88,60 @@ def test_a_child_that_dies_ends_the_others_too() -> None:
     with pytest.raises(BrokenProcessPool):
         list(forked.results(die_or_sleep, [30.0, 0.0, 30.0], 3))
     assert time.monotonic() - began < 15
+
+
+def test_work_beside_is_done_in_another_process() -> None:
+    begin = mmap.mmap(-1, 1)
+
+    def work() -> tuple[int, int]:
+        until(lambda: bool(begin[0]))
+        return os.getpid(), os.nice(0)
+
+    told = forked.Beside(work)
+    assert not told.done()
+    begin[0] = 1
+    process, nice = told.result()
+    assert process != os.getpid() and nice == os.nice(0) + forked.NICE and told.done()
+
+
+def test_work_beside_forks_too_while_this_process_does() -> None:
+    found = [forked.Beside(lambda: forked.gathered(lambda item: item**2, range(5), 2)) for _ in range(3)]
+    assert forked.gathered(lambda item: item**3, range(3), 2) == [0, 1, 8]
+    assert [one.result() for one in found] == [[0, 1, 4, 9, 16]] * 3
+
+
+def test_what_work_beside_raises_is_raised_where_it_is_asked_for() -> None:
+    with pytest.raises(ZeroDivisionError):
+        forked.Beside(lambda: 1 // 0).result()
+
+
+def test_work_whose_process_was_killed_is_done_here() -> None:
+    home = os.getpid()
+    told = forked.Beside(lambda: 7 if os.getpid() == home else os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.warns(UserWarning, match="did not live"):
+        assert told.result() == 7
+
+
+def test_work_without_a_process_for_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork() -> int:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(os, "fork", fork)
+    told = forked.Beside(os.getpid)
+    assert told.done() and told.result() == os.getpid()
+
+
+def test_work_that_nobody_wants_any_more_ends() -> None:
+    told = forked.Beside(lambda: time.sleep(60))
+    told.drop()
+    began = time.monotonic()
+    until(told.done)
+    assert time.monotonic() - began < 10
+
+
+def until(so: Callable[[], bool]) -> None:
+    while not so():
+        time.sleep(0.01)
 
 
 def die_or_sleep(seconds: float) -> None:

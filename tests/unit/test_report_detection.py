@@ -85,7 +85,7 @@ def test_the_table_has_ap(nan: Any) -> None:
 def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO())
     for epoch in (0, 1):
-        result = {**RESULT, "failed": [], "extras": extras(epoch), "seconds": {"pass": 2.0, "score": 1.5}}
+        result = {**RESULT, "failed": [], "extras": extras(epoch), "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5}}
         reporter.validated(result, step=10 * (epoch + 1), epoch=epoch)
     reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[1]\n", "the last one"
@@ -111,7 +111,9 @@ def test_other_ranks_have_no_extras(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, stream)
     reporter.validated({**RESULT, "failed": []}, step=1, epoch=None)
     reporter.close()
-    assert took({"pass": 2.0, "score": 1.5}) == "  in 3.5 s (1.5 s of it scoring)" and took({"pass": 2.0, "score": 0.01}) == "  in 2.0 s"
+    assert took({"pass": 2.0, "score": 1.5, "waited": 0.2}) == "  in 2.2 s, scored beside training in 1.5 s"
+    assert took({"pass": 2.0, "score": 1.5, "waited": 1.6}) == "  in 3.6 s, scored in 1.5 s"
+    assert took({"pass": 2.0, "score": 0.01, "waited": 0.01}) == "  in 2.0 s"
     assert "validated: ap 37.50%" in stream.getvalue() and not (tmp_path / "detections.json").exists()
 
 

@@ -1,0 +1,164 @@
+"""The run's loop with a validation whose figures come later: training goes on, and what was validated is what is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from engine.distributed import ProcessWorld
+from engine.loop import Run
+
+SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
+
+
+class Slow:
+    """contracts.Later whose figure is there from `arrived` on, or when it is waited for."""
+
+    def __init__(self, figure: float) -> None:
+        self.figure, self.arrived, self.dropped, self.waited = figure, threading.Event(), False, 0
+
+    def done(self) -> bool:
+        return self.arrived.is_set()
+
+    def result(self) -> dict[str, Any]:
+        self.waited += not self.done()
+        return {"ap": self.figure, "seconds": 1.5, "extras": {"files": {}}}
+
+    def drop(self) -> None:
+        self.dropped = True
+
+
+class Toy:
+    """What a run is made of; the weight of its module counts the steps. `at`: step -> what happens in it."""
+
+    def __init__(self, folder: Path, *, epochs: int, figures: list[float], at: dict[int, Callable[[], None]] | None = None) -> None:
+        self.folder, self.at, self.later = folder, at or {}, [Slow(figure) for figure in figures]
+        self.module = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(self.module.weight)
+        self.report, self.told = MagicMock(), list[tuple[int, int, float]]()  # steps done, step validated, figure
+        self.report.above_ceiling.return_value = False
+        self.report.validated.side_effect = lambda result, step, **_: self.hear(step, result["ap"])
+        outstanding = iter(self.later)
+        metric = SimpleNamespace(update=lambda outputs, batch: None, result=lambda world: next(outstanding))
+        loader = MagicMock(notes=())
+        loader.batches = self.batches
+        loader.__enter__.return_value = loader
+        meter = MagicMock(**{"due.return_value": False, "pause.return_value": None})
+        plan: Any = SimpleNamespace(
+            samples=SAMPLES, step_samples=BATCH, views=1, ordering="one", steps=lambda done: (SAMPLES - done) // BATCH
+        )
+        step: Any = MagicMock(
+            side_effect=self.step, parts=(), **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}}
+        )
+        self.run = Run(
+            world=ProcessWorld(torch.device("cpu")),
+            plan=plan,
+            step=step,
+            module=self.module,
+            task=SimpleNamespace(best="ap", metric=lambda device: metric, inputs=lambda batch: (batch.images,)),
+            precision="fp32",
+            loader=loader,
+            open_validation=lambda: loader,
+            validation_plan=plan,
+            learning_rate=lambda epoch: 0.1,
+            report=self.report,
+            meter=meter,
+            phases=MagicMock(),
+            measure_ceilings=None,
+            profile=MagicMock(),
+            output=folder,
+            identity={},
+            epochs=epochs,
+            steps=None,
+            seconds=None,
+            val_every=1,
+            log_every=100,
+            save_every_steps=0,
+            save_every_minutes=0.0,
+            bytes_of=lambda ids: 0,
+            name_of=lambda split, sample: "",
+        )
+
+    def hear(self, validated: int, figure: float) -> None:
+        self.told.append((self.run.progress.step, validated, figure))
+
+    def batches(self, epoch: int, consumed: int) -> Iterator[Any]:
+        for first in range(consumed, SAMPLES, BATCH):
+            yield SimpleNamespace(images=torch.zeros(BATCH, 1), ids=np.arange(first, first + BATCH), failed=())
+
+    def step(self, batches: Iterator[Any], **_: Any) -> torch.Tensor:
+        next(batches)
+        with torch.no_grad():
+            self.module.weight += 1
+        self.at.get(self.run.progress.step + 1, lambda: None)()
+        return torch.zeros(4)
+
+    def kept(self, name: str) -> tuple[float, dict[str, Any]]:
+        """The weight in a checkpoint, and where it goes on."""
+        content = torch.load(self.folder / name, weights_only=True)
+        return float(content["model"]["weight"]), content["progress"]
+
+
+def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
+    """last.pt resumes into the validation until then; best.pt has the weights that were validated, not those trained meanwhile."""
+
+    def arrive() -> None:
+        weight, progress = toy.kept("last.pt")
+        assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES) and not (tmp_path / "best.pt").exists()
+        toy.later[0].arrived.set()
+
+    def look() -> None:
+        weight, progress = toy.kept("last.pt")
+        assert STEPS + 2 <= weight == progress["step"] < 2 * STEPS and (progress["epoch"], progress["best"]) == (1, 0.25)
+
+    toy = Toy(tmp_path, epochs=2, figures=[0.25, 0.125], at={STEPS + 2: arrive, 2 * STEPS: look})
+    assert toy.run.fit()
+    (done, validated, figure), second = toy.told
+    assert STEPS + 2 <= done < 2 * STEPS and (validated, figure) == (STEPS, 0.25) and second == (2 * STEPS, 2 * STEPS, 0.125)
+    weight, progress = toy.kept("best.pt")
+    assert (weight, progress["epoch"], progress["consumed"], progress["step"], progress["best"]) == (STEPS, 1, 0, STEPS, 0.25)
+    weight, progress = toy.kept("last.pt")
+    assert (weight, progress["epoch"], progress["consumed"]) == (2 * STEPS, 2, 0)
+    assert [later.waited for later in toy.later] == [0, 1]
+
+
+def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=3, figures=[0.1, 0.3, 0.2])
+    assert toy.run.fit() and [later.waited for later in toy.later] == [1, 1, 1]
+    assert toy.told == [(2 * STEPS, STEPS, 0.1), (3 * STEPS, 2 * STEPS, 0.3), (3 * STEPS, 3 * STEPS, 0.2)]
+    assert toy.kept("best.pt")[0] == 2 * STEPS
+
+
+def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=2, figures=[0.25], at={STEPS + 1: lambda: setattr(toy.run.stop, "signal", 15)})
+    assert not toy.run.fit()
+    assert [(validated, figure) for _, validated, figure in toy.told] == [(STEPS, 0.25)] and toy.later[0].waited == 1
+    weight, progress = toy.kept("last.pt")
+    assert weight == progress["step"] > STEPS and progress["epoch"] == 1 and progress["best"] == 0.25
+    assert toy.kept("best.pt")[0] == STEPS
+
+
+def test_an_error_meanwhile_ends_the_scoring(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    toy = Toy(tmp_path, epochs=2, figures=[0.25], at={STEPS + 2: fail})
+    with pytest.raises(RuntimeError, match="out of memory"):
+        toy.run.fit()
+    assert toy.later[0].dropped and not toy.told
+    weight, progress = toy.kept("last.pt")
+    assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES), "it resumes into the validation"
+
+
+def test_an_evaluation_tells_its_figures_and_keeps_nothing(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=1, figures=[0.25])
+    assert toy.run.validate() and toy.told == [(0, 0, 0.25)] and not [*tmp_path.iterdir()]
