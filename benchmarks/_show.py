@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,10 @@ MARKS: tuple[Literal["-", ":"], ...] = ("-", ":")
 MARKERS = "osD^vXPh"
 LETTERS_AN_INCH, LEGEND_MORE = 9, 9
 """Of a title; a name of the legend takes the room of so many more, for its mark."""
+LONGEST = 200
+"""Letters of why a row has no figure."""
+UNSTEADY = 0.3
+"""Of its median: a rate whose middle half of repeats is wider says nothing."""
 FENCE = re.compile(r"`{3,}|~{3,}")
 """What opens and ends a block of code in Markdown."""
 
@@ -55,7 +60,7 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
         if row["status"] != "ok" and value(row, suite.rate) is None:
             line[at] = _why(row)
         elif row["figures"].get("lost"):
-            line[at] += f"; {row['error']}"[:120]
+            line[at] += f"; {_short(row['error'])}"
         found.append(line)
     return found
 
@@ -76,8 +81,12 @@ def _cell(row: Row, key: str, form: str, *, spread: bool = True) -> str:
 
 def _why(row: Row) -> str:
     if row["status"] == "short":
-        return "too few repeats: no figure" + (f"; {row['error']}"[:120] if row["figures"].get("lost") else "")
-    return "out of memory" if row["status"] == "oom" else said_of(row)[:120]
+        return "too short: no figure" + (f"; {_short(row['error'])}" if row["error"] else "")
+    return "out of memory" if row["status"] == "oom" else _short(said_of(row))
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text, LONGEST, placeholder=" ...")
 
 
 def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
@@ -91,8 +100,8 @@ def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
     head += ["- A figure with a spread is the median of its repeats (smallest to largest, number).", ""]
     titles, *lines_ = cells(suite, rows, detail=True)
     table = [_line(titles), _line(["---"] * len(titles)), *(_line(cell.replace("|", "/") for cell in line) for line in lines_)]
-    concluded = [f"- {one}" for one in suite.conclude(rows)]
-    return "\n".join([*head, *table, *([""] if concluded else []), *concluded]) + "\n"
+    told = [f"- {one}" for one in concluded(suite, rows)]
+    return "\n".join([*head, *table, *([""] if told else []), *told]) + "\n"
 
 
 def _escaped(note: str) -> str:
@@ -115,17 +124,32 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     noise = [
         spread["iqr"] / row["figures"][suite.rate] for row in rows if row["status"] == "ok" and (spread := row["spread"].get(suite.rate))
     ]
+    if when := sorted({time.strftime("%Y-%m-%d", time.gmtime(row["began"])) for row in rows if row.get("began")}):
+        told.append(f"Measured on {' and '.join(when)}.")
     if noise:
         runs = max((row["figures"].get("repeats") or 0) for row in rows)
         told.append(f"Spread over {runs} processes a point." if runs else "Spread over windows or passes of one process a point.")
         told.append(
             f"Noise: half of the repeats of a point lie within {np.median(noise):.1%} of its median (worst point {max(noise):.1%})."
         )
+    if wild := [name_of(row["point"]) for row in rows if unsteady(suite, row)]:
+        told.append(f"Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: {', '.join(wild)}.")
     clocks = [mhz for row in rows if (mhz := row["figures"].get("sm_mhz"))]
     if clocks:
         slowed = max((row["figures"].get("throttled") or 0.0) for row in rows)
         told.append(f"GPU clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz; slowed in up to {slowed:.0%} of the readings (power, heat).")
     return told
+
+
+def unsteady(suite: Suite, row: Row) -> bool:
+    """Whether a rate varied so much that it is not to be relied on."""
+    rate, its = row["figures"].get(suite.rate), row["spread"].get(suite.rate)
+    return bool(row["status"] == "ok" and rate and its and its["iqr"] > UNSTEADY * rate)
+
+
+def concluded(suite: Suite, rows: Sequence[Row]) -> list[str]:
+    """What the suite makes of the rows that can be relied on."""
+    return suite.conclude([row for row in rows if not unsteady(suite, row)])
 
 
 def _machine(hardware: dict[str, Any]) -> str:
@@ -146,7 +170,9 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     for its in found:
         table.add_row(*its)
     console.print(table)
-    for line in (*conditions(suite, rows), *suite.conclude(rows)):
+    more = [title for title in cells(suite, rows, detail=True)[0] if title not in titles]
+    elsewhere = [f"More columns in table.md: {', '.join(more)}."] if more else []
+    for line in (*elsewhere, *conditions(suite, rows), *concluded(suite, rows)):
         console.print(line, highlight=False)
     replace(folder / "table.md", printable(markdown(suite, rows, folder)).encode())
     plots = _plotted(suite, rows, folder, console)
@@ -228,7 +254,7 @@ def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], Non
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         "left",
-        TimeRemainingColumn(elapsed_when_finished=True),
+        TimeRemainingColumn(),
     )
     shown = [TextColumn(part) if isinstance(part, str) else part for part in parts]
     with Progress(*shown, console=console, disable=not console.is_terminal, speed_estimate_period=1e6) as bar:
@@ -273,7 +299,7 @@ def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit:
     """Groups of bars, one colour a series; `marks` are lines across the bars. What is missing is left out, and no bar of height 0."""
     drawing, axes = _figure(width=2 + len(groups) * max(0.45 * len(series), 0.2 + 0.07 * max(map(len, groups), default=0)))
     width = 0.8 / len(series)
-    heights: list[float] = []
+    heights, beyond = list[float](), list[tuple[float, float]]()
     for number, (name, found) in enumerate(series.items()):
         left = np.arange(len(groups)) + (number - len(series) / 2) * width
         there = [(at, one) for at, one in zip(left, found, strict=True) if one is not None]
@@ -283,8 +309,13 @@ def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit:
         for place, (style, levels) in enumerate(zip(MARKS, (marks or {}).values(), strict=False)):
             drawn = [(level, at) for level, at in zip(levels[name], left, strict=True) if level is not None]
             axes.hlines([level for level, _ in drawn], [at for _, at in drawn], [at + width for _, at in drawn], "black", style)
-            heights += [level for level, _ in drawn if place == 0]  # the first mark is shown whole, the others as far as the picture goes
-    axes.set_ylim(0, 1.1 * max(heights, default=0) or 1)
+            heights += [level for level, _ in drawn if place == 0]  # the first mark is shown whole; what lies above the picture is written
+            beyond += [(at + width / 2, level) for level, at in drawn if place]
+    top = 1.1 * max(heights, default=0) or 1
+    axes.set_ylim(0, top)
+    for at, level in beyond:
+        if level > top:
+            axes.text(at, 0.99 * top, f"{level:,.0f} \N{RIGHTWARDS ARROW}", rotation=90, ha="center", va="top", fontsize=7)
     axes.set_xlim(-0.5, len(groups) - 0.5)
     axes.set_xticks(range(len(groups)), groups)
     axes.set_ylabel(unit)

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -37,8 +38,16 @@ DONE = ("ok", "oom")
 """A point with such a row is not measured again when a suite goes on; one that failed, timed out or was too short is."""
 LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
 """From here on it is torchrun that speaks, of ranks that have said why they end."""
-OUT_OF_MEMORY = ("out of memory", "does not fit (", "can't allocate ", "cudaErrorMemoryAllocation", "_ALLOC_FAILED", "MemoryError")
-"""Of PyTorch, train.py, DALI, CUDA, its libraries and Python; in any case."""
+OUT_OF_MEMORY = (
+    "out of memory",
+    "does not fit (",
+    "can't allocate ",
+    "cudaErrorMemoryAllocation",
+    "_ALLOC_FAILED",
+    "MemoryError",
+    "could not create a primitive",
+)
+"""Of PyTorch, train.py, DALI, CUDA, its libraries, Python, and oneDNN; in any case."""
 
 NOT_HERE = 77
 """Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
@@ -333,7 +342,11 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         steps = measured.figures.get("steps")
         short = (repeated is not None and repeated["n"] < LEAST) or (isinstance(steps, int) and steps < LEAST_STEPS)
         row |= asdict(measured) | {"versions": {**commit, **measured.versions}}
-        return row | {"status": "failed" if measured.error else "short" if short else "ok"}
+        if short and not measured.error:
+            got = [f"{repeated['n']} of {LEAST} windows or passes"] if repeated else []
+            got += [f"{steps} of {LEAST_STEPS} steps"] if isinstance(steps, int) else []
+            return row | {"status": "short", "error": f"{', '.join(got)}; more --seconds, or data"}
+        return row | {"status": "failed" if measured.error else "ok"}
     text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if code is None:
         return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}
@@ -343,7 +356,8 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     said = list(takewhile(lambda line: LAUNCHER not in line, said))
     if code == NOT_HERE and said:
         return row | {"status": "absent", "error": said[-1].strip()[-300:]}
-    return row | {"error": f"exit code {code}: {said[-1].strip()[-300:] if said else 'it said nothing'}"}
+    silent = "killed, as the system does when memory is short" if code == -signal.SIGKILL else "it said nothing"
+    return row | {"error": f"exit code {code}: {said[-1].strip()[-300:] if said else silent}"}
 
 
 def _said(suite: Suite, row: Row) -> str:

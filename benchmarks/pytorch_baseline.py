@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
-from torchvision import transforms
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -49,6 +48,8 @@ class Clips(Dataset[Any]):
     def __init__(
         self, files: Sequence[str], labels: Sequence[int], *, decode: Decode, frames: int, stride: int, clips: int, size: int
     ) -> None:
+        from torchvision import transforms  # two seconds, of a suite that may not need it
+
         self.files, self.labels, self.decode, self.frames, self.stride, self.clips = files, labels, decode, frames, stride, clips
         self.crop = transforms.Compose([transforms.Resize(shorter_side(size), antialias=True), transforms.RandomCrop(size)])
         self.normalise = transforms.Normalize(MEAN, STD)
@@ -118,6 +119,8 @@ def shorter_side(size: int) -> int:
 
 def transform(window: str, size: int) -> Any:
     """`window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `size` in pixels."""
+    from torchvision import transforms
+
     first = {
         "stretch": [transforms.Resize((size, size))],
         "random-resized": [transforms.RandomResizedCrop(size)],

@@ -238,7 +238,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
     warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
     said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
     unclear = [
-        f"no growth seen, but {words} varies: ± {spread:.2f} MiB an epoch, more --epochs tell more"
+        f"{words} varies too much to tell: {slope(warm[one]):+.2f} ± {spread:.2f} MiB an epoch, more --epochs tell more"
         for one, words in MIB.items()
         if one in warm and (spread := margin(warm[one])) > settings.max_mib_an_epoch
     ]
@@ -288,7 +288,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 COLUMNS = (
     *(Column(key=key, title=key.replace("_", " ")) for key in ("loader", "batch_size", "image_size", *CLIPS)),
     Column(key="rate", title="{unit}", form="{:,.0f}"),
-    Column(key="rate_an_epoch", title="an epoch", form="{:+.2%}"),
+    Column(key="rate_an_epoch", title="rate an epoch", form="{:+.2%}"),
     Column(key="host_mib_an_epoch", title="host MiB an epoch", form="{:+.2f}"),
     Column(key="host_mib_margin", title="±", form="{:.2f}"),
     Column(key="device_mib_an_epoch", title="GPU MiB an epoch", form="{:+.2f}"),

@@ -41,7 +41,9 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
         return
     traceback.clear_frames(failed)  # which hold what the step had made
     fits = largest_fit(step, batch_size, shape, world.device)
-    advice = f"--batch-size {fits} fits" if fits else "not even one sample fits: a smaller --arch or --image-size"
+    advice = (
+        f"--batch-size {fits} fits" if fits else "no smaller one did in what memory is left here: a far smaller one, --arch or --image-size"
+    )
     raise Mistake(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
 
 

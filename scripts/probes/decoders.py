@@ -19,7 +19,7 @@ TOLERANCE = 4.0
 VIDEO = "in a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
 NVJPEG_BACKEND_HARDWARE = 3
 """nvjpeg.h, nvjpegBackend_t."""
-NO_GPU = Row(found="no GPU", state="absent")
+NO_GPU = Row(found="no GPU", state="absent", consequence="images and videos are decoded by the CPU")
 
 
 def dali() -> Row:
@@ -44,13 +44,15 @@ def judge_dali(builds: dict[str, str], *, importable: bool, gpus: int, driver_cu
     if gpus and 0 < driver_cuda < needs:
         said = f"the driver runs CUDA {driver_cuda}: pip uninstall it, then install nvidia-dali-cuda120, which runs on both"
         return Row(found=found, state="bad", consequence=said)
-    return Row(found=found or "bundled with the image, unknown to pip", state="ok")
+    return Row(
+        found=found or "bundled with the image, unknown to pip", state="ok", consequence="the dali-* loaders can run; see the next rows"
+    )
 
 
 def dali_cpu() -> Row:
     if not has("nvidia.dali"):
-        return Row(found="no DALI", state="absent")
-    return judge_pixels(decode(device=None), "--loader dali-cpu fails: --loader torchvision; reinstall DALI")
+        return Row(found="no DALI", state="absent", consequence="see the row of DALI")
+    return judge_pixels(decode(device=None), "--loader dali-cpu", "--loader torchvision; reinstall DALI")
 
 
 def dali_gpu() -> Row:
@@ -59,17 +61,19 @@ def dali_gpu() -> Row:
     if not torch.cuda.is_available():
         return NO_GPU
     if not has("nvidia.dali"):
-        return Row(found="no DALI", state="absent")
-    return judge_pixels(decode(device=torch.device("cuda", 0)), f"--loader dali-gpu fails: --loader dali-cpu or torchvision; {VIDEO}")
+        return Row(found="no DALI", state="absent", consequence="see the row of DALI")
+    return judge_pixels(decode(device=torch.device("cuda", 0)), "--loader dali-gpu", f"--loader dali-cpu or torchvision; {VIDEO}")
 
 
-def judge_pixels(decoded: tuple[float, ...] | str, consequence: str) -> Row:
+def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) -> Row:
     """The mean colour that was decoded of an image that is COLOUR, or what went wrong instead."""
+    consequence = f"{loader} fails: {instead}"
     if isinstance(decoded, str):
         return Row(found=decoded, state="bad", consequence=consequence)
     if max(abs(got - sent) for got, sent in zip(decoded, COLOUR, strict=True)) > TOLERANCE:
         return Row(found=f"a JPEG of colour {COLOUR} came out as {decoded}", state="bad", consequence=consequence)
-    return Row(found="a JPEG made in memory was decoded, cropped and resized by the loaders' own pipeline", state="ok")
+    found = "a JPEG made in memory was decoded, cropped and resized by the loaders' own pipeline"
+    return Row(found=found, state="ok", consequence=f"{loader} works")
 
 
 def jpeg(width: int = 64, height: int = 48) -> bytes:
@@ -190,7 +194,8 @@ def judge_nvdec(*, loads: bool, used: int | None, codec: str | None) -> Row:
     found = f"libnvcuvid {'loads' if loads else 'does not load'}, {said}, PyNvVideoCodec {codec or 'not installed'}"
     if not loads:
         return Row(found=found, state="warn", consequence=f"videos cannot be decoded on the GPU; {VIDEO}")
-    return Row(found=found, state="ok")
+    said = "--loader nvdec and nvdec+pyav work" if codec else "--loader dali-video works; for nvdec: pip install PyNvVideoCodec"
+    return Row(found=found, state="ok", consequence=said)
 
 
 def reader() -> Row:
@@ -204,7 +209,8 @@ def reader() -> Row:
 def judge_reader(chosen: str, codec: str) -> Row:
     """`chosen`: what `--reader auto` takes; `codec`: nvImageCodec's distribution, empty when there is none."""
     if chosen == "nvimgcodec":
-        return Row(found=f"--reader auto takes nvimgcodec ({codec or 'bundled'}): decodes regions, PIL's pixels on a probe", state="ok")
+        found = f"--reader auto takes nvimgcodec ({codec or 'bundled'}): decodes regions, PIL's pixels on a probe"
+        return Row(found=found, state="ok", consequence="the fastest that --loader torchvision has")
     why = f"{codec} fails or has other pixels than PIL" if codec else "nvImageCodec is not installed"
     said = "the torchvision loader is up to 1.8 times slower: pip install --upgrade nvidia-nvimgcodec-cu12"
     return Row(found=f"--reader auto takes {chosen}; {why}", state="warn", consequence=said)
@@ -244,18 +250,20 @@ def judge_decord(version: str, known: dict[str, bool]) -> Row:
 
 
 def pyav() -> Row:
-    return presence("av", absent="not needed; exact on files where decord is not", broken="pip install --force-reinstall av")
+    said = "the reference for videos: what other decoders are not exact for goes to it"
+    return presence("av", works=said, absent="needed for videos only: pip install av", broken="pip install --force-reinstall av")
 
 
 def torchcodec() -> Row:
-    return presence("torchcodec", absent="not needed", broken="it needs the system's FFmpeg (apt install ffmpeg) and its own torch")
+    said = "it needs the system's FFmpeg (apt install ffmpeg) and its own torch"
+    return presence("torchcodec", works="--loader torchcodec works, as pyav does for the same files", absent="not needed", broken=said)
 
 
-def presence(module: str, *, absent: str, broken: str) -> Row:
+def presence(module: str, *, works: str, absent: str, broken: str) -> Row:
     """Whether an optional package is here and can be imported."""
     if not has(module):
         return Row(found="not installed", state="absent", consequence=absent)
     try:
-        return Row(found=str(importlib.import_module(module).__version__), state="ok")
+        return Row(found=str(importlib.import_module(module).__version__), state="ok", consequence=works)
     except Exception as error:  # torchcodec: RuntimeError without FFmpeg
         return Row(found=first_line(error), state="warn", consequence=broken)

@@ -62,7 +62,9 @@ def judge_memory(ram_gib: float, of_machine_gib: float, gpus: int) -> Row:
     if ram_gib / max(gpus, 1) < LOW_RAM_GIB:
         said = f"less than {LOW_RAM_GIB:.0f} GiB a rank: fewer --workers, a smaller --batch-size, or a higher limit (docker run --memory)"
         return Row(found=found, state="warn", consequence=said)
-    return Row(found=found, state="ok")
+    return Row(
+        found=found, state="ok", consequence="enough for workers; what is left is page cache, which holds files for the second epoch"
+    )
 
 
 def shm() -> Row:
@@ -83,7 +85,7 @@ def judge_shm(free_mib: float, needed_mib: float, gpus: int) -> Row:
     if free_mib < LOW_SHM_MIB:
         said = "enough for saturate, whose batches do not travel through it; little for NCCL: docker run --shm-size=1g"
         return Row(found=found, state="warn", consequence=said)
-    return Row(found=found, state="ok")
+    return Row(found=found, state="ok", consequence="enough also for NCCL and other DataLoaders: decoded batches do not travel through it")
 
 
 def open_files() -> Row:
@@ -98,7 +100,7 @@ def judge_open_files(soft: int, hard: int) -> Row:
         return Row(found=found, state="bad", consequence=f"workers fail with 'Too many open files': {change}")
     if soft != unlimited and soft < FEW_FILES:
         return Row(found=found, state="warn", consequence=f"few for many --workers: {change}")
-    return Row(found=found, state="ok")
+    return Row(found=found, state="ok", consequence="enough for any --workers")
 
 
 def locked_memory() -> Row:
@@ -114,7 +116,7 @@ def judge_locked_memory(soft: int, gpus: int, *, infiniband: bool) -> Row:
     if soft != resource.RLIM_INFINITY and gpus > 0 and infiniband:
         said = "NCCL over InfiniBand registers more: docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity"
         return Row(found=found, state="warn", consequence=said)
-    return Row(found=found, state="ok", consequence="" if soft == resource.RLIM_INFINITY else "matters for NCCL over InfiniBand alone")
+    return Row(found=found, state="ok", consequence="matters for NCCL over InfiniBand alone")
 
 
 def _below_32(value: str) -> bool:
@@ -148,4 +150,4 @@ def judge_environment(variables: Mapping[str, str]) -> Row:
     if fights:
         names = " ".join(line.partition(":")[0] for line in fights)
         return Row(found=found, state="warn", consequence=f"unset {names}. {'; '.join(fights)}")
-    return Row(found=found, state="ok")
+    return Row(found=found, state="ok", consequence="nothing works against what a run sets for itself")

@@ -66,7 +66,7 @@ def judge_mount(mount: Mount | None) -> Row:
         return Row(found=found, state="warn", consequence=said)
     if mount.kind in ("tmpfs", "ramfs"):
         return Row(found=found, state="ok", consequence="it is memory, and counts towards this machine's or container's")
-    return Row(found=found, state="ok")
+    return Row(found=found, state="ok", consequence="on this machine; how fast is in the next row")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,4 +193,4 @@ def judge_cache(folder: Path, free_mib: float, *, writable: bool) -> Row:
     if free_mib < LOW_ROOM_MIB:
         said = "little room for manifests (about 100 MB for ImageNet): XDG_CACHE_HOME or --manifest-dir"
         return Row(found=found, state="warn", consequence=said)
-    return Row(found=found, state="ok")
+    return Row(found=found, state="ok", consequence="data is scanned once; later runs open it in milliseconds")

@@ -96,7 +96,8 @@ def judge_gpu(on: Driver, visible: list[str], failure: str, torch_cuda: str | No
     if any(mode in EXCLUSIVE for mode in on.compute_modes):
         said = "compute mode is exclusive: one process a GPU, a second run on it fails; nvidia-smi --compute-mode 0"
         return Row(found=found, state="warn", consequence=said)
-    return Row(found=found, state="ok", consequence=f"{len(visible)} of {len(on.names)} visible" if len(on.names) > len(visible) else "")
+    some = f"; {len(visible)} of {len(on.names)} are visible" if len(on.names) > len(visible) else ""
+    return Row(found=found, state="ok", consequence=f"one rank each: torchrun --nproc-per-node {len(visible)}{some}")
 
 
 def hides(visible_devices: str, gpus: int) -> bool:
@@ -136,7 +137,11 @@ def torch_and_torchvision() -> Row:
             state="bad",
             consequence="torchvision is missing or was built for another torch: install the two together, from one index",
         )
-    return Row(found=f"torch {torch.__version__}, torchvision {torchvision.__version__}, its operators work", state="ok")
+    return Row(
+        found=f"torch {torch.__version__}, torchvision {torchvision.__version__}, its operators work",
+        state="ok",
+        consequence="every --arch can be built",
+    )
 
 
 def apex() -> Row:
@@ -162,4 +167,8 @@ def judge_apex(version: str | None, folders: list[Path], built: list[str]) -> Ro
             state="warn",
             consequence="its fused kernels are missing; saturate does not need them",
         )
-    return Row(found=f"NVIDIA's {version or ''}".strip() + f", with {' and '.join(built)}", state="ok")
+    return Row(
+        found=f"NVIDIA's {version or ''}".strip() + f", with {' and '.join(built)}",
+        state="ok",
+        consequence="not needed: torch's own fused optimisers are used",
+    )

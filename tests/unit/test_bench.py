@@ -165,14 +165,32 @@ def test_the_tables(tmp_path: Path) -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     _show.show(suite(), rows, tmp_path, console)
     shown = console.export_text()
-    assert "100.0 (90.0 to 110.0, 5)" in shown and "out of memory" in shown and "too few repeats" in shown
-    assert "bound" not in shown.partition("The same")[0], "a detail"
+    assert "100.0 (90.0 to 110.0, 5)" in shown and "out of memory" in shown and "too short" in shown
+    assert "More columns in table.md: bound." in shown and "bound" not in shown.partition("More columns")[0], "a detail"
     text = (tmp_path / "table.md").read_text()
     assert "| name | img/s | bound |" in text, "neither what is the same for all, nor what nobody has"
     assert "| good | 100.0 (90.0 to 110.0, 5) | compute |" in text
-    assert "| short | too few repeats: no figure | - |" in text and "100" not in text.partition("| short |")[2]
+    short = "| short | too short: no figure; 2 of 3 windows or passes; more --seconds, or data | - |"
+    assert short in text and "100" not in text.partition("| short |")[2]
     for line in ("The same for all: size 8.", "no GPU, 2 cores of a CPU, 4 GiB", "torch 2", "within 8.0% of its median", "scripts.bench"):
         assert line in text
+
+
+def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: Path) -> None:
+    steady, *_ = ran(tmp_path, "good")
+    wild = steady | {"point": {**steady["point"], "name": "wild"}, "spread": {"rate": {"n": 5, "min": 19.0, "max": 222.0, "iqr": 60.0}}}
+    telling = suite(conclude=lambda rows: [f"of {row['point']['name']}" for row in rows])
+    text = _show.markdown(telling, [steady, wild], tmp_path)
+    assert "- of good\n" in text and "of wild" not in text.partition("| wild")[2]
+    assert "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: wild-8." in text
+
+
+def test_a_killed_point_and_a_long_error_are_told_whole(tmp_path: Path) -> None:
+    (row,) = ran(tmp_path, "good", command=lambda *_: [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert row["error"] == "exit code -9: killed, as the system does when memory is short"
+    said = "--batch-size 1000000 " + "is more than there are " * 20
+    shown = _show._why(row | {"error": said})
+    assert len(shown) <= _show.LONGEST and shown.endswith(" ...") and shown.split(" ...")[0] in f"failed: {said}"
 
 
 @pytest.mark.parametrize("note", ["``` bash", "a ```` b", "~~~", "one\n```\ntwo"])
@@ -256,7 +274,7 @@ def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
     assert "| 100.0 (100.0 to 100.0, 3); 1 of 4 processes without a figure: oom: it broke |" in (tmp_path / "table.md").read_text()
     _show.show(suite(), rows[:3], tmp_path, Console(file=io.StringIO()))
     text = (tmp_path / "table.md").read_text()
-    assert "| too few repeats: no figure; 1 of 3 processes without a figure: oom: it broke |" in text
+    assert "| too short: no figure; 1 of 3 processes without a figure: oom: it broke |" in text
     (whole,) = merged(repeated(tmp_path / "whole", "ok", "ok", "ok"))
     assert whole["error"] is None and whole["figures"]["lost"] == 0
 
