@@ -117,7 +117,8 @@ class Suite:
     higher_is_better: bool = True
     plots: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows  # with figures that compare a row to others, for what is shown
-    conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table
+    facts: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what is true of the rows whatever their rates
+    conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table, of rates that are steady
     follow: Callable[[Any, Sequence[Row]], list[Point]] | None = None
     """Points that depend on rows, asked for until none comes."""
     bounds: Callable[[Row], tuple[float, float]] | None = None

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import dali_baseline, nvdec_baseline, pytorch_baseline
 from benchmarks._suite import Row
+from benchmarks.by_hand import dali, nvdec, pytorch
 from contracts import Feed, Loader, Mistake, Pixels, World
 from dataset.plan import ClipPlan, ClipPolicy
 from dataset.sources.folder import Folder
@@ -26,10 +26,10 @@ from tasks.video import UNIT, Video
 
 DALI = "dali"
 BASELINES = ("pytorch", "pytorch+decord", DALI)
-"""benchmarks/pytorch_baseline.py, with PyAV and with decord; benchmarks/dali_baseline.py, on a GPU."""
+"""benchmarks/by_hand/pytorch.py, with PyAV and with decord; benchmarks/by_hand/dali.py, on a GPU."""
 
 ALONE = ("decord-alone", "pyav-alone", "nvdec-alone")
-"""Decoding and nothing else: what a loader is held against. benchmarks/pytorch_baseline.py, and benchmarks/nvdec_baseline.py on a GPU."""
+"""Decoding and nothing else: what a loader is held against. benchmarks/by_hand/pytorch.py, and benchmarks/by_hand/nvdec.py on a GPU."""
 
 Epochs = Callable[[int], Iterator[int]]
 """epoch -> valid clips of this rank's batches."""
@@ -48,7 +48,7 @@ def open_split(root: Path) -> Split:
 def plan_of(settings: Any, columns: Any, world: World) -> ClipPlan:
     """One random clip of each video in a drawn order, or `settings.clips` evenly spaced ones in the order of the files."""
     frames = settings.clip_frames or -(-int(columns.frames.max()) // settings.clip_stride)
-    side = pytorch_baseline.shorter_side(settings.image_size)
+    side = pytorch.shorter_side(settings.image_size)
     policy = ClipPolicy(
         frames=frames,
         stride=settings.clip_stride,
@@ -135,11 +135,11 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
             import decord  # noqa: F401
         except (ImportError, OSError) as error:
             raise Mistake(f"--loaders {name}: decord cannot be imported ({error}): pip install decord (x86-64 only)") from None
-    loader = pytorch_baseline.loader(
-        (pytorch_baseline.Alone if name in ALONE else pytorch_baseline.Clips)(
+    loader = pytorch.loader(
+        (pytorch.Alone if name in ALONE else pytorch.Clips)(
             files,
             data.columns.label.tolist(),
-            decode=pytorch_baseline.decord_clip if by_decord else pytorch_baseline.pyav_clip,
+            decode=pytorch.decord_clip if by_decord else pytorch.pyav_clip,
             frames=plan.policy.frames,
             stride=plan.policy.stride,
             clips=settings.clips,
@@ -151,7 +151,7 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
         world_size=world.size,
         rank=world.rank,
     )
-    return lambda epoch: (len(clips) for clips, _ in pytorch_baseline.batches(loader, world.device, epoch))
+    return lambda epoch: (len(clips) for clips, _ in pytorch.batches(loader, world.device, epoch))
 
 
 def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> Epochs:
@@ -159,7 +159,7 @@ def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> 
         raise Mistake("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone run on this machine")
     codec = import_codec()
     engines = capabilities(codec, world.device.index or 0)["h264"].engines
-    stream = nvdec_baseline.clips(
+    stream = nvdec.clips(
         codec,
         files,
         frames=0 if settings.clip_frames == 0 else plan.policy.frames,
@@ -180,12 +180,12 @@ def _by_dali(settings: Any, files: list[str], data: Split, plan: ClipPlan, world
     except (ImportError, OSError) as error:
         raise Mistake(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
     frames, stride = plan.policy.frames, plan.policy.stride
-    loader = dali_baseline.clips(
+    loader = dali.clips(
         files,
         data.columns.label.tolist(),
         frames=frames,
         stride=stride,
-        step=dali_baseline.step(settings.clips, frames, stride, int(data.columns.frames.max())),
+        step=dali.step(settings.clips, frames, stride, int(data.columns.frames.max())),
         size=settings.image_size,
         shorter=plan.policy.resize,
         batch_size=settings.batch_size,

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
-from benchmarks import _show, clips, pytorch_baseline
+from benchmarks import _plots, _show, clips
 from benchmarks._suite import (
     LEAST,
     Column,
@@ -41,6 +41,7 @@ from benchmarks._suite import (
     ranks,
     require_gpus,
 )
+from benchmarks.by_hand import pytorch
 from cli import one_of
 from contracts import Feed, Mistake, Pixels, Source, World
 from dataset.plan import StillPlan, StillPolicy
@@ -52,7 +53,7 @@ from report.meter import Meter, spread
 from tasks.classification import Classification
 
 BASELINE = "pytorch"
-"""benchmarks/pytorch_baseline.py."""
+"""benchmarks/by_hand/pytorch.py."""
 BASELINES = {"classification": (BASELINE,), "video": clips.BASELINES}
 """--task -> what is written by hand; the fastest of them is what speed-ups are over."""
 DEFAULTS = {"classification": {"batch_size": 32, "image_size": 640}, "video": {"batch_size": 8, "image_size": 224}}
@@ -260,9 +261,9 @@ def opened(
 
 
 def _by_hand(settings: Any, data: Split, world: World, read_delay_s: float, samples: int | None) -> Epochs:
-    transform = pytorch_baseline.transform(settings.window, settings.image_size)
-    loader = pytorch_baseline.loader(
-        pytorch_baseline.Images(paths(data), data.columns.label.tolist(), transform, read_delay_s),
+    transform = pytorch.transform(settings.window, settings.image_size)
+    loader = pytorch.loader(
+        pytorch.Images(paths(data), data.columns.label.tolist(), transform, read_delay_s),
         batch_size=settings.batch_size,
         workers=settings.workers,
         pinned=world.device.type == "cuda",
@@ -270,7 +271,7 @@ def _by_hand(settings: Any, data: Split, world: World, read_delay_s: float, samp
         rank=world.rank,
         samples=samples,
     )
-    return lambda epoch: (len(images) for images, _ in pytorch_baseline.batches(loader, world.device, epoch))
+    return lambda epoch: (len(images) for images, _ in pytorch.batches(loader, world.device, epoch))
 
 
 def unique(source: Source) -> int:
@@ -315,40 +316,43 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     return [{**row, "figures": {**row["figures"], **more(row)}} if row["status"] == "ok" else row for row in rows]
 
 
-def conclude(rows: Sequence[Row]) -> list[str]:
+def facts(rows: Sequence[Row]) -> list[str]:
+    """How many files differ, and which loaders fell back for some."""
     good = [row for row in rows if row["status"] == "ok"]
     said = []
     for files, links in sorted({(row["figures"]["files"], row["figures"]["unique_files"]) for row in good}):
         rest = "the others are links to these, or copies" if links < files else "no two are alike"
         said.append(f"{files:,} files, {links:,} of them unique: {rest}.")
-    loading = [row for row in good if row["point"]["loader"] not in clips.ALONE]
-    for gpus, its in _show.by(loading, "gpus").items():
-        fastest = min(its, key=lambda row: row["figures"]["pass_s"])
-        times, figures, beside = _processes(gpus), fastest["figures"], by_hand(rows, gpus)
-        more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}" if beside and figures.get("speed_up") else ""
-        frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
-        said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
-        said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
     for loader, its in _show.by(good, "loader").items():
         kinds = dict.fromkeys(kind for row in its if (kind := row["figures"].get("fallback_kinds")))
         said += [f"{loader}: clips of some files were decoded by pyav ({kind})." for kind in kinds]
     return said
 
 
-def _processes(count: int) -> str:
-    return f"{count} process{'es' if count > 1 else ''}"
+def conclude(rows: Sequence[Row]) -> list[str]:
+    good = [row for row in rows if row["status"] == "ok"]
+    said = []
+    loading = [row for row in good if row["point"]["loader"] not in clips.ALONE]
+    for gpus, its in _show.by(loading, "gpus").items():
+        fastest = min(its, key=lambda row: row["figures"]["pass_s"])
+        times, figures, beside = _show.processes(gpus), fastest["figures"], by_hand(rows, gpus)
+        more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}" if beside and figures.get("speed_up") else ""
+        frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
+        said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
+        said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
+    return said
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     gpus, names, unit = list(_show.by(rows, "gpus")), list(_show.by(rows, "loader")), _show.unit_of(rows)
-    passes: _show.Series = {name: [_show.best(rows, "pass_s", loader=name, gpus=count) for count in gpus] for name in names}
-    groups = [_processes(count) for count in gpus]
-    drawn = [_show.bars(folder / "pass.png", groups, passes, title="seconds to pass once over the files", unit="s")]
+    passes: _plots.Series = {name: [_show.best(rows, "pass_s", loader=name, gpus=count) for count in gpus] for name in names}
+    groups = [_show.processes(count) for count in gpus]
+    drawn = [_plots.bars(folder / "pass.png", groups, passes, title="seconds to pass once over the files", unit="s")]
     if len(gpus) > 1:
         rates: dict[str, Sequence[tuple[float, float]]] = {
             name: [(row["point"]["gpus"], row["figures"]["rate"]) for row in its] for name, its in _show.by(rows, "loader").items()
         }
-        drawn.append(_show.lines(folder / "rate.png", rates, title=f"{unit} of all ranks", x="processes, one a GPU", y=unit))
+        drawn.append(_plots.lines(folder / "rate.png", rates, title=f"{unit} of all ranks", x="processes, one a GPU", y=unit))
     return drawn
 
 
@@ -386,6 +390,7 @@ SUITE = Suite(
     columns=COLUMNS,
     rate="rate",
     plots=plots,
+    facts=facts,
     conclude=conclude,
     derive=derive,
 )

@@ -28,8 +28,9 @@ from engine.distributed import cores  # before torch: see there
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _show, by_hand
+from benchmarks import _plots, _show
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring, versions_of
+from benchmarks.by_hand import train as loop_by_hand
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, words
 from config import Share, parse
@@ -66,7 +67,7 @@ class MaxBatch(Common):
     steps: PositiveInt = 6
     """Of training in each trial."""
     by_hand: bool = False
-    """Also search with the loop that one writes by hand with DALI (benchmarks/by_hand.py), in fp16 on a GPU."""
+    """Also search with the loop that one writes by hand with DALI (benchmarks/by_hand/train.py), in fp16 on a GPU."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """As if there were no more memory than this: on a GPU the rest is held, on a CPU it limits the data of a process (RLIMIT_DATA)."""
     flags: str = ""
@@ -206,8 +207,8 @@ def _by_hand(settings: MaxBatch, point: Point, device: torch.device, peak_gib: l
     flags = {"data": settings.data, **{name: point[name] for name in ("arch", "batch_size")}, "steps": settings.steps}
     if (workers := parse(shlex.split(settings.flags)).loading.workers) is not None:
         flags["workers"] = workers
-    sys.argv = ["by_hand.py", *words(flags)]
-    by_hand.main()
+    sys.argv = ["train.py", *words(flags)]
+    loop_by_hand.main()
     figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None}
     figures["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return Measured(figures=figures, versions=hardware.versions(), hardware=hardware.hardware(device, cores()))
@@ -308,9 +309,9 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     drawn = []
     for precision, same in _show.by(rows, "precision").items():
         archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
-        series: _show.Series = {one: [_show.best(same, "largest", loader=one, arch=arch) for arch in archs] for one in loaders}
+        series: _plots.Series = {one: [_show.best(same, "largest", loader=one, arch=arch) for arch in archs] for one in loaders}
         title = f"largest batch that trains and validates, {precision}"
-        drawn.append(_show.bars(folder / f"largest-{precision}.png", archs, series, title=title, unit="samples"))
+        drawn.append(_plots.bars(folder / f"largest-{precision}.png", archs, series, title=title, unit="samples"))
     return drawn
 
 

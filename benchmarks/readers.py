@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _show
+from benchmarks import _plots, _show
 from benchmarks._decoders import DALI, OTHERS, Array, Files, Task, parts_of
 from benchmarks._suite import (
     LEAST,
@@ -241,21 +241,26 @@ def good(rows: Sequence[Row], **where: Any) -> list[Row]:
     return [row for row in rows if row["status"] == "ok" and where.items() <= row["point"].items()]
 
 
+def facts(rows: Sequence[Row]) -> list[str]:
+    """What was decoded."""
+    if not (found := good(rows)):
+        return []
+    figures = found[0]["figures"]
+    size = f"mean {figures['size'] / 1024:.0f} KiB and {figures['width']:.0f} x {figures['height']:.0f} pixels"
+    return [f"Files: {figures['files']:,} plain JPEGs, {size}; pixels of up to {COMPARED} compared with PIL's."]
+
+
 def conclude(rows: Sequence[Row]) -> list[str]:
-    """What was decoded, the fastest reader of each task, and the floor of a region."""
+    """The fastest reader of each task, and the floor of a region."""
     told = []
-    if found := good(rows):
-        figures = found[0]["figures"]
-        size = f"mean {figures['size'] / 1024:.0f} KiB and {figures['width']:.0f} x {figures['height']:.0f} pixels"
-        told.append(f"Files: {figures['files']:,} plain JPEGs, {size}; pixels of up to {COMPARED} compared with PIL's.")
-    for task, its in _show.by(found, "task").items():
+    for task, its in _show.by(good(rows), "task").items():
         count = max(_show.by(its, "processes"))
         close = [row for row in good(its, processes=count) if row["figures"].get("worst", CLOSE) < CLOSE]
         if len(close) < 2:
             continue
         best = max(close, key=lambda row: float(row["figures"]["rate"]))
         reader, figures = best["point"]["reader"], best["figures"]
-        line = f"{task}: with PIL's pixels (worst file within {CLOSE} grey levels) {reader} is the fastest at {_processes(count)}"
+        line = f"{task}: with PIL's pixels (worst file within {CLOSE} grey levels) {reader} is the fastest at {_show.processes(count)}"
         line += f", {figures['against_pil']:.2f}x PIL" if "against_pil" in figures else ""
         for one in good(its, processes=1, reader=reader) if count > 1 else []:
             line += f"; its rate is {figures['rate'] / one['figures']['rate']:.1f} times that of one process"
@@ -268,10 +273,6 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     return told
 
 
-def _processes(count: int) -> str:
-    return f"{count} process{'es' if count > 1 else ''}"
-
-
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     drawn = []
     for count, its in _show.by(rows, "processes").items():
@@ -279,14 +280,14 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         tasks = [task for task in _show.by(its, "task") if task != "entropy"]
         series = {task: [_show.best(its, "rate", reader=reader, task=task) for reader in readers] for task in tasks}
         if series:
-            drawn.append(_show.bars(folder / f"bars-{count}.png", readers, series, title=f"img/s, {_processes(count)}", unit="img/s"))
+            drawn.append(_plots.bars(folder / f"bars-{count}.png", readers, series, title=f"img/s, {_show.processes(count)}", unit="img/s"))
     for task, its in _show.by(rows, "task").items():
         lines: dict[str, Sequence[tuple[float, float]]] = {
             reader: [(row["point"]["processes"], row["figures"]["rate"]) for row in same]
             for reader, same in _show.by(its, "reader").items()
         }
         if len(_show.by(its, "processes")) > 1:
-            drawn.append(_show.lines(folder / f"processes-{task}.png", lines, title=task, x="processes (dali: threads)", y="img/s"))
+            drawn.append(_plots.lines(folder / f"processes-{task}.png", lines, title=task, x="processes (dali: threads)", y="img/s"))
     return drawn
 
 
@@ -314,6 +315,7 @@ SUITE = Suite(
     rate="rate",
     derive=derive,
     plots=plots,
+    facts=facts,
     conclude=conclude,
 )
 

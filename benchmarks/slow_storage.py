@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _show, dali_baseline
+from benchmarks import _plots, _show
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
+from benchmarks.by_hand import dali
 from benchmarks.loader import BASELINE, Epochs, expanded, opened, paths, require
 from config import NotNegative
 from contracts import World
@@ -31,7 +32,7 @@ from report import hardware
 from report.meter import spread
 
 BY_HAND = "dali-by-hand"
-"""benchmarks/dali_baseline.py."""
+"""benchmarks/by_hand/dali.py."""
 KEEPS = 0.03
 """Keeps the floor: waits for at most this share of it."""
 
@@ -141,8 +142,8 @@ def _opened(settings: SlowStorage, point: Point, data: Split, world: World) -> I
     samples = settings.steps * settings.batch_size
     require(data, samples)
     labels = data.columns.label.tolist()
-    source = dali_baseline.Files(paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s)
-    loader = dali_baseline.loader(source, size=settings.image_size, threads=threads, device=world.device)
+    source = dali.Files(paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s)
+    loader = dali.loader(source, size=settings.image_size, threads=threads, device=world.device)
     yield lambda epoch: (len(batch["images"]) for (batch,) in loader)
 
 
@@ -179,7 +180,7 @@ def conclude(rows: Sequence[Row]) -> list[str]:
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     delays, methods = list(_show.by(rows, "read_delay_ms")), list(_show.by(rows, "method"))
-    waits: _show.Series = {name: [_show.best(rows, "waited_s", method=name, read_delay_ms=delay) for delay in delays] for name in methods}
+    waits: _plots.Series = {name: [_show.best(rows, "waited_s", method=name, read_delay_ms=delay) for delay in delays] for name in methods}
     totals: dict[str, Sequence[tuple[float, float]]] = {
         name: [(row["point"]["read_delay_ms"], row["figures"]["total_s"]) for row in its] for name, its in _show.by(rows, "method").items()
     }
@@ -187,8 +188,8 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     steps = rows[0]["point"]["steps"]
     groups = [f"{delay:g} ms a read" for delay in delays]
     return [
-        _show.bars(folder / "waited.png", groups, waits, title=f"seconds of waiting in {steps} steps, the first batch apart", unit="s"),
-        _show.lines(folder / "total.png", totals, title=f"seconds for {steps} steps", x="ms more a read", y="s"),
+        _plots.bars(folder / "waited.png", groups, waits, title=f"seconds of waiting in {steps} steps, the first batch apart", unit="s"),
+        _plots.lines(folder / "total.png", totals, title=f"seconds for {steps} steps", x="ms more a read", y="s"),
     ]
 
 

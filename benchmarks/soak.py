@@ -19,7 +19,7 @@ import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks import _show, clips
+from benchmarks import _plots, _show, clips
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
 from benchmarks.loader import expanded
 from config import NotNegative
@@ -281,7 +281,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
             if name in its
         }
         if curves:
-            drawn.append(_show.lines(folder / f"{name.removesuffix('_mib')}.png", curves, title=title, x="epoch", y=unit))
+            drawn.append(_plots.lines(folder / f"{name.removesuffix('_mib')}.png", curves, title=title, x="epoch", y=unit))
     return drawn
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _show
+from benchmarks import _plots, _show
 from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks, require_gpus
 from cli import one_of
 from config import parse
@@ -27,7 +27,7 @@ from tasks import task_named
 
 BY_HAND = "by hand: "
 BY_HAND_OF = {"classification": ("dali", "torchvision"), "detection": ("torchvision",), "video": ()}
-"""--task -> the loops of benchmarks/by_hand.py."""
+"""--task -> the loops of benchmarks/by_hand/train.py."""
 OWN = {
     f"--{name}" for name in ("task", "arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")
 }
@@ -69,7 +69,7 @@ class Train(Common):
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Of steady windows to measure at each point, after the warm-up."""
     by_hand: tuple[Literal["dali", "torchvision"], ...] = ()
-    """Also time the loop that one writes by hand with these libraries (benchmarks/by_hand.py), on one GPU; detectors: torchvision."""
+    """Also time the loop that one writes by hand with these libraries (benchmarks/by_hand/train.py), on one GPU; detectors: torchvision."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -138,7 +138,7 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     if point["loader"].startswith(BY_HAND):
         how = {"arch": point["arch"], "batch_size": point["batch_size"], "loader": point["loader"].removeprefix(BY_HAND)}
         flags = words({**how, "seconds": settings.seconds, "output": folder / "figures.json"})
-        return [sys.executable, "-m", "benchmarks.by_hand", *common, *flags]
+        return [sys.executable, "-m", "benchmarks.by_hand.train", *common, *flags]
     named = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")}
     fixed = {**MEASURED_ONLY, **GENTLER.get(settings.task, {})}
     flags = words({**named, "seconds": settings.seconds, "val_every": 0, **fixed, "output": folder})
@@ -212,7 +212,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     ours = [row for row in rows if not row["point"]["loader"].startswith(BY_HAND)]
     unit = _show.unit_of(rows)
     drawn = [
-        _show.heat_map(folder / f"heat-{loader}-{precision}-{gpus}.png", same, x="batch_size", y="arch", figure="rate", title=title)
+        _plots.heat_map(folder / f"heat-{loader}-{precision}-{gpus}.png", same, x="batch_size", y="arch", figure="rate", title=title)
         for loader, its in _show.by(ours, "loader").items()
         for precision, these in _show.by(its, "precision").items()
         for gpus, same in _show.by(these, "gpus").items()
@@ -221,12 +221,12 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     for size, same in _show.by([row for row in rows if row["point"]["gpus"] == 1], "batch_size").items():
         archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
 
-        def each(figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders) -> _show.Series:
+        def each(figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders) -> _plots.Series:
             return {loader: [_show.best(rows, figure, loader=loader, arch=arch) for arch in archs] for loader in loaders}
 
         title = f"{unit} at batch {size}, with the compute (line) and the loader (dots) ceiling"
         marks = {f"{name} ceiling": each(f"{name}_ceiling") for name in ("compute", "loader")}
-        drawn.append(_show.bars(folder / f"bars-{size}.png", archs, each("rate"), title=title, unit=unit, marks=marks))
+        drawn.append(_plots.bars(folder / f"bars-{size}.png", archs, each("rate"), title=title, unit=unit, marks=marks))
     return drawn
 
 

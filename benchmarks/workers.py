@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _show, train
+from benchmarks import _plots, _show, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
 from engine.distributed import cores
 
@@ -218,7 +218,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
             for name in STEP
         }
         title = f"Where the time of an image goes, {size} px"
-        drawn.append(_show.stacked(folder / f"split-{size}.png", names, per_image, title=title, unit="µs an image"))
+        drawn.append(_plots.stacked(folder / f"split-{size}.png", names, per_image, title=title, unit="µs an image"))
         for figure, unit in (("rate", "img/s"), ("compute_ceiling", "img/s"), ("gpu_utilisation", "share"), ("power_w", "W")):
             lines: dict[str, Sequence[tuple[float, float]]] = {}
             for memory, workers in dict.fromkeys((row["point"]["memory"], row["point"]["workers"]) for row in its):
@@ -227,7 +227,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
                 lines |= {f"{memory}, {_count(workers)}": found} if found else {}
             if lines:
                 path, title = folder / f"{figure}-{size}.png", f"{figure.replace('_', ' ')}, {size} px"
-                drawn.append(_show.lines(path, lines, title=title, x="batch size", y=unit, log_x=True))
+                drawn.append(_plots.lines(path, lines, title=title, x="batch size", y=unit, log_x=True))
     return drawn
 
 

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks import _show, _suite
+from benchmarks import _plots, _show, _suite
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, name_of, results, run
 from contracts import Mistake
@@ -179,9 +179,9 @@ def test_the_tables(tmp_path: Path) -> None:
 def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: Path) -> None:
     steady, *_ = ran(tmp_path, "good")
     wild = steady | {"point": {**steady["point"], "name": "wild"}, "spread": {"rate": {"n": 5, "min": 19.0, "max": 222.0, "iqr": 60.0}}}
-    telling = suite(conclude=lambda rows: [f"of {row['point']['name']}" for row in rows])
+    telling = suite(facts=lambda rows: [f"{len(rows)} are there"], conclude=lambda rows: [f"of {row['point']['name']}" for row in rows])
     text = _show.markdown(telling, [steady, wild], tmp_path)
-    assert "- of good\n" in text and "of wild" not in text.partition("| wild")[2]
+    assert "- 2 are there\n" in text and "- of good\n" in text and "of wild" not in text.partition("| wild")[2]
     assert "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: wild-8." in text
 
 
@@ -222,11 +222,11 @@ def test_titles_have_the_unit_of_the_rows(tmp_path: Path) -> None:
 def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
     def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         grid = [{**row, "figures": {"rate": row["figures"]["rate"]}} for row in rows]
-        series: _show.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
+        series: _plots.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
         return [
-            _show.heat_map(folder / "heat.png", grid, x="name", y="size", figure="rate", title="t"),
-            _show.bars(folder / "bars.png", ["x", "y"], series, title="t", unit="img/s", marks={"ceiling": series}),
-            _show.lines(folder / "lines.png", {"a": [(1.0, 2.0), (2.0, 3.0)]}, title="t", x="n", y="img/s"),
+            _plots.heat_map(folder / "heat.png", grid, x="name", y="size", figure="rate", title="t"),
+            _plots.bars(folder / "bars.png", ["x", "y"], series, title="t", unit="img/s", marks={"ceiling": series}),
+            _plots.lines(folder / "lines.png", {"a": [(1.0, 2.0), (2.0, 3.0)]}, title="t", x="n", y="img/s"),
         ]
 
     rows = ran(tmp_path, "good", plots=plots)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import detection_baseline as baseline
+from benchmarks.by_hand import detection as baseline
 from scripts import link_coco
 
 pytest.importorskip("pycocotools", reason="pycocotools is not installed")

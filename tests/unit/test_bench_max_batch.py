@@ -134,7 +134,7 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(tmp_path: Path, monkeyp
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
     assert max_batch.points(settings)
     said: list[list[str]] = []
-    monkeypatch.setattr(max_batch.by_hand, "main", lambda: said.append(sys.argv))
+    monkeypatch.setattr(max_batch.loop_by_hand, "main", lambda: said.append(sys.argv))
     monkeypatch.setattr(max_batch.torch.cuda, "max_memory_allocated", lambda _: 0)
     monkeypatch.setattr(sys, "argv", [])
     max_batch._by_hand(settings, {"arch": "resnet18", "batch_size": 8}, max_batch.torch.device("cpu"), [], 0.0)

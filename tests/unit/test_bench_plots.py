@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 import pytest
 
-from benchmarks import _show, workers
+from benchmarks import _plots, workers
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
@@ -28,7 +28,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         kept.append(drawing)
         return path
 
-    monkeypatch.setattr(_show, "_saved", keep)
+    monkeypatch.setattr(_plots, "_saved", keep)
     yield kept
     pyplot.close("all")
 
@@ -39,8 +39,8 @@ def one(drawn: list[Any]) -> Any:
 
 
 def test_what_is_missing_is_no_bar(drawn: list[Any]) -> None:
-    series: _show.Series = {"a": [3.0, None], "none": [None, None], "b": [0.0, 2.0]}
-    _show.bars(
+    series: _plots.Series = {"a": [3.0, None], "none": [None, None], "b": [0.0, 2.0]}
+    _plots.bars(
         Path("x.png"),
         ["x", "y"],
         series,
@@ -56,7 +56,7 @@ def test_what_is_missing_is_no_bar(drawn: list[Any]) -> None:
 
 
 def test_nothing_measured_is_an_empty_picture(drawn: list[Any]) -> None:
-    _show.bars(Path("x.png"), ["x"], {"a": [None]}, title="t", unit="s")
+    _plots.bars(Path("x.png"), ["x"], {"a": [None]}, title="t", unit="s")
     assert not one(drawn).patches and not drawn[0].legends
 
 
@@ -64,9 +64,9 @@ def test_nothing_measured_is_an_empty_picture(drawn: list[Any]) -> None:
 def test_legends_are_below_the_axes_and_titles_inside_the_picture(kind: str, drawn: list[Any]) -> None:
     many = {f"a rather long name {number}": [1.0] for number in range(7)}
     if kind == "lines":
-        _show.lines(Path("x.png"), {name: [(1.0, 1.0)] for name in many}, title=LONG, x="n", y="img/s")
+        _plots.lines(Path("x.png"), {name: [(1.0, 1.0)] for name in many}, title=LONG, x="n", y="img/s")
     else:
-        getattr(_show, kind)(Path("x.png"), ["x"], many, title=LONG, unit="s")
+        getattr(_plots, kind)(Path("x.png"), ["x"], many, title=LONG, unit="s")
     axes, (legend,) = one(drawn), drawn[0].legends
     renderer, picture = drawn[0].canvas.get_renderer(), drawn[0].bbox
     below, title = legend.get_window_extent(renderer), axes.title.get_window_extent(renderer)
@@ -76,8 +76,8 @@ def test_legends_are_below_the_axes_and_titles_inside_the_picture(kind: str, dra
 
 
 def test_a_figure_of_one_series_is_wide_enough(drawn: list[Any]) -> None:
-    _show.bars(Path("x.png"), ["1 process"], {"a": [1.0]}, title="t", unit="s")
-    _show.bars(Path("x.png"), [f"decoder-{number:02d}" for number in range(12)], {"a": [1.0] * 12}, title="t", unit="s")
+    _plots.bars(Path("x.png"), ["1 process"], {"a": [1.0]}, title="t", unit="s")
+    _plots.bars(Path("x.png"), [f"decoder-{number:02d}" for number in range(12)], {"a": [1.0] * 12}, title="t", unit="s")
     few, many = drawn
     assert few.get_figwidth() >= 6
     labels = [label.get_window_extent() for label in many.axes[0].get_xticklabels()]
@@ -85,12 +85,12 @@ def test_a_figure_of_one_series_is_wide_enough(drawn: list[Any]) -> None:
 
 
 def test_powers_of_two_are_written_out(drawn: list[Any]) -> None:
-    _show.lines(Path("x.png"), {"a": [(128, 3.0), (8, 1.0)], "b": [(32, 2.0)]}, title="t", x="batch size", y="img/s", log_x=True)
+    _plots.lines(Path("x.png"), {"a": [(128, 3.0), (8, 1.0)], "b": [(32, 2.0)]}, title="t", x="batch size", y="img/s", log_x=True)
     assert [tick.get_text() for tick in one(drawn).get_xticklabels()] == ["8", "32", "128"]
 
 
 def test_lines_that_coincide_are_told_apart(drawn: list[Any]) -> None:
-    _show.lines(Path("x.png"), {name: [(1, 1.0), (2, 2.0)] for name in "abc"}, title="t", x="n", y="img/s")
+    _plots.lines(Path("x.png"), {name: [(1, 1.0), (2, 2.0)] for name in "abc"}, title="t", x="n", y="img/s")
     found = one(drawn).get_lines()
     assert len({line.get_marker() for line in found}) == 3
     widths = [line.get_linewidth() for line in found]
@@ -118,5 +118,5 @@ def test_workers_draws_a_bar_for_each_row(drawn: list[Any], tmp_path: Path) -> N
 
 def test_a_heat_map_has_a_dash_where_nothing_is(drawn: list[Any]) -> None:
     rows = [{"point": {"a": a, "b": b}, "figures": {"rate": rate}} for a, b, rate in (("x", 1, 5.0), ("x", 2, None), ("y", 1, None))]
-    _show.heat_map(Path("x.png"), rows, x="b", y="a", figure="rate", title="t")
+    _plots.heat_map(Path("x.png"), rows, x="b", y="a", figure="rate", title="t")
     assert [text.get_text() for text in one(drawn).texts] == ["5", "-", "-", "-"]

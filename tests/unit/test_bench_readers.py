@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks import readers
 from benchmarks._decoders import OTHERS, Files, parts_of
 from benchmarks._suite import Row, run
-from benchmarks.readers import Readers, between, compare, conclude, derive, files_of, points
+from benchmarks.readers import Readers, between, compare, conclude, derive, facts, files_of, points
 from contracts import Mistake
 from loaders._readers import READERS
 from loaders._workers import PART
@@ -123,12 +123,13 @@ def test_against_pil_and_the_conclusions() -> None:
     found = derive(rows)
     assert [one["figures"].get("against_pil") for one in found] == [1.0, 1.5, 9.0, None, 1.0, 1.5, None, None, None]
     assert found[1]["figures"]["cpu_against_pil"] == pytest.approx(1.5)
-    files, train, region, floor = conclude(found)
+    (files,), (train, region, floor) = facts(found), conclude(found)
     assert files.startswith("Files: 9 plain JPEGs, mean 2 KiB and 4 x 3 pixels")
     assert "quick is the fastest at 4 processes, 1.50x PIL; its rate is 3.9 times that of one process" in train
     assert region.startswith("region: ") and "x PIL" not in region
     assert "takes nvimgcodec 1,000 of the region's 2,000 µs, 50%" in floor
-    assert conclude([row("lost", "train", 1, status="absent")]) == []
+    lost = [row("lost", "train", 1, status="absent")]
+    assert conclude(lost) == facts(lost) == []
 
 
 @pytest.mark.slow

@@ -135,12 +135,12 @@ def backwards(source: str) -> int:
 
 
 def test_one_training_step_in_the_repository() -> None:
-    """engine/memory.py runs it without an optimiser, to see which batch size fits; benchmarks/by_hand.py is what others write."""
+    """engine/memory.py runs it without an optimiser, to see which batch size fits; benchmarks/by_hand/train.py is what others write."""
     counts = {str(path): backwards((ROOT / path).read_text(encoding="utf-8")) for path in python() if path.parts[0] != "tests"}
     assert {path: count for path, count in counts.items() if count} == {
         "engine/step.py": 1,
         "engine/memory.py": 1,
-        "benchmarks/by_hand.py": 1,
+        "benchmarks/by_hand/train.py": 1,
     }
     assert backwards("scaler.scale(f(x)).backward()\ntorch.autograd.backward(x)") == 2
 

@@ -1,8 +1,8 @@
 """The loop that one writes by hand with the same libraries, to be run beside train.py on the same data in the same hour.
 
-`python -m benchmarks.by_hand --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on purpose: DALI's own reader
+`python -m benchmarks.by_hand.train --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on purpose: DALI's own reader
 and random crop (or torchvision's ImageFolder and transforms), autocast, a loss scale, channels_last, the default stream.
-`--task detection --arch fasterrcnn_resnet50_fpn`: benchmarks/detection_baseline.py.
+`--task detection --arch fasterrcnn_resnet50_fpn`: benchmarks/by_hand/detection.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 import torchvision
 from torch import nn
 
-from benchmarks import detection_baseline
+from benchmarks.by_hand import detection
 
 NOT_HERE = 77
 """Exit code: nothing was measured, and nothing failed."""
@@ -75,7 +75,7 @@ def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[t
             yield images.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last), labels.cuda(non_blocking=True)
 
 
-def classification(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """The network, and the loss of its next batch."""
     make = dali_batches if arguments.loader == "dali" else torchvision_batches
     batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
@@ -90,12 +90,12 @@ def classification(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[
     return model, loss
 
 
-def detection(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+def of_detectors(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """The same of a detector."""
-    loader = detection_baseline.loader(arguments.data, arguments.arch, arguments.batch_size, arguments.workers)
-    batches = detection_baseline.batches(loader, torch.device("cuda"))
-    model = detection_baseline.model(arguments.arch).cuda()
-    return model, lambda: detection_baseline.loss_of(model, *next(batches))
+    loader = detection.loader(arguments.data, arguments.arch, arguments.batch_size, arguments.workers)
+    batches = detection.batches(loader, torch.device("cuda"))
+    model = detection.model(arguments.arch).cuda()
+    return model, lambda: detection.loss_of(model, *next(batches))
 
 
 def main() -> None:
@@ -115,7 +115,7 @@ def main() -> None:
         print("by hand: no GPU is here")
         sys.exit(NOT_HERE)
     torch.backends.cudnn.benchmark = arguments.task == "classification"  # detectors' images have many shapes
-    model, loss = (detection if arguments.task == "detection" else classification)(arguments)
+    model, loss = (of_detectors if arguments.task == "detection" else of_images)(arguments)
     rate = 1e-5 if arguments.task == "detection" else 0.01
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cuda")

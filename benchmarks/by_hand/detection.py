@@ -1,7 +1,7 @@
 """Detectors as one trains them with torchvision alone: PIL, one image at a time, a DataLoader that gives lists, the model's own resize.
 
-Uses nothing of ours on purpose: `by_hand --task detection` times it. Images go through a flip and to_tensor; the module resizes,
-normalises and pads them on the device.
+Uses nothing of ours on purpose: `train.py --task detection` beside this file times it. Images go through a flip and to_tensor; the module
+resizes, normalises and pads them on the device.
 """
 
 from __future__ import annotations
