@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -49,6 +50,8 @@ OUT_OF_MEMORY = (
 )
 """Of PyTorch, train.py, DALI, CUDA, its libraries, Python, and oneDNN; in any case."""
 
+WRONG_DATA = re.compile(r"exit code 2: (?:train\.py: )?(--data: .*)")
+"""Of a point: why no point can be measured."""
 NOT_HERE = 77
 """Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 
@@ -230,6 +233,8 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
                 file.append(json.dumps(record.plain(row)).encode() + b"\n")
                 rows = [other for other in rows if other["point"] != row["point"]] + [row]
                 done.append(row["point"])
+                if wrong := WRONG_DATA.fullmatch(row["error"] or ""):
+                    raise Mistake(wrong[1])
                 progress(len(points) - len(left) + 1, len(points), f"{name_of(left[0])}: {_said(suite, row)}")
         finally:
             file.close()

@@ -8,6 +8,7 @@ be the largest of both.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -92,6 +93,15 @@ def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> 
     return Pair(point, a, b, speed, bool(apart), judged=apart is not None)
 
 
+def chance(found: Sequence[Pair]) -> list[str]:
+    """How often runs that are all alike do not overlap: of n and m of them the n are the slowest or the fastest."""
+    counts = [[int(row["figures"]["repeats"]) for row in (pair.a, pair.b) if row] for pair in found if pair.judged]
+    if not counts:
+        return []
+    n, m = min(counts, key=sum)
+    return [f"Beyond noise: the runs do not overlap. Chance alone does that once in {math.comb(n + m, n) // 2} with {n} and {m} runs."]
+
+
 def failures(suite: Suite, found: Sequence[Pair], below: float) -> list[Pair]:
     """What --fail-below is about."""
     lost = [pair for pair in found if pair.speed is None and _known(suite, pair.a)]
@@ -164,7 +174,7 @@ def main(argv: list[str]) -> int:
         shown = [_figure(row, suite.rate, form) for row in (pair.a, pair.b)]
         table.add_row(*(str(pair.point[column.key]) for column in axes), *shown, f"{pair.speed:.3f}" if pair.speed else "-", said)
     console.print(table)
-    for line in (*settings_apart(*settings.folders), *differences(a, b)):
+    for line in (*([] if suite.bounds else chance(found)), *settings_apart(*settings.folders), *differences(a, b)):
         console.print(_show.printable(line), highlight=False, soft_wrap=True, markup=False)
     if settings.fail_below is None:
         return 0

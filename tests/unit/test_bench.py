@@ -86,6 +86,15 @@ def test_each_end_is_a_row(tmp_path: Path) -> None:
     assert results(tmp_path) == json.loads(json.dumps(rows))
 
 
+@pytest.mark.parametrize("said", ["--data: no image in it", "train.py: --data: no image in it"])
+def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> None:
+    refuses = lambda *_: [sys.executable, "-c", f"import sys; print('{said}', file=sys.stderr); sys.exit(2)"]  # noqa: E731
+    with pytest.raises(Mistake, match=r"^--data: no image in it$"):
+        ran(tmp_path, "good", "crash", command=refuses)
+    assert [row["status"] for row in results(tmp_path)] == ["failed"]
+    assert [row["status"] for row in ran(tmp_path, "good")] == ["ok"], "once it is mended"
+
+
 def test_a_library_that_gets_no_memory_is_out_of_memory(tmp_path: Path) -> None:
     """What cuBLAS, DALI and PyTorch say; only the last names the batch."""
     for number, said in enumerate(("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "Can't allocate 77 bytes on device 0.")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,18 @@ def test_ratio_and_noise(a: Any, b: Any, speed: float | None, beyond: bool) -> N
     (pair,) = report.pairs(TRAIN, [row(*a)], [row(*b)])
     assert pair.speed == (None if speed is None else pytest.approx(speed))
     assert pair.beyond_noise is beyond
+
+
+@pytest.mark.parametrize(("n", "m", "once_in"), [(3, 3, 10), (5, 5, 126), (3, 5, 28)])
+def test_what_chance_does_is_told(n: int, m: int, once_in: int) -> None:
+    a, b = (row(rate, figures={"rate": rate, "repeats": of}) for rate, of in ((100.0, n), (90.0, m)))
+    runs = [False] * n + [True] * m
+    orders = list(set(itertools.permutations(runs))) if n + m < 8 else []
+    apart = [order for order in orders if sum(one != two for one, two in itertools.pairwise(order)) == 1]
+    assert not orders or len(orders) / len(apart) == once_in, "counted"
+    (told,) = report.chance(report.pairs(TRAIN, [a], [b]))
+    assert f"once in {once_in} with {n} and {m} runs" in told
+    assert report.chance(report.pairs(TRAIN, [row(100, figures={"rate": 100.0})], [b])) == []
 
 
 def test_without_repeats_nothing_is_beyond_noise() -> None:
