@@ -149,8 +149,8 @@ def concluded(suite: Suite, rows: Sequence[Row]) -> list[str]:
 
 
 def _machine(hardware: dict[str, Any]) -> str:
-    gpu = f"{hardware['gpus']} x {hardware['gpu']}, " if hardware.get("gpu") else "no GPU, "
-    return f"{gpu}{hardware['cores']:g} cores of {hardware['cpu']}, {hardware['ram_gib']:.0f} GiB"
+    gpu = f"{hardware['gpus']} x {hardware['gpu']}, " if hardware.get("gpu") else ""
+    return f"{gpu}{hardware['cores']:g} cores of {hardware['cpu']}, {hardware['ram_gib']:.0f} GiB{'' if gpu else ', no GPU used'}"
 
 
 def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
