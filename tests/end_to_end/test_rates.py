@@ -238,30 +238,34 @@ def measured(train: Runner, pictures: Path, output: str, *flags: object) -> dict
     return summary(train.cwd / output)
 
 
+READING = "loader", "overlap"
+"""Overlap: other programs had the cores."""
+
+
 def as_slow_as_its_reads(said: dict[str, Any], ms: int) -> bool:
     """Decoding takes its own time, at most a few milliseconds, unless other programs have the cores."""
     return bool(1 / (1e-3 * ms + 8e-3) < said["rate"]["steady"] < 1.02 / (1e-3 * ms))
 
 
 def passing(train: Runner, pictures: Path, ms: int, *flags: object) -> dict[str, Any]:
-    """The first run that passes its own check and is as slow as its reads: neither holds where the machine stalled on the way."""
+    """The first run that passes its own check, and in which reads were what was slow: neither holds where the machine stalled on the way."""
     for turn in range(RUNS):
         said = measured(train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms)
         check_rates(Told.read(train.cwd / f"{ms}-ms-{turn}"))
-        if said["check"] == "passed" and as_slow_as_its_reads(said, ms):
+        if said["check"] == "passed" and said["bound"] in READING and as_slow_as_its_reads(said, ms):
             break
     return said
 
 
 def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> None:
-    """One worker, 15 and then 30 ms a read: the loader's ceiling and the rate are what the delay allows."""
+    """One worker, 20 and then 40 ms a read: the loader's ceiling and the rate are what the delay allows."""
     flags = ("--image-size", 32, "--batch-size", 8, "--steps", 24)
-    found = {ms: passing(train, pictures, ms, *flags) for ms in (15, 30)}
+    found = {ms: passing(train, pictures, ms, *flags) for ms in (20, 40)}
     for ms, said in found.items():
-        assert said["bound"] in ("loader", "overlap"), said  # overlap: other programs had the cores
+        assert said["bound"] in READING, said
         assert 0.8 < said["efficiency"] < 1.03
         assert as_slow_as_its_reads(said, ms), said["rate"]
-    assert found[30]["data_wait"]["share"] > 0.5
+    assert found[40]["data_wait"]["share"] > 0.5
 
 
 def test_slow_reads_do_not_move_a_compute_bound_rate(train: Runner, pictures: Path) -> None:

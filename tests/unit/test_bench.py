@@ -181,7 +181,13 @@ def test_the_tables(tmp_path: Path) -> None:
     assert "| good | 100.0 (90.0 to 110.0, 5) | compute |" in text
     short = "| short | too short: no figure; 2 of 3 windows or passes; more --seconds, or data | - |"
     assert short in text and "100" not in text.partition("| short |")[2]
-    for line in ("The same for all: size 8.", "2 cores of a CPU, 4 GiB, no GPU used", "torch 2", "within 8.0% of its median", "scripts.bench"):
+    for line in (
+        "The same for all: size 8.",
+        "2 cores of a CPU, 4 GiB, no GPU used",
+        "torch 2",
+        "within 8.0% of its median",
+        "scripts.bench",
+    ):
         assert line in text
 
 
