@@ -1,6 +1,6 @@
 """`python -m tests.end_to_end.screenshots LOGDIR PAGE OUT.png`: a page of TensorBoard in a real browser, as a picture.
 
-PAGE: hparams, custom_scalars or images. Needs Chromium and requirements-dev.txt. test_browser.py reads the same pages.
+PAGE: hparams, custom_scalars, images or scalars. Needs Chromium and requirements-dev.txt. test_browser.py reads the same pages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PAGES = {"hparams": (2240, 580), "custom_scalars": (1500, 790), "images": (1500, 950)}
+PAGES = {"hparams": (2240, 580), "custom_scalars": (1500, 790), "images": (1500, 1300), "scalars": (1500, 950)}
 """Name in the address -> width and height of its window, pixels: every open column of HPARAMS is seen, and the charts of rate and step."""
 AS_MEASURED = "&_smoothingWeight=0"
 ALL_OF_IT = "if (location.protocol === 'http:') localStorage.setItem('_ignoreYOutliers', 'false')"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import _suite
 from benchmarks._suite import results
@@ -15,7 +16,6 @@ from report.tensorboard import LAYOUT
 from scripts import bench
 from tests.end_to_end import screenshots
 
-pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
 pytest.importorskip("websockets", reason="websockets is not installed (requirements-dev.txt)")
 pytestmark = [
     pytest.mark.slow,
@@ -75,6 +75,17 @@ def test_custom_scalars_has_the_charts(pages: dict[str, list[str]]) -> None:
         assert {*charts} <= {*lines}, group
     at = lines.index("rate and its ceilings")
     assert "Matches (6)" in lines[at : lines.index("efficiency", at)], "of two runs the rate and two ceilings"
+
+
+def test_scalars_has_a_group_for_every_kind_of_figure(measured: Path, pages: dict[str, list[str]]) -> None:
+    found: set[str] = set()
+    for row in results(measured):
+        events = EventAccumulator(str(measured / row["folder"]))
+        events.Reload()
+        found |= {*events.Tags()["scalars"]}
+    assert {"throughput/samples_per_s", "time/data_wait_ms", "train/loss"} <= found
+    first = pages["scalars"].index(min(tag.partition("/")[0] for tag in found))
+    assert {tag.partition("/")[0] for tag in found} <= {*pages["scalars"][first:]}
 
 
 def test_images_has_the_plots(measured: Path, pages: dict[str, list[str]]) -> None:

@@ -248,7 +248,7 @@ def as_slow_as_its_reads(said: dict[str, Any], ms: int) -> bool:
 
 
 def passing(train: Runner, pictures: Path, ms: int, *flags: object) -> dict[str, Any]:
-    """The first run that passes its own check, and in which reads were what was slow: neither holds where the machine stalled on the way."""
+    """The first run that passes its own check, and that reads slowed down: neither holds where the machine stalled on the way."""
     for turn in range(RUNS):
         said = measured(train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms)
         check_rates(Told.read(train.cwd / f"{ms}-ms-{turn}"))
