@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+import logging
 import os
 from typing import Any
 
@@ -77,6 +78,7 @@ def _colour(category: int) -> tuple[int, int, int]:
 
 def curves(scores: Scores) -> Array:
     """uint8 [1, H, W, 3]: precision over recall, the mean over the categories, one curve an overlap."""
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # once on a machine it says that it looks for fonts
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
