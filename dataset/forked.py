@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import mmap
 import multiprocessing
@@ -118,10 +117,14 @@ class Beside(Generic[R]):
     def __init__(self, work: Callable[[], R]) -> None:
         self._work, self._stop = work, Stop()
         self._job: Future[R] | None = None
-        pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _start, (self._patiently, self._stop, os.getpid()))
-        with contextlib.suppress(OSError), forking():  # no process, no memory for one: `result` does it
-            self._job = pool.submit(_do, None)
-        pool.shutdown(wait=False)
+        try:
+            pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _start, (self._patiently, self._stop, os.getpid()))
+            with forking():
+                self._job = pool.submit(_do, None)
+            pool.shutdown(wait=False)
+        except (OSError, RuntimeError) as error:  # no process, thread or file for it: `result` does the work
+            self._stop.now()
+            _warn(error)
 
     def _patiently(self, _nothing: None) -> R:
         gc.disable()  # here and in what is forked next: a fifth of the time to score detections went to looking for cycles

@@ -95,8 +95,7 @@ def evaluate(
     if vote.drain()["stop"] or stopped:
         return None
     world.synchronise()
+    failed = sorted({sample for ids in world.gather(failed) for sample in ids})
     passed = time.perf_counter()
     found = metric.result(world)
-    score_s = time.perf_counter() - passed
-    failed = sorted({sample for ids in world.gather(failed) for sample in ids})
-    return Outcome(found, failed=failed, pass_s=passed - began, score_s=score_s)
+    return Outcome(found, failed=failed, pass_s=passed - began, score_s=time.perf_counter() - passed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,12 +13,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from contracts import Batch, Loader, Mistake, Plan, Task
+from contracts import Batch, Loader, Mistake, NotFinite, Plan, Task
 from engine import checkpoint
 from engine.distributed import ProcessWorld, Vote
-from engine.evaluate import Validated, evaluate
+from engine.evaluate import Outcome, Validated, evaluate
 from engine.recent import Recent
 from engine.step import Step
+from engine.stop import StopRequest
 
 
 @dataclass
@@ -31,27 +31,6 @@ class Progress:
     step: int = 0  # optimiser steps of the whole run
     best: float = float("-inf")
     dropped: int = 0  # samples that were the tail of an epoch
-
-
-class StopRequest:
-    """SIGTERM or Ctrl-C as a flag; a second one is not needed and not obeyed."""
-
-    def __init__(self) -> None:
-        self.signal: int | None = None
-
-    def __call__(self) -> bool:
-        return self.signal is not None
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        for number in before:
-            signal.signal(number, lambda got, _frame: setattr(self, "signal", self.signal or got))
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 @dataclass(kw_only=True)
@@ -108,10 +87,20 @@ class Run:
 
     def fit(self) -> bool:
         """Train to the end. False when a signal ended it early; a checkpoint has then been written."""
+        with self._dropping():
+            try:
+                return self._fit()
+            except NotFinite:  # on every rank
+                self._settle()
+                raise
+
+    @contextmanager
+    def _dropping(self) -> Iterator[None]:
+        """Of a validation whose figures are still being made when an error ends the run."""
         try:
-            return self._fit()
+            yield
         finally:
-            if self._outstanding is not None:  # an error ends the run
+            if self._outstanding is not None:
                 self._outstanding.outcome.drop()
 
     def _fit(self) -> bool:
@@ -281,8 +270,9 @@ class Run:
 
     def validate(self) -> bool:
         """Validate, and tell the figures. False when a signal came."""
-        passed = self._pass_over(picks=False)
-        self._settle()
+        with self._dropping():
+            passed = self._pass_over(picks=False)
+            self._settle()
         return passed
 
     def _pass_over(self, *, picks: bool) -> bool:
@@ -301,6 +291,8 @@ class Run:
                 stop_requested=self.stop,
                 progress=bar,
             )
+            if outcome is not None:
+                self._outstanding = self._validated(outcome, loader, picks=picks)
         if not self._validated_with:
             for line in getattr(loader, "notes", ()):
                 self.report.info(f"val: {line}")
@@ -312,6 +304,10 @@ class Run:
         failed = set(outcome.failed)
         self._judge(failed, failed - self._failed_in_validation, plan.samples, "val")
         self._failed_in_validation |= failed
+        return True
+
+    def _validated(self, outcome: Outcome, loader: Loader, *, picks: bool) -> Validated:
+        """With the state that was validated, if it may become best.pt."""
         progress = self.progress
         epoch = progress.epoch if progress.consumed else progress.epoch - 1  # at its start: of the one before
         state = None
@@ -319,10 +315,7 @@ class Run:
             over = self.plan.steps(progress.consumed) == 0
             state = self._state(replace(progress, epoch=progress.epoch + 1, consumed=0) if over else progress)
             state = checkpoint.on_host(state) if outcome.later else state
-        self._outstanding = Validated(
-            outcome=outcome, loader=loader, step=progress.step, epoch=epoch if epoch >= 0 else None, state=state, picks=picks
-        )
-        return True
+        return Validated(outcome=outcome, loader=loader, step=progress.step, epoch=epoch if epoch >= 0 else None, state=state, picks=picks)
 
     def _settle(self) -> None:
         """Wait for a validation's figures, tell them, and keep what was validated if it is the best. Every rank calls it."""
@@ -339,10 +332,13 @@ class Run:
             self._write("best.pt", validated.state)
 
     def _save_due(self) -> bool:
-        """Also when a validation's figures have come: what was trained meanwhile is then kept with them."""
+        """Rank 0 says. Once a validation's figures have come, what was trained meanwhile is kept with them; until then it would wait."""
+        if self.world.rank != 0:
+            return False
+        if self._outstanding is not None:
+            return self._outstanding.outcome.done()
         by_steps = self.save_every_steps > 0 and self.progress.step % self.save_every_steps == 0
-        by_time = 0 < 60 * self.save_every_minutes <= time.monotonic() - self._saved_at
-        return by_steps or by_time or (self.world.rank == 0 and self._outstanding is not None and self._outstanding.outcome.done())
+        return by_steps or 0 < 60 * self.save_every_minutes <= time.monotonic() - self._saved_at
 
     def save(self) -> None:
         """Write last.pt from rank 0, once a validation is settled; the others wait. Nothing is saved past a loss that is not finite."""

@@ -246,7 +246,7 @@ def figures(named: Mapping[str, Any]) -> str:
 
 
 def took(seconds: Mapping[str, float] | None) -> str:
-    """How long training stood still for a validation, and how long its figures took, which may be beside training."""
+    """How long the pass and the waiting for its figures took, and how long the making of these, which may be beside training."""
     if not seconds:
         return ""
     standing = f"  in {seconds['pass'] + seconds['waited']:.1f} s"

@@ -8,7 +8,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
 
@@ -121,11 +120,14 @@ def _mean(values: Array) -> float:
 
 
 def require(evaluator: str) -> None:
-    """Raise Mistake when the evaluator is not installed."""
-    package = EVALUATORS[evaluator][0]
-    if find_spec(package) is None:
+    """Import the evaluator, so that no process that scores has to. Raises Mistake."""
+    package, *members = EVALUATORS[evaluator]
+    try:
+        for member in members:
+            _member(package, member)
+    except (ImportError, OSError) as error:
         other = next(name for name in EVALUATORS if name != evaluator)
-        raise Mistake(f"--evaluator {evaluator}: {package} is not installed; pip install {evaluator}, or --evaluator {other}")
+        raise Mistake(f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}, or --evaluator {other}") from None
 
 
 def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class CocoAP:
             torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
         none = np.zeros(0, np.int64)
         everyone = world.gather((np.concatenate([none, *self._seen]), self._valid, self._found()))
+        self._pending.clear()
         seen = np.concatenate([ids for ids, _, _ in everyone])
         if len(np.unique(seen)) != len(seen):
             raise ValueError("an image was validated twice, so its objects would count twice: the plan or the loader is wrong")

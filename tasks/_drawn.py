@@ -8,10 +8,14 @@ import os
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: what scores is forked, and may wait for no import of another thread
+from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from contracts import Array
 from tasks._coco import PREFIXES, Detections, Scores, names
+
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # once on a machine it says that it looks for fonts
 
 SIDE = 320  # of a picture, pixels: two, ground truth and detections, lie side by side
 LEAST, MOST = 0.5, 20  # score of a detection that is drawn, and how many of an image
@@ -78,10 +82,6 @@ def _colour(category: int) -> tuple[int, int, int]:
 
 def curves(scores: Scores) -> Array:
     """uint8 [1, H, W, 3]: precision over recall, the mean over the categories, one curve an overlap."""
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # once on a machine it says that it looks for fonts
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(6, 4.2), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()

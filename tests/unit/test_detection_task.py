@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from dataset.detection import DetectionPlan, DetectionPolicy
 from dataset.instances import COCO_IDS, class_names
 from engine.evaluate import Outcome
 from models import Native
+from tasks import _coco
 from tasks._coco_ap import CocoAP
 from tasks._masks import encoded
 from tasks.detection import Detection
@@ -100,6 +102,14 @@ def measured(task: Detection, *batches: tuple[Any, Batch], world: Any = None) ->
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in result.items() if name != "extras"}
+
+
+def test_scoring_is_no_work_of_this_process(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_coco, "score", Mock(side_effect=ZeroDivisionError))
+    later = Detection(columns, training=False).metric(CPU).result(alone())
+    assert not isinstance(later, dict)
+    with pytest.raises(ZeroDivisionError):
+        later.result()
 
 
 # --- what a detector is given ---------------------------------------------------------------------------------------------------------

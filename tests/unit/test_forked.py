@@ -6,12 +6,15 @@ import gc
 import mmap
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import psutil
 import pytest
 
 from dataset import forked
@@ -127,8 +130,25 @@ def test_work_without_a_process_for_it_is_done_here(monkeypatch: pytest.MonkeyPa
         raise OSError("no memory")
 
     monkeypatch.setattr(os, "fork", fork)
-    told = forked.Beside(os.getpid)
+    with pytest.warns(UserWarning, match="no memory"):
+        told = forked.Beside(os.getpid)
     assert told.done() and told.result() == os.getpid()
+
+
+def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child that was forked before the thread could not be started ends."""
+
+    def start(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    children = {child.pid for child in psutil.Process().children()}
+    for held, what in ((forked, "ProcessPoolExecutor"), (threading.Thread, "start")):
+        monkeypatch.setattr(held, what, start if what == "start" else Mock(side_effect=OSError("Too many open files")))
+        with pytest.warns(UserWarning, match=r"Too many open files|can't start"):
+            told = forked.Beside(os.getpid)
+        monkeypatch.undo()
+        assert told.done() and told.result() == os.getpid()
+    until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
 
 
 def test_work_that_nobody_wants_any_more_ends() -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from contracts import Mistake, NotFinite
 from engine.distributed import ProcessWorld
+from engine.evaluate import Outcome
 from engine.loop import Run
 
 SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
@@ -42,6 +45,7 @@ class Toy:
 
     def __init__(self, folder: Path, *, epochs: int, figures: list[float], at: dict[int, Callable[[], None]] | None = None) -> None:
         self.folder, self.at, self.later = folder, at or {}, [Slow(figure) for figure in figures]
+        self.outcome, self.failing = torch.zeros(4), range(0)  # of a step; samples of the validation that cannot be decoded
         self.module = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.module.weight)
         self.report, self.told = MagicMock(), list[tuple[int, int, float]]()  # steps done, step validated, figure
@@ -52,6 +56,8 @@ class Toy:
         loader = MagicMock(notes=())
         loader.batches = self.batches
         loader.__enter__.return_value = loader
+        validating = MagicMock(notes=(), batches=lambda *_: self.batches(0, SAMPLES - BATCH, failed=list(self.failing)))
+        validating.__enter__.return_value = validating
         meter = MagicMock(**{"due.return_value": False, "pause.return_value": None})
         plan: Any = SimpleNamespace(
             samples=SAMPLES, step_samples=BATCH, views=1, ordering="one", steps=lambda done: (SAMPLES - done) // BATCH
@@ -67,7 +73,7 @@ class Toy:
             task=SimpleNamespace(best="ap", metric=lambda device: metric, inputs=lambda batch: (batch.images,)),
             precision="fp32",
             loader=loader,
-            open_validation=lambda: loader,
+            open_validation=lambda: validating,
             validation_plan=plan,
             learning_rate=lambda epoch: 0.1,
             report=self.report,
@@ -91,16 +97,16 @@ class Toy:
     def hear(self, validated: int, figure: float) -> None:
         self.told.append((self.run.progress.step, validated, figure))
 
-    def batches(self, epoch: int, consumed: int) -> Iterator[Any]:
+    def batches(self, epoch: int, consumed: int, failed: Sequence[int] = ()) -> Iterator[Any]:
         for first in range(consumed, SAMPLES, BATCH):
-            yield SimpleNamespace(images=torch.zeros(BATCH, 1), ids=np.arange(first, first + BATCH), failed=())
+            yield SimpleNamespace(images=torch.zeros(BATCH, 1), ids=np.arange(first, first + BATCH), failed=failed)
 
     def step(self, batches: Iterator[Any], **_: Any) -> torch.Tensor:
         next(batches)
         with torch.no_grad():
             self.module.weight += 1
         self.at.get(self.run.progress.step + 1, lambda: None)()
-        return torch.zeros(4)
+        return self.outcome
 
     def kept(self, name: str) -> tuple[float, dict[str, Any]]:
         """The weight in a checkpoint, and where it goes on."""
@@ -159,6 +165,49 @@ def test_an_error_meanwhile_ends_the_scoring(tmp_path: Path) -> None:
     assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES), "it resumes into the validation"
 
 
+def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=2, figures=[0.25])
+    toy.at[STEPS + 2] = lambda: setattr(toy, "outcome", torch.tensor([np.nan, 0, 0, 0]))
+    with pytest.raises(NotFinite):
+        toy.run.fit()
+    assert [figure for _, _, figure in toy.told] == [0.25] and toy.kept("best.pt")[0] == STEPS
+    assert toy.kept("last.pt")[0] == STEPS
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_validation_that_ends_the_run_ends_its_scoring(evaluated: bool, tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=1, figures=[0.25])
+    toy.failing = range(12)
+    with pytest.raises(Mistake, match="samples of val cannot be decoded"):
+        toy.run.validate() if evaluated else toy.run.fit()
+    assert toy.later[0].dropped and not toy.told
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_0_says_when_a_checkpoint_is_due(rank: int, tmp_path: Path) -> None:
+    """The others' part of a validation is done at once, and asking for a checkpoint then would be to wait for the figures."""
+    toy = Toy(tmp_path, epochs=1, figures=[])
+    toy.run.save_every_steps, toy.run.progress.step = 2, 4
+    toy.run.world = MagicMock(rank=rank)
+    assert toy.run._save_due() is (rank == 0)
+    toy.run._outstanding = outstanding = MagicMock()
+    for done in (False, True):
+        outstanding.outcome.done.return_value = done
+        assert toy.run._save_due() is (rank == 0 and done)
+
+
+def test_seconds_of_a_validation_are_told_apart() -> None:
+    class Slept(Slow):
+        def result(self) -> dict[str, Any]:
+            time.sleep(0.2)
+            return super().result()
+
+    told = Outcome(Slept(0.25), failed=[3], pass_s=7.0, score_s=0.5).result(ProcessWorld(torch.device("cpu")))
+    assert told["ap"] == 0.25 and told["failed"] == [3] and told["extras"] == {"files": {}}
+    assert (told["seconds"]["pass"], told["seconds"]["score"]) == (7.0, 1.5) and 0.7 <= told["seconds"]["waited"] < 5
+
+
 def test_an_evaluation_tells_its_figures_and_keeps_nothing(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[0.25])
     assert toy.run.validate() and toy.told == [(0, 0, 0.25)] and not [*tmp_path.iterdir()]
+    assert toy.run.progress.best == float("-inf"), "of training"
