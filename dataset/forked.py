@@ -94,6 +94,11 @@ def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads
     try:
         with forking():  # all of them start here
             jobs = deque(pool.submit(work if threads else _do, item) for item in items)
+    except BaseException:
+        stop.now()  # those that there are
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    try:
         for job in jobs:
             job.add_done_callback(stop.after)
         while jobs:

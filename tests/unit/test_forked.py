@@ -137,15 +137,21 @@ def test_work_without_a_process_for_it_is_done_here(monkeypatch: pytest.MonkeyPa
 
 def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that was forked before the thread could not be started ends."""
+    home, whole = os.getpid(), threading.Thread.start
 
     def start(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+        if os.getpid() == home:
+            raise RuntimeError("can't start new thread")
+        whole(self)
 
     children = {child.pid for child in psutil.Process().children()}
     for held, what in ((forked, "ProcessPoolExecutor"), (threading.Thread, "start")):
         monkeypatch.setattr(held, what, start if what == "start" else Mock(side_effect=OSError("Too many open files")))
         with pytest.warns(UserWarning, match=r"Too many open files|can't start"):
             told = forked.Beside(os.getpid)
+        if what == "start":
+            with pytest.raises(RuntimeError, match="can't start"):
+                list(forked.results(abs, [1, 2], 2))
         monkeypatch.undo()
         assert told.done() and told.result() == os.getpid()
     until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
