@@ -7,6 +7,7 @@ saved, and neither workers nor ranks can change what is drawn.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ def _mix(words: Array) -> Array:
     return words ^ (words >> np.uint64(31))
 
 
+@lru_cache(maxsize=1024)
 def key(*words: int) -> int:
     """One 64-bit key out of several words; each is absorbed through the mixer, so no sum or product of them collides."""
     state = np.zeros(1, np.uint64)
@@ -49,13 +51,13 @@ def key(*words: int) -> int:
     return int(state[0])
 
 
-def bits(stream: int, counters: Array) -> Array:
-    """uint64, one for each counter, the same on every machine and NumPy version."""
-    stream_word = np.uint64(stream)
-    return _mix(_mix((np.asarray(counters).astype(np.uint64) ^ stream_word) + _INCREMENT) + stream_word)
+def bits(stream: int | Array, counters: Array) -> Array:
+    """uint64, one for each counter, the same on every machine and NumPy version. Streams broadcast."""
+    words = np.asarray(stream, np.uint64)
+    return _mix(_mix((np.asarray(counters).astype(np.uint64) ^ words) + _INCREMENT) + words)
 
 
 def uniforms(seed: int, epoch: int, purpose: Purpose, ids: Array, count: int) -> Array:
     """float64 [len(ids), count] in [0, 1); row i depends on (seed, epoch, purpose, ids[i]) alone."""
-    columns = [bits(key(seed, epoch, purpose, column), ids) for column in range(count)]
-    return (np.stack(columns, axis=-1) >> np.uint64(11)) * 2.0**-53
+    streams = np.array([key(seed, epoch, purpose, column) for column in range(count)], np.uint64)
+    return (bits(streams, np.asarray(ids)[:, None]) >> np.uint64(11)) * 2.0**-53

@@ -29,6 +29,8 @@ from loaders._places import filled, places_of
 Item = TypeVar("Item")
 COPIES = 2
 """Copies to the device that may be under way: page-locked memory that was staged three batches ago is free again."""
+ALIGNED = 16
+"""Bytes: numbers of every dtype may begin there."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -164,17 +166,18 @@ class Stager:
         return batch_of(images, replace(rows, valid=valid), self._feed, failed=tuple(rows.ids[rows.valid & ~valid].tolist()))
 
     def _to_device(self, values: np.ndarray) -> torch.Tensor:
-        return to_device(values, self._feed.device)
+        return to_device([values], self._feed.device)[0]
 
 
 def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
     """A batch of these images, with all that the rows and the task say of them."""
     targets = feed.targets(rows)
+    sizes, valid, *values = to_device([rows.sizes, rows.valid, *targets.values()], feed.device)
     return Batch(
         images=images,
-        sizes=to_device(rows.sizes, feed.device),
-        targets={name: to_device(value, feed.device) for name, value in targets.items()},
-        valid=to_device(rows.valid, feed.device),
+        sizes=sizes,
+        targets=dict(zip(targets, values, strict=True)),
+        valid=valid,
         ids=rows.ids,
         failed=failed,
         rows=rows,
@@ -182,10 +185,29 @@ def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ..
     )
 
 
-def to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Host numbers, on the CPU in the same memory; a GPU's current stream waits for their copy, and the host does not."""
-    tensor = torch.from_numpy(np.ascontiguousarray(values))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+def to_device(values: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    """Host numbers, on the CPU in the same memory; a GPU's current stream waits for their one copy, and the host does not."""
+    tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
+    if device.type != "cuda":
+        return tensors
+    host = torch.empty(packed_bytes(tensors), dtype=torch.uint8, pin_memory=True)
+    for part, tensor in zip(unpacked(host, tensors), tensors, strict=True):
+        part.copy_(tensor)
+    return unpacked(host.to(device, non_blocking=True), tensors)
+
+
+def packed_bytes(like: Sequence[torch.Tensor]) -> int:
+    """Of tensors behind each other, each where any dtype may begin."""
+    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
+
+
+def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """`memory`, uint8 [packed_bytes], as tensors of these shapes and dtypes."""
+    found, begin = [], 0
+    for tensor in like:
+        found.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        begin += -(-tensor.nbytes // ALIGNED) * ALIGNED
+    return found
 
 
 def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
