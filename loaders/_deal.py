@@ -22,7 +22,7 @@ from loaders._workers import some
 Array = np.ndarray[Any, Any]
 
 AHEAD = 256
-"""Batches that are opened before they are begun, at most, in search of work for the workers: each takes 3 ms."""
+"""Batches that are opened before they are begun, at most, in search of work for the workers: each has to be drawn."""
 RECENT = 64
 """Units of a side over which its time for one is a mean."""
 GUESS_S = {"worker": 0.5, "thread": 0.07}
