@@ -198,7 +198,11 @@ def to_device(values: Sequence[np.ndarray], device: torch.device) -> list[torch.
 
 def packed_bytes(like: Sequence[torch.Tensor]) -> int:
     """Of tensors behind each other, each where any dtype may begin."""
-    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
+    return sum(map(_room, like))
+
+
+def _room(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // ALIGNED) * ALIGNED
 
 
 def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -206,7 +210,7 @@ def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.T
     found, begin = [], 0
     for tensor in like:
         found.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-        begin += -(-tensor.nbytes // ALIGNED) * ALIGNED
+        begin += _room(tensor)
     return found
 
 
