@@ -1,11 +1,10 @@
-"""Running the points of a suite, and showing the rows: a suite whose points do what their name says stands for the real ones."""
+"""Running the points of a suite, and its command line: a suite whose points do what their name says stands for the real ones."""
 
 from __future__ import annotations
 
 import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -17,9 +16,8 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks import _plots, _show, _suite
+from benchmarks import _show, _suite
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, name_of, results, run
 from contracts import Mistake
@@ -167,92 +165,6 @@ def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
     assert f"python -m scripts.report {tmp_path / 'out'} makes the table" in said
     assert not os.path.exists(f"/proc/{child}")
     assert [row["point"]["name"] for row in results(tmp_path / "out")] == ["good"]
-
-
-def test_the_tables(tmp_path: Path) -> None:
-    rows = ran(tmp_path, "good", "oom", "short")
-    console = Console(width=200, record=True, file=io.StringIO())
-    _show.show(suite(), rows, tmp_path, console)
-    shown = console.export_text()
-    assert "100.0 (90.0 to 110.0, 5)" in shown and "out of memory" in shown and "too short" in shown
-    assert "More columns in table.md: bound." in shown and "bound" not in shown.partition("More columns")[0], "a detail"
-    text = (tmp_path / "table.md").read_text()
-    assert "| name | img/s | bound |" in text, "neither what is the same for all, nor what nobody has"
-    assert "| good | 100.0 (90.0 to 110.0, 5) | compute |" in text
-    short = "| short | too short: no figure; 2 of 3 windows or passes; more --seconds, or data | - |"
-    assert short in text and "100" not in text.partition("| short |")[2]
-    for line in (
-        "The same for all: size 8.",
-        "2 cores of a CPU, 4 GiB, no GPU used",
-        "torch 2",
-        "within 8.0% of its median",
-        "scripts.bench",
-    ):
-        assert line in text
-
-
-def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: Path) -> None:
-    steady, *_ = ran(tmp_path, "good")
-    wild = steady | {"point": {**steady["point"], "name": "wild"}, "spread": {"rate": {"n": 5, "min": 19.0, "max": 222.0, "iqr": 60.0}}}
-    telling = suite(facts=lambda rows: [f"{len(rows)} are there"], conclude=lambda rows: [f"of {row['point']['name']}" for row in rows])
-    text = _show.markdown(telling, [steady, wild], tmp_path)
-    assert "- 2 are there\n" in text and "- of good\n" in text and "of wild" not in text.partition("| wild")[2]
-    assert "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: wild-8." in text
-
-
-def test_a_killed_point_and_a_long_error_are_told_whole(tmp_path: Path) -> None:
-    (row,) = ran(tmp_path, "good", command=lambda *_: [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    assert row["error"] == "exit code -9: killed, as the system does when memory is short"
-    said = "--batch-size 1000000 " + "is more than there are " * 20
-    shown = _show._why(row | {"error": said})
-    assert len(shown) <= _show.LONGEST and shown.endswith(" ...") and shown.split(" ...")[0] in f"failed: {said}"
-
-
-@pytest.mark.parametrize("note", ["``` bash", "a ```` b", "~~~", "one\n```\ntwo"])
-def test_a_note_begins_no_block_of_code(note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in the list nor in the command above it, which repeats it."""
-    monkeypatch.setattr(sys, "argv", ["bench", "fake", "--note", note])
-    rows = run(suite(), Settings(output=tmp_path, note=note), tmp_path, lambda *_: None)
-    text = _show.markdown(suite(), rows, tmp_path)
-    shown, inside, fence = list[str](), False, ""
-    for line in text.splitlines():  # as CommonMark has it: a block ends with a line of at least as many marks, and nothing else
-        marks = re.match(r"(?:- )?(`{3,}|~{3,})", line)
-        if inside:
-            inside = not (line.strip() and set(line.strip()) == {fence[0]} and len(line.strip()) >= len(fence))
-        elif marks and "`" not in line[marks.end() :]:
-            inside, fence = True, marks[1]
-        else:
-            shown.append(line)
-    assert not inside and any(line.startswith("| 100.0") for line in shown) and sum("\\" in line for line in shown) == 1
-
-
-def test_titles_have_the_unit_of_the_rows(tmp_path: Path) -> None:
-    (row,) = ran(tmp_path, "good")
-    told = replace(suite(), columns=(Column(key="name", title="name"), Column(key="rate", title="{unit} a GPU")))
-    assert _show.cells(told, [row], detail=False)[0] == ["img/s a GPU"]
-    row["figures"]["unit"] = "clip/s"
-    assert _show.cells(told, [row], detail=False)[0] == ["clip/s a GPU"]
-
-
-def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
-    def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-        grid = [{**row, "figures": {"rate": row["figures"]["rate"]}} for row in rows]
-        series: _plots.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
-        return [
-            _plots.heat_map(folder / "heat.png", grid, x="name", y="size", figure="rate", title="t"),
-            _plots.bars(folder / "bars.png", ["x", "y"], series, title="t", unit="img/s", marks={"ceiling": series}),
-            _plots.lines(folder / "lines.png", {"a": [(1.0, 2.0), (2.0, 3.0)]}, title="t", x="n", y="img/s"),
-        ]
-
-    rows = ran(tmp_path, "good", plots=plots)
-    for _ in range(2):  # showing again adds nothing
-        _show.show(suite(plots=plots), rows, tmp_path, Console(file=io.StringIO()))
-    (run_,) = (EventAccumulator(str(tmp_path / "runs" / "good-8")).Reload(),)
-    assert [event.value for event in run_.Scalars("fake/rate")] == [100.0]
-    assert "_hparams_/session_start_info" in run_.summary_metadata
-    images = EventAccumulator(str(tmp_path / "plots")).Reload()
-    assert images.Tags()["images"] == ["fake/heat", "fake/bars", "fake/lines"]
-    assert all(len(images.Images(tag)) == 1 for tag in images.Tags()["images"])
 
 
 def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:

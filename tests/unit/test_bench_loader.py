@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
-import itertools
 import json
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import clips, loader
+from benchmarks import loader
 from benchmarks._suite import results
-from benchmarks.by_hand import nvdec, pytorch
-from benchmarks.loader import BASELINE, SUITE, Loader, class_folders, conclude, derive, expanded, facts, settled, unique
+from benchmarks.loader import BASELINE, SUITE, Loader, class_folders, conclude, derive, expanded, facts, unique
 from contracts import Mistake
-from dataset.video_scan import read
-from dataset.videos import CODECS, RECORD
-from scripts import bench, link_set, video_set
+from scripts import bench, link_set
 from tests.end_to_end.runs import draw
-from tests.unit.video_files import make, number
 
 
 @pytest.fixture(scope="module")
@@ -192,183 +185,6 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     table = (tmp_path / "out" / "table.md").read_text()
     assert "72 files, 72 of them unique" in table
     assert (tmp_path / "out" / "plots" / "pass.png").is_file()
-
-
-@pytest.fixture(scope="module")
-def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Nine of 24 frames and one of 6 that is odd."""
-    folder = tmp_path_factory.mktemp("videos") / "data"
-    kind = video_set.Kind(frames=24, height=64, width=96, gop=8)
-    assert video_set.write(folder, 9, kind, progress=False, processes=1)
-    make(folder / "train" / "odd" / "short.avi", frames=6, codec="mpeg4", size=(64, 96))
-    return folder
-
-
-class Alone:
-    """As much of a contracts.World as a pass needs."""
-
-    rank, size, device = 0, 1, torch.device("cpu")
-
-
-def passed(name: str, videos: Path, epochs: int = 1, **asked: Any) -> tuple[list[int], dict[str, Any]]:
-    """Samples of each batch, and what is told at ten clips a second."""
-    settings = settled(
-        Loader(**{"data": videos, "task": "video", "batch_size": 2, "image_size": 16, "workers": 0, "clip_frames": 4, **asked})
-    )
-    world: Any = Alone()
-    with clips.opened(settings, name, clips.open_split(videos / "train"), world) as (run, tell):
-        return [samples for epoch in range(epochs) for samples in run(epoch)], tell(10.0)
-
-
-@pytest.fixture
-def cached(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
-@pytest.mark.usefixtures("cached")
-@pytest.mark.parametrize("name", ["pytorch", "pytorch+decord", "pyav", "synthetic"])
-def test_a_pass_over_clips(name: str, videos: Path) -> None:
-    if name.endswith("decord"):
-        pytest.importorskip("decord", reason="decord is not installed")
-    found, told = passed(name, videos)
-    assert found == [2] * 5, "a clip of each of ten videos"
-    assert (told["unit"], told["frames_per_s"]) == ("clip/s", 40.0)
-    found, told = passed(name, videos, clips=3)
-    assert sum(found) == 30
-    if name != "synthetic":
-        found, told = passed(name, videos, clip_frames=0, clip_stride=2)
-        assert sum(found) == 10 and told["frames_per_s"] == pytest.approx(10 * (9 * 12 + 3) / 10), "frames that differ"
-
-
-@pytest.mark.usefixtures("cached")
-def test_whole_files_are_decoded_once_from_end_to_end(videos: Path) -> None:
-    _, told = passed("pyav", videos, clip_frames=0)
-    assert told["decoded_per_frame"] == pytest.approx((9 * 24 + 6) / (10 * 24)), "a frame that is shown again is not decoded again"
-    assert told["fallbacks"] is None
-    _, told = passed("decord", videos, clip_frames=4) if importlib.util.find_spec("decord") else ([], {})
-    assert not told or told["frames_per_s"] == 40.0
-
-
-@pytest.mark.parametrize("decode", [pytorch.pyav_clip, pytorch.decord_clip])
-def test_clips_by_hand_have_the_frames_that_were_asked_for(decode: pytorch.Decode, tmp_path: Path) -> None:
-    if decode is pytorch.decord_clip:
-        pytest.importorskip("decord", reason="decord is not installed")
-    path = str(make(tmp_path / "a.mp4", frames=30, gop=12))
-
-    def shown(*clip: Any) -> list[int]:
-        return [number(frame) for frame in decode(path, *clip)]
-
-    assert shown(4, 1, 0.0) == [0, 1, 2, 3] and shown(4, 2, 1.0) == [23, 25, 27, 29]
-    assert shown(4, 3, 0.5) == [10, 13, 16, 19] and shown(40, 1, 0.7) == list(range(30))
-
-
-def test_a_clip_by_hand_that_is_too_short_repeats_its_last_frame(tmp_path: Path) -> None:
-    path = str(make(tmp_path / "a.mp4", frames=3))
-    data = pytorch.Clips([path], [7], decode=pytorch.pyav_clip, frames=5, stride=1, clips=1, size=64)
-    pixels, label = data[0]
-    assert pixels.shape == (3, 5, 64, 64) and pixels.dtype == torch.float32 and label == 7
-
-
-@pytest.mark.usefixtures("cached")
-@pytest.mark.parametrize("name", ["pyav-alone", "decord-alone"])
-def test_decoding_alone_is_counted_as_loading_is(name: str, videos: Path) -> None:
-    if name.startswith("decord"):
-        pytest.importorskip("decord", reason="decord is not installed")
-    found, told = passed(name, videos, epochs=2)
-    assert found == [2] * 10 and told["frames_per_s"] == 40.0
-    found, _ = passed(name, videos, clips=3)
-    assert sum(found) == 30
-
-
-def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None:
-    log: list[tuple[str, int]] = []
-
-    class SimpleDecoder:
-        """Of PyNvVideoCodec: for files of 40 frames; `short.mp4` has fewer than it says."""
-
-        def __init__(self, file: str, gpu_id: int, use_device_memory: bool) -> None:
-            assert use_device_memory and gpu_id == 3
-            self.reconfigure_decoder(file)
-
-        def reconfigure_decoder(self, file: str) -> None:
-            self.file, self.left = file, 20 if file == "short.mp4" else 40
-
-        def __len__(self) -> int:
-            return 40
-
-        def get_batch_frames(self, count: int) -> list[int]:
-            came = min(count, self.left)
-            self.left -= came
-            log.append((self.file, came))
-            return [0] * came
-
-        def get_batch_frames_by_index(self, wanted: list[int]) -> list[int]:
-            log.append((self.file, len(wanted)))
-            return [at for at in wanted if at < self.left]
-
-    def first(files: list[str], count: int, **asked: Any) -> list[int]:
-        given = {"frames": 4, "stride": 2, "clips": 0, "threads": 2, "gpu": 3} | asked
-        log.clear()
-        return list(itertools.islice(nvdec.clips(SimpleNamespace(SimpleDecoder=SimpleDecoder), files, **given), count))
-
-    assert first(["a", "b", "c"], 6) == [4] * 6 and {file for file, _ in log[:9]} == {"a", "b", "c"}
-    assert first(["a"], 3, clips=5) == [4] * 3
-    assert first(["a", "b"], 2, frames=0) == [40, 40] and log[0][1] == 16
-    for frames in (0, 40):
-        with pytest.raises(ValueError, match="20 of 40 frames came"):
-            first(["short.mp4"], 1, frames=frames, stride=1)
-
-
-def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
-    rows = [row("nvdec-alone", 1, 100.0), row("decord-alone", 1, 25.0), row("pytorch", 1, 10.0), row("nvdec+pyav", 1, 115.0)]
-    found = derive(rows)
-    assert [one["figures"]["speed_up"] for one in found] == pytest.approx([10, 2.5, 1, 11.5])
-    said = conclude(found)
-    assert said[0].startswith("1 process: nvdec+pyav passes") and "11.5 times as fast as pytorch" in said[0], "no loader, no fastest"
-    assert said[1] == "nvdec+pyav gives 92% of what nvdec-alone and decord-alone decode together."
-
-
-@pytest.mark.usefixtures("cached")
-@pytest.mark.parametrize(
-    ("name", "said"), [("nvdec", "--loader nvdec"), ("dali", "--loaders dali"), ("nvdec-alone", "--loaders nvdec-alone")]
-)
-def test_a_loader_of_clips_that_cannot_run_here_says_so(name: str, said: str, videos: Path) -> None:
-    with pytest.raises(Mistake, match=f"{said} needs an NVIDIA GPU"):
-        passed(name, videos)
-
-
-@pytest.mark.slow
-def test_two_ranks_pass_over_clips(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ["loader", "--task", "video", "--data", str(videos), "--loaders", "pyav", "--gpus", "2", "--image-size", "16"]
-    assert bench.main([*words, "--batch-size", "2", "--workers", "1", "--clip-frames", "4", "--output", str(tmp_path / "out")]) == 0
-    (pyav,) = results(tmp_path / "out")
-    assert pyav["status"] == "ok", pyav["error"]
-    figures = pyav["figures"]
-    assert (figures["samples"], figures["files"]) == (8, 10), "whole batches of both ranks"
-    assert figures["frames_per_s"] == pytest.approx(4 * figures["rate"]) and figures["pass_s"] == pytest.approx(10 / figures["rate"])
-    table = (tmp_path / "out" / "table.md").read_text()
-    assert "| clip/s |" in table and "| frame/s |" in table and "img/s" not in table
-
-
-# --- the set of videos ----------------------------------------------------------------------------------------------------------------
-
-
-def test_a_set_of_videos_is_as_asked(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [read(os.fsencode(path)) for path in sorted((videos / "train" / "video").iterdir())]
-    assert len(found) == 9
-    for times in found:
-        about = dict(zip(RECORD.names or (), times.record, strict=True))
-        assert (about["height"], about["width"], about["count"], about["fps"], about["flags"]) == (64, 96, 24, 30.0, 0)
-        assert CODECS[about["codec"]] == "h264" and times.keys.nonzero()[0].tolist() == [0, 8, 16]
-    assert len({times.record for times in found}) > 1, "of different sizes in bytes, so no two are alike"
-    assert not video_set.write(videos, 9), "it is there already"
-    for words in (["--count", "0"], ["--size", "65", "96"], ["--frames", "0"]):
-        assert video_set.main([str(tmp_path / "new"), *words]) == 2
-    assert video_set.main([str(videos), "--count", "3"]) == 2
-    assert capsys.readouterr().err.count("\n") == 4 and not (tmp_path / "new").exists()
 
 
 # --- the set of links -----------------------------------------------------------------------------------------------------------------
