@@ -135,6 +135,14 @@ class Model(Settings):
     """auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
     compile: bool = False
     """torch.compile the model."""
+    compile_mode: Literal["default", "reduce-overhead"] = "default"
+    """Of --compile true: reduce-overhead replays forward and backward as CUDA graphs, a launch each instead of hundreds. For small batches
+    on a GPU."""
+
+    @property
+    def compiled(self) -> str | None:
+        """torch.compile's mode, None = it is not compiled."""
+        return self.compile_mode if self.compile else None
 
 
 class Optimisation(Settings):
@@ -296,6 +304,7 @@ def parse(argv: list[str]) -> Config:
             preset, origin = read_preset(Path(path)), f"--config {path}"
     config = build(flags(Config, argv, prog="train.py", default=build(preset, origin=origin)).flat(), origin="flags")
     _check_task(config)
+    _check_graphs(config)
     return config
 
 
@@ -315,6 +324,21 @@ def _check_task(config: Config) -> None:
         for name in names if config.model.task not in tasks else ():
             if chosen[name] != defaults[name]:
                 raise Mistake(f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task {config.model.task}")
+
+
+def _check_graphs(config: Config) -> None:
+    flag = f"--compile-mode {config.model.compile_mode}"
+    if config.model.compile_mode == "default":
+        return
+    if not config.model.compile:
+        raise Mistake(f"{flag} is for --compile true")
+    if config.model.task == "detection":
+        raise Mistake(f"{flag} is not for --task detection: its batches have many shapes, each would be a graph; --compile-mode default")
+    if config.optimisation.accumulate > 1:
+        raise Mistake(
+            f"{flag} takes --accumulate 1, and got {config.optimisation.accumulate}: a graph writes its gradients where those of the "
+            "micro-batch before are; --compile-mode default"
+        )
 
 
 def recipe(config: Config, arch: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`workers`: why small batches are slow. Workers x batch size x host memory x image size, each a run of train.py, its step in parts.
+"""`workers`: why small batches are slow. Workers x batch size x host memory x image size x compiled how, each a run of train.py.
 
 Times nothing itself: every figure is of the run's summary.json.
 """
@@ -27,10 +27,11 @@ LAUNCHES = 0.5
 """Share of a step that costs the same whatever the batch, from which that is what bounds it."""
 WAITING = 0.2
 """Share of a step from which waiting for data is what a batch is slow by."""
+EAGER, GRAPHS = "eager", "reduce-overhead"
 
 
 class Workers(Common):
-    """Rate and the parts of a step by batch size, workers, kind of host memory and image size."""
+    """Rate and the parts of a step by batch size, workers, kind of host memory, image size and torch.compile."""
 
     data: Path | None = None
     """Folder with train/<class>/* and val/<class>/*. Not needed with --loader synthetic."""
@@ -46,6 +47,8 @@ class Workers(Common):
     """Host memory that the GPU copies from: page-locked or not. Default: both with a GPU, else pageable."""
     image_sizes: tuple[PositiveInt, ...] = (224,)
     """Sides of the training images, pixels."""
+    compiled: tuple[Literal["eager", "default", "reduce-overhead"], ...] = (EAGER,)
+    """Eager, or --compile true in these modes: reduce-overhead is with CUDA graphs."""
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
     """auto = fp16 on a GPU."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
@@ -61,14 +64,16 @@ def points(settings: Workers) -> list[Point]:
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
     fixed = {"arch": settings.arch, "loader": settings.loader, "precision": settings.precision}
     # what is compared is measured one after the other: a machine's speed drifts
-    asked = itertools.product(settings.image_sizes, workers, settings.batch_sizes, memory)
-    named = ("image_size", "workers", "batch_size", "memory")
+    asked = itertools.product(settings.image_sizes, workers, settings.batch_sizes, memory, settings.compiled)
+    named = ("image_size", "workers", "batch_size", "memory", "compiled")
     return [fixed | dict(zip(named, values, strict=True)) for values in asked]
 
 
 def command(settings: Workers, point: Point, folder: Path) -> list[str]:
     """train.py as the suite `train` runs it."""
     own = f"--workers {point['workers']} --image-size {point['image_size']} --pin-memory {str(point['memory'] == 'pinned').lower()}"
+    if point["compiled"] != EAGER:
+        own += f" --compile true --compile-mode {point['compiled']}"
     common = train.Train(data=settings.data, seconds=settings.seconds, flags=f"{own} {settings.flags}")
     return train.command(common, point | {"gpus": 1}, folder)
 
@@ -85,13 +90,25 @@ def read(point: Point, folder: Path) -> Measured:
 def derive(rows: Sequence[Row]) -> list[Row]:
     """Adds `fixed`, for all but the largest batch size, to what `train` derives."""
     rows = train.derive(rows)
-    shares = {size: fixed(ceilings([row for row in its if row["status"] == "ok"])) for size, its in _show.by(rows, "image_size").items()}
+    shares = {alike: fixed(ceilings([row for row in its if row["status"] == "ok"])) for alike, its in _alike(rows).items()}
 
     def one(row: Row) -> Row:
-        share = shares[row["point"]["image_size"]].get(row["point"]["batch_size"])
+        share = shares[_of(row)].get(row["point"]["batch_size"])
         return {**row, "figures": {**row["figures"], "fixed": share}} if row["status"] == "ok" and share is not None else row
 
     return [one(row) for row in rows]
+
+
+def _of(row: Row) -> tuple[int, str]:
+    return row["point"]["image_size"], row["point"].get("compiled", EAGER)
+
+
+def _alike(rows: Sequence[Row]) -> dict[tuple[int, str], list[Row]]:
+    """By image size and how they are compiled: what else differs is compared."""
+    found: dict[tuple[int, str], list[Row]] = {}
+    for row in rows:
+        found.setdefault(_of(row), []).append(row)
+    return found
 
 
 def ceilings(rows: Sequence[Row]) -> dict[int, float]:
@@ -123,14 +140,23 @@ def _best(rows: Sequence[Row], name: str, figure: str) -> dict[Any, float]:
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    """The advice, an image size after the other."""
-    ok = [row for row in rows if row["status"] == "ok"]
-    by_size = _show.by(ok, "image_size")
-    return [
-        f"{f'{size} px: ' if len(by_size) > 1 else ''}{line}"
-        for size, its in by_size.items()
-        for line in (*_batch_size(its), *_pinned(its), *_workers(its), *_smallest(its))
-    ]
+    """The advice, an image size after the other, and within it how the model is compiled."""
+    alike = _alike([row for row in rows if row["status"] == "ok"])
+    sizes, modes = ({key[at] for key in alike} for at in (0, 1))
+    said = []
+    for (size, mode), its in alike.items():
+        of = ", ".join([f"{size} px"] * (len(sizes) > 1) + [mode] * (len(modes) > 1))
+        lines = *_batch_size(its), *_pinned(its), *_workers(its), *_smallest(its), *_faster(its, alike.get((size, EAGER), []))
+        said += [f"{of}: {line}" if of else line for line in lines]
+    return said
+
+
+def _faster(rows: Sequence[Row], eager: Sequence[Row]) -> list[str]:
+    """What compiling makes of the smallest batch, where that was measured both ways."""
+    ours, theirs = (_best(its, "batch_size", "rate") for its in (rows, eager))
+    if rows is eager or not (both := sorted(ours.keys() & theirs.keys())):
+        return []
+    return [f"{ours[size] / theirs[size]:.2f} times the rate of eager at batch {size} ({ours[size]:,.0f} img/s)." for size in both]
 
 
 def _batch_size(rows: Sequence[Row]) -> list[str]:
@@ -198,7 +224,8 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
     if share < LAUNCHES:
         return [f"{said}: bound by the work itself."]
     if row["hardware"].get("gpu"):
-        return [f"{said}: bound by launches, and by kernels too small to fill the GPU: a larger batch, or --compile true."]
+        graphs = "" if _of(row)[1] == GRAPHS else f", or --compile true --compile-mode {GRAPHS}"
+        return [f"{said}: bound by launches, and by kernels too small to fill the GPU: a larger batch{graphs}."]
     return [f"{said}: a larger batch shares it among more images."]
 
 
@@ -206,11 +233,20 @@ def _count(workers: int) -> str:
     return f"{workers} worker{'' if workers == 1 else 's'}"
 
 
+def _line(row: Row) -> tuple[int, str, str]:
+    return row["point"]["workers"], row["point"]["memory"], _of(row)[1]
+
+
+def _name(line: tuple[int, str, str]) -> str:
+    workers, memory, compiled = line
+    return f"{_count(workers)}, {memory}{'' if compiled == EAGER else f', {compiled}'}"
+
+
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     drawn = []
     for size, its in _show.by(rows, "image_size").items():
-        its = sorted(its, key=lambda row: (row["point"]["batch_size"], row["point"]["workers"], row["point"]["memory"]))
-        names = [f"batch {row['point']['batch_size']}, {_count(row['point']['workers'])}, {row['point']['memory']}" for row in its]
+        its = sorted(its, key=lambda row: (row["point"]["batch_size"], *_line(row)))
+        names = [f"batch {row['point']['batch_size']}, {_name(_line(row))}" for row in its]
         per_image = {
             name.replace("_", " "): [
                 None if (ms := row["figures"].get(f"{name}_ms")) is None else 1e3 * ms / row["point"]["batch_size"] for row in its
@@ -221,10 +257,10 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         drawn.append(_plots.stacked(folder / f"split-{size}.png", names, per_image, title=title, unit="µs an image"))
         for figure, unit in (("rate", "img/s"), ("compute_ceiling", "img/s"), ("gpu_utilisation", "share"), ("power_w", "W")):
             lines: dict[str, Sequence[tuple[float, float]]] = {}
-            for memory, workers in dict.fromkeys((row["point"]["memory"], row["point"]["workers"]) for row in its):
-                same = [row for row in its if (row["point"]["memory"], row["point"]["workers"]) == (memory, workers)]
+            for line in dict.fromkeys(map(_line, its)):
+                same = [row for row in its if _line(row) == line]
                 found = [(row["point"]["batch_size"], value) for row in same if (value := row["figures"].get(figure)) is not None]
-                lines |= {f"{memory}, {_count(workers)}": found} if found else {}
+                lines |= {_name(line): found} if found else {}
             if lines:
                 path, title = folder / f"{figure}-{size}.png", f"{figure.replace('_', ' ')}, {size} px"
                 drawn.append(_plots.lines(path, lines, title=title, x="batch size", y=unit, log_x=True))
@@ -234,7 +270,7 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 COLUMNS = (
     *(
         Column(key=key, title=key.replace("_", " "))
-        for key in ("arch", "loader", "precision", "image_size", "workers", "batch_size", "memory")
+        for key in ("arch", "loader", "precision", "image_size", "workers", "batch_size", "memory", "compiled")
     ),
     Column(key="rate", title="img/s", form="{:,.0f}"),
     Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),

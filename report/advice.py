@@ -11,6 +11,7 @@ from typing import Any
 from report.meter import HIGHEST_EFFICIENCY
 
 BUSY, IDLE = 0.85, 0.6  # share of the CPU cores in use: above, they are the limit; below, something else is waited for
+GRAPHS = "--compile true --compile-mode reduce-overhead"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
 
@@ -35,7 +36,7 @@ def _compute(summary: Mapping[str, Any]) -> str:
         return "The model is the limit on this CPU and it is fed: a GPU, a smaller --image-size or a smaller --arch."
     if summary.get("precision") == "fp32":
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
-    if not _compiled(summary):
+    if not summary.get("compile"):
         return "The GPU is fed: --compile true makes the step itself faster."
     room, used = hardware.get("gpu_gib"), _part(summary, "memory").get("device_gib")
     if room and used and used < room / 2:
@@ -68,9 +69,10 @@ def _overlap(summary: Mapping[str, Any]) -> str:
     if not _gpu(summary):
         return f"{said} they share the CPU cores, so try fewer --workers, then more cores."
     if busy is not None and busy >= BUSY:
-        return f"{said} they share the CPU cores, so try fewer --workers and --compile true (fewer launches), then more cores."
-    if not _compiled(summary):
-        return f"{said} --compile true leaves fewer launches to be held up."
+        graphs = f" and {GRAPHS} (two launches a step)" if _could_be_graphs(summary) else ""
+        return f"{said} they share the CPU cores, so try fewer --workers{graphs}, then more cores."
+    if _could_be_graphs(summary):
+        return f"{said} {GRAPHS} leaves two launches a step to be held up, instead of hundreds."
     if summary.get("loader") in ("dali-gpu", "dali-fed"):
         return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
     return f"{said} look at a --profile true trace for the gaps between steps."
@@ -80,10 +82,8 @@ def _gpu(summary: Mapping[str, Any]) -> bool:
     return bool(_part(summary, "hardware").get("gpu"))
 
 
-def _compiled(summary: Mapping[str, Any]) -> bool:
-    command = summary.get("command") or ""
-    words = str(command if isinstance(command, str) else " ".join(command)).replace("=", " ").lower()
-    return bool(summary.get("compile")) or "--compile true" in words
+def _could_be_graphs(summary: Mapping[str, Any]) -> bool:
+    return summary.get("compile") != "reduce-overhead" and summary.get("task") != "detection"
 
 
 def _part(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -40,6 +40,7 @@ def facts(config: Config, *, loader: Any, loader_name: str, world: World, cores:
     return {
         **told,
         "reader": settings["reader"],
+        "compile": config.model.compiled,
         "command": shlex.join(sys.argv),
         "hardware": machine,
         "settings": settings,

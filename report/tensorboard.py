@@ -36,6 +36,7 @@ SETTINGS: dict[str, type] = {
     "task": str,
     "reader": str,
     "compile": bool,
+    "compile_mode": str,
     "accumulate": int,
     "image_size": int,
     "workers": int,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch._dynamo import OptimizedModule
 
+from config import parse
 from engine.distributed import ProcessWorld
 from engine.schedules import learning_rate
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
@@ -130,9 +131,17 @@ def test_profile(train: Runner, pictures: Path) -> None:
 
 def test_the_module_that_a_step_calls_is_compiled() -> None:
     bare, world = torch.nn.Linear(2, 3), ProcessWorld(torch.device("cpu"))
-    called = world.wrap(bare, compiled=True)
+    called = world.wrap(bare, compiled="default")
     assert isinstance(called, OptimizedModule) and called._orig_mod is bare
-    assert world.wrap(bare, compiled=False) is bare
+    assert world.wrap(bare, compiled=None) is bare
+
+
+def test_graphs_are_torch_compiles_own_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "compile", lambda module, mode: (asked.append(mode), module)[1])
+    for argv in (["--compile", "true"], ["--compile", "true", "--compile-mode", "reduce-overhead"], []):
+        ProcessWorld(torch.device("cpu")).wrap(torch.nn.Linear(2, 3), compiled=parse(argv).model.compiled)
+    assert asked == ["default", "reduce-overhead"]
 
 
 @pytest.mark.slow

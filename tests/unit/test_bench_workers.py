@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -54,8 +55,9 @@ def row(
     gpu: str | None = "H",
     loader: str = "torchvision",
     repeats: int = 5,
+    compiled: str = "eager",
 ) -> Row:
-    point = {"loader": loader, "image_size": 224, "memory": memory, "workers": workers, "batch_size": batch}
+    point = {"loader": loader, "image_size": 224, "memory": memory, "workers": workers, "batch_size": batch, "compiled": compiled}
     parts = {"data_wait_ms": wait, "forward_ms": 3.0, "backward_ms": 5.0, "update_ms": 1.0}
     spread = {"rate": {"n": 5, "min": rate * 0.99, "max": rate * 1.01, "iqr": rate * 0.01}}
     figures = {"rate": rate, "compute_ceiling": ceiling, **parts} | ({"repeats": repeats} if repeats else {})
@@ -96,12 +98,24 @@ def row(
         ([row(8, 90, ceiling=100)], "takes a larger batch size beside it"),
         (
             [row(8, 90, ceiling=100), row(16, 180, ceiling=195)],
-            "97% of its compute costs the same up to batch 16, the next that was measured: bound by launches",
+            "97% of its compute costs the same up to batch 16, the next that was measured: bound by launches, and by kernels too small to "
+            "fill the GPU: a larger batch, or --compile true --compile-mode reduce-overhead.",
         ),
         ([row(8, 90, ceiling=100, gpu=None), row(16, 180, ceiling=195, gpu=None)], "a larger batch shares it among more images"),
         (
             [row(8, 90, ceiling=100), row(16, 110, ceiling=120)],
             "33% of its compute costs the same up to batch 16, the next that was measured: bound by the work",
+        ),
+        (
+            [
+                *(row(size, rate, ceiling=rate) for size, rate in ((8, 90), (16, 180))),
+                *(row(size, rate, ceiling=rate, compiled="reduce-overhead") for size, rate in ((8, 270), (16, 360))),
+            ],
+            "reduce-overhead: 3.00 times the rate of eager at batch 8 (270 img/s).",
+        ),
+        (
+            [row(size, rate, ceiling=rate, compiled="reduce-overhead") for size, rate in ((8, 90), (16, 180))],
+            "too small to fill the GPU: a larger batch.",
         ),
         (
             [row(8, 105, ceiling=200, gpu=None), row(8, 100, ceiling=200, memory="pageable", gpu=None)],
@@ -124,6 +138,22 @@ def test_each_sentence_of_the_advice(rows: list[Row], said: str) -> None:
 def test_no_sentence_without_figures_nor_about_what_was_not_varied() -> None:
     assert conclude([row(8, 90, ceiling=100) | {"status": "failed"}]) == []
     assert len(conclude([row(8, 90, ceiling=100)])) == 1, "only what bounds the smallest batch"
+
+
+def test_rows_that_are_compiled_otherwise_are_not_compared_by_their_batch() -> None:
+    """Eager at 8 and graphs at 16 would make a step that costs nothing."""
+    eager, graphs = row(8, 90, ceiling=100), row(16, 900, ceiling=1000, compiled="reduce-overhead")
+    assert all("fixed" not in one["figures"] for one in derive([eager, graphs]))
+    said = conclude([eager, graphs])
+    assert len(said) == 2 and said[0].startswith("eager: Batch 8") and said[1].startswith("reduce-overhead: Batch 16")
+
+
+def test_a_compiled_point_says_so_to_train_py(tmp_path: Path) -> None:
+    modes = ("eager", "default", "reduce-overhead")
+    settings = Workers(loader="synthetic", batch_sizes=(8,), workers=(1,), memory=("pinned",), compiled=modes)
+    commands = [" ".join(workers.command(settings, point, tmp_path)) for point in points(settings)]
+    assert [re.findall(r"--compile-mode (\S+)", command) for command in commands] == [[], ["default"], ["reduce-overhead"]]
+    assert ["--compile true" in command for command in commands] == [False, True, True]
 
 
 def test_the_fixed_share_is_beside_each_row_but_the_largest() -> None:

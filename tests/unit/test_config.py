@@ -132,6 +132,7 @@ def test_the_presets_of_the_repository(path: Path) -> None:
 
 # --- mistakes -------------------------------------------------------------------------------------------------------------------------
 
+COMPILED = ("--compile", "true", "--compile-mode")
 WRONG_FLAGS = [
     (["--batch-size", "0"], ["--batch-size", "0", "greater than 0"]),
     (["--batch-size", "-3"], ["--batch-size", "-3"]),
@@ -158,6 +159,13 @@ WRONG_FLAGS = [
     (["--optimizer", "adam"], ["--optimizer", "adam", "adamw"]),
     (["--reader", "jpeg"], ["--reader", "pil"]),
     (["--compile", "yes"], ["--compile", "yes"]),
+    ([*COMPILED, "fast"], ["--compile-mode", "fast", "reduce-overhead"]),
+    (["--compile-mode", "reduce-overhead"], ["--compile-mode reduce-overhead", "--compile true"]),
+    ([*COMPILED, "reduce-overhead", "--task", "detection"], ["--compile-mode default", "--task detection"]),
+    (
+        ["--compile", "true", "--compile-mode", "reduce-overhead", "--accumulate", "2"],
+        ["--accumulate 1", "got 2", "--compile-mode default"],
+    ),
     (["--bach-size", "3"], ["--bach-size", "did you mean", "batch-size", "--help"]),
     (["--qqqq", "3"], ["--qqqq", "--help"]),
     (["--lr", "0.1", "stray"], ["stray"]),

@@ -39,11 +39,11 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("compute", precision="fp32"), "--precision fp16 or bf16"),
     (summary("compute"), "--compile true makes"),
     (
-        summary("compute", command="train.py --compile true", memory={"device_gib": 15.0}),
+        summary("compute", compile="default", memory={"device_gib": 15.0}),
         "124 GiB of its memory are free: a larger --batch-size",
     ),
-    (summary("compute", command=["train.py", "--compile=True"]), "more GPUs"),
-    (summary("compute", compile=True, memory=None), "more GPUs"),
+    (summary("compute", compile="default"), "more GPUs"),
+    (summary("compute", compile="reduce-overhead", memory=None), "more GPUs"),
     (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
     # the loader is
     (summary("loader", loader="torchvision"), "--loader dali-gpu"),
@@ -60,10 +60,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", cpu=None), "try other --workers"),
     # neither, but both together
     (summary("overlap", CPU, busy=1.0), "fewer --workers, then more cores"),
-    (summary("overlap", busy=0.95), "fewer --workers and --compile true"),
-    (summary("overlap", busy=0.3), "--compile true leaves fewer launches"),
-    (summary("overlap", busy=0.3, compile=True), "--loader dali-cpu"),
-    (summary("overlap", busy=0.3, compile=True, loader="torchvision"), "--profile true"),
+    (summary("overlap", busy=0.95), "fewer --workers and --compile true --compile-mode reduce-overhead (two launches"),
+    (summary("overlap", busy=0.95, compile="reduce-overhead"), "fewer --workers, then more cores"),
+    (summary("overlap", busy=0.95, task="detection"), "fewer --workers, then more cores"),
+    (summary("overlap", busy=0.3), "--compile true --compile-mode reduce-overhead leaves two launches"),
+    (summary("overlap", busy=0.3, compile="default"), "--compile true --compile-mode reduce-overhead leaves two launches"),
+    (summary("overlap", busy=0.3, compile="reduce-overhead"), "--loader dali-cpu"),
+    (summary("overlap", busy=0.3, task="detection"), "--loader dali-cpu"),
+    (summary("overlap", busy=0.3, compile="reduce-overhead", loader="torchvision"), "--profile true"),
 ]
 
 
