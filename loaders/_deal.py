@@ -137,9 +137,10 @@ class Deal:
             return False
         # however slow a worker seems, it gets some units: else nobody would see that it no longer is
         lead = min(self._pace.lead, min(AHEAD, len(self._rows)) / 2 * self._numbered / max(self._next, 1))
-        if number < max(self._begun + lead, self._last + self._pace.apart):
+        due = max(self._begun + lead, self._last + self._pace.apart)
+        if number < due:
             return False
-        self._last = number
+        self._last = max(due, number - 1)  # and not `number`: 2.3 apart would be 3
         return True
 
     def _open(self) -> bool:

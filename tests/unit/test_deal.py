@@ -127,6 +127,15 @@ def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> 
     assert taken == [20, 23, 26, 29], "20 units ahead of the first, then each third; those that nobody asked for are the device's"
 
 
+@pytest.mark.parametrize("apart", [1.0, 2.25, 2.5, 3.1])
+def test_workers_get_their_share_to_the_fraction(made: Made, apart: float) -> None:
+    """Units are whole: 2.25 apart, each rounded up, would be one in three."""
+    rows = batches(made, 60)
+    units = sum(int(its.valid.sum()) for its in rows)
+    deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=0, apart=apart))
+    assert len(everything(deal)) == pytest.approx(units / apart, abs=1)
+
+
 def test_who_lags_behind_is_given_what_still_lies_ahead(made: Made) -> None:
     rows = batches(made, 40)
     order = [(id(its), place) for its in rows for place in np.flatnonzero(its.valid).tolist()]
