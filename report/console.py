@@ -274,7 +274,7 @@ def _detection(detection: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Of detectors: boxes a second, and what of the pixels no image covers."""
     if not detection:
         return []
-    padding = f", {detection['padding']:.1%} of the pixels are padding"
+    padding = f", {detection['padding']:.1%} of the pixels show no image"
     said = f"{number(detection.get('instances_per_s'))} box/s   ({detection['instances_per_image']:.1f} an image{padding})"
     return [("instances", said)]
 

@@ -125,7 +125,7 @@ def test_the_summary_has_instances(tmp_path: Path) -> None:
     assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}
     assert not {"padding", "instances_per_image"} & summary.keys()
     told = dict(rows(summary | {"samples": 640}))
-    assert told["instances"] == "290 box/s   (7.2 an image, 6.2% of the pixels are padding)"
+    assert told["instances"] == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
 
 
 def test_others_have_none(tmp_path: Path) -> None:
