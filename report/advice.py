@@ -10,7 +10,10 @@ from typing import Any
 
 from report.meter import HIGHEST_EFFICIENCY
 
-BUSY, IDLE = 0.85, 0.6  # share of the CPU cores in use: above, they are the limit; below, something else is waited for
+BUSY, IDLE = (
+    0.85,
+    0.6,
+)  # share of the CPU cores, or of the GPU's time, in use: above, they are the limit; below, something else is waited for
 GRAPHS = "--compile true --compile-mode reduce-overhead"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
@@ -36,6 +39,10 @@ def _compute(summary: Mapping[str, Any]) -> str:
         return "The model is the limit on this CPU and it is fed: a GPU, a smaller --image-size or a smaller --arch."
     if summary.get("precision") == "fp32":
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
+    busy = _part(summary, "gpu").get("utilisation")
+    if busy is not None and busy < IDLE:
+        graphs = f", or {GRAPHS} (two launches a step)" if _could_be_graphs(summary) else ""
+        return f"The step is the limit and the GPU is busy {busy:.0%} of its time, so it waits for launches: a larger --batch-size{graphs}."
     if not summary.get("compile"):
         return "The GPU is fed: --compile true makes the step itself faster."
     room, used = hardware.get("gpu_gib"), _part(summary, "memory").get("device_gib")

@@ -38,6 +38,13 @@ CASES: list[tuple[dict[str, Any], str]] = [
     # the step is the limit
     (summary("compute", precision="fp32"), "--precision fp16 or bf16"),
     (summary("compute"), "--compile true makes"),
+    (summary("compute", gpu={"utilisation": 0.97}), "--compile true makes"),
+    (
+        summary("compute", gpu={"utilisation": 0.25}),
+        "busy 25% of its time, so it waits for launches: a larger --batch-size, or --compile true",
+    ),
+    (summary("compute", gpu={"utilisation": 0.25}, compile="reduce-overhead"), "it waits for launches: a larger --batch-size."),
+    (summary("compute", gpu={"utilisation": 0.25}, task="detection"), "it waits for launches: a larger --batch-size."),
     (
         summary("compute", compile="default", memory={"device_gib": 15.0}),
         "124 GiB of its memory are free: a larger --batch-size",
