@@ -67,6 +67,11 @@ def _one_line(box: str, known: Mapping[str, Any]) -> str:
         name, said, got = found.groups()
         return f"flags: --{name.replace('_', '-')} got {got}: {said[0].lower() + said[1:]}"
     text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error|Missing required options) ", "", text)
+    several = re.match(r"Error parsing (--\S+): no type matching (.*?) could be instantiated from \[(.*?)\]", text)
+    if several:
+        flag, kinds, got = several.groups()
+        takes = " or ".join(kind.strip("{}") for kind in kinds.split("|") if kind != "{None}")
+        return f"flags: {flag} got {got.replace(chr(39), '').replace(',', '') or 'nothing'}; it takes {takes}"
     unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
     if unknown:
         name = unknown.group(1).lstrip("-").replace("-", "_")

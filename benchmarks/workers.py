@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
@@ -27,7 +27,8 @@ LAUNCHES = 0.5
 """Share of a step that costs the same whatever the batch, from which that is what bounds it."""
 WAITING = 0.2
 """Share of a step from which waiting for data is what a batch is slow by."""
-EAGER, GRAPHS = "eager", "reduce-overhead"
+EAGER: Final = "eager"
+GRAPHS: Final = "reduce-overhead"
 
 
 class Workers(Common):

@@ -13,18 +13,46 @@ import unicodedata
 from array import array
 from collections.abc import Collection, Iterator
 from json import JSONDecodeError
-from typing import Any, NamedTuple, TextIO
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TextIO
 
+from contracts import Mistake
 from dataset.headers import Rejected
 
 PIECE = 1 << 24  # characters read at a time
 SPACE = " \t\n\r"
 UNPRINTED = ("Cc", "Cs", "Zl", "Zp")  # Unicode's categories of control characters, halves of characters, ends of lines
+FARTHEST = 1e5  # pixels: no image reaches so far, and what is drawn of a mask takes memory with its distance
+LARGEST_ID = 2**53 - 1  # of a category: what scores them holds ids as doubles
+Split = Literal["train", "val"]
 TOKEN = 20  # characters: so close to the end of a piece a name or a number may be cut in two
 
 
 class NotCoco(Exception):
     """The file is no JSON, or not of COCO's form; says where and why."""
+
+
+def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> tuple[Path, str]:
+    """(annotation file, absolute; name of the folder of its `images`, which need not be there without them). Raises Mistake."""
+    real = Path(os.path.realpath(root))
+    kind = "person_keypoints" if keypoints else "instances"
+    wanted = f"COCO's layout has {split}2017/ and annotations/{kind}_{split}2017.json"
+    folder = real / "annotations"
+    if not folder.is_dir():
+        what = f"{root} has no folder annotations" if real.is_dir() else f"{root} is no folder"
+        raise Mistake(f"--data: {what}; {wanted}")
+    found = {path.stem[len(kind) + 1 :]: path for path in sorted(folder.glob(f"{kind}_{split}*.json"))}
+    if f"{split}2017" in found:
+        found = {f"{split}2017": found[f"{split}2017"]}
+    if not found:
+        raise Mistake(f"--data: {root}/annotations has no {kind}_{split}*.json; {wanted}")
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found.values())
+        raise Mistake(f"--data: {root}/annotations has {names}; leave one of them, or name the one {kind}_{split}2017.json")
+    ((name, file),) = found.items()
+    if images and not (real / name).is_dir():
+        raise Mistake(f"--data: {root} has no folder {name} for the images of annotations/{file.name}; {wanted}")
+    return file, name
 
 
 def entries(file: TextIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -245,6 +273,8 @@ def _segmentation(value: Any) -> tuple[list[array[float]], array[int], tuple[int
         for polygon in polygons:
             if len(polygon) % 2 or len(polygon) < 6:
                 raise Rejected(f"segmentation: a polygon has {len(polygon)} numbers, not an x and a y of at least 3 points")
+            if max(map(abs, polygon)) > FARTHEST:
+                raise Rejected(f"segmentation: a point is {max(map(abs, polygon)):.3g} pixels away; no image reaches so far")
         return polygons, nothing, (0, 0)
     counts, size = _field(value, "counts"), _field(value, "size")
     try:

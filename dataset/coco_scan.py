@@ -8,20 +8,21 @@ write   -> columns                             annotations move to their images,
 from __future__ import annotations
 
 import os
+import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from contracts import Mistake
 from dataset import coco_json
-from dataset.coco_json import Annotation, Category, Image, NotCoco
+from dataset.coco_json import LARGEST_ID, Annotation, Category, Image, NotCoco, Split, find
 from dataset.headers import Rejected
 from dataset.instances import UNUSED, Instances, class_names, mirrored
-from dataset.manifest import LISTING, Array, Header, Rejects, create_column
+from dataset.manifest import HEADER, LISTING, Array, Header, Rejects, create_column
 from dataset.scan import Progress, read_headers, remembered
 from dataset.sources import folder as source
 
@@ -48,8 +49,6 @@ ROW = np.dtype(
 RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
 """listing.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each keypoint."""
 
-Split = Literal["train", "val"]
-
 
 class Images(NamedTuple):
     """What the annotation file says of the images that may be kept, ordered by id."""
@@ -64,6 +63,7 @@ def open_coco(
     split: Split,
     *,
     keypoints: bool,
+    images: bool = True,
     classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
@@ -74,55 +74,38 @@ def open_coco(
 
     Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in root/X/; X is train2017 or val2017,
     or the only name there that begins with `split`. `classes`: those that the categories must amount to (validation has those of
-    training). The rest is as in dataset.scan.open_folder. Raises Mistake.
+    training). Without `images` their files need not be there, and have the sizes of the annotation file. The rest is as in
+    dataset.scan.open_folder. Raises Mistake.
     """
     real = Path(os.path.realpath(root))
-    file, folder = find(root, split, keypoints=keypoints)
+    file, folder = find(root, split, keypoints=keypoints, images=images)
 
     def fill(made: Path, rejects: Rejects, visits: list[source.Visit], say: Progress) -> Sequence[str]:
         visits.append(source.visit(os.fsencode(real), os.fsencode(file.relative_to(real)))[0])
         source.settle(visits[0][1])
-        known, images, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
+        known, entries, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
         names = _classes(file, categories, keypoints, classes)
-        _visit_folders(real, folder, images, visits)
-        listed = _listed(file, folder, images, rejects)
+        listed = _listed(file, folder, entries, rejects)
         rows = np.fromfile(made / "listing.annotations", ROW)
         rows["category"] = _places(np.array([category.category_id for category in categories]), rows["category_id"])
         image_of = _places(listed.ids, rows["image_id"])
-        records = _headers(real, listed, np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:], made, workers, rejects, say)
+        if images:
+            _visit_folders(real, folder, entries, visits)
+            annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
+            records = _headers(real, listed, annotations, made, workers, rejects, say)
+        else:
+            records = np.zeros(len(listed.ids), HEADER)
+            records["height"], records["width"] = listed.sizes.T
         good = records["size"] >= 0
         if not good.any():
-            first = rejects.first and f", first {rejects.first}"
-            raise Mistake(f"--data: no image of {file} can be used; left out: {rejects.count}{first}")
+            first = f"left out: {rejects.count}, first {rejects.first}" if rejects.first else "it has none"
+            raise Mistake(f"--data: no image of {file} can be used; {first}")
         kept = _match(file, rows, image_of, good, known, listed, len(categories[0].keypoints), rejects)
         _write(listed, records, rows, image_of, kept, categories, made)
         return names
 
-    key = [str(real), os.path.abspath(root), None if classes is None else list(classes), "coco", file.name]
+    key = [str(real), os.path.abspath(root), None if classes is None else list(classes), "coco" if images else "coco alone", file.name]
     return remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
-
-
-def find(root: Path, split: Split, *, keypoints: bool) -> tuple[Path, str]:
-    """(annotation file, absolute; name of the folder of its images). Raises Mistake."""
-    real = Path(os.path.realpath(root))
-    kind = "person_keypoints" if keypoints else "instances"
-    wanted = f"COCO's layout has {split}2017/ and annotations/{kind}_{split}2017.json"
-    folder = real / "annotations"
-    if not folder.is_dir():
-        what = f"{root} has no folder annotations" if real.is_dir() else f"{root} is no folder"
-        raise Mistake(f"--data: {what}; {wanted}")
-    found = {path.stem[len(kind) + 1 :]: path for path in sorted(folder.glob(f"{kind}_{split}*.json"))}
-    if f"{split}2017" in found:
-        found = {f"{split}2017": found[f"{split}2017"]}
-    if not found:
-        raise Mistake(f"--data: {root}/annotations has no {kind}_{split}*.json; {wanted}")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found.values())
-        raise Mistake(f"--data: {root}/annotations has {names}; leave one of them, or name the one {kind}_{split}2017.json")
-    ((name, file),) = found.items()
-    if not (real / name).is_dir():
-        raise Mistake(f"--data: {root} has no folder {name} for the images of annotations/{file.name}; {wanted}")
-    return file, name
 
 
 # --- read -----------------------------------------------------------------------------------------------------------------------------
@@ -230,6 +213,8 @@ def _classes(file: Path, categories: list[Category], keypoints: bool, classes: S
     if len({category.keypoints for category in categories}) > 1:
         raise Mistake(f"--data: {file}: its categories have different keypoints; all of them must have the same")
     mirrored(categories[0].keypoints)  # raises
+    if (large := max(ids, key=abs)) and abs(large) > LARGEST_ID:
+        raise Mistake(f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; number categories from 1")
     names = class_names(np.array(ids), [category.name for category in categories])
     if classes is not None and names != tuple(classes):
         train, val = ({f"{i} {name}" for i, name in enumerate(some) if i and name != UNUSED} for some in (classes, names))
@@ -358,6 +343,7 @@ def _write(images: Images, records: Array, rows: Array, image_of: Array, kept: A
         "rle_offsets": _offsets(runs),
         "category_ids": np.array([category.category_id for category in categories]),
         "keypoint_mirror": mirrored(names),
+        "keypoint_name": np.array([zlib.crc32(name.encode()) for name in names], np.uint32),
     }
     for name, value in values.items():
         create_column(made, name, Instances.COLUMNS[name], *value.shape)[...] = value

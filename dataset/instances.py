@@ -58,12 +58,13 @@ class Instances(Scanned):
     `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 2"
+    VERSION: ClassVar[str] = "instances 3"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),
         **{name: HEADER[name] for name in Header._fields},
         **ANNOTATED,
+        "keypoint_name": np.dtype("u4"),
     }
     IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "height", "width", *ANNOTATED)
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -103,6 +104,7 @@ class Instances(Scanned):
     # By category, [C], and by keypoint, [K].
     category_ids: Array  # int64, ascending
     keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
+    keypoint_name: Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
 
     def annotations(self, sample: int) -> slice:
         """Which annotations an image has."""

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from config import Config, Data
 from contracts import Mistake, Source
-from dataset import coco_scan
+from dataset import coco_json, coco_scan
 from dataset.scan import open_folder
 from dataset.sources.folder import Folder
 from dataset.sources.imagined import COCO_TRAIN, COCO_VAL, TRAIN_SAMPLES, VAL_SAMPLES, Imagined, ImaginedInstances, ImaginedVideos
@@ -94,7 +94,7 @@ def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[di
 def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Kind) -> Callable[..., Any]:
     if kind == "instances" or kind == "keypoints":
         with_keypoints = kind == "keypoints"
-        coco_scan.find(root, split, keypoints=with_keypoints)
+        coco_json.find(root, split, keypoints=with_keypoints)
         return partial(coco_scan.open_coco, root, split, keypoints=with_keypoints)
     open_one = SOURCES[settings.source]
     if kind == "videos":

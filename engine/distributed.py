@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -149,6 +150,8 @@ class ProcessWorld:
             return called
         where = [self.device] if self.device.type == "cuda" else None
         wrapped = DistributedDataParallel(called, device_ids=where, gradient_as_bucket_view=True)
+        # kernels of 1 x 1 (x 1) are laid out alike whatever their strides are called
+        warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides")
         wrapped.broadcast_buffers = False  # torch 2.15 warns when it is an argument
         return wrapped
 

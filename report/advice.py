@@ -52,6 +52,8 @@ def _compute(summary: Mapping[str, Any]) -> str:
 
 
 def _loader(summary: Mapping[str, Any]) -> str:
+    if summary.get("task") == "video":
+        return _clips(summary)
     loader, busy, cores = summary.get("loader"), _part(summary, "cpu").get("utilisation"), _part(summary, "hardware").get("cores")
     of_cores = f" of {cores:.0f} cores" if cores else ""
     if busy is not None and busy < IDLE:
@@ -68,6 +70,18 @@ def _loader(summary: Mapping[str, Any]) -> str:
             f"The loader is the limit and {busy:.0%}{of_cores} are busy: more cores, or images stored smaller, so that decoding is cheaper."
         )
     return "The loader is the limit: try other --workers, then more cores, or images stored smaller."
+
+
+def _clips(summary: Mapping[str, Any]) -> str:
+    loader, busy = str(summary.get("loader")), _part(summary, "cpu").get("utilisation")
+    if _gpu(summary) and not loader.startswith("nvdec"):
+        return "The loader is the limit: --loader nvdec+pyav decodes on the GPU's video engines, beside the CPU cores."
+    if loader == "nvdec" and (busy is None or busy < BUSY):
+        idle = "" if busy is None else f" and {1 - busy:.0%} of the CPU cores are idle"
+        return f"The loader is the limit{idle}: --loader nvdec+pyav gives them a share of the clips."
+    if busy is not None and busy < IDLE:
+        return f"The loader is the limit and {1 - busy:.0%} of the CPU cores are idle: more --workers; then the storage is slow to answer."
+    return "The loader is the limit: more cores, or videos stored smaller or with a key frame more often, so that decoding is cheaper."
 
 
 def _overlap(summary: Mapping[str, Any]) -> str:
@@ -90,7 +104,8 @@ def _gpu(summary: Mapping[str, Any]) -> bool:
 
 
 def _could_be_graphs(summary: Mapping[str, Any]) -> bool:
-    return summary.get("compile") != "reduce-overhead" and summary.get("task") != "detection"
+    one = summary.get("accumulate", 1) == 1
+    return summary.get("compile") != "reduce-overhead" and summary.get("task") != "detection" and one
 
 
 def _part(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:

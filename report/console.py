@@ -264,10 +264,11 @@ def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Of clips: frames a second, what a decoder goes through for them, and files that another decoder took."""
     if not clips:
         return []
-    per, others = clips.get("decoded_per_delivered"), sum((clips.get("fallbacks") or {}).values())
+    per, others = clips.get("decoded_per_delivered"), clips.get("fallbacks") or {}
     decoded = f"   ({per:.2f} decoded for each)" if per else ""
-    instead = f"{others:,} clips by pyav instead, see summary.json"
-    return [("frames", f"{number(clips.get('frames_per_s'))} frame/s{decoded}"), *([("fallback", instead)] if others else [])]
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items(), key=lambda one: -one[1]))
+    instead = [("fallback", f"{sum(others.values()):,} clips by pyav instead ({kinds})")] if others else []
+    return [("frames", f"{number(clips.get('frames_per_s'))} frame/s{decoded}"), *instead]
 
 
 def _detection(detection: Mapping[str, Any]) -> list[tuple[str, str]]:

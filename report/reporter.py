@@ -41,6 +41,7 @@ def facts(config: Config, *, loader: Any, loader_name: str, world: World, cores:
         **told,
         "reader": settings["reader"],
         "compile": config.model.compiled,
+        "accumulate": config.optimisation.accumulate,
         "command": shlex.join(sys.argv),
         "hardware": machine,
         "settings": settings,

@@ -37,11 +37,13 @@ def repeated(told: dict[str, Any], count: int) -> tuple[dict[str, Any], list[tup
     links = []
     for image, its in zip(images, shares(len(images), count), strict=True):
         for number in range(its):
-            place, name = len(made["images"]) + 1, f"{number:05d}-{Path(image['file_name']).name}"
+            place, name = len(made["images"]) + 1, f"{number:05d}-{image['file_name'].strip('/').replace('/', '-')}"
             links.append((image["file_name"], name))
             made["images"].append({**image, "id": place, "file_name": name})
             for one in of_image[image["id"]]:
                 made["annotations"].append({**one, "id": len(made["annotations"]) + 1, "image_id": place})
+    if len({name for _, name in links}) < len(links):
+        raise ValueError("names of its image files differ only by / and -, or one is there twice")
     return {**told, **made}, links
 
 
@@ -61,7 +63,11 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
         for folder in (TRAIN, VAL, "annotations"):
             (fresh / folder).mkdir(parents=True, exist_ok=True)
         for kind, path in files.items():
-            told, links = repeated(json.loads(path.read_text(encoding="utf-8")), count)
+            try:
+                told, links = repeated(json.loads(path.read_text(encoding="utf-8")), count)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                why = str(error) if isinstance(error, ValueError) else f"no annotation file of COCO: {error!r}"
+                raise ValueError(f"{path}: {why}") from None
             (fresh / "annotations" / path.name).write_text(json.dumps(told), encoding="utf-8")
             found |= {name: file for file, name in links}
             val = root / "annotations" / f"{kind}_{VAL}.json"
@@ -86,8 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         images = link(options.source, options.target, options.count, symbolic=options.symbolic)
-    except (ValueError, KeyError, TypeError) as error:
-        print(f"link_coco: {error if isinstance(error, ValueError) else f'no annotation file of COCO: {error!r}'}", file=sys.stderr)
+    except ValueError as error:
+        print(f"link_coco: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         hint = "" if options.symbolic else "; --symbolic links to another file system too"

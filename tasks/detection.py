@@ -111,6 +111,8 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     parts = _parts(config)
     kind: Kind = "keypoints" if parts["keypoints"] else "instances"
     found = open_splits(config, loader, kind=kind, console=console)
+    if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
+        raise Mistake("--data: the categories of validation name other keypoints than those of training, or in another order")
     if parts["masks"]:
         train = found["train"]
         found["train"] = replace(train, columns=_with_masks(train.columns, config.model.arch or ARCH, console))
@@ -164,7 +166,8 @@ def score(config: Config, console: Any) -> int:
     results = Results.read(file)
     cache = cache_folder(config.data.manifest_dir)
     with console.counting("scanning val") as progress:
-        columns = open_coco(root, "val", keypoints="keypoints" in results.kinds, cache=cache, rescan=config.data.rescan, progress=progress)
+        asked: dict[str, Any] = {"keypoints": "keypoints" in results.kinds, "images": False}
+        columns = open_coco(root, "val", **asked, cache=cache, rescan=config.data.rescan, progress=progress)
     if columns.rejected:
         console.warn(f"val: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
     _warn_of_nothing(columns, console)

@@ -129,6 +129,7 @@ class ImaginedInstances(Instances):
             keypoints=np.concatenate([body, np.full((*body.shape[:2], 1), 2.0)], axis=2),
             category_ids=np.arange(1, categories + 1),
             keypoint_mirror=np.arange(len(joints)),
+            keypoint_name=np.arange(len(joints), dtype=np.uint32),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -22,6 +22,9 @@ _APART = r"[ \t]*[ \t,][ \t]*"  # blanks, tabs or one comma
 _SECONDS = r"\d+(?:\.\d*)?|\.\d+"
 _SEGMENT = re.compile(rf"(.+?){_APART}([^ \t,]+){_APART}({_SECONDS}){_APART}({_SECONDS})".encode())
 _WHOLE = re.compile(rf"(.+?){_APART}([^ \t,]+)".encode())
+MOST_CLASSES = 100_000
+"""Labels that are numbers say how many classes there are: a larger one is a date, an id or a slip."""
+HEADINGS = ("label", "class", "category", "end")
 
 
 def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], Array, list[str]]:
@@ -50,6 +53,12 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
             f"{'numbers' if numbers[0] else 'names'}; labels are all numbers from 0 or all names"
         )
     if all(numbers):
+        large = next((i for i, label in enumerate(labels) if len(label) > 18 or int(label) >= MOST_CLASSES), None)
+        if large is not None:
+            raise Mistake(
+                f"--data: {path} line {lines[large][1]} has the label '{labels[large]}'; labels are numbers of classes, from 0 to "
+                f"{MOST_CLASSES - 1:,} at most, or names"
+            )
         labels = [str(int(label)) for label in labels]
     if classes is None:
         classes = [str(label) for label in range(max(map(int, labels)) + 1)] if all(numbers) else sorted(set(labels))
@@ -62,6 +71,22 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
         )
     samples = np.array([(file, place[label], start, end) for (file, _, start, end), label in zip(lines, labels, strict=True)], SAMPLE)
     return list(places), samples, list(classes)
+
+
+def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str) -> None:
+    """Raise Mistake for a heading, and for a line of which another part is a file than what it is split into: it would be a class."""
+    folder = os.fsencode(path.parent)
+    heading = number == 1 and label.lower() in HEADINGS
+    if not (heading or "." in label or _WHOLE.fullmatch(name)) or os.path.exists(os.path.join(folder, name)):
+        return
+    if heading:
+        raise Mistake(f"--data: {path} line 1 is a heading, '{printable(line)[:200]}'; remove it: {EXPECTED}")
+    cut = _WHOLE.fullmatch(line)
+    while cut is not None:
+        if os.path.isfile(os.path.join(folder, cut[1])):
+            rest = printable(line[len(cut[1]) :]).strip(" \t,")
+            raise Mistake(f"--data: {path} line {number} has '{rest}' behind {printable(cut[1])}; {EXPECTED}")
+        cut = _WHOLE.fullmatch(cut[1])
 
 
 EXPECTED = "a line is 'path label' or 'path label start end' (seconds), separated by blanks or commas"
@@ -84,4 +109,6 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
         start, end = map(float, part) if part else (0.0, np.inf)
         if not start < end:
             raise Mistake(f"--data: {path} line {number}: the segment ends at {end:g} s and starts at {start:g} s; the end must lie behind")
-        yield number, name, label.decode("utf-8", "backslashreplace"), start, end
+        said = label.decode("utf-8", "backslashreplace")
+        _require_sense(path, number, line, name, said)
+        yield number, name, said, start, end

@@ -138,7 +138,12 @@ def test_the_module_that_a_step_calls_is_compiled() -> None:
 
 def test_graphs_are_torch_compiles_own_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(torch, "compile", lambda module, mode: (asked.append(mode), module)[1])
+
+    def compiled(module: torch.nn.Module, mode: str) -> torch.nn.Module:
+        asked.append(mode)
+        return module
+
+    monkeypatch.setattr(torch, "compile", compiled)
     for argv in (["--compile", "true"], ["--compile", "true", "--compile-mode", "reduce-overhead"], []):
         ProcessWorld(torch.device("cpu")).wrap(torch.nn.Linear(2, 3), compiled=parse(argv).model.compiled)
     assert asked == ["default", "reduce-overhead"]

@@ -149,8 +149,9 @@ def test_rows_that_are_compiled_otherwise_are_not_compared_by_their_batch() -> N
 
 
 def test_a_compiled_point_says_so_to_train_py(tmp_path: Path) -> None:
-    modes = ("eager", "default", "reduce-overhead")
-    settings = Workers(loader="synthetic", batch_sizes=(8,), workers=(1,), memory=("pinned",), compiled=modes)
+    settings = Workers(
+        loader="synthetic", batch_sizes=(8,), workers=(1,), memory=("pinned",), compiled=("eager", "default", "reduce-overhead")
+    )
     commands = [" ".join(workers.command(settings, point, tmp_path)) for point in points(settings)]
     assert [re.findall(r"--compile-mode (\S+)", command) for command in commands] == [[], ["default"], ["reduce-overhead"]]
     assert ["--compile true" in command for command in commands] == [False, True, True]

@@ -159,6 +159,8 @@ WRONG_FLAGS = [
     (["--optimizer", "adam"], ["--optimizer", "adam", "adamw"]),
     (["--reader", "jpeg"], ["--reader", "pil"]),
     (["--compile", "yes"], ["--compile", "yes"]),
+    (["--short-side", "40", "--task", "video"], ["--short-side got 40; it takes INT INT"]),
+    (["--clip-stride", "99999999999999999999", "--task", "video"], ["--clip-stride got 99999999999999999999", "1000000"]),
     ([*COMPILED, "fast"], ["--compile-mode", "fast", "reduce-overhead"]),
     (["--compile-mode", "reduce-overhead"], ["--compile-mode reduce-overhead", "--compile true"]),
     ([*COMPILED, "reduce-overhead", "--task", "detection"], ["--compile-mode default", "--task detection"]),

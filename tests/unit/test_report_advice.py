@@ -65,6 +65,15 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", {"gpu": None}, busy=1.0, loader="torchvision"), "100% are busy"),
     (summary("loader", busy=0.7), "try other --workers"),
     (summary("loader", cpu=None), "try other --workers"),
+    # of clips
+    (summary("loader", task="video", loader="nvdec", busy=0.09), "91% of the CPU cores are idle: --loader nvdec+pyav gives them a share"),
+    (summary("loader", task="video", loader="nvdec"), "The loader is the limit: --loader nvdec+pyav gives"),
+    (summary("loader", task="video", loader="nvdec+pyav", busy=0.5), "50% of the CPU cores are idle: more --workers"),
+    (summary("loader", task="video", loader="nvdec+pyav", busy=0.8), "with a key frame more often"),
+    (summary("loader", task="video", loader="decord", busy=0.95), "--loader nvdec+pyav decodes on the GPU's video engines"),
+    (summary("loader", CPU, task="video", loader="pyav", busy=0.97), "with a key frame more often"),
+    (summary("loader", CPU, task="video", loader="pyav", busy=0.3), "70% of the CPU cores are idle: more --workers"),
+    (summary("overlap", busy=0.3, accumulate=4), "--loader dali-cpu"),
     # neither, but both together
     (summary("overlap", CPU, busy=1.0), "fewer --workers, then more cores"),
     (summary("overlap", busy=0.95), "fewer --workers and --compile true --compile-mode reduce-overhead (two launches"),
