@@ -14,10 +14,7 @@ from models import registry_of
 from tests.end_to_end.runs import ROOT
 
 PRESETS = sorted((ROOT / "configs").rglob("*.yaml"))
-DETECTORS = [
-    *["fasterrcnn_resnet50_fpn", "fasterrcnn_resnet50_fpn_v2", "fcos_resnet50_fpn", "keypointrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn"],
-    *["retinanet_resnet50_fpn", "ssd300_vgg16", "ssdlite320_mobilenet_v3_large"],
-]
+DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
@@ -47,7 +44,7 @@ def test_detectors_expect_what_torchvision_published(arch: str) -> None:
     assert f"{type(published).__name__}.COCO_V1" in expected
     assert config.model.arch == arch and config.model.task == "detection"
     backbone = config.detection.weights_backbone
-    classifier = "vgg16" if "vgg" in arch else "resnet50"
+    classifier = "vgg16" if "vgg" in arch else "mobilenet_v3_large" if "mobilenet" in arch else "resnet50"
     assert backbone is None or backbone in torchvision.models.get_model_weights(classifier).__members__
 
 

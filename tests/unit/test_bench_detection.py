@@ -107,3 +107,30 @@ def test_links_have_the_annotations_of_their_image(
         assert link_coco.main([str(source), str(target), "--count", str(count)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert said in line and not (made / "x").exists()
+
+
+def test_files_of_one_name_in_two_folders_are_two(coco: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path, made = coco / "annotations" / "instances_train2017.json", tmp_path_factory.mktemp("links") / "made"
+    told = json.loads(path.read_text())
+    for number, image in enumerate(told["images"]):
+        folder = coco / "train2017" / f"part{number % 2}"
+        folder.mkdir(exist_ok=True)
+        (coco / "train2017" / image["file_name"]).rename(folder / f"{number // 2}.png")
+        image["file_name"] = f"part{number % 2}/{number // 2}.png"
+    path.write_text(json.dumps(told))
+    assert link_coco.main([str(coco), str(made), "--count", "8"]) == 0
+    sizes = {}
+    for linked in (made / "train2017").iterdir():
+        with Image.open(linked) as image:
+            sizes[linked.name] = image.size
+    images = json.loads((made / "annotations" / path.name).read_text())["images"]
+    assert len(sizes) == 8 and {image["file_name"]: (image["width"], image["height"]) for image in images} == sizes
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "5", '{"images": 5, "annotations": []}', '{"images": [5], "annotations": []}'])
+def test_an_annotation_file_that_is_none_is_named(text: str, coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = coco / "annotations" / "instances_train2017.json"
+    path.write_text(text)
+    assert link_coco.main([str(coco), str(tmp_path.parent / "x"), "--count", "8"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"link_coco: {path}: ")

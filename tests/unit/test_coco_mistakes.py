@@ -91,6 +91,7 @@ BAD_SEGMENTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         put("annotations", ANNOTATION, segmentation=[[1, 2, 3, 4, 5, float("nan")]]),
         "segmentation holds NaN or infinity",
     ),
+    "beyond any image": (put("annotations", ANNOTATION, segmentation=[[1, 2, 3, -1e8, 5, 6]]), "a point is 1e+08 pixels away"),
     "odd polygon": (put("annotations", ANNOTATION, segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "a polygon has 7 numbers"),
     "two points": (put("annotations", ANNOTATION, segmentation=[[1, 2, 3, 4]]), "a polygon has 4 numbers"),
     "polygon without brackets": (put("annotations", ANNOTATION, segmentation=[1, 2, 3, 4, 5, 6]), "segmentation 1 is no list of numbers"),
@@ -316,6 +317,7 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
         (put("categories", 3, name="a\u2028b"), "category 3: name"),
         (put("categories", 3, name="\ud800"), "category 3: name"),
         (put("categories", 3, id=1), "2 categories have the id 1"),
+        (put("categories", 3, id=2**53), "the category id 9007199254740992 is beyond 2^53, where the figures would be wrong"),
         (lambda written: written["categories"].append([]), "category without an id: [] is no object"),
     ],
 )
@@ -355,7 +357,19 @@ def test_keypoints_need_names(data: Path) -> None:
 
 def test_a_file_without_images(data: Path) -> None:
     write(data, "train2017", document(data, "train2017") | {"images": []})
-    assert "no image of" in mistake(data)
+    assert "no image of" in (line := mistake(data)) and "it has none" in line
+
+
+def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
+    """As --score asks for it: the same annotations, and no file of an image is looked at."""
+    whole = opened(data)
+    shutil.rmtree(data / "train2017")
+    with pytest.raises(Mistake, match="has no folder train2017"):
+        opened(data)
+    alone = opened(data, images=False)
+    for name in ("image_id", "height", "width", "annotation_id", "boxes", "category", "usable", "points", "rle"):
+        assert np.array_equal(getattr(alone, name), getattr(whole, name)), name
+    assert not alone.rejected
 
 
 def test_nothing_is_left(data: Path) -> None:

@@ -264,6 +264,22 @@ def test_synthetic_data_will_do(console: Any) -> None:
         kind.splits(config_of(None), "torchvision", console[0])
 
 
+@pytest.mark.parametrize("points", [["right_eye", "left_eye", "nose"], ["nose", "left_eye", "right_eye", "chin"]])
+def test_keypoints_of_validation_must_be_those_of_training(tmp_path: Path, console: Any, points: list[str]) -> None:
+    """In another order each would be scored against another one."""
+    root = write_coco(tmp_path / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80))
+    for split, names in (("train2017", ["nose", "left_eye", "right_eye"]), ("val2017", points)):
+        path = root / "annotations" / f"person_keypoints_{split}.json"
+        told = json.loads(path.read_text())
+        for category in told["categories"]:
+            category["keypoints"] = names
+        for one in told["annotations"]:
+            one["keypoints"] = [5, 5, 2] * len(names)
+        path.write_text(json.dumps(told))
+    with pytest.raises(Mistake, match="validation name other keypoints than those of training, or in another order"):
+        kind.splits(config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0])
+
+
 def test_a_file_is_scored_alone(root: Path, columns: Columns, tmp_path: Path, console: Any) -> None:
     """The run's own results file gives the run's own figures, from either evaluator."""
     task = Detection(columns, training=False)
