@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import tyro
@@ -85,11 +85,13 @@ def nearest(name: str, known: Any) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
-def one_of(flag: str, name: str, known: Any, *, auto: str | None = None) -> str:
-    """`name` when `known` has it, `auto` for 'auto'. Raises Mistake with the nearest names."""
+def one_of(flag: str, name: str, known: Any, *, auto: str | None = None, elsewhere: Callable[[str], str | None] | None = None) -> str:
+    """`name` when `known` has it, `auto` for 'auto'. Raises Mistake with the nearest names, or the flag that `elsewhere` knows it under."""
     if name == "auto" and auto is not None:
         return auto
     if name in known:
         return name
-    allowed = f"; known: {', '.join(known)}" if len(known) <= 12 else ""
+    if elsewhere is not None and (where := elsewhere(name)):
+        raise Mistake(f"{flag} got '{name}', which is for {where}")
+    allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
     raise Mistake(f"{flag} got '{name}'{nearest(name, known) or ', which is unknown'}{allowed}")

@@ -24,7 +24,7 @@ from engine import checkpoint, memory, optimizers, precision, schedules  # noqa:
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
 from loaders import OF_TASK, default_loader, open_loader  # noqa: E402
-from models import Unusable, registry_of  # noqa: E402
+from models import Unusable, elsewhere, registry_of  # noqa: E402
 from report import ceilings, record  # noqa: E402
 from report.console import Console  # noqa: E402
 from report.meter import Meter  # noqa: E402
@@ -41,7 +41,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     if config.detection.score:
         return int(kind.score(config, console))
     loader_name = one_of("--loader", load.loader, OF_TASK[model.task], auto=default_loader(model.task, gpu=DEVICE.type == "cuda"))
-    arch = one_of("--arch", model.arch or kind.ARCH, registry.names())
+    arch = one_of("--arch", model.arch or kind.ARCH, registry.names(), elsewhere=elsewhere)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.CPU_PRECISION)
     native = registry.native(arch)
     native = native._replace(size=aug.image_size or native.size)

@@ -144,7 +144,9 @@ class DetectionPolicy:
 
 def _longer(detection: Detection, native: Made) -> int | None:
     if native.longer is None and detection.longer_side is not None:
-        raise Mistake(f"--longer-side {detection.longer_side}: this architecture takes {native.size} x {native.size} images; leave it out")
+        raise Mistake(
+            f"--longer-side {detection.longer_side}: this architecture takes square images, of --image-size {native.size}; leave it out"
+        )
     return native.longer if detection.longer_side is None else detection.longer_side
 
 

@@ -26,6 +26,11 @@ class Unusable(ValueError):
     """An architecture or weights that cannot be used as asked, in one line."""
 
 
+def elsewhere(arch: str) -> str | None:
+    """The --task whose registry has an architecture, as a flag; None = no registry has it."""
+    return next((f"--task {task}" for task in REGISTRIES if arch in registry_of(task).names()), None)
+
+
 def registry_of(task: str) -> Any:
     """The registry of a task's architectures."""
     return import_module(REGISTRIES[task])

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import config
+import models
 from cli import nearest, one_of
 from config import GROUP_OF, GROUPS, Config, as_yaml, build, parse, read_preset
 from contracts import Mistake
@@ -243,6 +244,10 @@ def test_nearest_names() -> None:
     with pytest.raises(Mistake) as caught:
         one_of("--arch", "zzz", [f"net{i}" for i in range(80)])
     assert len(str(caught.value)) < 80, "a list of 80 names is no help"
+    with pytest.raises(Mistake, match=r"^--arch got 'fcos_tiny', which is for --task detection$"):
+        one_of("--arch", "fcos_tiny", known, elsewhere=models.elsewhere)
+    with pytest.raises(Mistake, match=r"^--arch got 'zzz', which is unknown"):
+        one_of("--arch", "zzz", known, elsewhere=models.elsewhere)
 
 
 def test_names_of_settings_are_unique_over_groups() -> None:
