@@ -153,7 +153,7 @@ def conclude(rows: Sequence[Row]) -> list[str]:
 
 
 def _faster(rows: Sequence[Row], eager: Sequence[Row]) -> list[str]:
-    """What compiling makes of the smallest batch, where that was measured both ways."""
+    """What compiling makes of each batch that was measured both ways."""
     ours, theirs = (_best(its, "batch_size", "rate") for its in (rows, eager))
     if rows is eager or not (both := sorted(ours.keys() & theirs.keys())):
         return []

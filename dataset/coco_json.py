@@ -273,8 +273,8 @@ def _segmentation(value: Any) -> tuple[list[array[float]], array[int], tuple[int
         for polygon in polygons:
             if len(polygon) % 2 or len(polygon) < 6:
                 raise Rejected(f"segmentation: a polygon has {len(polygon)} numbers, not an x and a y of at least 3 points")
-            if max(map(abs, polygon)) > FARTHEST:
-                raise Rejected(f"segmentation: a point is {max(map(abs, polygon)):.3g} pixels away; no image reaches so far")
+            if (far := max(max(polygon), -min(polygon))) > FARTHEST:
+                raise Rejected(f"segmentation: a point is {far:.3g} pixels away; no image reaches so far")
         return polygons, nothing, (0, 0)
     counts, size = _field(value, "counts"), _field(value, "size")
     try:

@@ -10,10 +10,8 @@ from typing import Any
 
 from report.meter import HIGHEST_EFFICIENCY
 
-BUSY, IDLE = (
-    0.85,
-    0.6,
-)  # share of the CPU cores, or of the GPU's time, in use: above, they are the limit; below, something else is waited for
+BUSY, IDLE = 0.85, 0.6
+"""Share of the CPU cores, or of the GPU's time, in use: above, they are the limit; below, something else is waited for."""
 GRAPHS = "--compile true --compile-mode reduce-overhead"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
@@ -41,7 +39,7 @@ def _compute(summary: Mapping[str, Any]) -> str:
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
     busy = _part(summary, "gpu").get("utilisation")
     if busy is not None and busy < IDLE:
-        graphs = f", or {GRAPHS} (two launches a step)" if _could_be_graphs(summary) else ""
+        graphs = f", or {GRAPHS} (CUDA graphs: few launches)" if _could_be_graphs(summary) else ""
         return f"The step is the limit and the GPU is busy {busy:.0%} of its time, so it waits for launches: a larger --batch-size{graphs}."
     if not summary.get("compile"):
         return "The GPU is fed: --compile true makes the step itself faster."
@@ -90,10 +88,10 @@ def _overlap(summary: Mapping[str, Any]) -> str:
     if not _gpu(summary):
         return f"{said} they share the CPU cores, so try fewer --workers, then more cores."
     if busy is not None and busy >= BUSY:
-        graphs = f" and {GRAPHS} (two launches a step)" if _could_be_graphs(summary) else ""
+        graphs = f" and {GRAPHS} (few launches)" if _could_be_graphs(summary) else ""
         return f"{said} they share the CPU cores, so try fewer --workers{graphs}, then more cores."
     if _could_be_graphs(summary):
-        return f"{said} {GRAPHS} leaves two launches a step to be held up, instead of hundreds."
+        return f"{said} {GRAPHS} leaves few launches to be held up, instead of hundreds."
     if summary.get("loader") in ("dali-gpu", "dali-fed"):
         return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
     return f"{said} look at a --profile true trace for the gaps between steps."
