@@ -91,7 +91,7 @@ def one_of(flag: str, name: str, known: Any, *, auto: str | None = None, elsewhe
         return auto
     if name in known:
         return name
-    if elsewhere is not None and (where := elsewhere(name)):
-        raise Mistake(f"{flag} got '{name}', which is for {where}")
+    where = elsewhere(name) if elsewhere else None
+    why = f", which is for {where}" if where else nearest(name, known) or ", which is unknown"
     allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
-    raise Mistake(f"{flag} got '{name}'{nearest(name, known) or ', which is unknown'}{allowed}")
+    raise Mistake(f"{flag} got '{name}'{why}{allowed}")

@@ -61,16 +61,16 @@ class Augmentation(Settings):
 class Clips(Settings):
     """How clips are taken from videos (--task video)."""
 
-    clip_frames: Annotated[int, Field(ge=1, le=1_000_000)] = 16
+    clip_frames: Annotated[int, Field(gt=0, le=1_000_000)] = 16
     """Frames of a clip."""
-    clip_stride: Annotated[int, Field(ge=1, le=1_000_000)] = 2
+    clip_stride: Annotated[int, Field(gt=0, le=1_000_000)] = 2
     """From one frame of a clip to the next: frames of the video, or of --clip-fps."""
     clip_fps: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Take the frames nearest in time at this rate. Default: each video at its own."""
     short_side: tuple[PositiveInt, PositiveInt] | None = None
     """Training: the shorter side is scaled to a random length between these two before the crop, pixels. Default: image size * 256 / 224
     and * 320 / 224."""
-    val_clips: Annotated[int, Field(ge=1, le=1_000_000)] = 5
+    val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = 5
     """Validation: clips of a video, evenly spaced; their logits are averaged."""
     val_crops: Literal[1, 3] = 1
     """Validation: crops of a clip, the middle or three along the longer side."""
@@ -138,11 +138,6 @@ class Model(Settings):
     compile_mode: Literal["default", "reduce-overhead"] = "default"
     """Of --compile true: reduce-overhead replays forward and backward as CUDA graphs, a launch each instead of hundreds. For small batches
     on a GPU."""
-
-    @property
-    def compiled(self) -> str | None:
-        """torch.compile's mode, None = it is not compiled."""
-        return self.compile_mode if self.compile else None
 
 
 class Optimisation(Settings):

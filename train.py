@@ -68,7 +68,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **kind.building(config, train_set))
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
-            module=world.wrap(module, compiled=model.compiled),
+            module=world.wrap(module, compiled=model.compile, mode=model.compile_mode),
             task=task,
             optimizer=optimizers.build(module, **optimizers.settings(opt)),
             precision=precise,

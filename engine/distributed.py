@@ -143,9 +143,9 @@ class ProcessWorld:
             yield
         torch.cuda.current_stream().wait_stream(stream)
 
-    def wrap(self, module: nn.Module, *, compiled: str | None) -> nn.Module:
-        """The module as the step calls it; `compiled`: torch.compile's mode. Batch-norm statistics are each rank's own until validation."""
-        called: nn.Module = torch.compile(module, mode=compiled) if compiled else module  # type: ignore[assignment]
+    def wrap(self, module: nn.Module, *, compiled: bool, mode: str = "default") -> nn.Module:
+        """The module as the step calls it; `mode` is torch.compile's. Batch-norm statistics are each rank's own until validation."""
+        called: nn.Module = torch.compile(module, mode=mode) if compiled else module  # type: ignore[assignment]
         if self.size == 1:
             return called
         where = [self.device] if self.device.type == "cuda" else None

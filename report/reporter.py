@@ -40,7 +40,7 @@ def facts(config: Config, *, loader: Any, loader_name: str, world: World, cores:
     return {
         **told,
         "reader": settings["reader"],
-        "compile": config.model.compiled,
+        "compile": config.model.compile_mode if config.model.compile else None,
         "accumulate": config.optimisation.accumulate,
         "command": shlex.join(sys.argv),
         "hardware": machine,

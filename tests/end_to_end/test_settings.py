@@ -131,9 +131,9 @@ def test_profile(train: Runner, pictures: Path) -> None:
 
 def test_the_module_that_a_step_calls_is_compiled() -> None:
     bare, world = torch.nn.Linear(2, 3), ProcessWorld(torch.device("cpu"))
-    called = world.wrap(bare, compiled="default")
+    called = world.wrap(bare, compiled=True)
     assert isinstance(called, OptimizedModule) and called._orig_mod is bare
-    assert world.wrap(bare, compiled=None) is bare
+    assert world.wrap(bare, compiled=False) is bare
 
 
 def test_graphs_are_torch_compiles_own_mode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,8 @@ def test_graphs_are_torch_compiles_own_mode(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch, "compile", compiled)
     for argv in (["--compile", "true"], ["--compile", "true", "--compile-mode", "reduce-overhead"], []):
-        ProcessWorld(torch.device("cpu")).wrap(torch.nn.Linear(2, 3), compiled=parse(argv).model.compiled)
+        model = parse(argv).model
+        ProcessWorld(torch.device("cpu")).wrap(torch.nn.Linear(2, 3), compiled=model.compile, mode=model.compile_mode)
     assert asked == ["default", "reduce-overhead"]
 
 

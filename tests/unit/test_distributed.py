@@ -75,7 +75,7 @@ def train(world: ProcessWorld) -> dict[str, Any]:
     net, accumulate = Net(), len(VALID[0]) // world.size
     step = step_of(net, accumulate=accumulate, clip=0.5)
     step._world = world
-    step.module = world.wrap(net, compiled=None)
+    step.module = world.wrap(net, compiled=False)
     outcomes = []
     for k, counted in enumerate(VALID):
         micro = [batch_of(10 * k + m, counted[m]) for m in range(world.rank, len(counted), world.size)]
@@ -205,7 +205,7 @@ def test_one_process_needs_no_company() -> None:
     with alone.joined(), alone.own_stream():
         pass
     net = nn.Linear(1, 1)
-    assert alone.wrap(net, compiled=None) is net
+    assert alone.wrap(net, compiled=False) is net
 
 
 def test_a_vote_alone_has_the_same_delay() -> None:
