@@ -272,9 +272,13 @@ def best(rows: Sequence[Row], figure: str, **where: Any) -> float | None:
 
 def by(rows: Sequence[Row], name: str, key: Callable[[Any], Any] = lambda found: found) -> dict[Any, list[Row]]:
     """Rows by a value of their point."""
+    return grouped(rows, lambda row: key(row["point"][name]))
+
+
+def grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Row]]:
     groups: dict[Any, list[Row]] = {}
     for row in rows:
-        groups.setdefault(key(row["point"][name]), []).append(row)
+        groups.setdefault(key(row), []).append(row)
     return groups
 
 

@@ -106,7 +106,7 @@ def counted(loader: Loader) -> dict[str, Any]:
     delivered = getattr(loader, "delivered", 0)
     fallbacks = getattr(loader, "fallbacks", {})
     return {
-        "decoded_per_frame": loader.decoded / delivered if delivered else None,  # type: ignore[attr-defined]
+        "decoded_per_frame": getattr(loader, "decoded", 0) / delivered if delivered else None,
         "fallbacks": sum(fallbacks.values()) or None,
         "fallback_kinds": "; ".join(sorted(fallbacks)) or None,
     }

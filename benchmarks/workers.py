@@ -18,6 +18,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 from benchmarks import _plots, _show, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
 from engine.distributed import cores
+from report.advice import GRAPHS
 
 STEP = ("data_wait", "forward", "backward", "update")
 """Parts of a step on the device's timeline, which add up to it; the transfer runs beside them."""
@@ -28,7 +29,6 @@ LAUNCHES = 0.5
 WAITING = 0.2
 """Share of a step from which waiting for data is what a batch is slow by."""
 EAGER: Final = "eager"
-GRAPHS: Final = "reduce-overhead"
 
 
 class Workers(Common):
@@ -91,7 +91,7 @@ def read(point: Point, folder: Path) -> Measured:
 def derive(rows: Sequence[Row]) -> list[Row]:
     """Adds `fixed`, for all but the largest batch size, to what `train` derives."""
     rows = train.derive(rows)
-    shares = {alike: fixed(ceilings([row for row in its if row["status"] == "ok"])) for alike, its in _alike(rows).items()}
+    shares = {alike: fixed(ceilings([row for row in its if row["status"] == "ok"])) for alike, its in _show.grouped(rows, _of).items()}
 
     def one(row: Row) -> Row:
         share = shares[_of(row)].get(row["point"]["batch_size"])
@@ -101,15 +101,8 @@ def derive(rows: Sequence[Row]) -> list[Row]:
 
 
 def _of(row: Row) -> tuple[int, str]:
+    """Image size, and how it is compiled: of rows that have these in common what else differs is compared."""
     return row["point"]["image_size"], row["point"].get("compiled", EAGER)
-
-
-def _alike(rows: Sequence[Row]) -> dict[tuple[int, str], list[Row]]:
-    """By image size and how they are compiled: what else differs is compared."""
-    found: dict[tuple[int, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault(_of(row), []).append(row)
-    return found
 
 
 def ceilings(rows: Sequence[Row]) -> dict[int, float]:
@@ -142,7 +135,7 @@ def _best(rows: Sequence[Row], name: str, figure: str) -> dict[Any, float]:
 
 def conclude(rows: Sequence[Row]) -> list[str]:
     """The advice, an image size after the other, and within it how the model is compiled."""
-    alike = _alike([row for row in rows if row["status"] == "ok"])
+    alike = _show.grouped([row for row in rows if row["status"] == "ok"], _of)
     sizes, modes = ({key[at] for key in alike} for at in (0, 1))
     said = []
     for (size, mode), its in alike.items():
@@ -225,7 +218,7 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
     if share < LAUNCHES:
         return [f"{said}: bound by the work itself."]
     if row["hardware"].get("gpu"):
-        graphs = "" if _of(row)[1] == GRAPHS else f", or --compile true --compile-mode {GRAPHS}"
+        graphs = "" if _of(row)[1] in GRAPHS else f", or {GRAPHS}"
         return [f"{said}: bound by launches, and by kernels too small to fill the GPU: a larger batch{graphs}."]
     return [f"{said}: a larger batch shares it among more images."]
 

@@ -1,4 +1,4 @@
-"""COCO's annotation file, one entry after the other; must not know what the entries mean together.
+"""COCO's annotation file: where it is, and one entry after the other; must not know what the entries mean together.
 
 COCO's largest file is 450 MB of JSON, and 3 GB as Python objects. So only a piece of its text and one entry are in memory at a time, and
 an error tells the place. The standard library's parser is fast enough here, and unlike others it reads NaN, which then has an id.
@@ -23,7 +23,6 @@ PIECE = 1 << 24  # characters read at a time
 SPACE = " \t\n\r"
 UNPRINTED = ("Cc", "Cs", "Zl", "Zp")  # Unicode's categories of control characters, halves of characters, ends of lines
 FARTHEST = 1e5  # pixels: no image reaches so far, and what is drawn of a mask takes memory with its distance
-LARGEST_ID = 2**53 - 1  # of a category: what scores them holds ids as doubles
 Split = Literal["train", "val"]
 TOKEN = 20  # characters: so close to the end of a piece a name or a number may be cut in two
 

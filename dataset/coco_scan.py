@@ -19,7 +19,7 @@ import numpy as np
 
 from contracts import Mistake
 from dataset import coco_json
-from dataset.coco_json import LARGEST_ID, Annotation, Category, Image, NotCoco, Split, find
+from dataset.coco_json import Annotation, Category, Image, NotCoco, Split, find
 from dataset.headers import Rejected
 from dataset.instances import UNUSED, Instances, class_names, mirrored
 from dataset.manifest import HEADER, LISTING, Array, Header, Rejects, create_column
@@ -27,6 +27,7 @@ from dataset.scan import Progress, read_headers, remembered
 from dataset.sources import folder as source
 
 MASKLESS = "its segmentation is left out, its box stays"
+LARGEST_ID = 2**53 - 1  # of a category: what scores them holds ids as doubles
 PIECE = 20_000  # annotations that are read, or written, at once: bounds the memory
 
 ROW = np.dtype(
@@ -213,7 +214,7 @@ def _classes(file: Path, categories: list[Category], keypoints: bool, classes: S
     if len({category.keypoints for category in categories}) > 1:
         raise Mistake(f"--data: {file}: its categories have different keypoints; all of them must have the same")
     mirrored(categories[0].keypoints)  # raises
-    if (large := max(ids, key=abs)) and abs(large) > LARGEST_ID:
+    if abs(large := max(ids, key=abs)) > LARGEST_ID:
         raise Mistake(f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; number categories from 1")
     names = class_names(np.array(ids), [category.name for category in categories])
     if classes is not None and names != tuple(classes):

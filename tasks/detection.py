@@ -166,8 +166,15 @@ def score(config: Config, console: Any) -> int:
     results = Results.read(file)
     cache = cache_folder(config.data.manifest_dir)
     with console.counting("scanning val") as progress:
-        asked: dict[str, Any] = {"keypoints": "keypoints" in results.kinds, "images": False}
-        columns = open_coco(root, "val", **asked, cache=cache, rescan=config.data.rescan, progress=progress)
+        columns = open_coco(
+            root,
+            "val",
+            keypoints="keypoints" in results.kinds,
+            images=False,
+            cache=cache,
+            rescan=config.data.rescan,
+            progress=progress,
+        )
     if columns.rejected:
         console.warn(f"val: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
     _warn_of_nothing(columns, console)
