@@ -263,6 +263,10 @@ class DetectionPlan(EpochPlan):
         return 8 if self.policy.varies else 1
 
     @property
+    def together(self) -> int:
+        return 1  # a canvas is a batch's
+
+    @property
     def ordering(self) -> str:
         own = self.policy
         sizes = f", sizes of {own.augment} {own.size} {own.longer} {' '.join(map(str, own.short_sides))}".rstrip() if own.varies else ""

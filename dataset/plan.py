@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -102,6 +102,10 @@ class ClipPolicy:
         return regions, inner, np.zeros(len(crop), bool)
 
 
+TOGETHER = 64
+"""Rows that are drawn at once, where a micro-batch has fewer: NumPy needs as long for 8, and other threads stand still meanwhile."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
     """What plans share: whose share of which order. A *place* is a view of a sample: sample * views + view."""
@@ -131,6 +135,11 @@ class EpochPlan(ABC):
     @property
     def resident(self) -> int:
         return 1
+
+    @property
+    def together(self) -> int:
+        """Micro-batches that are drawn at once."""
+        return max(TOGETHER // self.batch_size, 1)
 
     @property
     def ordering(self) -> str:
@@ -173,11 +182,11 @@ class EpochPlan(ABC):
             return order.order(self.seed, epoch, self.samples)
         return np.arange(self.samples * self.views, dtype=np.int64)
 
-    def draw(self, epoch: int, places: Array) -> Rows:
-        """The rows of any places, padded to the batch size with id -1."""
-        real = len(places)
-        if real < self.batch_size:
-            places = np.concatenate([places, np.full(self.batch_size - real, places[-1] if real else 0)])
+    def draw(self, epoch: int, places: Array, count: int = 0) -> Rows:
+        """The rows of any places, padded with id -1 to `count`, or to the batch size."""
+        real, count = len(places), count or self.batch_size
+        if real < count:
+            places = np.concatenate([places, np.full(count - real, places[-1] if real else 0)])
         ids, views = np.divmod(places, self.views)
         valid = np.arange(len(ids)) < real
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
@@ -274,13 +283,14 @@ class ClipPlan(EpochPlan):
 
 
 class _EpochRows(Sequence[Rows]):
-    """Lazy: an index draws its micro-batch."""
+    """Lazy: an index draws its micro-batch, small ones with their neighbours."""
 
     def __init__(self, plan: EpochPlan, epoch: int, first: int, ordered: Array) -> None:
         self._plan, self._epoch, self._first, self._ordered = plan, epoch, first, ordered
         self._count = order.micro_batches(
             len(ordered), first, batch_size=plan.batch_size, world_size=plan.world_size, accumulate=plan.accumulate, training=plan.training
         )
+        self._drawn: tuple[range, list[Rows]] = range(0), []
 
     def __len__(self) -> int:
         return self._count
@@ -294,8 +304,22 @@ class _EpochRows(Sequence[Rows]):
             return [self[i] for i in range(*index.indices(self._count))]
         if not 0 <= index < self._count:
             raise IndexError(f"micro-batch {index} of {self._count}")
-        plan = self._plan
-        return plan.draw(
-            self._epoch,
-            order.share(self._ordered, index, first=self._first, batch_size=plan.batch_size, world_size=plan.world_size, rank=plan.rank),
-        )
+        which, drawn = self._drawn  # of a thread's own: another one may put its own there
+        if index not in which:
+            begin = index - index % self._plan.together
+            which = range(begin, min(begin + self._plan.together, self._count))
+            self._drawn = which, drawn = which, self._draw(which)
+        return drawn[index - which.start]
+
+    def _draw(self, which: range) -> list[Rows]:
+        """These micro-batches; only the last of an epoch may be short."""
+        plan, size = self._plan, self._plan.batch_size
+        numbers = {"first": self._first, "batch_size": size, "world_size": plan.world_size, "rank": plan.rank}
+        rows = plan.draw(self._epoch, np.concatenate([order.share(self._ordered, i, **numbers) for i in which]), size * len(which))
+        if len(which) == 1:
+            return [rows]
+        assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"
+        columns = {column.name: getattr(rows, column.name) for column in fields(rows)}
+        arrays = {name: column for name, column in columns.items() if column is not None}
+        cuts = (slice(i * size, (i + 1) * size) for i in range(len(which)))
+        return [Rows(**{name: column[cut] for name, column in arrays.items()}) for cut in cuts]
