@@ -26,6 +26,7 @@ class Recent:
         self._begin = 0  # place of the first unread step in the ring
         self._parts: tuple[str, ...] = ()
         self._world = world
+        self._stream = torch.cuda.current_stream(world.device) if cuda else None  # of the steps
         self._side = torch.cuda.Stream(world.device) if cuda else None
 
     def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray], parts: tuple[str, ...] = ()) -> None:
@@ -34,7 +35,7 @@ class Recent:
         if self._ring.shape[1] != len(outcome):  # the first
             self._ring = outcome.new_zeros(len(self._ring), len(outcome))
         self._ring[(self._begin + len(self._steps)) % len(self._ring)] = outcome
-        self._steps.append((step, np.concatenate(ids), torch.cuda.current_stream().record_event() if self._side else None))
+        self._steps.append((step, np.concatenate(ids), self._stream.record_event() if self._stream else None))
 
     def full(self) -> bool:
         return len(self._steps) >= self._size

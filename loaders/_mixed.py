@@ -26,7 +26,7 @@ from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
 from loaders._readers import Undecodable
-from loaders._staging import COPIES, DTYPES, Staged, Stager, Staging, _Slot, sleeping_event
+from loaders._staging import COPIES, DTYPES, Staged, Staging, _Slot, sleeping_event
 from loaders._workers import some
 from loaders.pyav import Pyav
 
@@ -135,13 +135,12 @@ class MixedLoader(Staging):
 
     def __init__(self, feed: Feed, backend: str, make_fills: MakeFills, able: Array, *, threads: int, beside: Beside | None = None) -> None:
         """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips."""
-        super().__init__(feed)
         compile_kernels()
         rows = feed.plan.rows(0, 0)
         self._views = views_together(rows[0]) if len(rows) else 1
         units = len(rows[0]) // self._views if len(rows) else 1
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
-        self._stager = Stager(feed, ahead=self._depth + self._window - 1)
+        super().__init__(feed, window=self._window)
         self.fallbacks: Counter[str] = Counter()
         self.decoded, self.delivered = 0, 0
         self.notes = notes(backend, feed.columns, able)
@@ -267,11 +266,11 @@ class MixedLoader(Staging):
         with torch.cuda.stream(self._stager._stream):
             self._stager._stream.wait_event(batch.slot.done)
             for place, clip in zip(unit.places.tolist(), pixels, strict=True):
-                raw = batch.slot.bytes_[place]
-                raw.copy_(clip, non_blocking=True)  # page-locked, or else it waits
-                batch.images[place].copy_(self._levels(raw))
+                batch.slot.bytes_[place].copy_(clip, non_blocking=True)  # page-locked, or else it waits
             self._copied.append((sleeping_event(), slot))
             self._copied[-1][0].record()
+            for place in unit.places.tolist():
+                batch.images[place].copy_(self._levels(batch.slot.bytes_[place]))
         self._release(COPIES)
 
     def _release(self, left: int) -> None:

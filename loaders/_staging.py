@@ -242,22 +242,23 @@ def without(rows: Rows, failed: Sequence[int]) -> np.ndarray:
 
 
 def hand_over(staged: Iterator[Staged]) -> Generator[Batch]:
-    """Yield batches to the consumer's thread and stream, keeping both events: see contracts.Batch.
+    """Yield batches to the consumer's thread, and to the stream that is current there when it asks for one: see contracts.Batch.
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.
     """
     running: deque[Any] = deque()
     for item in staged:
+        batch = item.batch
+        stream: Any = torch.cuda.current_stream() if item.done is not None else None
         if item.ready is not None:
-            stream, batch = torch.cuda.current_stream(), item.batch
             stream.wait_event(item.ready)
             for tensor in (batch.sizes, batch.valid, *batch.targets.values()):
                 tensor.record_stream(stream)  # small ones come from the allocator, images from a slot
         try:
-            yield item.batch
+            yield batch
         finally:
             if item.done is not None:
-                item.done.record(torch.cuda.current_stream())
+                item.done.record(stream)
         if item.done is not None:
             running.append(item.done)
             if len(running) > 2:
@@ -320,13 +321,16 @@ class Ahead:
 
 
 class Staging:
-    """contracts.Loader but for `_staged`: a thread fills slots, at most `depth` batches ahead, and the consumer takes them in order."""
+    """contracts.Loader but for `_staged`: a thread fills slots, at most `depth` batches ahead, and the consumer takes them in order.
+
+    `window`: batches that may be begun at the same time.
+    """
 
     in_flight: int
 
-    def __init__(self, feed: Feed, *, depth: int = 2) -> None:
+    def __init__(self, feed: Feed, *, depth: int = 2, window: int = 1) -> None:
         self._feed, self._depth = feed, depth
-        self._stager = Stager(feed, ahead=depth)
+        self._stager = Stager(feed, ahead=depth + window - 1)
         self._ahead: Ahead | None = None
         self._handed: Generator[Batch] | None = None
 

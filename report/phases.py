@@ -15,11 +15,12 @@ class Phases:
     """`mark(name)` ends the phase `name`; a phase began at the mark before it. Reading waits for nothing.
 
     data_wait is thus the time from the end of step i to the point at which the device has waited for the batch of step
-    i + 1, whatever the cause: a slow loader, a late transfer, a busy host.
+    i + 1, whatever the cause: a slow loader, a late transfer, a busy host. The timeline is that of the stream which is current now.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
+        self._stream = torch.cuda.current_stream(device) if self._cuda else None  # to ask for it takes longer than to mark
         self._marks: deque[tuple[str, Any]] = deque()
         self._spans: deque[tuple[str, Any, Any]] = deque()
         self._spare: list[Any] = []
@@ -35,7 +36,7 @@ class Phases:
             self._marks.append((name, time.perf_counter()))
             return
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(self._stream)
         self._marks.append((name, event))
 
     def span(self, name: str, start: Any, end: Any) -> None:

@@ -126,7 +126,8 @@ class Event:
         assert enable_timing
         Event.made += 1
 
-    def record(self) -> None:
+    def record(self, stream: str = "current") -> None:
+        assert stream == "current"
         self.at = next(Event.ticks)
 
     def query(self) -> bool:
@@ -139,6 +140,7 @@ class Event:
 
 def test_on_a_device_only_what_it_has_passed_is_read_and_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
     monkeypatch.setattr(Event, "ticks", itertools.count())
     monkeypatch.setattr(Event, "made", 0)
     monkeypatch.setattr(Event, "reached", 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from contracts import Batch
+from contracts import Batch, Rows
 from dataset import draws
 from engine import optimizers
 from engine.distributed import ProcessWorld
@@ -58,12 +59,15 @@ def batch_of(seed: int, valid: list[int] | None = None) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     counts = torch.ones(SIZE, dtype=torch.bool) if valid is None else torch.tensor([i in valid for i in range(SIZE)])
     labels = torch.randint(0, CLASSES, (SIZE,), generator=generator)
+    ids, whole = np.arange(SIZE) + SIZE * seed, np.tile((0, 0, 6, 6), (SIZE, 1))
+    rows = Rows(ids=ids, regions=whole, windows=whole, sizes=whole[:, 2:], flips=np.zeros(SIZE, bool), valid=counts.numpy())
     return Batch(
         images=torch.randn(SIZE, 3, 6, 6, generator=generator),
         sizes=torch.full((SIZE, 2), 6),
         targets={"labels": torch.where(counts, labels, IGNORE)},
         valid=counts,
-        ids=np.arange(SIZE) + SIZE * seed,
+        ids=ids,
+        rows=rows,
     )
 
 
@@ -134,6 +138,28 @@ def test_the_same_weights_as_a_loop_by_hand(accumulate: int, clip: float, smooth
         expected = by_hand(batches, lr)
         assert (loss, valid, norm) == pytest.approx(expected, rel=1e-4) and scale == 1.0
     assert_alike(net, reference)
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.3])
+def test_a_whole_batch_is_scaled_by_one_and_so_not_at_all(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host knows that every place has a sample, it launches less, and not a bit of the weights is another."""
+    one, other = Net(), Net()
+    knows, asks = step_of(one, clip=clip), step_of(other, clip=clip)
+    launched: list[int] = []
+    multiply = torch._foreach_mul_
+
+    def counted(*given: Any) -> None:
+        launched.append(1)
+        multiply(*given)
+
+    monkeypatch.setattr(torch, "_foreach_mul_", counted)
+    for k in range(3):
+        knows(iter([batch_of(k)]), lr=0.1, epoch=0, position=k)
+        assert bool(launched) == (clip > 0)
+        launched.clear()
+        asks(iter([replace(batch_of(k), rows=None)]), lr=0.1, epoch=0, position=k)
+        assert launched.pop()
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
 def test_the_reference_notices_a_mean_over_places() -> None:
