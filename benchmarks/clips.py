@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from loaders import open_loader
 from loaders._nvdec import capabilities, import_codec
 from tasks.video import UNIT, Video
 
-DALI = "dali"
-BASELINES = ("pytorch", "pytorch+decord", DALI)
-"""benchmarks/by_hand/pytorch.py, with PyAV and with decord; benchmarks/by_hand/dali.py, on a GPU."""
+DALI = ("dali", "dali-experimental")
+BASELINES = ("pytorch", "pytorch+decord", *DALI)
+"""benchmarks/by_hand/pytorch.py, with PyAV and with decord; benchmarks/by_hand/dali.py, with DALI's two readers, on a GPU."""
 
 ALONE = ("decord-alone", "pyav-alone", "nvdec-alone")
 """Decoding and nothing else: what a loader is held against. benchmarks/by_hand/pytorch.py, and benchmarks/by_hand/nvdec.py on a GPU."""
@@ -125,8 +125,8 @@ def beside_decoding(fastest: Row, rows: Sequence[Row]) -> list[str]:
 
 def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World) -> Epochs:
     files = [os.fsdecode(data.columns.path(sample)) for sample in range(plan.samples)]
-    if name == DALI:
-        return _by_dali(settings, files, data, plan, world)
+    if name in DALI:
+        return _by_dali(settings, name, files, data, plan, world)
     if name == "nvdec-alone":
         return _by_nvdec(settings, files, plan, world)
     by_decord = "decord" in name
@@ -171,14 +171,14 @@ def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> 
     return lambda epoch: (sum(1 for _ in islice(stream, settings.batch_size)) for _ in range(plan.steps()))
 
 
-def _by_dali(settings: Any, files: list[str], data: Split, plan: ClipPlan, world: World) -> Epochs:
-    """A pass has every sequence of the reader: of `--clips 0` those that lie back to back, so that they begin anywhere in a video."""
+def _by_dali(settings: Any, name: str, files: list[str], data: Split, plan: ClipPlan, world: World) -> Epochs:
+    """A pass has as many clips as a loader's. Of `--clips 0` they are sequences that lie back to back: they begin anywhere in a video."""
     if world.device.type != "cuda":
-        raise Mistake(f"--loaders {DALI} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on this machine")
+        raise Mistake(f"--loaders {name} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on this machine")
     try:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:
-        raise Mistake(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
+        raise Mistake(f"--loaders {name}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
     frames, stride = plan.policy.frames, plan.policy.stride
     loader = dali.clips(
         files,
@@ -191,7 +191,9 @@ def _by_dali(settings: Any, files: list[str], data: Split, plan: ClipPlan, world
         batch_size=settings.batch_size,
         threads=settings.workers,
         device=world.device,
+        experimental=name.endswith("experimental"),
         world_size=world.size,
         rank=world.rank,
     )
-    return lambda epoch: (len(batch[0]["clips"]) for batch in loader)
+    batches = chain.from_iterable(repeat(loader))  # epoch after epoch
+    return lambda epoch: (len(batch[0]["clips"]) for batch in islice(batches, plan.steps()))

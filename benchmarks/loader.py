@@ -60,7 +60,7 @@ DEFAULTS = {"classification": {"batch_size": 32, "image_size": 640}, "video": {"
 NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
 """What a loader's name begins or ends with -> the module that it takes."""
 ON_GPU = ("dali-gpu", "dali-video", "nvdec")
-"""What the names of loaders begin with that need a GPU; DALI's own reader of videos does too."""
+"""What the names of loaders begin with that need a GPU; DALI's own readers of videos do too."""
 CONTENTS_UP_TO = 50_000
 """Files of which the contents are compared too; of more, only which file on the disk they are."""
 HEAD = 1 << 16
@@ -85,8 +85,8 @@ class Loader(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     loaders: tuple[str, ...] = ("auto",)
-    """pytorch (the baseline; of clips with PyAV, and pytorch+decord, and on a GPU dali), or names as in --loader of train.py; auto = all
-    that run here. Of clips also decord-alone, pyav-alone and nvdec-alone, which decode and drop the frames."""
+    """pytorch (the baseline; of clips with PyAV, and pytorch+decord, and on a GPU dali and dali-experimental, DALI's readers), or names as
+    in --loader of train.py; auto = all that run here. Of clips also decord-alone, pyav-alone and nvdec-alone, which drop the frames."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -141,7 +141,7 @@ def expanded(
 def _runs(name: str, devices: int) -> bool:
     """Whether what it needs is here."""
     needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
-    return all(map(_installed, needed)) and bool(devices or not (name == clips.DALI or name.startswith(ON_GPU)))
+    return all(map(_installed, needed)) and bool(devices or not (name in clips.DALI or name.startswith(ON_GPU)))
 
 
 def _installed(module: str) -> bool:

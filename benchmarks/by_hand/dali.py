@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -73,15 +74,15 @@ def clips(
     batch_size: int,
     threads: int,
     device: torch.device,
+    experimental: bool = False,
     world_size: int = 1,
     rank: int = 0,
 ) -> Any:
-    """An iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}], whole batches of a shard alone.
+    """An iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}]; the last of a shard is filled up.
 
-    An epoch has, shuffled, every sequence that begins at frame 0, `step`, 2 * step, ... of a video; one that runs over its end repeats the
-    last frame. So it has one clip a video only where `step` is as long as the longest: rates are in clips a second, of which the time of
-    any number of clips follows. `fn.experimental.readers.video` and not `fn.readers.video`, which takes constant rates alone and repeats
-    no frame.
+    An epoch has, shuffled, every sequence that begins at frame 0, `step`, 2 * step, ... of a video. So it has one clip a video only where
+    `step` is as long as the longest. `fn.readers.video` takes videos of constant rate alone, on a GPU, and leaves out a sequence that runs
+    over its video's end; `experimental`, `fn.experimental.readers.video`, takes the others too and repeats the last frame.
     """
     pipeline = clip_pipeline(
         list(files),
@@ -91,6 +92,7 @@ def clips(
         step=step,
         size=size,
         shorter=shorter,
+        experimental=experimental,
         gpu=device.type == "cuda",
         shards=(rank, world_size),
         batch_size=batch_size,
@@ -99,7 +101,7 @@ def clips(
     )
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    return DALIGenericIterator(pipeline, ["clips", "labels"], reader_name="videos", auto_reset=True, last_batch_policy=LastBatchPolicy.DROP)
+    return DALIGenericIterator(pipeline, ["clips", "labels"], reader_name="videos", auto_reset=True, last_batch_policy=LastBatchPolicy.FILL)
 
 
 def clip_pipeline(
@@ -111,6 +113,7 @@ def clip_pipeline(
     step: int,
     size: int,
     shorter: int,
+    experimental: bool,
     gpu: bool,
     shards: tuple[int, int],
     **options: Any,
@@ -118,9 +121,11 @@ def clip_pipeline(
     """The graph of `clips`, not yet built; `shards`: rank and ranks; `options` are the pipeline's."""
     from nvidia.dali import fn, pipeline_def, types
 
+    read = partial(fn.experimental.readers.video, pad_mode="edge") if experimental else fn.readers.video
+
     @pipeline_def(**options)
     def pipeline() -> Any:
-        made: Any = fn.experimental.readers.video(
+        made: Any = read(
             device="gpu" if gpu else "cpu",
             name="videos",
             filenames=files,
@@ -128,9 +133,8 @@ def clip_pipeline(
             sequence_length=frames,
             stride=stride,
             step=step,
-            pad_mode="edge",
             random_shuffle=True,
-            initial_fill=2 * options["batch_size"],  # decoded sequences that wait: the default, 1024, fills a GPU's memory
+            initial_fill=2 * options["batch_size"],  # decoded sequences that wait: the default fills a GPU's memory
             shard_id=shards[0],
             num_shards=shards[1],
             pad_last_batch=True,

@@ -160,7 +160,13 @@ def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
 
 @pytest.mark.usefixtures("cached")
 @pytest.mark.parametrize(
-    ("name", "said"), [("nvdec", "--loader nvdec"), ("dali", "--loaders dali"), ("nvdec-alone", "--loaders nvdec-alone")]
+    ("name", "said"),
+    [
+        ("nvdec", "--loader nvdec"),
+        ("dali", "--loaders dali"),
+        ("dali-experimental", "--loaders dali-experimental"),
+        ("nvdec-alone", "--loaders nvdec-alone"),
+    ],
 )
 def test_a_loader_of_clips_that_cannot_run_here_says_so(name: str, said: str, videos: Path) -> None:
     with pytest.raises(Mistake, match=f"{said} needs an NVIDIA GPU"):

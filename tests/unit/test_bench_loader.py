@@ -47,8 +47,8 @@ def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_of_videos_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "find_spec", lambda name: True)
     on_gpu = expanded("--x", ["auto"], 1, task="video")
-    assert on_gpu == ["pytorch", "pytorch+decord", "dali", "pyav", "decord", "torchcodec", "nvdec", "dali-video"]
-    assert expanded("--x", ["auto"], 0, task="video") == [name for name in on_gpu[:6] if name != "dali"]
+    assert on_gpu == ["pytorch", "pytorch+decord", "dali", "dali-experimental", "pyav", "decord", "torchcodec", "nvdec", "dali-video"]
+    assert expanded("--x", ["auto"], 0, task="video") == [name for name in on_gpu[:7] if "dali" not in name]
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     assert expanded("--x", ["auto", "nvdec+decord"], 1, task="video") == ["pytorch", "pyav", "nvdec+decord"]
     with pytest.raises(Mistake, match="--x got 'dali-gpu'"):

@@ -1,4 +1,4 @@
-"""The baseline of clips by DALI's own reader: which frames it gives, on a CPU."""
+"""The baseline of clips by DALI's own readers: which frames the experimental one gives, on a CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.unit.video_files import make, number
 def dali_sequences(files: list[str], device: torch.device, **asked: Any) -> list[list[tuple[int, list[int]]]]:
     """Of two epochs of DALI's reader: (label, numbers of the frames) of each clip, in order of label and first frame."""
     sizes: dict[str, Any] = {"frames": 4, "stride": 2, "size": 64, "shorter": 64, "batch_size": 1, "threads": 1}
-    made = dali.clips(files, [7, 8], device=device, **sizes | asked)
+    made = dali.clips(files, [7, 8], device=device, experimental=True, **sizes | asked)
     epochs = []
     for _ in range(2):
         found = []
@@ -43,7 +43,7 @@ def test_clips_by_dalis_reader(tmp_path: Path) -> None:
     assert first[:2] == [(7, [0, 2, 4, 6]), (7, [13, 15, 17, 19])], "the last one ends where the video does"
     halves = [dali_sequences(files, cpu, step=8, world_size=2, rank=rank)[0] for rank in (0, 1)]
     assert sorted(halves[0] + halves[1]) == second and len(halves[0]) == 2, "shards"
-    graph = dali.clip_pipeline(
-        files, [7, 8], frames=4, stride=2, step=8, size=64, shorter=73, gpu=True, shards=(0, 1), batch_size=2, num_threads=1, device_id=0
-    )
-    assert graph.max_batch_size == 2, "its operators take these arguments on a GPU too"
+    options: dict[str, Any] = {"frames": 4, "stride": 2, "step": 8, "size": 64, "shorter": 73, "gpu": True, "shards": (0, 1)}
+    for experimental in (False, True):
+        graph = dali.clip_pipeline(files, [7, 8], experimental=experimental, **options, batch_size=2, num_threads=1, device_id=0)
+        assert graph.max_batch_size == 2, "its operators take these arguments on a GPU too"
