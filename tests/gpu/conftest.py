@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import fcntl
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,8 @@ from tests.conformance.fixtures import SAMPLES, parametrise
 
 HERE = Path(__file__).parent
 CUDA = torch.device("cuda", 0)
+LOCK = Path(tempfile.gettempdir(), "saturate-tests-gpu.lock")
+"""Shared by the tests that use the device, of any process; a test that asks how much of its memory is in use has it for itself."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -26,6 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
             if not torch.cuda.is_available():
                 item.add_marker(absent)
+    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)  # else all processes wait for them in between
 
 
 @pytest.hookimpl(wrapper=True)
@@ -45,6 +50,13 @@ def prepared() -> None:
         from engine.distributed import prepare_process
 
         prepare_process()
+
+
+@pytest.fixture(autouse=True)
+def _with_others_or_alone(request: pytest.FixtureRequest) -> Iterator[None]:
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+        yield
 
 
 @pytest.fixture

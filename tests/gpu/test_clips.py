@@ -129,6 +129,7 @@ def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> No
     assert claims.sum() >= 10
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["h264.mp4", "hevc.mp4", "vp9.webm", "av1.mp4"])
 def test_one_decoder_for_files_of_many_sizes(kind: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Set up anew for each, by which nothing grows."""
@@ -226,6 +227,7 @@ def test_files_beside_damaged_ones_are_right(name: str, tmp_path: Path, device: 
                     assert shown == [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", LOADERS)
 def test_memory_and_files_stay_flat(name: str, tmp_path: Path, device: torch.device) -> None:
     """Many sizes, so that decoders come and go; closing gives back what opening took."""

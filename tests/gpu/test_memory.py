@@ -15,6 +15,8 @@ from tests.conformance.leaving import epochs_are_flat
 from tests.conformance.looking import seen
 from tests.conformance.scenes import Backend, Scene
 
+pytestmark = pytest.mark.alone
+
 SLACK_MIB = 24.0
 """Kernels that are loaded at first use, and the driver's own pools."""
 KEPT_MIB = 160.0
