@@ -56,6 +56,10 @@ class Rows:
         return self.canvas or (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
 
 
+def nothing() -> None:
+    """`launched` of a loader that has no thread."""
+
+
 @dataclass(slots=True, kw_only=True)
 class Batch:
     """One micro-batch on the device, yours until you ask for the next one.
@@ -73,6 +77,7 @@ class Batch:
     rows: Rows | None = None  # what the batch was made of, on the HOST; `valid` is the batch's
     host: dict[str, Array] = field(default_factory=dict)  # the targets before they were copied: cuts packed ones without asking the device
     transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
+    launched: Callable[[], None] = nothing  # call it, or not, when you need the interpreter no more for a while: the loader then goes on
 
 
 class World(Protocol):

@@ -66,7 +66,9 @@ class Step:
                     losses = self.task.losses(outputs, batch)
                 self.phases.mark("forward")
                 mine = losses.sum()
-                self.scaler.scale(mine / (len(batch.ids) * self._accumulate)).backward()
+                scaled = self.scaler.scale(mine / (len(batch.ids) * self._accumulate))
+                batch.launched()
+                scaled.backward()
                 self.phases.mark("backward")
             loss_sum = loss_sum + mine.detach()
             if parts := self.task.parts(outputs):

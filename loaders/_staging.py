@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from contracts import Batch, Feed, Rows
+from contracts import Batch, Feed, Rows, nothing
 from loaders._colour import distort
 from loaders._places import filled, places_of
 
@@ -241,7 +241,7 @@ def without(rows: Rows, failed: Sequence[int]) -> np.ndarray:
     return valid
 
 
-def hand_over(staged: Iterator[Staged]) -> Generator[Batch]:
+def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) -> Generator[Batch]:
     """Yield batches to the consumer's thread, and to the stream that is current there when it asks for one: see contracts.Batch.
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.
@@ -249,6 +249,7 @@ def hand_over(staged: Iterator[Staged]) -> Generator[Batch]:
     running: deque[Any] = deque()
     for item in staged:
         batch = item.batch
+        batch.launched = launched
         stream: Any = torch.cuda.current_stream() if item.done is not None else None
         if item.ready is not None:
             stream.wait_event(item.ready)
@@ -266,10 +267,16 @@ def hand_over(staged: Iterator[Staged]) -> Generator[Batch]:
 
 
 class Ahead:
-    """Runs an iterator in a thread, at most `depth` items ahead. `close` ends the thread; the iterator is closed in it."""
+    """Runs an iterator in a thread: `depth` items wait beside the one that the consumer has. `close` ends both, the iterator in the thread.
+
+    For an item that was taken the thread makes another one after `go_on`, or when the next one is asked for. Not at once: a consumer that
+    launches hundreds of small kernels needs the interpreter's lock for each of them, and each of the two would wait for the other. In the
+    backward pass nobody needs it.
+    """
 
     def __init__(self, make: Callable[[], Iterator[Item]], *, depth: int, device: torch.device) -> None:
-        self._queue: queue.Queue[Any] = queue.Queue(depth)
+        self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._places, self._taken = threading.Semaphore(depth + 1), False
         self._stopping = threading.Event()
         self._make, self._device = make, device
         self._thread = threading.Thread(target=self._run, name="saturate-loader", daemon=True)
@@ -277,21 +284,25 @@ class Ahead:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
+            self.go_on()
             kind, value = self._queue.get()
+            self._taken = True
             if kind == "error":
                 raise value
             if kind == "end":
                 return
             yield value
 
+    def go_on(self) -> None:
+        """For the thread that takes the items; once for each, and again without effect."""
+        if self._taken:
+            self._taken = False
+            self._places.release()
+
     def close(self) -> None:
         """Returns once the thread has ended."""
         self._stopping.set()
-        while self._thread.is_alive():
-            try:
-                self._queue.get(timeout=0.05)
-            except queue.Empty:
-                continue
+        self._places.release()
         self._thread.join()
 
     def _run(self) -> None:
@@ -311,13 +322,11 @@ class Ahead:
                 iterator.close()
 
     def _put(self, entry: tuple[str, Any]) -> bool:
-        while not self._stopping.is_set():
-            try:
-                self._queue.put(entry, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
+        self._places.acquire()
+        if self._stopping.is_set():
+            return False
+        self._queue.put(entry)
+        return True
 
 
 class Staging:
@@ -342,7 +351,7 @@ class Staging:
         self._stop()
         rows = self._feed.plan.rows(epoch, first)
         self._ahead = Ahead(lambda: self._staged(rows), depth=self._depth, device=self._feed.device)
-        self._handed = hand_over(iter(self._ahead))
+        self._handed = hand_over(iter(self._ahead), self._ahead.go_on)
         return self._handed
 
     def close(self) -> None:

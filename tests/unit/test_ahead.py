@@ -1,0 +1,114 @@
+"""The thread that fills slots ahead of the consumer: how far, when it goes on, and how it ends."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from contracts import Batch
+from loaders._staging import Ahead, Staged, hand_over
+
+CPU = torch.device("cpu")
+
+
+class Counting:
+    """Gives 0, 1, 2, ... and remembers how many were asked for."""
+
+    def __init__(self, end: int | None = None) -> None:
+        self.end, self.made, self.closed = end, 0, threading.Event()
+        self._changed = threading.Condition()
+
+    def __call__(self) -> Iterator[int]:
+        try:
+            for item in itertools.count():
+                if item == self.end:
+                    return
+                with self._changed:
+                    self.made += 1
+                    self._changed.notify()
+                yield item
+        finally:
+            self.closed.set()
+
+    def makes(self, count: int, *, and_no_more_s: float = 0.1) -> bool:
+        """Whether it comes to make so many, and stays there."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.made >= count, timeout=10):
+                return False
+            return not self._changed.wait_for(lambda: self.made > count, timeout=and_no_more_s)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(depth: int) -> None:
+    source = Counting()
+    ahead = Ahead(source, depth=depth, device=CPU)
+    full = depth + 2  # those that wait, the one that will be taken first, and one that has no place yet
+    try:
+        assert source.makes(full)
+        items = iter(ahead)
+        assert next(items) == 0
+        assert source.makes(full), "not yet: the consumer needs the interpreter"
+        ahead.go_on()
+        assert source.makes(full + 1)
+        ahead.go_on()
+        assert source.makes(full + 1), "once for each that was taken"
+        assert next(items) == 1
+        assert source.makes(full + 1)
+        assert next(items) == 2, "asking says it too"
+        assert source.makes(full + 2)
+    finally:
+        ahead.close()
+    assert source.closed.is_set()
+
+
+def test_every_item_comes_in_order_whether_or_not_it_is_told() -> None:
+    for told in (False, True):
+        ahead, found = Ahead(Counting(50), depth=1, device=CPU), []
+        for item in ahead:
+            found.append(item)
+            if told and item % 3:
+                ahead.go_on()
+        assert found == list(range(50))
+        ahead.close()
+        ahead.go_on()  # by a batch that is kept: no effect
+
+
+def test_it_ends_while_it_waits_for_a_place() -> None:
+    for taken in (0, 1, 3):
+        source = Counting()
+        ahead = Ahead(source, depth=2, device=CPU)
+        for _ in itertools.islice(ahead, taken):
+            pass
+        ahead.close()
+        assert source.closed.wait(10)
+
+
+def test_an_error_comes_where_it_happened() -> None:
+    def broken() -> Iterator[int]:
+        yield 0
+        raise ValueError("of the third room")
+
+    ahead = Ahead(broken, depth=2, device=CPU)
+    items = iter(ahead)
+    assert next(items) == 0
+    with pytest.raises(ValueError, match="third room"):
+        next(items)
+    ahead.close()
+
+
+def test_batches_say_it_to_their_thread() -> None:
+    empty = torch.zeros(0)
+    batch = Batch(images=empty, sizes=empty, targets={}, valid=empty, ids=np.zeros(0, np.int64))
+    said: list[Any] = []
+    for given in hand_over(iter([Staged(batch)]), lambda: said.append(1)):
+        given.launched()
+    assert said == [1]
+    for given in hand_over(iter([Staged(batch)])):
+        given.launched()  # of a loader without a thread
+    assert said == [1]
