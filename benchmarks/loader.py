@@ -336,7 +336,9 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     for gpus, its in _show.by(loading, "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
         times, figures, beside = _show.processes(gpus), fastest["figures"], by_hand(rows, gpus)
-        more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}" if beside and figures.get("speed_up") else ""
+        more = ""
+        if beside is not None and beside is not fastest and figures.get("speed_up"):
+            more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}"
         frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
         said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
         said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])

@@ -27,6 +27,7 @@ def summary(bound: str | None, hardware: dict[str, Any] = GPU, busy: float | Non
     } | more
 
 
+SLOW_LOADER = {"compute": {"rate": 1224.0}, "loader": {"rate": 111.0}}
 CASES: list[tuple[dict[str, Any], str]] = [
     ({}, "Train for longer"),
     (summary("compute", rate={"steady": None}), "Train for longer"),
@@ -74,6 +75,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", CPU, task="video", loader="pyav", busy=0.97), "with a key frame more often"),
     (summary("loader", CPU, task="video", loader="pyav", busy=0.3), "70% of the CPU cores are idle: more --workers"),
     (summary("overlap", busy=0.3, accumulate=4), "--loader dali-cpu"),
+    (summary("overlap", busy=0.1, task="video", loader="nvdec", ceiling=SLOW_LOADER), "90% of the CPU cores are idle: --loader nvdec+pyav"),
     # neither, but both together
     (summary("overlap", CPU, busy=1.0), "fewer --workers, then more cores"),
     (summary("overlap", busy=0.95), "fewer --workers and --compile true --compile-mode reduce-overhead (few launches"),
