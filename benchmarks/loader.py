@@ -335,10 +335,8 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     loading = [row for row in good if row["point"]["loader"] not in clips.ALONE]
     for gpus, its in _show.by(loading, "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
-        times, figures, beside = _show.processes(gpus), fastest["figures"], by_hand(rows, gpus)
-        more = ""
-        if beside is not None and beside is not fastest and figures.get("speed_up"):
-            more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}"
+        times, figures, beside = _show.processes(gpus), fastest["figures"], by_hand(rows, gpus) or fastest
+        more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}" if beside is not fastest else ""
         frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
         said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
         said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
