@@ -1,4 +1,4 @@
-"""Opening a video file with PyAV."""
+"""Video files: opening one with PyAV, and how long its container says that it is."""
 
 from __future__ import annotations
 
@@ -18,3 +18,39 @@ def open_video(path: bytes, *, known: bool = False) -> av.container.InputContain
     instead of 17 (H.264, 1080p). Then only what the container says of a stream is there, and no depth of the decoder's reordering.
     """
     return av.open(os.fsdecode(path), container_options={"codec_whitelist": "none"} if known else {}, **_LENIENT)
+
+
+HEAD = 4096
+"""Bytes of a file in which its container says how long it is."""
+EBML, SEGMENT = 0x1A45DFA3, 0x18538067
+
+
+def declared_bytes(head: bytes) -> int | None:
+    """How long a file is that begins so, at least; None = its container does not say.
+
+    FFmpeg plays a Matroska or AVI file that was cut short up to where it ends, without a word. Matroska: RFC 9559, of the elements of RFC
+    8794. AVI: a RIFF chunk; a recorder that broke off leaves 0, and so do streams leave all ones.
+    """
+    if head[:4] == b"RIFF" and len(head) >= 8:
+        return 8 + int.from_bytes(head[4:8], "little")
+    at = 0
+    while (element := _number(head, at, marked=True)) and (length := _number(head, element[1], marked=False)):
+        (identity, _), (size, begin) = element, length
+        if at == 0 and identity != EBML:
+            return None
+        if identity == SEGMENT:
+            unknown = size == (1 << 7 * (begin - element[1])) - 1
+            return None if unknown else begin + size
+        at = begin + size
+    return None
+
+
+def _number(data: bytes, at: int, *, marked: bool) -> tuple[int, int] | None:
+    """(value, place behind it) of an EBML number, which the zeros in front of its first one give the length; `marked`: with that one."""
+    if at >= len(data) or not data[at]:
+        return None
+    length = 9 - data[at].bit_length()
+    if at + length > len(data):
+        return None
+    value = int.from_bytes(data[at : at + length], "big")
+    return value if marked else value - (1 << 7 * length), at + length

@@ -18,7 +18,7 @@ import numpy as np
 from av.stream import Discard, Disposition
 
 from contracts import Mistake
-from dataset.container import open_video
+from dataset.container import HEAD, declared_bytes, open_video
 from dataset.headers import Rejected
 from dataset.manifest import LISTING, Array, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, remembered
@@ -115,6 +115,10 @@ def read(path: bytes) -> Times:
     if not status.st_size:
         raise Rejected("empty file")
     try:
+        with open(path, "rb") as plain:
+            declared = declared_bytes(plain.read(HEAD))
+        if declared is not None and status.st_size < declared:
+            raise Rejected(f"cut short: {status.st_size:,} of {declared:,} bytes")
         with open_video(path) as file:
             return _times(file, status.st_size)
     except (av.error.FFmpegError, OSError) as error:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dataset.container import declared_bytes
 from dataset.headers import Rejected
 from dataset.video_scan import Times, open_videos, read
 from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags
@@ -235,7 +236,9 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "text.txt": (b"hello\n" * 100, "no known video container"),
         "cut.mp4": (plain[: len(plain) // 2], "cannot be read: Invalid data"),
         "cut-fast.mp4": (fast[: len(fast) * 7 // 10], "cut short or damaged"),
-        "cut.mkv": (make(folder / "m.mkv").read_bytes()[:200], "cannot be read"),
+        "cut.mkv": (make(folder / "m.mkv").read_bytes()[:-1], r"cut short: [\d,]+ of [\d,]+ bytes"),
+        "cut.webm": (make(folder / "m.webm", codec="vp9").read_bytes()[:2000], "cut short: 2,000 of"),
+        "cut.avi": (make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000], "cut short: 6,000 of"),
         "sound.mp4": (sound.read_bytes(), "has no video"),
         "b-frames.avi": (make(folder / "b.avi", b_frames=2).read_bytes(), "h264 with B-frames in avi"),
     }
@@ -256,6 +259,24 @@ def test_what_is_no_video_says_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(Rejected, match=why):
             read(os.fsencode(tmp_path / name))
+
+
+def test_what_a_container_says_of_its_length(tmp_path: Path) -> None:
+    for name, codec in (("a.mkv", "h264"), ("a.webm", "vp9"), ("a.avi", "mpeg4")):
+        content = make(tmp_path / name, codec=codec).read_bytes()
+        assert declared_bytes(content) == len(content), name
+    live = make(tmp_path / "live.mkv", muxer={"live": "1"})
+    assert declared_bytes(live.read_bytes()) is None and len(read(os.fsencode(live)).pts), "a stream does not know it"
+    avi = tmp_path / "a.avi"
+    avi.write_bytes(avi.read_bytes()[:4] + bytes(4) + avi.read_bytes()[8:])
+    assert len(read(os.fsencode(avi)).pts), "a recorder that broke off has not written it"
+    assert declared_bytes(make(tmp_path / "a.mp4").read_bytes()) is None
+
+
+@given(st.binary(max_size=64), st.sampled_from([b"", b"RIFF", bytes.fromhex("1a45dfa3"), bytes.fromhex("1a45dfa38018538067")]))
+def test_any_bytes_may_stand_at_the_beginning(content: bytes, start: bytes) -> None:
+    found = declared_bytes(start + content)
+    assert found is None or found >= 8
 
 
 def test_frames_that_share_a_time_are_no_order(tmp_path: Path) -> None:
