@@ -29,10 +29,11 @@ def declared_bytes(head: bytes) -> int | None:
     """How long a file is that begins so, at least; None = its container does not say.
 
     FFmpeg plays a Matroska or AVI file that was cut short up to where it ends, without a word. Matroska: RFC 9559, of the elements of RFC
-    8794. AVI: a RIFF chunk; a recorder that broke off leaves 0, and so do streams leave all ones.
+    8794. AVI: a RIFF chunk, whose length some writers take for the file's. A stream, or a recorder that broke off, leaves 0 or all ones.
     """
     if head[:4] == b"RIFF" and len(head) >= 8:
-        return 8 + int.from_bytes(head[4:8], "little")
+        riff = int.from_bytes(head[4:8], "little")
+        return None if riff in (0, 0xFFFFFFFF) else riff
     at = 0
     while (element := _number(head, at, marked=True)) and (length := _number(head, element[1], marked=False)):
         (identity, _), (size, begin) = element, length

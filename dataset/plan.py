@@ -103,7 +103,7 @@ class ClipPolicy:
 
 
 TOGETHER = 64
-"""Rows that are drawn at once, where a micro-batch has fewer: NumPy needs as long for 8, and other threads stand still meanwhile."""
+"""Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and other threads stand still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,9 @@ def evaluate(
     try:
         with torch.inference_mode(), precisions.autocast(precision, world.device), _same_kernels():
             for batch in batches:
-                metric.update(module(*task.inputs(batch)), batch)
+                outputs = module(*task.inputs(batch))
+                batch.launched()
+                metric.update(outputs, batch)
                 failed += batch.failed
                 progress(int((batch.ids >= 0).sum()))
                 if vote.exchange(stop=stop_requested())["stop"]:

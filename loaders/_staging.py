@@ -267,19 +267,19 @@ def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) 
 
 
 class Ahead:
-    """Runs an iterator in a thread: `depth` items wait beside the one that the consumer has. `close` ends both, the iterator in the thread.
+    """Runs an iterator in a thread, at most `depth` items ahead. `close` ends the thread; the iterator is closed in it.
 
-    For an item that was taken the thread makes another one after `go_on`, or when the next one is asked for. Not at once: a consumer that
-    launches hundreds of small kernels needs the interpreter's lock for each of them, and each of the two would wait for the other. In the
-    backward pass nobody needs it.
+    The place of an item that was taken is free after `go_on`, or when the next one is asked for. Not at once: a consumer that launches
+    hundreds of small kernels needs the interpreter's lock for each of them, and each of the two would wait for the other. In the backward
+    pass nobody needs it.
     """
 
     def __init__(self, make: Callable[[], Iterator[Item]], *, depth: int, device: torch.device) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._places, self._taken = threading.Semaphore(depth + 1), False
+        self._places, self._taken = threading.Semaphore(depth), False
         self._stopping = threading.Event()
-        self._make, self._device = make, device
-        self._thread = threading.Thread(target=self._run, name="saturate-loader", daemon=True)
+        self._device = device
+        self._thread = threading.Thread(target=self._run, args=(make,), name="saturate-loader", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Any]:
@@ -304,13 +304,14 @@ class Ahead:
         self._stopping.set()
         self._places.release()
         self._thread.join()
+        self._queue = queue.SimpleQueue()  # a batch that somebody keeps holds this object
 
-    def _run(self) -> None:
+    def _run(self, make: Callable[[], Iterator[Item]]) -> None:
         iterator: Any = None
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)
-            iterator = self._make()
+            iterator = make()
             for item in iterator:
                 if not self._put(("item", item)):
                     return

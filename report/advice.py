@@ -12,8 +12,8 @@ from report.meter import HIGHEST_EFFICIENCY
 
 BUSY, IDLE = 0.85, 0.6
 """Share of the CPU cores, or of the GPU's time, in use: above, they are the limit; below, something else is waited for."""
-FAR_BELOW = 0.5
-"""Of the compute ceiling: a loader ceiling below is the one to raise, even where the rate does not quite reach it."""
+FAR_BELOW, NEARLY = 0.5, 0.75
+"""A loader ceiling that is below this share of the compute ceiling is the one to raise, if the rate is above that share of it."""
 GRAPHS = "--compile true --compile-mode reduce-overhead"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
@@ -87,7 +87,7 @@ def _clips(summary: Mapping[str, Any]) -> str:
 def _overlap(summary: Mapping[str, Any]) -> str:
     busy = _part(summary, "cpu").get("utilisation")
     compute, loader = (_part(_part(summary, "ceiling"), name).get("rate") for name in ("compute", "loader"))
-    if compute and loader and loader < FAR_BELOW * compute:
+    if compute and loader and loader < FAR_BELOW * compute and summary["rate"]["steady"] > NEARLY * loader:
         return _loader(summary)
     said = "Loader and step hinder each other, each is faster alone:"
     if not _gpu(summary):

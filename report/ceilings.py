@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Batch, Loader, Plan, World
+from contracts import Batch, Loader, Plan, World, nothing
 from report.meter import spread
 
 LEAST_S = 2.0
@@ -111,6 +111,7 @@ def loader_ceiling(loader: Loader, *, epoch: int, world: World, synchronise: Cal
         while now - last < LEAST_S / BLOCKS:
             # whole rounds of what is in flight: workers deliver in bursts
             for batch in itertools.islice(batches, max(loader.in_flight, 1)):
+                batch.launched()
                 synchronise()
                 samples += int((batch.ids >= 0).sum()) - len(batch.failed)
             now = time.perf_counter()
@@ -132,4 +133,5 @@ def _copied(batch: Batch) -> Batch:
         targets={name: value.clone() for name, value in batch.targets.items()},
         valid=torch.ones_like(batch.valid),
         transfer=None,
+        launched=nothing,
     )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from tests.conformance.fixtures import SAMPLES, parametrise
 
 HERE = Path(__file__).parent
 CUDA = torch.device("cuda", 0)
-LOCK = Path(tempfile.gettempdir(), "saturate-tests-gpu.lock")
+LOCK = Path(tempfile.gettempdir(), f"saturate-tests-gpu-{os.getuid()}.lock")
 """Shared by the tests that use the device, of any process; a test that asks how much of its memory is in use has it for itself."""
 
 
@@ -31,6 +32,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not torch.cuda.is_available():
                 item.add_marker(absent)
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)  # else all processes wait for them in between
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's clock
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    if not item.path.is_relative_to(HERE) or not torch.cuda.is_available():
+        return (yield)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,13 +60,6 @@ def prepared() -> None:
         from engine.distributed import prepare_process
 
         prepare_process()
-
-
-@pytest.fixture(autouse=True)
-def _with_others_or_alone(request: pytest.FixtureRequest) -> Iterator[None]:
-    with LOCK.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
-        yield
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,7 +49,7 @@ class Counting:
 def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(depth: int) -> None:
     source = Counting()
     ahead = Ahead(source, depth=depth, device=CPU)
-    full = depth + 2  # those that wait, the one that will be taken first, and one that has no place yet
+    full = depth + 1  # those that wait, and one that has no place yet
     try:
         assert source.makes(full)
         items = iter(ahead)
@@ -59,12 +60,25 @@ def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(dept
         ahead.go_on()
         assert source.makes(full + 1), "once for each that was taken"
         assert next(items) == 1
-        assert source.makes(full + 1)
         assert next(items) == 2, "asking says it too"
         assert source.makes(full + 2)
     finally:
         ahead.close()
     assert source.closed.is_set()
+
+
+def test_what_is_kept_of_a_batch_does_not_keep_the_others() -> None:
+    class Item:
+        pass
+
+    made = [Item() for _ in range(4)]
+    alive = [weakref.ref(item) for item in made]
+    ahead = Ahead(lambda: iter([made.pop(0) for _ in range(4)]), depth=2, device=CPU)
+    items = iter(ahead)
+    kept = next(items), ahead.go_on
+    ahead.close()
+    del ahead, items
+    assert [item() is not None for item in alive] == [True, False, False, False] and kept
 
 
 def test_every_item_comes_in_order_whether_or_not_it_is_told() -> None:

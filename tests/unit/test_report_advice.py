@@ -76,6 +76,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", CPU, task="video", loader="pyav", busy=0.3), "70% of the CPU cores are idle: more --workers"),
     (summary("overlap", busy=0.3, accumulate=4), "--loader dali-cpu"),
     (summary("overlap", busy=0.1, task="video", loader="nvdec", ceiling=SLOW_LOADER), "90% of the CPU cores are idle: --loader nvdec+pyav"),
+    (summary("overlap", busy=0.3, rate={"steady": 50.0}, ceiling=SLOW_LOADER), "Loader and step hinder each other"),
     # neither, but both together
     (summary("overlap", CPU, busy=1.0), "fewer --workers, then more cores"),
     (summary("overlap", busy=0.95), "fewer --workers and --compile true --compile-mode reduce-overhead (few launches"),
