@@ -125,8 +125,8 @@ def complete(batch: Batch) -> bool:
 
 
 def seed(key: int, device: torch.device) -> None:
-    """Of the host's generator and the device's. torch.manual_seed is for all kinds of accelerators, and keeps a formatted stack for each
-    that is not here, in case it starts later: 0.2 ms a step and more."""
+    """Of the host's generator and the device's. torch.manual_seed is for all kinds of accelerators, and formats the stack for each that
+    is not here, in case it starts later."""
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.manual_seed(key)  # of the current device, which is this process's
