@@ -1,11 +1,14 @@
 """`dali-video`: DALI's video decoder, which takes a file's bytes and the numbers of the frames; its filter resizes them on the GPU.
 
-One pipeline a thread, each for one clip at a time. What DALI is not exact for, pyav decodes in worker processes. It reads whole files: for
-long ones `nvdec` and `pyav`, which read from the key frame on, are many times faster.
+One pipeline a thread, each for one clip at a time. What DALI is not exact for, pyav decodes in worker processes, also files of a size that
+it would mistake for another one's (`Sizes`). It reads whole files: for long ones `nvdec` and `pyav`, which read from the key frame on, are
+many times faster.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,48 @@ Array = np.ndarray[Any, Any]
 
 THREADS = 7
 """As many as an H100 or H200 has engines; also how many clips of whole frames are on the device at once."""
+
+PADDED = (8, 16, 32, 64)
+"""Codecs store a picture with sides that are multiples of one of these."""
+
+
+class Sizes:
+    """The sizes of a codec's pictures that DALI decodes in this process, none of which it mistakes for another.
+
+    DALI (2.4) keeps its decoders as long as the process lives, filed under the size that is displayed, and looks for one of the size that
+    is stored: for 40 x 60 pixels, stored as 48 x 64, it takes one that was made for files of 48 x 64, and gives other pixels.
+    """
+
+    def __init__(self) -> None:
+        self._taken, self._stored = set[tuple[int, int]](), set[tuple[int, int]]()
+
+    def take(self, size: tuple[int, int]) -> bool:
+        """Whether files of this displayed size, (height, width), may be decoded beside those that were taken; if so, it is taken."""
+        padded = [[-(-side // multiple) * multiple for multiple in PADDED] for side in size]
+        stored = {(height, width) for height, width in product(*padded)} - {size}
+        if size in self._taken:
+            return True
+        if size in self._stored or stored & self._taken:
+            return False
+        self._taken.add(size)
+        self._stored |= stored
+        return True
+
+
+_sizes: defaultdict[int, Sizes] = defaultdict(Sizes)  # by codec
+
+
+def apart(columns: Any, able: Array, sizes: defaultdict[int, Sizes]) -> Array:
+    """`able`, bool by sample, without the files of sizes that cannot be taken. Those of most files come first."""
+    files = np.stack([columns.codec[:], columns.height[:], columns.width[:]], axis=1).astype(int)
+    kinds, which, counts = np.unique(files[able], axis=0, return_inverse=True, return_counts=True)
+    good = np.zeros(len(kinds), bool)
+    for kind in np.lexsort((-kinds[:, 1:].prod(axis=1), -counts)):
+        codec, height, width = kinds[kind].tolist()
+        good[kind] = sizes[codec].take((height, width))
+    found = able.copy()
+    found[able] = good[which.reshape(-1)]
+    return found
 
 
 def build(device: int | None) -> Any:
@@ -104,6 +149,8 @@ class DaliVideo(MixedLoader):
     def __init__(self, feed: Feed) -> None:
         import_dali()
         able = exact("dali-video", feed.columns, np.arange(len(feed.columns.codec)))
+        if feed.device.type == "cuda":
+            able = apart(feed.columns, able, _sizes)
         super().__init__(
             feed,
             "dali-video",

@@ -132,6 +132,7 @@ def test_ten_openings_add_nothing(lone_backend: Backend, quick: Scene, temporary
     assert slope([trace.os_threads for trace in traces]) <= 0
 
 
+@pytest.mark.alone
 def test_ten_epochs_are_flat(backend: Backend, quick: Scene) -> None:
     growth = epochs_are_flat(backend.open, quick.feed(backend.device, batch_size=8, image_size=32))
     print(backend.name, {name: round(value, 3) for name, value in growth.items()})

@@ -84,6 +84,7 @@ def test_noise_has_the_form_of_the_rows(device: torch.device, photographs: Scene
                 placed.form_is_the_plans(batch, rows, feed)
 
 
+@pytest.mark.alone
 def test_canvases_that_change_add_no_memory(backend: Backend, small: Scene) -> None:
     growth = epochs_are_flat(backend.open, feed_of(small, "all", backend.device))
     print(backend.name, {name: round(value, 3) for name, value in growth.items()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from contracts import Mistake
 from loaders import open_loader
 from loaders._clips import exact
 from loaders._planes import Fitter
-from loaders.dali_video import DaliVideo, Filling
+from loaders.dali_video import DaliVideo, Filling, Sizes, apart
 from loaders.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
@@ -73,6 +74,29 @@ def test_every_clip_of_every_kind(made: Made) -> None:
                 assert [number(frame) for frame in upright] == [made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()]
         assert loading.fallbacks["h264 in mp4, refused"] >= 2 and loading.fallbacks["h264 in mp4, edit list"] == 2
         assert not any("vp9" in words and "odd" not in words and "refused" in words for words in loading.fallbacks)
+
+
+@pytest.mark.parametrize("padded", [(1088, 1920), (1080, 1920)])
+def test_sizes_that_dali_takes_for_each_other(padded: tuple[int, int]) -> None:
+    """1080 rows are stored as 1088: a decoder made for files that show 1088 would be taken for them. Whichever came first stays."""
+    sizes = Sizes()
+    assert sizes.take(padded) and sizes.take((720, 1280)) and sizes.take((1080, 1440))
+    assert not sizes.take((1088, 1920) if padded == (1080, 1920) else (1080, 1920))
+    assert sizes.take(padded) and sizes.take((1096, 1920)), "which is stored as 1104 or more"
+    assert not sizes.take((52, 72)) or not sizes.take((64, 80)), "some codecs store in units of 64"
+
+
+def test_files_that_dali_takes_for_each_other() -> None:
+    """Those of most files are decoded by DALI, at the same number the larger ones; of another codec they harm nobody."""
+    kinds = {(0, 40, 60): 2, (0, 48, 64): 2, (0, 270, 480): 3, (0, 272, 480): 1, (1, 40, 60): 1}
+    codec, height, width = np.array([kind for kind, count in kinds.items() for _ in range(count)]).T
+    columns, able = SimpleNamespace(codec=codec, height=height, width=width), np.ones(len(codec), bool)
+    sizes: defaultdict[int, Sizes] = defaultdict(Sizes)
+    assert apart(columns, able, sizes).tolist() == [False] * 2 + [True] * 2 + [True] * 3 + [False] + [True]
+    others = SimpleNamespace(codec=codec[:4], height=np.array([272, 270, 48, 40]), width=np.array([480, 480, 64, 60]))
+    able = np.array([True, True, True, False])
+    assert apart(others, able, sizes).tolist() == [False, True, True, False], "as another loader of this process has begun"
+    assert not apart(others, np.zeros(4, bool), sizes).any()
 
 
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path) -> None:
