@@ -139,6 +139,10 @@ MakeReader = Callable[[Any], Reader]
 """columns -> Reader."""
 
 
+REFUSED = ", refused"
+"""Ends the sort of a file that a backend should decode, and could not, or had other times for its frames."""
+
+
 class Told(NamedTuple):
     """What a worker says of a part."""
 
@@ -147,24 +151,26 @@ class Told(NamedTuple):
     decoded: int  # frames that a decoder went through
     delivered: int
     seconds: float  # that it took
+    refusals: dict[str, str]  # of the fallbacks that end in REFUSED: why
 
     def plus(self, other: Told) -> Told:
         """Of two parts."""
         counts = self.decoded + other.decoded, self.delivered + other.delivered, self.seconds + other.seconds
-        return Told(self.lost + other.lost, self.fallbacks + other.fallbacks, *counts)
+        return Told(self.lost + other.lost, self.fallbacks + other.fallbacks, *counts, other.refusals | self.refusals)
 
 
 class ClipLoader(Staging):
     """contracts.Loader. `fallbacks`: sort of file -> clips that pyav decoded instead of this backend, so far.
 
-    A sort that ends in "refused" is one that the backend should decode, and could not, or had other times for its frames. `notes`: what
-    is known of that before training. `decoded` and `delivered`: frames so far, as passed() counts them and as clips have them.
+    `refusals`: of the sorts that end in REFUSED, why, of the first clip. `notes`: what is known of that before training. `decoded` and
+    `delivered`: frames so far, as passed() counts them and as clips have them.
     """
 
     def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
         super().__init__(feed)
         compile_kernels()
         self.fallbacks: Counter[str] = Counter()
+        self.refusals: dict[str, str] = {}
         self.decoded, self.delivered = 0, 0
         self.notes = notes(backend, feed.columns, exact(backend, feed.columns, np.arange(len(feed.columns))))
         rows, plan = feed.plan.rows(0, 0), feed.plan
@@ -192,6 +198,7 @@ class ClipLoader(Staging):
             for part, told in enumerate(parts):
                 valid[[part * self._workers.part_rows + place for place in told.lost]] = False
                 self.fallbacks.update(told.fallbacks)
+                self.refusals = told.refusals | self.refusals
                 self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
             # not by the ids of what failed: another clip of the same video is as good as in a batch of its own
             yield self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
@@ -225,35 +232,36 @@ class Decoding:
     def __call__(self, rows: Rows, slot: Array) -> Told:
         assert rows.frames is not None
         shape = slot_shape(rows)
-        out, lost, fell_back, decoded, delivered = slot[: np.prod(shape)].reshape(shape), list[int](), list[str](), 0, 0
-        began = time.monotonic()
+        out, lost, decoded, delivered = slot[: np.prod(shape)].reshape(shape), list[int](), 0, 0
+        fell_back, refusals, began = list[str](), dict[str, str](), time.monotonic()
         clips = defaultdict[tuple[int, bytes], list[int]](list)
         for place in np.flatnonzero(rows.valid).tolist():
             clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
         for (sample, _), same in clips.items():
             places = np.array(same)
             try:
-                fell_back += self._decode(sample, rows, places, out)
+                fell_back += self._decode(sample, rows, places, out, refusals)
                 decoded += passed(self._feed.columns.keys(sample), np.unique(rows.frames[places]))
                 delivered += rows.frames[places].size
             except (Undecodable, OSError):
                 lost += same
-        return Told(lost, fell_back, decoded, delivered, time.monotonic() - began)
+        return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
 
-    def _decode(self, sample: int, rows: Rows, places: Array, out: Array) -> list[str]:
+    def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> list[str]:
         """Fill the places of a sample. Returns the sort of file, once for each, when pyav did it, which has the last word."""
-        path, refused = self.checked(sample), ""
+        path, sort = self.checked(sample), kind(self._feed.columns, sample)
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
             try:
                 self._fill(self._own, sample, path, rows, places, out)
                 return []
-            except Undecodable:
+            except Undecodable as error:
                 if self._pyav is None:
                     raise
-                refused = ", refused"
+                sort += REFUSED
+                refusals.setdefault(sort, str(error))
         assert self._pyav is not None, "pyav is exact for everything"
         self._fill(self._pyav, sample, path, rows, places, out)
-        return [kind(self._feed.columns, sample) + refused] * len(places)
+        return [sort] * len(places)
 
     def checked(self, sample: int) -> bytes:
         """The path of a file that is as the manifest says, `read_delay_s` later than the storage told."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from contracts import Feed, Rows
-from loaders._clips import Decoding, MakeReader, Told, kind, notes, slot_shape, views_together
+from loaders._clips import REFUSED, Decoding, MakeReader, Told, kind, notes, slot_shape, views_together
 from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
@@ -97,7 +97,7 @@ class _Thread:
             return Done(told, written)
 
     def _decode(self, rows: Rows, unit: Array, out: torch.Tensor) -> Told:
-        found, began = Told([], [], 0, 0, 0.0), time.monotonic()
+        found, began = Told([], [], 0, 0, 0.0, {}), time.monotonic()
         for sample in dict.fromkeys(rows.ids[unit][rows.valid[unit]].tolist()):
             places = unit[rows.valid[unit] & (rows.ids[unit] == sample)]
             before = self._fills.decoded
@@ -106,21 +106,22 @@ class _Thread:
                 continue
             try:
                 self._fills(sample, self._host.checked(sample), rows, places, out)
-                told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0)
-            except (Undecodable, OSError):
-                told = self._by_pyav(sample, some(rows, places), places, out)
+                told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
+            except (Undecodable, OSError) as error:
+                told = self._by_pyav(sample, some(rows, places), places, out, refused=str(error))
             found = found.plus(told)
         return found._replace(seconds=time.monotonic() - began)
 
-    def _by_pyav(self, sample: int, rows: Rows, places: Array, out: torch.Tensor) -> Told:
-        """Which has the last word on a file."""
+    def _by_pyav(self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None) -> Told:
+        """Which has the last word on a file. `refused`: why the device's decoder could not."""
         pixels = np.empty(slot_shape(rows), np.uint8)
         told = self._host(rows, pixels.reshape(-1))
         good = np.delete(np.arange(len(places)), told.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
-        refused = ", refused" if self._able[sample] else ""
-        return told._replace(lost=places[told.lost].tolist(), fallbacks=[kind(self._feed.columns, sample) + refused] * len(good))
+        sort = kind(self._feed.columns, sample) + ("" if refused is None else REFUSED)
+        why = {} if refused is None else {sort: refused}
+        return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=why)
 
     def close(self) -> None:
         self._fills.close()
@@ -142,6 +143,7 @@ class MixedLoader(Staging):
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
         super().__init__(feed, window=self._window)
         self.fallbacks: Counter[str] = Counter()
+        self.refusals: dict[str, str] = {}
         self.decoded, self.delivered = 0, 0
         self.notes = notes(backend, feed.columns, able)
         self._able = able
@@ -250,6 +252,7 @@ class MixedLoader(Staging):
         if self._pace is not None:
             self._pace.learn(side, told.seconds)
         self.fallbacks.update(unable or told.fallbacks)
+        self.refusals = told.refusals | self.refusals
         self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
 
     def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:

@@ -103,6 +103,12 @@ def inputs(data: Array, rows: Rows, place: int) -> dict[str, Array]:
     }
 
 
+def reason(error: Exception) -> str:
+    """Of DALI's page of text, the line that says what happened."""
+    said = str(error).rpartition("encountered:")[2].split("\n")
+    return next((line.strip() for line in said if line.strip()), type(error).__name__)
+
+
 class Filling:
     """loaders._mixed.Fills."""
 
@@ -121,7 +127,7 @@ class Filling:
                 self._pipeline = None
                 if "out of memory" in str(error).lower() or "cudaErrorMemoryAllocation" in str(error):
                     raise Mistake("DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little") from None
-                raise Undecodable(next(iter(str(error).splitlines()), "")) from error
+                raise Undecodable(reason(error)) from error
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(clip)
             if self._stream:
                 torch.cuda.current_stream().synchronize()

@@ -318,6 +318,7 @@ class Reporter:
         told = self._world.gather(
             [getattr(loader, name, 0) for name in ("decoded", "delivered")]
             + [dict(getattr(one, "fallbacks", {})) for one in (loader, self._validated_with)]
+            + [getattr(self._validated_with, "refusals", {}) | getattr(loader, "refusals", {})]
         )
         decoded, delivered = (sum(one[place] for one in told) for place in (0, 1))
         fallbacks, of_validation = (dict(sum((Counter(one[place]) for one in told), Counter[str]())) for place in (2, 3))
@@ -327,6 +328,7 @@ class Reporter:
             "decoded_per_delivered": decoded / delivered if delivered else None,
             "fallbacks": fallbacks,
             "val_fallbacks": of_validation,  # of the last validation
+            "refusals": {sort: why for one in reversed(told) for sort, why in one[4].items()},
         }
 
     def _detection(self, rate: float | None) -> dict[str, Any] | None:

@@ -23,7 +23,7 @@ from dataset.sources.folder import Folder
 from dataset.video_scan import open_videos
 from dataset.videos import RECORD
 from loaders import CLIPS, open_loader
-from loaders._clips import Decoding, exact, kind, passed, views_together
+from loaders._clips import REFUSED, Decoding, exact, kind, passed, views_together
 from loaders._planes import Picture
 from loaders._workers import part_of
 from loaders.pyav import Pyav
@@ -124,6 +124,8 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
         others = {kind(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
         told = dict(loader.fallbacks)  # type: ignore[attr-defined]
         assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}  # decord refuses the one in fragments
+        assert set(loader.refusals) == {words for words in told if words.endswith(REFUSED)}  # type: ignore[attr-defined]
+        assert all(loader.refusals.values())  # type: ignore[attr-defined]
         assert backend != "pyav" or not told
         assert all(told[words] >= 4 for words in others)
 

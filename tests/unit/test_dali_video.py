@@ -13,7 +13,7 @@ import torch
 
 from contracts import Mistake
 from loaders import open_loader
-from loaders._clips import exact
+from loaders._clips import REFUSED, exact
 from loaders._planes import Fitter
 from loaders.dali_video import DaliVideo, Filling, Sizes, apart
 from loaders.pyav import Pyav
@@ -74,6 +74,8 @@ def test_every_clip_of_every_kind(made: Made) -> None:
                 assert [number(frame) for frame in upright] == [made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()]
         assert loading.fallbacks["h264 in mp4, refused"] >= 2 and loading.fallbacks["h264 in mp4, edit list"] == 2
         assert not any("vp9" in words and "odd" not in words and "refused" in words for words in loading.fallbacks)
+        assert set(loading.refusals) == {sort for sort in loading.fallbacks if sort.endswith(REFUSED)}
+        assert "Failed to create video decoder" in loading.refusals["h264 in mp4" + REFUSED]
 
 
 @pytest.mark.parametrize("padded", [(1088, 1920), (1080, 1920)])

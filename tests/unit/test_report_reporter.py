@@ -7,13 +7,14 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from engine.distributed import ProcessWorld
-from report.console import Console
+from report.console import Console, rows
 from report.hardware import Sampler
 from report.meter import Meter, Window
 from report.record import Record
@@ -101,3 +102,18 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(told: Told, monkeypatch: pytes
     monkeypatch.setattr(told.world, "gather", both)
     summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
     assert (summary["gpu"]["power_w"], summary["gpu"]["utilisation"], summary["gpu"]["sm_mhz"]) == (400.0, 0.75, None)
+
+
+def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clips that another decoder did are summed over ranks; of each sort the first reason is told, rank 0's before the other's."""
+    told.reporter._facts["clip_frames"] = 4
+    sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
+    loader = SimpleNamespace(decoded=6, delivered=4, fallbacks=sorts, refusals={"h264 in mp4, refused": "3 of 4 frames did not come"})
+    monkeypatch.setattr(told.world, "gather", lambda own: [own, [*own[:-1], {"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}]])
+    clips = told.reporter._clips(loader, 10.0)
+    assert clips is not None and clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}
+    assert clips["refusals"] == {"h264 in mp4, refused": "3 of 4 frames did not come", "vp9 in mkv, refused": "no"}
+    lines = dict(rows({"clips": clips}))
+    assert lines["fallback"] == "10 clips by pyav instead (6 h264 in ts, 4 h264 in mp4, refused)"
+    refused = [value for name, value in rows({"clips": clips}) if name == "refused"]
+    assert refused == ["h264 in mp4: 3 of 4 frames did not come", "vp9 in mkv: no"]
