@@ -79,6 +79,11 @@ class Batch:
     transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
     launched: Callable[[], None] = nothing  # call it, or not, when you need the interpreter no more for a while: the loader then goes on
 
+    @property
+    def delivered(self) -> int:
+        """Rows with a sample that was decoded, as the host knows: what a rate counts."""
+        return int((self.ids >= 0).sum()) - len(self.failed)
+
 
 class World(Protocol):
     """Who takes part. Implemented by engine/distributed.py; the other rooms receive it."""

@@ -97,7 +97,7 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
         def epochs(epoch: int) -> Iterator[int]:
             for batch in loader.batches(epoch, 0):
                 batch.launched()
-                yield int((batch.ids >= 0).sum()) - len(batch.failed)
+                yield batch.delivered
 
         yield epochs, lambda rate: {"unit": UNIT, "frames_per_s": rate * frames, **counted(loader)}
 

@@ -256,7 +256,7 @@ def opened(
         def epochs(epoch: int) -> Iterator[int]:
             for batch in loader.batches(epoch, first):
                 batch.launched()
-                yield int((batch.ids >= 0).sum()) - len(batch.failed)
+                yield batch.delivered
 
         yield epochs
 

@@ -226,7 +226,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
         for epoch in range(settings.epochs):
             meter.resume(epoch)
             for batch in loader.batches(epoch, 0):
-                meter.add(int((batch.ids >= 0).sum()) - len(batch.failed))
+                meter.add(batch.delivered)
             window = meter.pause()
             assert window is not None
             now = {"rate": window.rate, **reading(device)}

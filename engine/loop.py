@@ -199,7 +199,7 @@ class Run:
         ids = [batch.ids for batch in self._seen]
         for batch in self._seen:
             self._epoch_failed.update(batch.failed)
-            self.meter.add(int((batch.ids >= 0).sum()) - len(batch.failed))
+            self.meter.add(batch.delivered)
             self._read_bytes += self.bytes_of(batch.ids[batch.ids >= 0])
         self._recent.add(self.progress.step, outcome, ids, self.step.parts)
 

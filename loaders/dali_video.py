@@ -154,16 +154,18 @@ class DaliVideo(MixedLoader):
 
     def __init__(self, feed: Feed) -> None:
         import_dali()
-        able = exact("dali-video", feed.columns, np.arange(len(feed.columns.codec)))
+        able = told_apart = exact("dali-video", feed.columns, np.arange(len(feed.columns.codec)))
         if feed.device.type == "cuda":
-            able = apart(feed.columns, able, _sizes)
+            told_apart = apart(feed.columns, able, _sizes)
         super().__init__(
             feed,
             "dali-video",
             lambda stream, normalise: Filling(feed.columns, feed.source, feed.device, stream, normalise),
-            able,
+            told_apart,
             threads=THREADS,
         )
+        if mistaken := int((able & ~told_apart).sum()):
+            self.notes.append(f"{mistaken:,} of these for their size: DALI would decode them as if they had another video's")
 
     def close(self) -> None:
         super().close()

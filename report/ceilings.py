@@ -113,7 +113,7 @@ def loader_ceiling(loader: Loader, *, epoch: int, world: World, synchronise: Cal
             for batch in itertools.islice(batches, max(loader.in_flight, 1)):
                 batch.launched()
                 synchronise()
-                samples += int((batch.ids >= 0).sum()) - len(batch.failed)
+                samples += batch.delivered
             now = time.perf_counter()
         rates.append(samples / (now - last))
         last = now

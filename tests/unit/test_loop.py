@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Mistake, NotFinite, nothing
+from contracts import Batch, Mistake, NotFinite
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
 from engine.loop import Run
@@ -99,7 +99,9 @@ class Toy:
 
     def batches(self, epoch: int, consumed: int, failed: Sequence[int] = ()) -> Iterator[Any]:
         for first in range(consumed, SAMPLES, BATCH):
-            yield SimpleNamespace(images=torch.zeros(BATCH, 1), ids=np.arange(first, first + BATCH), failed=failed, launched=nothing)
+            empty = torch.zeros(0)
+            ids = np.arange(first, first + BATCH)
+            yield Batch(images=torch.zeros(BATCH, 1), sizes=empty, targets={}, valid=empty, ids=ids, failed=tuple(failed))
 
     def step(self, batches: Iterator[Any], **_: Any) -> torch.Tensor:
         next(batches)
