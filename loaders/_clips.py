@@ -39,7 +39,7 @@ class Claim:
 
     kinds: dict[str, tuple[str, ...]]  # codec -> containers
     flags: Flags  # those that a file may have
-    rotated: bool = True  # whether rotated pictures are turned
+    rotated: tuple[str, ...] = CONTAINERS  # those in which it turns rotated pictures
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
 
 
@@ -50,7 +50,7 @@ _USUAL = {
     "mjpeg": ("avi",),
 }
 EXACT = {
-    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE),
+    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE, rotated=("mp4",)),
     "torchcodec": Claim(
         kinds={**_USUAL, "av1": ("mp4", "mkv")},
         flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS,
@@ -63,7 +63,7 @@ EXACT = {
     "dali-video": Claim(
         kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: refused on an H200 (DALI 2.4)
         flags=Flags.VARIABLE_RATE,
-        rotated=False,
+        rotated=(),
         plain=True,
     ),
 }
@@ -79,8 +79,8 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
     for codec, containers in claim.kinds.items():
         able[CODECS.index(codec), [CONTAINERS.index(container) for container in containers]] = True
     good: Array = able[columns.codec[ids], columns.container[ids]] & ((columns.flags[ids].astype(int) & ~int(claim.flags)) == 0)
-    if not claim.rotated:
-        good &= columns.rotation[ids] == 0
+    turned = np.isin(columns.container[ids], [CONTAINERS.index(container) for container in claim.rotated])
+    good &= turned | (columns.rotation[ids] == 0)
     if claim.plain:
         good &= np.isin(columns.pixels[ids], [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")])
         good &= (columns.height[ids] % 2 == 0) & (columns.width[ids] % 2 == 0)

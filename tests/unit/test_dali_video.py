@@ -22,7 +22,7 @@ from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
 from tests.unit.video_files import number
 
 CPU = torch.device("cpu")
-VP9 = ("vp9.webm", "vp9-variable.webm")
+VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4")
 CLAIMED = [
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-fragments.mp4", "h264-every.mp4"),
     *("hevc.mp4", "hevc-variable.mkv", *VP9),
