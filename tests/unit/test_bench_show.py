@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -102,3 +103,16 @@ def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
     images = EventAccumulator(str(tmp_path / "plots")).Reload()
     assert images.Tags()["images"] == ["fake/heat", "fake/bars", "fake/lines"]
     assert all(len(images.Images(tag)) == 1 for tag in images.Tags()["images"])
+
+
+def test_points_done_and_the_time_left() -> None:
+    """On a terminal; a pipe gets a line for each point."""
+    screen, pipe = io.StringIO(), io.StringIO()
+    for file, terminal in ((screen, True), (pipe, False)):
+        with _show.progress(Console(file=file, force_terminal=terminal, width=100), "train") as tell:
+            for done in range(3):
+                tell(done, 4, f"point {done}")
+                time.sleep(0.02)
+            tell(3, 4, "point 2: 100 img/s")
+    assert re.search(r"point 2 .*3/4 0:00:00 left 0:00:\d\d", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
+    assert pipe.getvalue().splitlines() == ["[0/4] point 0", "[1/4] point 1", "[2/4] point 2", "[3/4] point 2: 100 img/s"]
