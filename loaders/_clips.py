@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -87,10 +88,9 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
     return good
 
 
-def notes(backend: str, columns: Any, able: Array) -> list[str]:
+def notes(backend: str, columns: Any, able: Array, sort: Callable[[int], str]) -> list[str]:
     """A line for each sort of file that the backend is not known to be exact for; `able`: bool by sample, those it is."""
-    others = np.flatnonzero(~able)
-    sorts = Counter(kind(columns, sample) for sample in others.tolist())
+    sorts = Counter(sort(sample) for sample in np.flatnonzero(~able).tolist())
     return [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there" for sort, count in sorts.items()
     ]
@@ -141,6 +141,14 @@ MakeReader = Callable[[Any], Reader]
 
 REFUSED = ", refused"
 """Ends the sort of a file that a backend should decode, and could not, or had other times for its frames."""
+REASON = 200
+"""Characters of a reason that are told."""
+
+
+def reason(backend: str, error: Exception) -> str:
+    """Why a backend refused a file, on one line."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return f"{backend}: {printable(said.encode('utf-8', 'surrogatepass'))[:REASON]}"
 
 
 class Told(NamedTuple):
@@ -151,7 +159,7 @@ class Told(NamedTuple):
     decoded: int  # frames that a decoder went through
     delivered: int
     seconds: float  # that it took
-    refusals: dict[str, str]  # of the fallbacks that end in REFUSED: why
+    refusals: dict[str, str]  # of the fallbacks that end in REFUSED: why, of the first
 
     def plus(self, other: Told) -> Told:
         """Of two parts."""
@@ -172,7 +180,8 @@ class ClipLoader(Staging):
         self.fallbacks: Counter[str] = Counter()
         self.refusals: dict[str, str] = {}
         self.decoded, self.delivered = 0, 0
-        self.notes = notes(backend, feed.columns, exact(backend, feed.columns, np.arange(len(feed.columns))))
+        able = exact(backend, feed.columns, np.arange(len(feed.columns)))
+        self.notes = notes(backend, feed.columns, able, partial(kind, feed.columns))
         rows, plan = feed.plan.rows(0, 0), feed.plan
         self._workers = Workers(
             lambda: Decoding(feed, backend, make_reader, make_pyav),
@@ -249,7 +258,7 @@ class Decoding:
 
     def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> list[str]:
         """Fill the places of a sample. Returns the sort of file, once for each, when pyav did it, which has the last word."""
-        path, sort = self.checked(sample), kind(self._feed.columns, sample)
+        path, refused = self.checked(sample), None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
             try:
                 self._fill(self._own, sample, path, rows, places, out)
@@ -257,10 +266,13 @@ class Decoding:
             except Undecodable as error:
                 if self._pyav is None:
                     raise
-                sort += REFUSED
-                refusals.setdefault(sort, str(error))
+                refused = reason(self._backend, error)
         assert self._pyav is not None, "pyav is exact for everything"
         self._fill(self._pyav, sample, path, rows, places, out)
+        sort = kind(self._feed.columns, sample)
+        if refused is not None:
+            sort += REFUSED
+            refusals.setdefault(sort, refused)
         return [sort] * len(places)
 
     def checked(self, sample: int) -> bytes:

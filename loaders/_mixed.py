@@ -15,13 +15,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from contracts import Feed, Rows
-from loaders._clips import REFUSED, Decoding, MakeReader, Told, kind, notes, slot_shape, views_together
+from loaders._clips import REFUSED, Decoding, MakeReader, Told, kind, notes, reason, slot_shape, views_together
 from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
@@ -59,6 +60,8 @@ Normalise = Callable[[torch.Tensor], torch.Tensor]
 """Grey levels [N, H, W, 3] -> what a batch holds, of the same shape."""
 MakeFills = Callable[[int, Normalise], Fills]
 """(raw stream of the thread, 0 = none) -> Fills."""
+Sort = Callable[[int], str]
+"""Sample -> what sort of file it is."""
 
 
 class Done(NamedTuple):
@@ -81,8 +84,8 @@ class _Batch:
 class _Thread:
     """What one of the threads owns."""
 
-    def __init__(self, feed: Feed, make: MakeFills, normalise: Normalise, stream: Any, able: Array) -> None:
-        self._feed, self._normalise, self._stream, self._able = feed, normalise, stream, able
+    def __init__(self, feed: Feed, backend: str, make: MakeFills, normalise: Normalise, stream: Any, able: Array, sort: Sort) -> None:
+        self._backend, self._normalise, self._stream, self._able, self._sort = backend, normalise, stream, able, sort
         self._host = Decoding(feed, "pyav", Pyav, None)
         self._fills = make(stream.cuda_stream if stream else 0, normalise)
 
@@ -108,7 +111,7 @@ class _Thread:
                 self._fills(sample, self._host.checked(sample), rows, places, out)
                 told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
             except (Undecodable, OSError) as error:
-                told = self._by_pyav(sample, some(rows, places), places, out, refused=str(error))
+                told = self._by_pyav(sample, some(rows, places), places, out, refused=reason(self._backend, error))
             found = found.plus(told)
         return found._replace(seconds=time.monotonic() - began)
 
@@ -119,9 +122,9 @@ class _Thread:
         good = np.delete(np.arange(len(places)), told.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
-        sort = kind(self._feed.columns, sample) + ("" if refused is None else REFUSED)
-        why = {} if refused is None else {sort: refused}
-        return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=why)
+        sort = self._sort(sample) + ("" if refused is None else REFUSED)
+        refusals = {sort: refused} if refused is not None and len(good) else {}
+        return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals)
 
     def close(self) -> None:
         self._fills.close()
@@ -134,9 +137,23 @@ Beside = tuple[str, MakeReader, MakeReader | None]
 class MixedLoader(Staging):
     """contracts.Loader, with ClipLoader's figures. `fallbacks`: clips that the device's decoders are not exact for, or refused."""
 
-    def __init__(self, feed: Feed, backend: str, make_fills: MakeFills, able: Array, *, threads: int, beside: Beside | None = None) -> None:
-        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips."""
+    def __init__(
+        self,
+        feed: Feed,
+        backend: str,
+        make_fills: MakeFills,
+        able: Array,
+        *,
+        threads: int,
+        beside: Beside | None = None,
+        sort: Sort | None = None,
+    ) -> None:
+        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips.
+
+        `sort`: as the files are called that it is not able for; default loaders._clips.kind.
+        """
         compile_kernels()
+        self._sort: Sort = sort or partial(kind, feed.columns)
         rows = feed.plan.rows(0, 0)
         self._views = views_together(rows[0]) if len(rows) else 1
         units = len(rows[0]) // self._views if len(rows) else 1
@@ -145,7 +162,7 @@ class MixedLoader(Staging):
         self.fallbacks: Counter[str] = Counter()
         self.refusals: dict[str, str] = {}
         self.decoded, self.delivered = 0, 0
-        self.notes = notes(backend, feed.columns, able)
+        self.notes = notes(backend, feed.columns, able, self._sort)
         self._able = able
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
         self._pool: Pool | None = None
@@ -164,7 +181,7 @@ class MixedLoader(Staging):
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would fill
         self.in_flight = self._window + self._depth + (math.ceil(len(self._pool.slots) / max(units, 1)) if self._pool else 0)
         streams = device_streams(feed.device, threads)
-        self._idle = [_Thread(feed, make_fills, self._levels, stream, able) for stream in streams]
+        self._idle = [_Thread(feed, backend, make_fills, self._levels, stream, able, self._sort) for stream in streams]
         self._all = list(self._idle)
         self._threads = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
         self._switch_s = sys.getswitchinterval()
@@ -244,7 +261,7 @@ class MixedLoader(Staging):
             slot, told = self._pool.result(unit)
             self._place(slot, unit, batch)
             samples = rows.ids[unit.places][rows.valid[unit.places]].tolist()
-            self._count("worker", told, [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]])
+            self._count("worker", told, [self._sort(sample) for sample in samples if not self._able[sample]])
             valid[unit.places[told.lost]] = False
         return self._staged_batch(batch, valid)
 
@@ -252,7 +269,8 @@ class MixedLoader(Staging):
         if self._pace is not None:
             self._pace.learn(side, told.seconds)
         self.fallbacks.update(unable or told.fallbacks)
-        self.refusals = told.refusals | self.refusals
+        if not unable:  # whoever decodes the others was not asked for them
+            self.refusals = told.refusals | self.refusals
         self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
 
     def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:

@@ -7,15 +7,14 @@ many times faster.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
 
 from contracts import Feed, Mistake, Rows
-from loaders._clips import exact, passed
+from dataset.videos import CODECS
+from loaders._clips import exact, kind, passed
 from loaders._dali import import_dali, release_memory
 from loaders._mixed import MixedLoader, Normalise
 from loaders._readers import Undecodable
@@ -25,24 +24,31 @@ Array = np.ndarray[Any, Any]
 THREADS = 7
 """As many as an H100 or H200 has engines; also how many clips of whole frames are on the device at once."""
 
-PADDED = (8, 16, 32, 64)
-"""Codecs store a picture with sides that are multiples of one of these."""
+UNITS = {"h264": ((16, 16), (32, 16))}
+"""Codec -> the heights and widths in multiples of which it stores pictures: H.264's are 32 rows high where a file may be interlaced."""
+ANY_UNITS = ((8, 8), (16, 16), (32, 32), (64, 64))
+"""Of the others: HEVC's smallest coding units, and more than VP9 needs."""
+
+
+OF_A_SIZE = ", of a size that DALI takes for another"
+"""Ends the sort of such files."""
 
 
 class Sizes:
-    """The sizes of a codec's pictures that DALI decodes in this process, none of which it mistakes for another.
+    """The sizes of a codec's pictures that DALI decodes in this process, none of which it takes for the other.
 
-    DALI (2.4) keeps its decoders as long as the process lives, filed under the size that is displayed, and looks for one of the size that
-    is stored: for 40 x 60 pixels, stored as 48 x 64, it takes one that was made for files of 48 x 64, and gives other pixels.
+    DALI (2.4, NVDECCache in frames_decoder_gpu.cc) keeps its decoders as long as the process lives, filed under the size that is displayed,
+    and looks for one of the size that is stored: for 40 x 60 pixels, stored as 48 x 64, it takes one that was made for files of 48 x 64,
+    and gives other pixels. Files of one displayed size are taken to be stored alike, and to be cut off at the bottom and the right.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, codec: str) -> None:
+        self._units = UNITS.get(codec, ANY_UNITS)
         self._taken, self._stored = set[tuple[int, int]](), set[tuple[int, int]]()
 
     def take(self, size: tuple[int, int]) -> bool:
         """Whether files of this displayed size, (height, width), may be decoded beside those that were taken; if so, it is taken."""
-        padded = [[-(-side // multiple) * multiple for multiple in PADDED] for side in size]
-        stored = {(height, width) for height, width in product(*padded)} - {size}
+        stored = {(-(-size[0] // rows) * rows, -(-size[1] // columns) * columns) for rows, columns in self._units} - {size}
         if size in self._taken:
             return True
         if size in self._stored or stored & self._taken:
@@ -52,19 +58,22 @@ class Sizes:
         return True
 
 
-_sizes: defaultdict[int, Sizes] = defaultdict(Sizes)  # by codec
+_sizes: dict[int, Sizes] = {}  # by codec
 
 
-def apart(columns: Any, able: Array, sizes: defaultdict[int, Sizes]) -> Array:
+def of_safe_sizes(columns: Any, able: Array, sizes: dict[int, Sizes]) -> Array:
     """`able`, bool by sample, without the files of sizes that cannot be taken. Those of most files come first."""
-    files = np.stack([columns.codec[:], columns.height[:], columns.width[:]], axis=1).astype(int)
-    kinds, which, counts = np.unique(files[able], axis=0, return_inverse=True, return_counts=True)
+    codec, height, width = (column[:][able].astype(np.int64) for column in (columns.codec, columns.height, columns.width))
+    kinds, which, counts = np.unique(codec << 48 | height << 24 | width, return_inverse=True, return_counts=True)
+    codec, height, width = kinds >> 48, kinds >> 24 & 0xFFFFFF, kinds & 0xFFFFFF
     good = np.zeros(len(kinds), bool)
-    for kind in np.lexsort((-kinds[:, 1:].prod(axis=1), -counts)):
-        codec, height, width = kinds[kind].tolist()
-        good[kind] = sizes[codec].take((height, width))
+    for place in np.lexsort((-height * width, -counts)).tolist():
+        its = int(codec[place])
+        if its not in sizes:
+            sizes[its] = Sizes(CODECS[its])
+        good[place] = sizes[its].take((int(height[place]), int(width[place])))
     found = able.copy()
-    found[able] = good[which.reshape(-1)]
+    found[able] = good[which]
     return found
 
 
@@ -103,10 +112,10 @@ def inputs(data: Array, rows: Rows, place: int) -> dict[str, Array]:
     }
 
 
-def reason(error: Exception) -> str:
+def said(error: Exception) -> str:
     """Of DALI's page of text, the line that says what happened."""
-    said = str(error).rpartition("encountered:")[2].split("\n")
-    return next((line.strip() for line in said if line.strip()), type(error).__name__)
+    lines = str(error).rpartition("encountered:")[2].split("\n")
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
 
 
 class Filling:
@@ -127,7 +136,7 @@ class Filling:
                 self._pipeline = None
                 if "out of memory" in str(error).lower() or "cudaErrorMemoryAllocation" in str(error):
                     raise Mistake("DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little") from None
-                raise Undecodable(reason(error)) from error
+                raise Undecodable(said(error)) from error
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(clip)
             if self._stream:
                 torch.cuda.current_stream().synchronize()
@@ -149,23 +158,26 @@ class Filling:
         return torch.from_dlpack(clips.as_tensor())[0]
 
 
+def on_gpu(device: torch.device) -> bool:
+    """Where DALI keeps decoders."""
+    return device.type == "cuda"
+
+
 class DaliVideo(MixedLoader):
     """contracts.Loader. DALI's buffers are given back when it closes."""
 
     def __init__(self, feed: Feed) -> None:
         import_dali()
-        able = told_apart = exact("dali-video", feed.columns, np.arange(len(feed.columns.codec)))
-        if feed.device.type == "cuda":
-            told_apart = apart(feed.columns, able, _sizes)
+        able = exact("dali-video", feed.columns, np.arange(len(feed.columns.codec)))
+        safe: Array = of_safe_sizes(feed.columns, able, _sizes) if on_gpu(feed.device) else able
         super().__init__(
             feed,
             "dali-video",
             lambda stream, normalise: Filling(feed.columns, feed.source, feed.device, stream, normalise),
-            told_apart,
+            safe,
             threads=THREADS,
+            sort=lambda sample: kind(feed.columns, sample) + (OF_A_SIZE if able[sample] > safe[sample] else ""),
         )
-        if mistaken := int((able & ~told_apart).sum()):
-            self.notes.append(f"{mistaken:,} of these for their size: DALI would decode them as if they had another video's")
 
     def close(self) -> None:
         super().close()

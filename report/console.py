@@ -155,7 +155,7 @@ class Console:
             table.add_column(style="cyan", no_wrap=True)
             table.add_column(overflow="fold")
             for name, value in rows(summary):
-                table.add_row(name, Text(value, style="bold" if name in ("rate", "change first") else ""))
+                table.add_row(name, Text(self._sayable(value), style="bold" if name in ("rate", "change first") else ""))
             with self._listening():
                 self._terminal.print(table)
         else:
@@ -178,11 +178,16 @@ class Console:
         if not self._enabled:
             return
         with self._listening():
+            line = self._sayable(line)
             if self._terminal:
                 self._terminal.print(Text(line, style=style), soft_wrap=True)
-                return
-            encoding = self._stream.encoding or "utf-8"
-            print(line.encode(encoding, "replace").decode(encoding), file=self._stream, flush=True)
+            else:
+                print(line, file=self._stream, flush=True)
+
+    def _sayable(self, text: str) -> str:
+        """With a question mark for what the stream's encoding has not: an error would look like the end of the stream."""
+        encoding = self._stream.encoding or "utf-8"
+        return text.encode(encoding, "replace").decode(encoding)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:

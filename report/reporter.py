@@ -318,17 +318,19 @@ class Reporter:
         told = self._world.gather(
             [getattr(loader, name, 0) for name in ("decoded", "delivered")]
             + [dict(getattr(one, "fallbacks", {})) for one in (loader, self._validated_with)]
-            + [getattr(self._validated_with, "refusals", {}) | getattr(loader, "refusals", {})]
+            + [getattr(one, "refusals", {}) for one in (loader, self._validated_with)]
         )
         decoded, delivered = (sum(one[place] for one in told) for place in (0, 1))
         fallbacks, of_validation = (dict(sum((Counter(one[place]) for one in told), Counter[str]())) for place in (2, 3))
+        refusals, val_refusals = ({sort: why for one in reversed(told) for sort, why in one[place].items()} for place in (4, 5))
         return {
             "frames": frames,
             "frames_per_s": rate and rate * frames,
             "decoded_per_delivered": decoded / delivered if delivered else None,
             "fallbacks": fallbacks,
             "val_fallbacks": of_validation,  # of the last validation
-            "refusals": {sort: why for one in reversed(told) for sort, why in one[4].items()},
+            "refusals": refusals,
+            "val_refusals": val_refusals,
         }
 
     def _detection(self, rate: float | None) -> dict[str, Any] | None:

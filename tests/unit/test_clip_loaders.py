@@ -23,8 +23,9 @@ from dataset.sources.folder import Folder
 from dataset.video_scan import open_videos
 from dataset.videos import RECORD
 from loaders import CLIPS, open_loader
-from loaders._clips import REFUSED, Decoding, exact, kind, passed, views_together
+from loaders._clips import REASON, REFUSED, Decoding, exact, kind, passed, reason, views_together
 from loaders._planes import Picture
+from loaders._readers import Undecodable
 from loaders._workers import part_of
 from loaders.pyav import Pyav
 from tests.conformance.scenes import MIXED
@@ -229,8 +230,19 @@ def test_damage_is_masked_and_never_another_frame(backend: str, damage: str, tmp
                         assert shown == expected
                     elif backend == "pyav":  # torn at worst (-1); decord and torchcodec make up what they cannot decode
                         assert all(found in (-1, frame) for found, frame in zip(shown, expected, strict=True)), kinds.names[sample]
-        assert backend != "pyav" or not loader.fallbacks  # type: ignore[attr-defined]
+        told = loader.fallbacks  # type: ignore[attr-defined]
+        assert backend != "pyav" or not told
+        assert set(loader.refusals) == {words for words in told if words.endswith(REFUSED)}, "what pyav refused too has failed"  # type: ignore[attr-defined]
     assert failed and not any(sample % 2 for sample in failed)
+
+
+def test_a_reason_is_one_line_of_what_can_be_shown() -> None:
+    assert (
+        reason("decord", Undecodable("\n  no frame\x1b[31m of \udcff.mp4 \n second line"))
+        == r"decord: no frame\x1b[31m of \xed\xb3\xbf.mp4"
+    )
+    assert reason("decord", Undecodable()) == "decord: Undecodable"
+    assert len(reason("", Undecodable("ä" * 5000))) == REASON + 2
 
 
 @pytest.mark.parametrize(("spoil", "said"), [(lambda content: content[:-9], "changed size"), (None, "is gone")])

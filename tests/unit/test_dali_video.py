@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from contracts import Mistake
-from loaders import open_loader
+from dataset.videos import CODECS
+from loaders import dali_video, open_loader
 from loaders._clips import REFUSED, exact
 from loaders._planes import Fitter
-from loaders.dali_video import DaliVideo, Filling, Sizes, apart
+from loaders.dali_video import OF_A_SIZE, DaliVideo, Filling, Sizes, of_safe_sizes
 from loaders.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
@@ -78,27 +79,65 @@ def test_every_clip_of_every_kind(made: Made) -> None:
         assert "Failed to create video decoder" in loading.refusals["h264 in mp4" + REFUSED]
 
 
-@pytest.mark.parametrize("padded", [(1088, 1920), (1080, 1920)])
-def test_sizes_that_dali_takes_for_each_other(padded: tuple[int, int]) -> None:
-    """1080 rows are stored as 1088: a decoder made for files that show 1088 would be taken for them. Whichever came first stays."""
-    sizes = Sizes()
-    assert sizes.take(padded) and sizes.take((720, 1280)) and sizes.take((1080, 1440))
-    assert not sizes.take((1088, 1920) if padded == (1080, 1920) else (1080, 1920))
-    assert sizes.take(padded) and sizes.take((1096, 1920)), "which is stored as 1104 or more"
-    assert not sizes.take((52, 72)) or not sizes.take((64, 80)), "some codecs store in units of 64"
+@pytest.mark.parametrize(
+    ("codec", "size", "stored", "other"),
+    [
+        ("h264", (1080, 1920), (1088, 1920), (1104, 1920)),
+        ("h264", (720, 1280), (736, 1280), (752, 1280)),
+        ("h264", (40, 60), (48, 64), (80, 64)),
+        ("hevc", (168, 250), (168, 256), (168, 264)),
+        ("hevc", (168, 248), (176, 256), (168, 264)),
+        ("hevc", (168, 248), (192, 256), (168, 264)),
+        ("vp9", (130, 130), (192, 192), (130, 200)),
+    ],
+)
+def test_sizes_that_dali_takes_for_each_other(codec: str, size: tuple[int, int], stored: tuple[int, int], other: tuple[int, int]) -> None:
+    """A decoder made for files that show `stored` would be taken for those of `size`, which may be stored so. The first one stays."""
+    for first, second in ((size, stored), (stored, size)):
+        sizes = Sizes(codec)
+        assert sizes.take(first) and not sizes.take(second)
+        assert sizes.take(first) and sizes.take(other) and not sizes.take(second)
+
+
+def test_h264_is_stored_in_units_of_16() -> None:
+    """So these may lie beside each other, as the widths of a set with short sides of 256 do."""
+    sizes, short = Sizes("h264"), 256
+    taken = [sizes.take((short, width)) for width in range(320, 642, 2)]
+    assert taken[:2] == [True, True] and sum(taken) >= 140
+    assert [width for width, good in zip(range(320, 642, 2), taken, strict=True) if not good] == list(range(336, 642, 16))
 
 
 def test_files_that_dali_takes_for_each_other() -> None:
     """Those of most files are decoded by DALI, at the same number the larger ones; of another codec they harm nobody."""
-    kinds = {(0, 40, 60): 2, (0, 48, 64): 2, (0, 270, 480): 3, (0, 272, 480): 1, (1, 40, 60): 1}
+    h264, hevc = CODECS.index("h264"), CODECS.index("hevc")
+    kinds = {(h264, 40, 60): 2, (h264, 48, 64): 2, (h264, 270, 480): 3, (h264, 272, 480): 1, (hevc, 40, 60): 1}
     codec, height, width = np.array([kind for kind, count in kinds.items() for _ in range(count)]).T
     columns, able = SimpleNamespace(codec=codec, height=height, width=width), np.ones(len(codec), bool)
-    sizes: defaultdict[int, Sizes] = defaultdict(Sizes)
-    assert apart(columns, able, sizes).tolist() == [False] * 2 + [True] * 2 + [True] * 3 + [False] + [True]
-    others = SimpleNamespace(codec=codec[:4], height=np.array([272, 270, 48, 40]), width=np.array([480, 480, 64, 60]))
+    sizes: dict[int, Sizes] = {}
+    assert of_safe_sizes(columns, able, sizes).tolist() == [False] * 2 + [True] * 2 + [True] * 3 + [False] + [True]
+    others = SimpleNamespace(codec=np.full(4, h264), height=np.array([272, 270, 48, 40]), width=np.array([480, 480, 64, 60]))
     able = np.array([True, True, True, False])
-    assert apart(others, able, sizes).tolist() == [False, True, True, False], "as another loader of this process has begun"
-    assert not apart(others, np.zeros(4, bool), sizes).any()
+    assert of_safe_sizes(others, able, sizes).tolist() == [False, True, True, False], "as another loader of this process has begun"
+    assert not of_safe_sizes(others, np.zeros(4, bool), sizes).any()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_files_left_out_for_their_size(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are named as such, and pyav decodes them."""
+    kinds = Made(tmp_path, dict.fromkeys(("a.webm", "b.webm", "c.webm"), KINDS["vp9.webm"]) | {"d.ts": KINDS["h264.ts"]})
+    kept = kinds.names.index("b.webm")
+    monkeypatch.setattr(dali_video, "of_safe_sizes", lambda columns, able, sizes: able & (np.arange(len(able)) == kept))
+    given = replace(feed(kinds.videos), workers=workers)
+    monkeypatch.setattr(dali_video, "on_gpu", lambda device: True)
+    loading = DaliVideo(given)
+    with loading:
+        assert len(loading.notes) == 2 and sum(line.startswith("2 of 4 videos are vp9 in mkv" + OF_A_SIZE) for line in loading.notes) == 1
+        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
+            assert batch.failed == () and rows.frames is not None
+            for place in np.flatnonzero(rows.valid).tolist():
+                upright = levels(batch.images)[place][:, :, :: -1 if rows.flips[place] else 1]
+                assert [number(frame) for frame in upright] == rows.frames[place].tolist()
+        assert loading.fallbacks == {"vp9 in mkv" + OF_A_SIZE: 4, "h264 in ts": 2} and not loading.refusals
 
 
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path) -> None:

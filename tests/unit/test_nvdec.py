@@ -202,7 +202,7 @@ def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
             for place in np.flatnonzero(rows.valid).tolist():
                 assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
         assert loading.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
-        assert loading.refusals == dict.fromkeys(loading.fallbacks, "cuvidCreateDecoder : no")
+        assert loading.refusals == dict.fromkeys(loading.fallbacks, "nvdec: cuvidCreateDecoder : no")
 
 
 def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:

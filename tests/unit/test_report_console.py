@@ -246,6 +246,16 @@ open(sys.argv[1], "w").write("went on")
     assert (tmp_path / "end").read_text() == "went on"
 
 
+def test_a_text_that_cannot_be_shown_ends_no_talking(terminal: tuple[Any, Any]) -> None:
+    stream, shown = terminal
+    console = Console(stream=stream)
+    console.info("half of a letter: \udcff")
+    console.result({**SUMMARY, "clips": {"refusals": {"h264 in mp4, refused": "half \udcff"}}})
+    console.info("the next one")
+    said = shown()
+    assert "half of a letter: ?" in said and "half ?" in said and "the next one" in said
+
+
 def test_a_stream_that_knows_no_unicode() -> None:
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")

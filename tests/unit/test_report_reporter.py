@@ -109,10 +109,13 @@ def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -
     told.reporter._facts["clip_frames"] = 4
     sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
     loader = SimpleNamespace(decoded=6, delivered=4, fallbacks=sorts, refusals={"h264 in mp4, refused": "3 of 4 frames did not come"})
-    monkeypatch.setattr(told.world, "gather", lambda own: [own, [*own[:-1], {"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}]])
+    other = {"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}
+    told.reporter._validated_with = SimpleNamespace(fallbacks={"vp8 in mkv, refused": 1}, refusals={"vp8 in mkv, refused": "why"})
+    monkeypatch.setattr(told.world, "gather", lambda own: [own, [*own[:-2], other, {}]])
     clips = told.reporter._clips(loader, 10.0)
     assert clips is not None and clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}
     assert clips["refusals"] == {"h264 in mp4, refused": "3 of 4 frames did not come", "vp9 in mkv, refused": "no"}
+    assert (clips["val_fallbacks"], clips["val_refusals"]) == ({"vp8 in mkv, refused": 2}, {"vp8 in mkv, refused": "why"})
     lines = dict(rows({"clips": clips}))
     assert lines["fallback"] == "10 clips by pyav instead (6 h264 in ts, 4 h264 in mp4, refused)"
     refused = [value for name, value in rows({"clips": clips}) if name == "refused"]

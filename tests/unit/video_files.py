@@ -58,6 +58,7 @@ class Video:
     packed: bool = False  # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
     rotation: int = 0  # degrees counter-clockwise that a player turns the stored picture by; mp4
     cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
+    unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
     pixels: str = "yuv420p"
     numbers_from: int = 0
     other: Video | None = None  # a second video stream, before this one, which players prefer
@@ -134,6 +135,7 @@ def _stream(file: Any, video: Video) -> Any:
         options["x264-params"] += f":intra-refresh={int(video.refresh)}:tff={int(video.interlaced)}"
     elif encoder == "libx265":
         params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}:min-keyint={video.gop}"
+        params += f":min-cu-size={video.unit}"
         options["x265-params"] = params + ":log-level=none:pools=none:frame-threads=1"
     elif encoder in ("mpeg4", "mpeg2video"):
         stream.codec_context.max_b_frames = video.b_frames
