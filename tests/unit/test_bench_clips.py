@@ -17,7 +17,7 @@ from benchmarks._suite import results
 from benchmarks.by_hand import nvdec, pytorch
 from benchmarks.loader import Loader, conclude, derive, settled
 from contracts import Mistake
-from dataset.video_scan import read
+from dataset.video_packets import read
 from dataset.videos import CODECS, RECORD
 from scripts import bench, video_set
 from tests.unit.test_bench_loader import gpus, row

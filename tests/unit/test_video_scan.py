@@ -15,9 +15,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataset.container import declared_bytes
+from dataset import video_packets
+from dataset.container import declared_bytes, open_video
 from dataset.headers import Rejected
-from dataset.video_scan import Times, open_videos, read
+from dataset.video_packets import Times, read
+from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from tests.unit.test_headers import SAMPLES
 from tests.unit.video_files import ENCODERS, Video, make, number, picture
@@ -112,6 +114,48 @@ def test_what_is_read_is_what_a_player_shows(kind: str, folder: Path) -> None:
     else:
         assert about["fps"] == pytest.approx(float(video.fps), rel=1e-3)
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
+
+
+QUICK_KINDS: dict[str, dict[str, Any]] = {
+    kind: changes
+    for kind, (changes, flags) in KINDS.items()
+    if changes.get("codec", "h264") in ("h264", "vp9") and kind.split(".")[1] in ("mp4", "mov", "mkv", "webm") and "other" not in changes
+} | {
+    "422.mkv": {"pixels": "yuv422p"},
+    "444.mp4": {"pixels": "yuv444p10le"},
+    "full-range.mp4": {"pixels": "yuvj420p"},
+    "vp9-444.webm": {"codec": "vp9", "pixels": "yuv444p"},
+    "repeated.mkv": {"options": {"aud": "1", "slices": "4"}},
+    "odd.mp4": {"size": (98, 130)},
+}
+
+
+@pytest.mark.parametrize("kind", QUICK_KINDS)
+def test_what_pictures_are_like_is_told_by_the_head_of_one(kind: str, folder: Path) -> None:
+    """As by FFmpeg, which decodes whole pictures of these to find out."""
+    path = folder / kind if (folder / kind).exists() else make(folder / kind, **QUICK_KINDS[kind])
+    found = []
+    for quick in (True, False):
+        with open_video(os.fsencode(path), known=quick) as file:
+            found.append(video_packets._times(file, path.stat().st_size, quick=quick))
+    head, whole = found
+    assert head is not None and whole is not None
+    assert head.record == whole.record
+    assert np.array_equal(head.pts, whole.pts) and np.array_equal(head.keys, whole.keys)
+
+
+def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Path) -> None:
+    path = make(tmp_path / "late.mp4")
+    with av.open(str(path)) as file:
+        packet = next(file.demux(video=0))
+        start, length = packet.pos or 0, packet.size
+    content = bytearray(path.read_bytes())
+    content[start + 4 : start + length] = b"\x0c" * (length - 4)  # one NAL unit of filler, where the first picture was
+    content[start : start + 4] = (length - 4).to_bytes(4, "big")
+    path.write_bytes(content)
+    with open_video(os.fsencode(path), known=True) as file:
+        assert video_packets._times(file, len(content), quick=True) is None
+    assert found(path)["pixels"] == "yuv420p"
 
 
 def test_every_encoder_of_the_kinds_is_used() -> None:

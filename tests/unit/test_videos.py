@@ -17,7 +17,8 @@ import pytest
 from contracts import Mistake
 from dataset.scan import open_folder
 from dataset.sources.folder import Folder
-from dataset.video_scan import open_videos, read
+from dataset.video_packets import read
+from dataset.video_scan import open_videos
 from dataset.videos import RECORD, Flags, Videos
 from tests.unit.folders import JPEG
 from tests.unit.video_files import make
