@@ -7,8 +7,11 @@ file -> Manifest -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +28,20 @@ class Mistake(Exception):
 
 class NotFinite(Exception):
     """The loss stopped being a number; names the step and the samples. Exit code 3."""
+
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def cores() -> float:
+    """CPU cores that this process may use: its affinity, or the container's quota where that is less."""
+    affinity = float(len(os.sched_getaffinity(0)))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # no such file, 'max'
+            quota, period = (int(word) for name in names for word in (CGROUP / name).read_text().split())
+            if quota > 0:
+                return min(affinity, quota / period)
+    return affinity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

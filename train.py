@@ -92,7 +92,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         )
         val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets)
         with memory.explained(step, load.batch_size, shape, world):
-            loader = stack.enter_context(open_loader(loader_name, common))
+            loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, common))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
         told = facts(config, loader=loader, loader_name=loader_name, world=world, cores=cores(), **named, **kind.facts(plan))
         resumed_at = state["progress"]["step"] if state else 0 if run.resume == "auto" else None

@@ -27,7 +27,7 @@ from typing import Any
 import filelock
 import numpy as np
 
-from contracts import Mistake
+from contracts import Mistake, cores
 from dataset import forked, manifest
 from dataset.headers import Rejected
 from dataset.manifest import COLUMNS, HEADER, LISTING, Array, Header, Manifest, Rejects, S, create_column
@@ -183,7 +183,7 @@ def read_headers(read: Read, root: Path, total: int, made: Path, workers: int, r
     records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=HEADER, shape=(total,))
     few = total <= FEW
     parser = Parser(read, LEFT_OUT, partial(np.array, dtype=HEADER), root, made, step=CHUNK // 10 if few else CHUNK)
-    count = 8 if few else workers or min(32, 4 * len(os.sched_getaffinity(0)))
+    count = 8 if few else workers or min(32, max(int(4 * cores()), 1))
     for first, rows in each_file(parser, total, count, rejects, say, threads=few):
         records[first : first + len(rows)] = rows
     return records

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import Mistake, cores
 from dataset.manifest import LISTING, Array, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, remembered
 from dataset.sources import folder as source
@@ -25,15 +25,13 @@ def open_videos(
     *,
     cache: Path,
     classes: Sequence[str] | None = None,
-    min_frames: int = 1,
     rescan: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Videos:
     """The manifest of data/<class>/**/*, or of the list file `data` (dataset/sources/listing.py): from `cache`, or from a new scan.
 
-    A sample with fewer than `min_frames` frames is left out. The rest is as in dataset.scan.open_folder, but `workers` 0 = twice
-    the cores. Raises Mistake.
+    A segment without a frame is left out. The rest is as in dataset.scan.open_folder, but `workers` 0 = twice the cores. Raises Mistake.
     """
     real = Path(os.path.realpath(data))
     if not real.exists():
@@ -47,6 +45,7 @@ def open_videos(
         if listed:
             files, samples, used = read_list(real, classes)
             _write_listing(files, made)
+            _visit_folders(root, files, visits)
             total = len(files)
         else:
             labels = source.labels(real, classes, "videos")
@@ -56,7 +55,7 @@ def open_videos(
             samples["label"] = np.fromfile(made / "listing.labels", LISTING["labels"])
             used = sorted(labels, key=labels.__getitem__)
         records = _read_all(root, total, made, workers, rejects, say)
-        kept = _segments(root, samples, records, made, min_frames, rejects)
+        kept = _segments(root, samples, records, made, rejects)
         if not len(kept):
             raise Mistake(f"--data: no video in {data}; left out: {rejects.count}{rejects.first and ', first '}{rejects.first}")
         if not listed:
@@ -70,8 +69,20 @@ def open_videos(
         _write(kept, records, made)
         return used if classes is None else classes
 
-    key = [str(real), None if classes is None else list(classes), "videos", min_frames]
+    key = [str(real), None if classes is None else list(classes), "videos"]
     return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
+
+
+def _visit_folders(root: Path, files: list[bytes], visits: list[source.Visit]) -> None:
+    """Remember the folders of a list's files: what is put there later may be a file that is missing now."""
+    below = set[bytes]()
+    for name in {os.path.dirname(file) for file in files}:
+        while name and not os.path.isdir(os.path.join(os.fsencode(root), name)):
+            name = os.path.dirname(name)  # where it would be put
+        below.add(name)
+    for name in sorted(below):
+        visits.append(source.visit(os.fsencode(root), name)[0])
+        source.settle(visits[-1][1])
 
 
 def _write_listing(files: list[bytes], made: Path) -> None:
@@ -87,7 +98,7 @@ def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects
         return np.zeros(0, RECORD)
     records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=RECORD, shape=(total,))
     parser = Parser(read, LEFT_OUT, _pack, root, made, step=CHUNK)
-    count = min(workers or 2 * len(os.sched_getaffinity(0)), -(-total // CHUNK))
+    count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
     with open(made / "listing.pts", "wb") as pts, open(made / "listing.keys", "wb") as keys:
         for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):
             records[first : first + len(rows)] = rows
@@ -103,8 +114,8 @@ def _pack(found: list[Times]) -> tuple[Array, Array, Array]:
     return np.array(list(records), RECORD), np.concatenate(pts), np.concatenate(keys)
 
 
-def _segments(root: Path, samples: Array, records: Array, made: Path, min_frames: int, rejects: Rejects) -> Array:
-    """The samples that have enough frames, as (file, label, first, frames)."""
+def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: Rejects) -> Array:
+    """The samples that have a frame, as (file, label, first, frames)."""
     paths, offsets = (np.fromfile(made / f"listing.{name}", LISTING[name]) for name in ("paths", "offsets"))
     all_pts = np.memmap(made / "listing.pts", np.int64, "r") if records["count"].any() else np.zeros(0, np.int64)
     ends = np.cumsum(records["count"])
@@ -118,12 +129,9 @@ def _segments(root: Path, samples: Array, records: Array, made: Path, min_frames
             pts, tick_s = all_pts[ends[file] - frames : ends[file]], record["time_base_num"] / record["time_base_den"]
             first, last = np.searchsorted(pts, pts[0] + np.array([start, end]) / tick_s - 0.5)  # half a tick: times are rounded to ticks
             first, frames, what = int(first), int(last - first), f"from {start:g} to {end:g} s: "
-        if frames < max(min_frames, 1):
+        if frames < 1:
             path = os.fsencode(root) + b"/" + paths[offsets[file] : offsets[file + 1]].tobytes()
-            rejects(
-                path,
-                f"{what}{frames} of at least {max(min_frames, 1)} frames (the video has {record['count']} in {record['duration']:.3g} s)",
-            )
+            rejects(path, f"{what}no frame (the video has {record['count']} in {record['duration']:.3g} s)")
         else:
             kept.append((file, label, first, frames))
     return np.array(kept, [("file", "i8"), ("label", "i4"), ("first", "i8"), ("frames", "i8")])

@@ -91,3 +91,24 @@ def _is_archive(path: Path) -> bool:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, content: dict[str, Any], name: str) -> None:
+    """The state of a checkpoint's optimiser and scaler; hyper-parameters stay as they are. `name`: of --optimizer. Raises Mistake."""
+    there = content["config"]["optimizer"]
+    if there != name:
+        raise Mistake(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; --weights takes over the weights alone")
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    trained, trains = (
+        [len(group["params"]) for group in groups] for groups in (content["optimizer"]["param_groups"], optimizer.param_groups)
+    )
+    if trained != trains:
+        raise Mistake(
+            f"--resume: {sum(trained)} parameters were trained in the checkpoint, {sum(trains)} are in this run: give --weights, "
+            "--weights-backbone and --trainable-layers as it had them"
+        )
+    optimizer.load_state_dict(content["optimizer"])
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
+    if content["scaler"]:
+        scaler.load_state_dict(content["scaler"])

@@ -7,8 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 # before libgomp is loaded: a thread that waits must not spin on the core a loader's worker needs
@@ -20,26 +19,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from contracts import Mistake
+from contracts import Mistake, cores
 
 ALONE_AFTER_S = 5.0
 """What rank 0 needs, at most, to meet and say a mistake that every rank makes."""
 
 
-CGROUP = Path("/sys/fs/cgroup")
 MOST_WORKERS_A_CORE, MOST_WORKERS = 64, 256
 """More of either a rank is a slip: processes would be forked for minutes."""
-
-
-def cores() -> float:
-    """CPU cores this process may use: its affinity, or the container's quota where that is less."""
-    affinity = float(len(os.sched_getaffinity(0)))
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # no such file, 'max'
-            quota, period = (int(word) for name in names for word in (CGROUP / name).read_text().split())
-            if quota > 0:
-                return min(affinity, quota / period)
-    return affinity
 
 
 def prepare_process() -> torch.device:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from contracts import Batch, Later, Loader, Task
+from contracts import Batch, Later, Task
 from engine import precision as precisions
 from engine.distributed import ProcessWorld, Vote
 
@@ -48,12 +48,17 @@ class Outcome:
             self._found.drop()
 
 
+def told_by(loader: Any) -> dict[str, Any]:
+    """What a summary says of a validation's loader, which is closed by then."""
+    return {name: getattr(loader, name) for name in ("reader", "fallbacks", "refusals") if hasattr(loader, name)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Validated:
     """An outcome, and what it is of."""
 
     outcome: Outcome
-    loader: Loader
+    loading: dict[str, Any]  # see told_by
     step: int
     epoch: int | None  # the last one trained
     picks: bool  # whether best.pt may become the state

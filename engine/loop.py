@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from contracts import Batch, Loader, Mistake, NotFinite, Plan, Task
-from engine import checkpoint
+from engine import checkpoint, memory
 from engine.distributed import ProcessWorld, Vote
-from engine.evaluate import Outcome, Validated, evaluate
+from engine.evaluate import Outcome, Validated, evaluate, told_by
 from engine.recent import Recent
 from engine.step import Step
 from engine.stop import StopRequest
@@ -43,7 +43,7 @@ class Run:
     module: nn.Module  # the bare module, whose state is saved
     task: Task
     precision: str
-    loader: Loader
+    loader: Loader | None  # None: to validate alone
     open_validation: Callable[[], Loader] | None
     validation_plan: Plan
     learning_rate: Callable[[float], float]
@@ -77,7 +77,7 @@ class Run:
         self._last_scale: float | None = None
         self._epoch_failed: set[int] = set()
         self._failed_in_validation: set[int] = set()
-        self._validated_with: Loader | None = None
+        self._validation_noted = False
         self._outstanding: Validated | None = None
         self._read_bytes = 0
         self._measured = False
@@ -136,6 +136,7 @@ class Run:
         if total == 0:
             return True
         kept: Batch | None = None
+        assert self.loader is not None
         batches = self._noting(self.loader.batches(progress.epoch, progress.consumed))
         self._epoch_failed = set()
         self.module.train()
@@ -280,7 +281,7 @@ class Run:
         if self.open_validation is None:
             raise Mistake("--evaluate needs --data: there is nothing to validate on")
         plan = self.validation_plan
-        with self.report.validation(plan.samples * plan.views) as bar, self.open_validation() as loader:
+        with memory.validating(plan.batch_size), self.report.validation(plan.samples * plan.views) as bar, self.open_validation() as loader:
             outcome = evaluate(
                 self.module,
                 loader.batches(0, 0),
@@ -293,10 +294,11 @@ class Run:
             )
             if outcome is not None:
                 self._outstanding = self._validated(outcome, loader, picks=picks)
-        if not self._validated_with:
-            for line in getattr(loader, "notes", ()):
-                self.report.info(f"val: {line}")
-        self._validated_with = loader
+            notes = getattr(loader, "notes", ())
+        del loader  # and with it all that it still holds
+        for line in () if self._validation_noted else notes:
+            self.report.info(f"val: {line}")
+        self._validation_noted = True
         if self.world.device.type == "cuda":
             torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
         if outcome is None:
@@ -315,7 +317,9 @@ class Run:
             over = self.plan.steps(progress.consumed) == 0
             state = self._state(replace(progress, epoch=progress.epoch + 1, consumed=0) if over else progress)
             state = checkpoint.on_host(state) if outcome.later else state
-        return Validated(outcome=outcome, loader=loader, step=progress.step, epoch=epoch if epoch >= 0 else None, state=state, picks=picks)
+        return Validated(
+            outcome=outcome, loading=told_by(loader), step=progress.step, epoch=epoch if epoch >= 0 else None, state=state, picks=picks
+        )
 
     def _settle(self) -> None:
         """Wait for a validation's figures, tell them, and keep what was validated if it is the best. Every rank calls it."""
@@ -323,7 +327,7 @@ class Run:
             return
         validated, self._outstanding = self._outstanding, None
         result = validated.outcome.result(self.world)
-        self.report.validated(result, loader=validated.loader, step=validated.step, epoch=validated.epoch)
+        self.report.validated(result, loading=validated.loading, step=validated.step, epoch=validated.epoch)
         figure = float(np.nan_to_num(result[self.task.best], nan=-np.inf))  # AP where there is nothing to find
         if validated.picks and (figure > self.progress.best or np.isneginf(self.progress.best)):
             self.progress.best = figure
@@ -368,21 +372,14 @@ class Run:
         }
 
     def load(self, content: dict[str, Any]) -> None:
-        """Take up where a checkpoint left off; hyper-parameters are this run's, not the checkpoint's."""
-        there, here = content["config"]["optimizer"], self.identity["config"]["optimizer"]
-        if there != here:
-            raise Mistake(f"--resume: --optimizer is {there} in the checkpoint, {here} in this run; --weights takes over the weights alone")
+        """Take up where a checkpoint left off; hyper-parameters are this run's, not the checkpoint's. Raises Mistake."""
         try:
             self.module.load_state_dict(content["model"])
         except RuntimeError as error:  # such as the position embedding of a transformer
             said = str(error).splitlines()[-1].strip()
             raise Mistake(f"--resume: the weights do not fit, was --image-size another one? {said}") from None
-        own = [{k: v for k, v in group.items() if k != "params"} for group in self.step.optimizer.param_groups]
-        self.step.optimizer.load_state_dict(content["optimizer"])
-        for group, settings in zip(self.step.optimizer.param_groups, own, strict=True):
-            group.update(settings)
-        if content["scaler"]:
-            self.step.scaler.load_state_dict(content["scaler"])
+        if self.loader is not None:
+            checkpoint.load_optimizer(self.step.optimizer, self.step.scaler, content, self.identity["config"]["optimizer"])
         self.progress = Progress(**content["progress"])
         ordering = content.get("ordering", self.plan.ordering)
         if ordering != self.plan.ordering and self.progress.consumed:

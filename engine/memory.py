@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ GOT_NONE = {
     "bytes on device": "DALI got no memory",
 }
 """In a RuntimeError -> what it says."""
+WORKER_DIED = re.compile(r"DataLoader worker \(pid.*")
+"""Of PyTorch's, in whatever the main thread does when the worker's end is seen, or when its rows are waited for."""
 
 
 @contextmanager
@@ -28,23 +31,41 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
     """Turns running out of memory into a Mistake that names a batch size which was tried and fits. `shape` is that of a sample."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        reason, failed = str(error).split(".")[0], error.__traceback__
-    except MemoryError as error:  # Python's and NumPy's
-        reason, failed = "the machine has not enough memory", error.__traceback__
-    except RuntimeError as error:
-        said = next((words for sign, words in GOT_NONE.items() if sign in str(error)), None)
-        if said is None:
-            raise
-        reason, failed = said, error.__traceback__
-    else:
         return
+    except (MemoryError, RuntimeError) as error:
+        if died := WORKER_DIED.match(str(error)):
+            raise Mistake(f"{died[0].strip()}; the system kills workers when memory is short: fewer --workers need less") from None
+        if (reason := _lack(error)) is None:
+            raise
+        failed = error.__traceback__
     traceback.clear_frames(failed)  # which hold what the step had made
     fits = largest_fit(step, batch_size, shape, world.device)
     advice = (
         f"--batch-size {fits} fits" if fits else "no smaller one did in what memory is left here: a far smaller one, --arch or --image-size"
     )
     raise Mistake(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
+
+
+@contextmanager
+def validating(batch_size: int) -> Iterator[None]:
+    """Turns running out of memory in a validation into a Mistake that names its batch size."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if (reason := _lack(error)) is None:
+            raise
+        raise Mistake(
+            f"a validation batch of {batch_size} does not fit ({reason}): a smaller --val-batch-size gives the same figures"
+        ) from None
+
+
+def _lack(error: BaseException) -> str | None:
+    """Which memory ran out; None where the error is of another kind."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return str(error).split(".")[0]
+    if isinstance(error, MemoryError):  # Python's and NumPy's
+        return "the machine has not enough memory"
+    return next((words for sign, words in GOT_NONE.items() if sign in str(error)), None)
 
 
 def largest_fit(step: Step, batch_size: int, shape: tuple[int, ...], device: torch.device) -> int:

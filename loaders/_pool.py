@@ -48,14 +48,13 @@ class Pool:
     def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool) -> None:
         self._limit = workers + QUEUED
         self._memory = Shared(SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
-        self.slots = self._memory.slots
         self._free = deque(range(len(self.slots)))
         self._lock, self._stop = threading.RLock(), Stop()
         self._source: Source | None = None
         self._sequence, self._running = 0, 0
         self._unused: set[int] = set()  # slots whose unit is done, and has not been released
         self._broken: BaseException | None = None
-        start = make_work, self.slots, self._stop, os.getpid()
+        start = make_work, self._memory, self._stop, os.getpid()
         self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, start)
         try:
             with forking():
@@ -64,6 +63,11 @@ class Pool:
             self._stop.now()  # those that there are
             raise
         self._memory.pin()
+
+    @property
+    def slots(self) -> Array:
+        """uint8 [slots, bytes]."""
+        return self._memory.slots
 
     @property
     def pinned(self) -> bool:
@@ -159,12 +163,12 @@ class Pool:
 
 _work: Work | None = None  # of a worker process
 _make: Callable[[], Work] | None = None
-_slots: Array | None = None
+_memory: Shared | None = None
 
 
-def _enter(make_work: Callable[[], Work], slots: Array, stop: Stop, parent: int) -> None:
-    global _make, _slots
-    _make, _slots = make_work, slots
+def _enter(make_work: Callable[[], Work], memory: Shared, stop: Stop, parent: int) -> None:
+    global _make, _memory
+    _make, _memory = make_work, memory
     begin_worker(stop, parent)
 
 
@@ -175,7 +179,7 @@ def _ready() -> None:
 def _do(rows: Rows, slot: int) -> Any:
     """Makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
     global _work
-    assert _make is not None and _slots is not None
+    assert _make is not None and _memory is not None
     if _work is None:
         _work = _make()
-    return _work(rows, _slots[slot])
+    return _work(rows, _memory.slots[slot])

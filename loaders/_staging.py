@@ -104,6 +104,7 @@ class Stager:
         if self._cuda:
             torch.cuda.synchronize(self._feed.device)
         self._slots = []
+        self._recent.clear()
 
     def wait_for_copies(self) -> None:
         """Until no copy to the device reads host memory any more."""

@@ -48,7 +48,7 @@ class Work(Protocol):
 
 
 class Shared:
-    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes].
+    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes]; none of them once closed.
 
     Raises Mistake where there is not so much; `asked` says what took it.
     """
@@ -73,6 +73,7 @@ class Shared:
         if self.pinned:
             self.pinned = False
             torch.cuda.cudart().cudaHostUnregister(self.slots.ctypes.data)
+        self.slots = np.empty((0, 0), np.uint8)  # nobody else holds the memory
 
 
 class Workers:
@@ -100,11 +101,11 @@ class Workers:
         self.in_flight = -(-workers * PREFETCH // parts)
         self._count = self.in_flight + 1 + HELD  # + 1: a batch is begun while the one before it is not complete
         self._memory = Shared(self._count, parts * self.part_bytes, f"--batch-size {batch_size} with --workers {workers}", pinned=pinned)
-        self._slots, self._stop = self._memory.slots, Stop()
+        self._stop = Stop()
         self._row_bytes = row_bytes
         self._sampler = _PartSampler(self._count, self.part_rows, self._room)
         self._loader: _Loader | None = _Loader(
-            _PartDataset(make_work, self._slots),
+            _PartDataset(make_work, self._memory),
             sampler=self._sampler,
             batch_size=None,
             collate_fn=_unchanged,
@@ -127,7 +128,7 @@ class Workers:
         results = iter(self._loader)
         self._memory.pin()
         for at in range(len(rows)):
-            slot, said = self._slots[at % self._count], list[Any]()
+            slot, said = self._memory.slots[at % self._count], list[Any]()
             while not said or len(said) < self._sampler.parts(len(self._sampler.sent[0])):
                 kind, value = next(results)
                 if kind == "mistake":
@@ -210,8 +211,8 @@ def some(rows: Rows, places: slice | Array) -> Rows:
 class _PartDataset(Dataset[Any]):
     """In a worker: makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
 
-    def __init__(self, make_work: Callable[[], Work], slots: Array) -> None:
-        self._make_work, self._slots = make_work, slots
+    def __init__(self, make_work: Callable[[], Work], memory: Shared) -> None:
+        self._make_work, self._memory = make_work, memory
         self._work: Work | None = None
 
     def __getitem__(self, task: tuple[int, int, int, Rows]) -> tuple[str, Any]:
@@ -219,7 +220,7 @@ class _PartDataset(Dataset[Any]):
         if self._work is None:
             self._work = self._make_work()
         try:
-            return "done", self._work(rows, self._slots[slot, begin:end])
+            return "done", self._work(rows, self._memory.slots[slot, begin:end])
         except Mistake as mistake:  # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
 

@@ -76,6 +76,7 @@ class Filling:
 
     def close(self) -> None:
         self._read.close()
+        self._kept = torch.empty(0)
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
         height, width = rows.sizes[place].tolist()

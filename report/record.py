@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -160,7 +161,8 @@ class Appender:
 
 def replace(path: Path, content: bytes) -> None:
     """Write to a new name, sync, rename: `path` is the old or the new content, never a part. Raises Mistake."""
-    new = path.with_name(".unfinished")  # TensorBoard reads every name with "tfevents" in it
+    # TensorBoard reads every name with "tfevents" in it; and ranks may write beside each other
+    new = path.with_name(f".unfinished-{zlib.crc32(os.fsencode(path.name)):08x}")
     try:
         with new.open("wb") as file:
             file.write(content)

@@ -100,7 +100,7 @@ class Reporter:
         self._resumed_at = resumed_at or 0
         self._rate: float | None = None
         self._validation: dict[str, Any] = {}
-        self._validated_with: Any = None  # a loader
+        self._validated_with: Mapping[str, Any] = {}  # what its loader has told
         self._validation_s: Mapping[str, float] | None = None
         self._finished = False
         board.layout(LAYOUTS.get(self._facts.get("task", ""), LAYOUT))
@@ -220,15 +220,16 @@ class Reporter:
         efficiency, _ = bound(self._meter.result()["steady"], self._ceiling("compute"), self._ceiling("loader"))
         return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
 
-    def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None, loader: Any = None) -> None:
-        """`epoch`: the last one that was trained, None when there was none. A mean over no loss at all is left out.
+    def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None, loading: Mapping[str, Any] | None = None) -> None:
+        """`epoch`: the last one that was trained, None when there was none. `loading`: reader, fallbacks and refusals of the loader. A mean
+        over no loss at all is left out.
 
         `extras` of rank 0's result: {"files": {name: bytes}, "scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
         """
         known = {name: value for name, value in result.items() if isinstance(value, int | float)}
         if known.get("losses_not_finite", 0) == known.get("samples"):
             known.pop("loss", None)
-        self._validation, self._validated_with, self._validation_s = known, loader, result.get("seconds")
+        self._validation, self._validated_with, self._validation_s = known, loading or {}, result.get("seconds")
         extras: Mapping[str, Mapping[str, Any]] = result.get("extras", {})
         self._board.scalars({**{f"val/{name}": value for name, value in known.items()}, **extras.get("scalars", {})}, step)
         self._record.point("val", step, {"epoch": epoch, **known, "failed": result["failed"]})
@@ -269,6 +270,7 @@ class Reporter:
         kept = self._steps[self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0 :]
         summary = {
             **{name: value for name, value in self._facts.items() if name not in ("settings", "title", "unit", *DETECTION)},
+            "reader": self._facts.get("reader") or self._validated_with.get("reader", ""),
             "finished": finished,
             "epochs": progress["epoch"],
             "steps": progress["step"],
@@ -317,8 +319,8 @@ class Reporter:
             return None
         told = self._world.gather(
             [getattr(loader, name, 0) for name in ("decoded", "delivered")]
-            + [dict(getattr(one, "fallbacks", {})) for one in (loader, self._validated_with)]
-            + [getattr(one, "refusals", {}) for one in (loader, self._validated_with)]
+            + [dict(getattr(loader, "fallbacks", {})), dict(self._validated_with.get("fallbacks", {}))]
+            + [getattr(loader, "refusals", {}), self._validated_with.get("refusals", {})]
         )
         decoded, delivered = (sum(one[place] for one in told) for place in (0, 1))
         fallbacks, of_validation = (dict(sum((Counter(one[place]) for one in told), Counter[str]())) for place in (2, 3))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Mistake
+from contracts import Array, Mistake, cores
 from dataset import forked
 
 EVALUATORS = {
@@ -196,7 +195,7 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers
     What is found of a category does not depend on the others: the figures are the same to the last digit.
     """
     categories: Array = np.sort(np.asarray(columns.category_ids))
-    workers = min(workers or cores(), len(categories)) if len(found) + len(columns.category) > MANY else 1
+    workers = min(workers or max(int(cores()), 1), len(categories)) if len(found) + len(columns.category) > MANY else 1
     if workers <= 1:
         return _score(columns, found, categories, kind, evaluator)
     all_ids = np.concatenate([found.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]])
@@ -212,10 +211,6 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers
     place = np.argsort(np.concatenate([np.flatnonzero(groups == group) for group in range(workers)]))
     precision, recall = (np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True))
     return Scores(kind=kind, precision=precision, recall=recall, category_ids=categories)
-
-
-def cores() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _alike(sizes: Array, count: int) -> Array:

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Mistake
+from contracts import Array, Mistake, cores
 from dataset import forked
 from tasks import _masks
-from tasks._coco import Detections, cores
+from tasks._coco import Detections
 
 KEYS = {"boxes": "bbox", "masks": "segmentation", "keypoints": "keypoints"}
 """What is scored -> its key in a results file."""
@@ -28,7 +28,7 @@ SHORT = Repr()
 
 def written(found: Detections, kind: str) -> bytes:
     """One file a kind, as COCO's server takes it; numbers as they are, so that --score gives the same figures. Many in processes."""
-    parts = min(cores(), len(found) // PART + 1)
+    parts = min(max(int(cores()), 1), len(found) // PART + 1)
     of_part = np.array_split(np.arange(len(found)), parts)
     lines = (
         forked.gathered(lambda part: _lines(found.taken(of_part[part]), kind), range(parts), parts) if parts > 1 else [_lines(found, kind)]

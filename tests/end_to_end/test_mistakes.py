@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
-from tests.end_to_end.runs import Runner, draw, summary
+from tests.end_to_end.runs import Runner, draw, summary, until
 
 SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 8, "--workers", 0, "--epochs", 1, "--ceilings", "false")
 
@@ -166,6 +167,17 @@ def test_a_full_output_folder(train: Runner, pictures: Path) -> None:
 def test_read_only_output_folder(train: Runner, pictures: Path) -> None:
     (train.cwd / "closed").mkdir(mode=0o500)
     assert "cannot be written (permission denied)" in train("--data", pictures, *SMALL, "--output", "closed").mistake()
+
+
+def test_a_worker_that_is_killed(train: Runner, pictures: Path) -> None:
+    """As by the system, when memory is short."""
+    process = train("--data", pictures, *SMALL, "--workers", 2, "--epochs", 1000, "--log-every", 1, "--val-every", 0, "--output", "killed")
+    told = train.cwd / "killed" / "metrics.jsonl"
+    until(lambda: told.exists() and '"train"' in told.read_text(), 60, "steps")
+    for child in psutil.Process(process.pid).children():
+        child.kill()
+    line = process.mistake()
+    assert line.startswith("DataLoader worker (pid") and "fewer --workers" in line
 
 
 def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) -> None:

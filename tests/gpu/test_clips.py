@@ -223,7 +223,7 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
         pytest.skip(f"no real videos: {SAMPLES} is not set and there is no {folder}")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x").symlink_to(folder)
-    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2, min_frames=6)
+    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2)
     one = on_gpu(feed(videos), device)
     with open_loader("pyav", one) as reference, open_loader(name, one) as loading:
         apart: dict[str, float] = {}

@@ -72,6 +72,19 @@ def test_closing_everything_gives_everything_back(backend: Backend, photographs:
     assert device_mib() <= before + 2.0
 
 
+def test_a_closed_loader_that_somebody_holds_holds_nothing(backend: Backend, photographs: Scene) -> None:
+    feed = photographs.feed(backend.device, batch_size=8, image_size=224)
+    validated(backend, feed)
+    before, held = device_mib(), []
+    for _ in range(3):
+        loader = backend.open(feed)
+        with loader:
+            for _ in loader.batches(0, 0):
+                pass
+        held.append(loader)
+    assert device_mib() <= before + 2.0
+
+
 class LeaksOnTheDevice(plants.Leaks):
     """Each epoch keeps 2 MiB of device memory, and none of the host's."""
 

@@ -161,6 +161,19 @@ def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ..
     assert "in the checkpoint" in said and "in this run" in said
 
 
+def test_other_parameters_were_trained() -> None:
+    def trained(count: int) -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.nn.Parameter(torch.ones(2)) for _ in range(count)], lr=0.5, momentum=0.9)
+
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    content = {"config": {"optimizer": "sgd"}, "optimizer": trained(3).state_dict(), "scaler": {}}
+    checkpoint.load_optimizer(trained(3), scaler, content, "sgd")
+    with pytest.raises(Mistake, match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone"):
+        checkpoint.load_optimizer(trained(2), scaler, content, "sgd")
+    with pytest.raises(Mistake, match="--optimizer is sgd in the checkpoint, adamw in this run"):
+        checkpoint.load_optimizer(trained(3), scaler, content, "adamw")
+
+
 def test_one_class_of_a_thousand_is_named(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "last.pt", {**CONTENT, "classes": MANY})
     said = refusal(tmp_path / "last.pt", classes=[*MANY[:-1], "another"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -242,7 +244,10 @@ def test_units_are_filled_and_slots_are_used_again() -> None:
         assert told == sample and (pool.slots[slot] == sample % 251).all()
         pool.release(slot)
     assert len(pool._free) == len(pool.slots) == 2 * SLOTS + QUEUED
+    slots = weakref.ref(pool.slots)
     pool.close()
+    gc.collect()
+    assert slots() is None
     pool.close()
 
 

@@ -16,6 +16,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
+import contracts
 from contracts import Mistake, World
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
@@ -276,7 +277,7 @@ def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
 def test_cores_respect_the_containers_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
 ) -> None:
-    monkeypatch.setattr(distributed, "CGROUP", tmp_path)
+    monkeypatch.setattr(contracts, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -60,7 +60,7 @@ class Toy:
         validating.__enter__.return_value = validating
         meter = MagicMock(**{"due.return_value": False, "pause.return_value": None})
         plan: Any = SimpleNamespace(
-            samples=SAMPLES, step_samples=BATCH, views=1, ordering="one", steps=lambda done: (SAMPLES - done) // BATCH
+            samples=SAMPLES, step_samples=BATCH, batch_size=BATCH, views=1, ordering="one", steps=lambda done: (SAMPLES - done) // BATCH
         )
         step: Any = MagicMock(
             side_effect=self.step, parts=(), **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}}

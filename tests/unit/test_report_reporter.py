@@ -110,7 +110,7 @@ def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -
     sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
     loader = SimpleNamespace(decoded=6, delivered=4, fallbacks=sorts, refusals={"h264 in mp4, refused": "3 of 4 frames did not come"})
     other = {"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}
-    told.reporter._validated_with = SimpleNamespace(fallbacks={"vp8 in mkv, refused": 1}, refusals={"vp8 in mkv, refused": "why"})
+    told.reporter._validated_with = {"fallbacks": {"vp8 in mkv, refused": 1}, "refusals": {"vp8 in mkv, refused": "why"}}
     monkeypatch.setattr(told.world, "gather", lambda own: [own, [*own[:-2], other, {}]])
     clips = told.reporter._clips(loader, 10.0)
     assert clips is not None and clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +92,18 @@ def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
         pool.close()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_closed_pool_that_somebody_holds_holds_no_memory(workers: int) -> None:
+    pool = Workers(Numbers, workers=workers, batch_size=4, part_bytes=lambda count: 12 * count)
+    for _ in pool.run([rows_of([(2, 2)] * 4)] * 3):
+        pass
+    slots = weakref.ref(pool._memory.slots)
+    pool.close()
+    gc.collect()
+    assert slots() is None
+    pool.close()
+
+
 def test_a_part_knows_its_batchs_canvas() -> None:
     rows = rows_of([(4, 6), (5, 3), (2, 2)])
     for part in (part_of(rows, 2, 3), some(rows, np.array([1, 2]))):
@@ -116,4 +130,4 @@ def test_memory_of_a_detector_is_bounded() -> None:
     loader = TorchvisionLoader(feed_of((1344, 1344), batch_size=16, workers=15))
     with loader:
         assert loader.in_flight <= 6
-        assert loader._workers._slots.nbytes <= 0.7e9
+        assert loader._workers._memory.slots.nbytes <= 0.7e9
