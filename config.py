@@ -297,8 +297,10 @@ def parse(argv: list[str]) -> Config:
         if (word == "--config" and following) or word.startswith("--config="):
             path = following if word == "--config" else word.partition("=")[2]
             preset, origin = read_preset(Path(path)), f"--config {path}"
-    config = build(flags(Config, argv, prog="train.py", default=build(preset, origin=origin)).flat(), origin="flags")
+    before = build(preset, origin=origin)
+    config = build(flags(Config, argv, prog="train.py", default=before).flat(), origin="flags")
     _check_task(config)
+    _check_read(config, before)
     _check_graphs(config)
     return config
 
@@ -319,6 +321,31 @@ def _check_task(config: Config) -> None:
         for name in names if config.model.task not in tasks else ():
             if chosen[name] != defaults[name]:
                 raise Mistake(f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task {config.model.task}")
+
+
+READ_WITH = {
+    "reader": ("loader", "torchvision"),
+    "decode_threads": ("loader", "dali-fed"),
+    "crop_scale": ("train_window", "random-resized"),
+    "crop_ratio": ("train_window", "random-resized"),
+    "short_sides": ("augment", "multiscale"),
+    "final_lr": ("schedule", "cosine"),
+    "lr_milestones": ("schedule", "step"),
+    "lr_step_epochs": ("schedule", "step"),
+    "lr_gamma": ("schedule", "step"),
+    "momentum": ("optimizer", "sgd"),
+    "nesterov": ("optimizer", "sgd"),
+}
+"""Settings that are read only where another one has that value."""
+
+
+def _check_read(config: Config, before: Config) -> None:
+    """Of what flags have changed `before`: a preset may keep what another flag has made idle."""
+    chosen, preset = config.flat(), before.flat()
+    for name, (other, value) in READ_WITH.items():
+        if chosen[name] != preset[name] and chosen[other] != value:
+            flag, needs = (word.replace("_", "-") for word in (name, other))
+            raise Mistake(f"--{flag} is for --{needs} {value}, and this is --{needs} {chosen[other]}")
 
 
 def _check_graphs(config: Config) -> None:

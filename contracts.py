@@ -215,8 +215,8 @@ class Loader(Protocol):
         """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
-    # A loader of clips also has: fallbacks, Counter of sort of file -> clips that another decoder did; refusals, sort -> why, of the first;
-    # notes, lines to say before training; decoded and delivered, numbers of frames so far
+    # A loader may have notes, lines to say before training. One of clips also has: fallbacks, Counter of sort of file -> clips that another
+    # decoder did; refusals, sort -> why, of the first; decoded and delivered, numbers of frames so far
 
     def close(self) -> None:
         """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent."""

@@ -34,6 +34,10 @@ HARDWARE_SHARE = 0.65
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
 PLACEHOLDER_SIDE = 16
+FEW = 0.01
+"""Share of files that PIL decodes, up to which nobody needs to know."""
+PIECE = 1 << 18
+"""Files that are looked at together: bounds the memory."""
 
 
 def import_dali() -> Any:
@@ -64,6 +68,17 @@ class Prepared:
 def plain(columns: Any, ids: Array) -> Array:
     """bool [B]: files that every decoder turns into the same pixels. The others are decoded by PIL and handed over as PNG."""
     return plain_jpeg(columns, ids) | ((columns.format[ids] == PNG) & (columns.depth[ids] == 8))
+
+
+def notes(columns: Any) -> list[str]:
+    """A line where many files are not plain and DALI reads the files: each is then decoded, and written for DALI, in one thread."""
+    odd = sum(int((~plain(columns, np.arange(at, min(at + PIECE, len(columns))))).sum()) for at in range(0, len(columns), PIECE))
+    if odd <= FEW * len(columns):
+        return []
+    return [
+        f"{odd:,} of {len(columns):,} images are no plain JPEG or 8-bit PNG: PIL decodes them in one thread before DALI; "
+        "--loader dali-fed and torchvision do it in worker processes"
+    ]
 
 
 def placeholder() -> bytes:
@@ -132,6 +147,7 @@ class PathPreparer:
         self._made = 0
         self._batch_size, self._image_size = feed.plan.batch_size, feed.plan.image_size
         self.placed = placing(feed.plan)
+        self.notes = notes(feed.columns)
 
     def __call__(self, rows: Rows, bad: set[int]) -> Prepared:
         own = rows.valid.copy()
@@ -147,7 +163,7 @@ class PathPreparer:
                     raise Undecodable
                 files.append(self._substitute(sample))
                 others[int(i)] = bytes(files[-1])
-            except (Undecodable, OSError):
+            except Undecodable:
                 failed.append(sample)
                 absent[i] = True
         # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B
@@ -188,9 +204,20 @@ class PathPreparer:
         self._folder.cleanup()
 
     def _substitute(self, sample: int) -> Path:
+        """A PNG of the sample's pixels. Raises Undecodable, and Mistake when there is no room for it."""
         self._made += 1
         path = Path(self._folder.name, f"{self._made}.png")
-        path.write_bytes(encoded(whole_image(self._source.read(sample), self._columns, sample)))
+        try:
+            content = encoded(whole_image(self._source.read(sample), self._columns, sample))
+        except OSError as error:
+            raise Undecodable(str(error)) from error
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise Mistake(
+                f"{self._folder.name}: an image that DALI cannot take as it is cannot be written there ({error.strerror}): "
+                "set TMPDIR to a folder with room, or --loader dali-fed"
+            ) from None
         return path
 
 

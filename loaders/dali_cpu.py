@@ -19,6 +19,7 @@ class DaliCpu(Staging):
         import_dali()
         super().__init__(feed)
         self._prepare = PathPreparer(feed)
+        self.notes = self._prepare.notes
         self._runner = Runner(
             lambda: build(
                 batch_size=feed.plan.batch_size,

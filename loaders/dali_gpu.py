@@ -23,6 +23,7 @@ class DaliGpu(Staging):
         import_dali()
         super().__init__(feed, depth=1)
         self._prepare = PathPreparer(feed)
+        self.notes = self._prepare.notes
         self._gpu = GpuOutputs(feed, self._stager)
         coloured = colouring(feed.plan)  # then the stager normalises, after it has distorted
         self._runner = Runner(

@@ -124,12 +124,11 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
 
 
 def usable() -> bool:
-    """Whether PyNvVideoCodec is installed, and finds the driver's libraries."""
+    """Whether PyNvVideoCodec is installed, finds the driver's libraries, and this process's GPU has an engine."""
     try:
-        import_codec()
+        return any(cap.engines for cap in capabilities(import_codec(), torch.cuda.current_device()).values())
     except Mistake:
         return False
-    return True
 
 
 def open(feed: Feed, beside: str = "") -> MixedLoader:

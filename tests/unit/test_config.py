@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import config
 import models
 from cli import nearest, one_of
-from config import GROUP_OF, GROUPS, Config, as_yaml, build, parse, read_preset
+from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse, read_preset
 from contracts import Mistake
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,47 @@ def mistake(argv: list[str]) -> str:
 )
 def test_a_setting_that_the_task_does_not_read(task: str, flag: str, value: tuple[str, ...], readers: str) -> None:
     assert mistake(["--task", task, flag, *value]) == f"{flag} is for --task {readers}, and this is --task {task}"
-    parse(["--task", readers.split()[0], flag, *value])
+    parse(["--task", readers.split()[0], flag, *value, *(("--loader", "torchvision") if flag == "--reader" else ())])
+
+
+def test_a_flag_that_another_one_makes_idle() -> None:
+    for name, (other, value) in READ_WITH.items():
+        assert name in GROUP_OF and other in GROUP_OF, name
+        flag, needs = f"--{name.replace('_', '-')}", f"--{other.replace('_', '-')}"
+        assert f"{flag} is for {needs} {value}, and this is {needs} " in mistake([*OTHERWISE[other], flag, *CHANGED[name]])
+        given = [needs, value, *(("--task", "detection") if other == "augment" else ())]
+        assert parse([*given, flag, *CHANGED[name]]).flat()[name] != Config().flat()[name]
+
+
+OTHERWISE = {
+    "loader": ["--loader", "dali-gpu"],
+    "train_window": ["--train-window", "center"],
+    "augment": ["--task", "detection", "--augment", "lsj"],
+    "schedule": ["--schedule", "constant"],
+    "optimizer": ["--optimizer", "adamw"],
+}
+CHANGED = {
+    "reader": ["opencv"],
+    "decode_threads": ["3"],
+    "crop_scale": ["0.5", "1"],
+    "crop_ratio": ["1", "1"],
+    "short_sides": ["300", "400"],
+    "final_lr": ["0.001"],
+    "lr_milestones": ["3", "6"],
+    "lr_step_epochs": ["7"],
+    "lr_gamma": ["0.5"],
+    "momentum": ["0.5"],
+    "nesterov": ["false"],
+}
+
+
+def test_a_flag_may_make_idle_what_a_preset_has(tmp_path: Path) -> None:
+    path = preset(tmp_path, "schedule: step\nlr_milestones: [3, 6]\n")
+    found = parse(["--config", path, "--schedule", "cosine"])
+    assert parse(["--config", preset(tmp_path, as_yaml(found), "kept.yaml")]).optimisation.lr_milestones == (3, 6)
+    assert "--lr-gamma is for --schedule step, and this is --schedule cosine" in mistake(
+        ["--config", path, "--schedule", "cosine", "--lr-gamma", "0.5"]
+    )
 
 
 # --- precedence ---------------------------------------------------------------------------------------------------------------------

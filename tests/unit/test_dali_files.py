@@ -1,0 +1,51 @@
+"""Files that DALI cannot take as they are: what is said of many of them, and of a place where no picture of them can be put."""
+
+from __future__ import annotations
+
+import errno
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from contracts import Mistake
+from loaders._dali import PathPreparer
+from tests.conformance.scenes import Scene, scene
+
+
+def encoded(form: str) -> bytes:
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, form)
+    return buffer.getvalue()
+
+
+def made(folder: Path, webp: int, jpeg: int) -> Scene:
+    return scene(folder, {**{f"odd-{i}": encoded("WEBP") for i in range(webp)}, **{f"plain-{i}": encoded("JPEG") for i in range(jpeg)}})
+
+
+@pytest.mark.parametrize(("webp", "said"), [(0, False), (1, False), (2, True)])
+def test_many_files_that_pil_decodes_are_said(webp: int, said: bool, tmp_path: Path) -> None:
+    """More than one in a hundred."""
+    prepare = PathPreparer(made(tmp_path, webp, 100 - webp).feed())
+    assert len(prepare.notes) == said
+    if said:
+        assert prepare.notes[0].startswith("2 of 100 images are no plain JPEG or 8-bit PNG") and "--loader dali-fed" in prepare.notes[0]
+    prepare.close()
+
+
+def test_a_full_temporary_folder_is_no_damage_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = made(tmp_path, 4, 0).feed()
+    rows = feed.plan.rows(0, 0)[0]
+    prepare = PathPreparer(feed)
+    assert prepare(rows, set()).failed == ()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(Mistake, match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room"):
+        prepare(rows, set())
+    prepare.close()
