@@ -107,7 +107,6 @@ class World(Protocol):
 
     rank: int
     size: int
-    local_rank: int
     device: torch.device
 
     def barrier(self) -> None:

@@ -21,7 +21,7 @@ LETTERS_AN_INCH, LEGEND_MORE = 9, 9
 """Of a title; a name of the legend takes the room of so many more, for its mark."""
 
 
-def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, title: str, form: str = "{:,.0f}") -> Path:
+def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, title: str) -> Path:
     """One cell for each pair of values, best row of each; `x` and `y` are names of the point."""
     across, down = (_values(rows, name) for name in (x, y))
     grid = np.full((len(down), len(across)), np.nan)
@@ -37,7 +37,7 @@ def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, ti
     axes.set_xlabel(x.replace("_", " "))
     _titled(axes, title)
     for (i, j), found in np.ndenumerate(grid):
-        axes.text(j, i, "-" if np.isnan(found) else form.format(found), ha="center", va="center", fontsize=8)
+        axes.text(j, i, "-" if np.isnan(found) else f"{found:,.0f}", ha="center", va="center", fontsize=8)
     return _saved(drawing, path)
 
 

@@ -43,7 +43,7 @@ class SlowStorage(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     methods: tuple[str, ...] = ("auto",)
-    """pytorch and dali-by-hand (benchmarks/*_baseline.py), or names as in --loader of train.py; auto = all that run here."""
+    """pytorch and dali-by-hand (benchmarks/by_hand/), or names as in --loader of train.py; auto = all that run here."""
     delays: tuple[NotNegative, ...] = (0.0, 1.0, 10.0, 50.0)
     """Each read takes this much longer, ms."""
     steps: Annotated[int, Field(ge=2)] = 100

@@ -68,7 +68,6 @@ def open_coco(
     classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
-    workers: int = 0,
     progress: Progress | None = None,
 ) -> Instances:
     """The manifest of one split of COCO's layout: from `cache` when neither file nor folder have changed since, else from a new scan.
@@ -93,7 +92,7 @@ def open_coco(
         if images:
             _visit_folders(real, folder, entries, visits)
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
-            records = _headers(real, listed, annotations, made, workers, rejects, say)
+            records = _headers(real, listed, annotations, made, rejects, say)
         else:
             records = np.zeros(len(listed.ids), HEADER)
             records["height"], records["width"] = listed.sizes.T
@@ -250,13 +249,13 @@ def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> I
     return Images(np.array([image.image_id for image in kept], np.int64), paths, sizes)
 
 
-def _headers(real: Path, images: Images, annotations: Array, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
+def _headers(real: Path, images: Images, annotations: Array, made: Path, rejects: Rejects, say: Progress) -> Array:
     """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of another size."""
     (made / "listing.paths").write_bytes(b"".join(images.paths))
     np.cumsum([0, *map(len, images.paths)], dtype=LISTING["offsets"]).tofile(made / "listing.offsets")
     np.zeros(len(images.paths), LISTING["labels"]).tofile(made / "listing.labels")
     faults: dict[bytes, str] = {}
-    records = read_headers(source.header, real, len(images.paths), made, workers, faults.__setitem__, say)
+    records = read_headers(source.header, real, len(images.paths), made, 0, faults.__setitem__, say)
     stored = np.column_stack([records["height"], records["width"]])
     fits = (stored == images.sizes).all(axis=1)
     for place in np.flatnonzero(~fits | (records["size"] < 0)).tolist():

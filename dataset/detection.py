@@ -289,11 +289,6 @@ class DetectionPlan(EpochPlan):
             _, which, boxes = usable_boxes(self.columns, ids)
         return self.policy.frame(self.seed, epoch, ids, *self._stored(ids), boxes, which)
 
-    def padding(self, epoch: int = 0, batches: int | None = None) -> float:
-        """Share of the pixels of this rank's batches that no image covers, 0..1; of the first `batches`, or of all."""
-        rows = self.rows(epoch, 0)
-        return padding(rows[: len(rows) if batches is None else batches])
-
     def _stored(self, ids: Array) -> tuple[Array, Array]:
         return np.asarray(self.columns.height[ids]), np.asarray(self.columns.width[ids])
 

@@ -21,7 +21,8 @@ import torch
 from PIL import Image
 
 from contracts import Feed, Mistake, Rows
-from loaders._places import places_of, placing
+from dataset import geometry
+from loaders._places import placing
 from loaders._readers import PNG, READERS, Undecodable, exactly, plain_jpeg
 from loaders._staging import Staged, Stager, without
 
@@ -127,7 +128,7 @@ def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
 
 def placed_at(rows: Rows) -> dict[str, Array]:
     """How large each image is resized, float32 [B, 2], and where the canvas begins in it, int32 [B, 2], which is [B, 2] large."""
-    places = places_of(rows)
+    places = geometry.places(rows)
     corners = np.ascontiguousarray(-places[:, [1, 0]], np.int32)
     return {
         "sizes": np.ascontiguousarray((places[:, 2:] - places[:, :2])[:, ::-1], np.float32),

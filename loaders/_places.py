@@ -7,21 +7,15 @@ from typing import Any
 import numpy as np
 
 from contracts import Plan, Rows
+from dataset import geometry
 
 Array = np.ndarray[Any, Any]
-
-
-def places_of(rows: Rows) -> Array:
-    """int64 [B, 4], x0 y0 x1 y1 of what each window fills: the whole output where the rows have no places."""
-    if rows.places is not None:
-        return rows.places
-    return np.concatenate([np.zeros_like(rows.sizes), rows.sizes[:, ::-1]], axis=1)
 
 
 def filled(rows: Rows) -> bool:
     """Whether every window fills all of the canvas, so that nothing is left to be 0."""
     height, width = rows.padded
-    return bool((places_of(rows) == (0, 0, width, height)).all())
+    return bool((geometry.places(rows) == (0, 0, width, height)).all())
 
 
 def placing(plan: Plan) -> bool:

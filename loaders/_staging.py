@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows, nothing
+from dataset import geometry
 from loaders._colour import distort
-from loaders._places import filled, places_of
+from loaders._places import filled
 
 Item = TypeVar("Item")
 COPIES = 2
@@ -161,7 +162,7 @@ class Stager:
     def _batch(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Batch:
         """Everything but the pixels; 0 where no image is, and in rows that are not valid."""
         if not filled(rows):
-            images.masked_fill_(outside(self._to_device(places_of(rows)), images), 0)
+            images.masked_fill_(outside(self._to_device(geometry.places(rows)), images), 0)
         if not valid.all():
             images[torch.from_numpy(np.flatnonzero(~valid)).to(images.device)] = 0
         return batch_of(images, replace(rows, valid=valid), self._feed, failed=tuple(rows.ids[rows.valid & ~valid].tolist()))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from contracts import Feed, Rows
-from loaders._places import places_of
+from dataset import geometry
 from loaders._readers import READERS, Decode, Undecodable, choose, decode_many, exactly, plain_jpeg, resize_pil, resize_window
 from loaders._staging import Staged, Staging, without
 from loaders._workers import PART, Workers
@@ -74,7 +74,7 @@ class Decoding:
         regions = {i: (int(x0), int(y0), int(x1), int(y1)) for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)}
         plain = [i for i, is_plain in zip(files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True) if is_plain]
         decoded = decode_many(self._decode, [files[i] for i in plain], [regions[i] for i in plain])
-        pixels, places = dict(zip(plain, decoded, strict=True)), places_of(rows).tolist()
+        pixels, places = dict(zip(plain, decoded, strict=True)), geometry.places(rows).tolist()
         for i in np.flatnonzero(rows.valid).tolist():
             left, top, right, bottom = places[i]
             try:

@@ -153,11 +153,6 @@ class Board:
         }
         self._event(summary=custom_scalars(charts))
 
-    def flush(self) -> None:
-        """Onto the disk. What was written is in the file already, for any reader."""
-        if self._file is not None:
-            self._file.sync()
-
     def close(self, *, finished: bool = True) -> None:
         """`finished` False: stopped or failed; the HPARAMS page then has its status as unknown."""
         if self._file is None:

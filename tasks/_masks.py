@@ -13,9 +13,9 @@ import torch
 from torchvision.models.detection.roi_heads import expand_boxes, expand_masks, paste_mask_in_image
 
 from contracts import Array
+from dataset.coco_json import uncompressed
 
 LEAST = 0.5  # probability of a pixel that is inside
-LONGEST = 7  # characters of a compressed run: 34 bits and a sign, when 32 are what a run may have
 BORDER = 1  # pixels around a mask, so that it fades out at its box's edge
 
 
@@ -49,7 +49,7 @@ def checked(counts: str | list[Any], height: int, width: int) -> dict[str, Any]:
     from pycocotools import mask as coder
 
     if isinstance(counts, str):
-        runs = _uncompressed(counts.encode("ascii")).tolist()
+        runs = uncompressed(counts.encode("ascii")).tolist()
     else:
         runs = counts
         if any(type(run) is not int for run in runs):
@@ -60,27 +60,6 @@ def checked(counts: str | list[Any], height: int, width: int) -> dict[str, Any]:
         return {"size": [height, width], "counts": counts.encode()}
     code: dict[str, Any] = coder.frPyObjects({"size": [height, width], "counts": runs}, height, width)
     return code
-
-
-def _uncompressed(text: bytes) -> Array:
-    """int64 run lengths of COCO's compressed form, without a Python loop over its characters. Raises ValueError.
-
-    A character holds 5 bits, the lowest first, and whether more follow; the last one's highest bit is the sign. From the fourth run on
-    it is the difference to the last but one.
-    """
-    letters = np.frombuffer(text, np.uint8).astype(np.int64) - 48
-    if not len(letters) or letters.min() < 0 or letters.max() > 63 or letters[-1] & 32:
-        raise ValueError("letters that are no run lengths")
-    ends = np.flatnonzero(letters & 32 == 0)
-    begins = np.concatenate([[0], ends[:-1] + 1])
-    digits = ends - begins + 1
-    if digits.max() > LONGEST:
-        raise ValueError("a run that is too long")
-    places = np.arange(len(letters)) - np.repeat(begins, digits)
-    runs = np.add.reduceat((letters & 31) << 5 * places, begins)
-    runs -= np.where(letters[ends] & 16, 1 << 5 * digits, 0)
-    runs[1::2], runs[2::2] = np.cumsum(runs[1::2]), np.cumsum(runs[2::2])
-    return runs
 
 
 def run_lengths(inside: Array, left: int, top: int, height: int, width: int) -> list[int]:

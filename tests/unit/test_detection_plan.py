@@ -209,13 +209,13 @@ def coco() -> SimpleNamespace:
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 16), (4, 2), (1, 24), (8, 8), (1, 64)])
 def test_padding_is_small(coco: SimpleNamespace, policy: DetectionPolicy, most: float, world_size: int, batch_size: int) -> None:
     here = DetectionPlan.of(coco, policy, seed=1, batch_size=batch_size, world_size=world_size)
-    assert here.padding(0, 400) < most
+    assert padding(here.rows(0, 0)[:400]) < most
     assert here.resident == 8
 
 
 def test_padding_in_validation_is_small_and_in_the_plain_order_is_not(coco: SimpleNamespace) -> None:
     here = DetectionPlan.of(coco, replace(FLIP, flip=0.0), seed=1, batch_size=16, training=False)
-    assert here.padding() < 0.03
+    assert padding(here.rows(0, 0)) < 0.03
     drawn = [here.draw(0, order(1, 0, 16_000)[start : start + 16]) for start in range(0, 1600, 16)]
     assert padding(drawn) > 0.2, "what the grouping is for"
 
@@ -241,7 +241,7 @@ def test_padding_is_what_no_image_covers(name: str) -> None:
         for row, (x0, y0, x1, y1) in enumerate(places(rows).tolist()):
             canvas[row, y0:y1, x0:x1] = True
         covered.append(canvas.ravel())
-    share = plan(61, policy=POLICIES[name]).padding()
+    share = padding(plan(61, policy=POLICIES[name]).rows(0, 0))
     assert share == pytest.approx(1 - np.concatenate(covered).mean())
     assert (share == 0) == (name in ("stretch", "ssdlite"))
 

@@ -21,6 +21,7 @@ import tasks.detection as kind
 from config import Config, build
 from contracts import Mistake
 from dataset.coco_scan import open_coco
+from dataset.detection import padding
 from dataset.splits import Split
 from models import Native
 from report.console import Console
@@ -174,7 +175,7 @@ def test_what_a_run_is_made_of(root: Path, console: Any, arch: str | None, parts
     assert kind.building(config, splits["train"].columns) == built
     told = kind.facts(plan)
     assert told["instances_per_image"] == splits["train"].columns.usable.sum() / plan.samples
-    assert told["padding"] == pytest.approx(plan.padding(0)) and 0 < told["padding"] < 0.5
+    assert told["padding"] == pytest.approx(padding(plan.rows(0, 0))) and 0 < told["padding"] < 0.5
     assert kind.bytes_read(splits["train"].columns, np.array([0, 1])) == splits["train"].columns.size[:2].sum()
 
 

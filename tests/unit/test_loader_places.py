@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
-from loaders._places import colouring, filled, places_of, placing
+from dataset import geometry
+from loaders._places import colouring, filled, placing
 from loaders._staging import fitted, outside, too_small
 
 SIDES = st.integers(1, 9)
@@ -40,8 +41,8 @@ PLACES = np.array([[0, 0, 6, 8], [1, 2, 3, 4]])
 
 
 def test_without_places_an_image_fills_its_output() -> None:
-    assert places_of(rows_of([(8, 6), (3, 4)])).tolist() == [[0, 0, 6, 8], [0, 0, 4, 3]]
-    assert places_of(rows_of([(8, 6), (8, 6)], places=PLACES)) is PLACES
+    assert geometry.places(rows_of([(8, 6), (3, 4)])).tolist() == [[0, 0, 6, 8], [0, 0, 4, 3]]
+    assert geometry.places(rows_of([(8, 6), (8, 6)], places=PLACES)) is PLACES
 
 
 @pytest.mark.parametrize(

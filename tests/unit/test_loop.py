@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from torch import nn
 from contracts import Batch, Mistake, NotFinite
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
-from engine.loop import Run
+from engine.loop import Progress, Run
 
 SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
 
@@ -207,6 +208,18 @@ def test_seconds_of_a_validation_are_told_apart() -> None:
     told = Outcome(Slept(0.25), failed=[3], pass_s=7.0, score_s=0.5).result(ProcessWorld(torch.device("cpu")))
     assert told["ap"] == 0.25 and told["failed"] == [3] and told["extras"] == {"files": {}}
     assert (told["seconds"]["pass"], told["seconds"]["score"]) == (7.0, 1.5) and 0.7 <= told["seconds"]["waited"] < 5
+
+
+def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
+    """A checkpoint is evaluated whatever trained it."""
+    toy = Toy(tmp_path, epochs=1, figures=[])
+    content = {"model": {"weight": torch.full((1, 1), 3.0)}, "progress": asdict(Progress(step=7)), "config": {"optimizer": "adamw"}}
+    toy.run.identity = {"config": {"optimizer": "sgd"}}
+    with pytest.raises(Mistake, match="--optimizer is adamw"):
+        toy.run.load(content)
+    toy.run.loader = None
+    toy.run.load(content)
+    assert (toy.module.weight.item(), toy.run.progress.step) == (3.0, 7)
 
 
 def test_an_evaluation_tells_its_figures_and_keeps_nothing(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class Threads:
     device = torch.device("cpu")
 
     def __init__(self, rank: int, size: int, meeting: threading.Barrier, board: list[Any]) -> None:
-        self.rank, self.size, self.local_rank = rank, size, rank
+        self.rank, self.size = rank, size
         self._meeting, self._board = meeting, board
 
     def gather(self, value: object) -> list[Any]:

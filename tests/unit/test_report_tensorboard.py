@@ -86,7 +86,6 @@ def test_scalars_are_read_back_and_what_is_no_number_is_left_out(tmp_path: Path)
 def test_a_disabled_board_writes_nothing(tmp_path: Path) -> None:
     board = Board(tmp_path, enabled=False)
     write(board, 0, 20, 1.0)
-    board.flush()
     board.close()
     assert not list(tmp_path.iterdir())
 
@@ -135,7 +134,6 @@ def test_summary_writers_purge_step_alone_would_double_the_curve(tmp_path: Path)
 def test_a_run_killed_in_mid_write_resumes(tmp_path: Path) -> None:
     first = Board(tmp_path)
     write(first, 0, 50, 1.0)
-    first.flush()
     (path,) = tmp_path.glob("events*")
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 3)
