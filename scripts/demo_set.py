@@ -25,8 +25,6 @@ import numpy as np
 from PIL import Image
 from rich.progress import track
 
-from contracts import cores
-
 VERSION = 1  # of the drawing: a set of another version is made anew
 STAMP = "demo_set.json"
 SPLITS = ("train", "val")
@@ -169,7 +167,7 @@ def fill(
         keys = [(s, c, i) for s, n in enumerate(counts) for c in range(len(classes)) for i in range(n)]
         for folder in (fresh / split / name for split in SPLITS for name in classes):
             folder.mkdir(parents=True, exist_ok=True)
-        workers = processes or max(int(cores()), 1)
+        workers = processes or len(os.sched_getaffinity(0))
         # spawn: the caller may have threads, and a fork with threads may hang. Ctrl-C is for the parent alone.
         with ProcessPoolExecutor(workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             try:

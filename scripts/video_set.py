@@ -22,7 +22,6 @@ import av
 import numpy as np
 from rich.progress import track
 
-from contracts import cores
 from scripts.demo_set import background
 
 CLASS = "video"
@@ -57,7 +56,7 @@ def write(dest: Path, count: int = 173, kind: Kind | None = None, *, progress: b
     try:
         (fresh / place).mkdir(parents=True)
         with ProcessPoolExecutor(
-            processes or max(int(cores()), 1), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+            processes or len(os.sched_getaffinity(0)), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
         ) as pool:
             try:
                 done = pool.map(partial(encode, fresh / place, kind), range(count))

@@ -22,7 +22,7 @@ def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: obj
     """Top-1 of the demo's preset after epochs of 10 steps; the demo's have many more."""
     short = ("--epochs", epochs, "--val-every", epochs, "--warmup-epochs", 0.5, "--workers", 1, "--ceilings", "false")
     process = train("--config", ROOT / "configs/video/demo.yaml", "--data", videos, "--output", output, *short, *flags)
-    process.wait(500)  # three quarters of a minute on two free cores; here others share them
+    process.wait(500)  # half a minute, and a few seconds, on two free cores; here others share them
     process.done()
     return float(summary(train.cwd / output)["validation"]["top1"])
 
@@ -31,5 +31,5 @@ def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: obj
 @pytest.mark.timeout(600)
 def test_the_preset_learns_the_motion_and_not_a_frame(train: Runner, videos: Path) -> None:
     """In few of the demo's steps; the header of the preset has the figures of all of them."""
-    assert shortened(train, videos, "clips", 16) >= 0.35, "chance is 12.5 %; seeds 0 to 3 had 48 to 61 %"
-    assert shortened(train, videos, "frames", 8, "--clip-frames", 1) < 0.3, "seeds 0 to 3 had 8 to 19 %"
+    assert shortened(train, videos, "clips", 12) >= 0.28, "chance is 12.5 %; seeds 0 to 3 had 33 to 66 %"
+    assert shortened(train, videos, "frames", 5, "--clip-frames", 1) < 0.28, "seeds 0 to 3 had 17 to 20 %"

@@ -307,10 +307,11 @@ def test_without_a_gpu(made: Made) -> None:
 
 
 def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyNvVideoCodec, and with it; on a CPU it is not asked for."""
-    assert [default_loader("video", gpu=gpu) for gpu in (False, True)] == ["pyav", "pyav"]
-    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", Codec())
-    assert [default_loader("video", gpu=gpu) for gpu in (False, True)] == ["pyav", "nvdec+pyav"]
+    """Without PyNvVideoCodec, with it, and on a GPU without engines; on a CPU it is not asked for."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for codec, auto in ((None, "pyav"), (Codec(), "nvdec+pyav"), (Codec(engines=0), "pyav")):
+        monkeypatch.setitem(sys.modules, "PyNvVideoCodec", codec)
+        assert [default_loader("video", gpu=gpu) for gpu in (False, True)] == ["pyav", auto]
 
 
 @pytest.fixture(autouse=True)
