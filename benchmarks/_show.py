@@ -156,6 +156,7 @@ def _machine(hardware: dict[str, Any]) -> str:
 def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     """Print the table; write table.md, plots/*.png and the TensorBoard runs."""
     from rich.table import Table
+    from rich.text import Text
 
     measured = merged(rows)
     rows = suite.derive(measured)
@@ -164,12 +165,12 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     for title in titles:
         table.add_column(title, overflow="fold")
     for its in found:
-        table.add_row(*its)
+        table.add_row(*map(Text, its))  # an error may hold what looks like markup
     console.print(table)
     more = [title for title in cells(suite, rows, detail=True)[0] if title not in titles]
     elsewhere = [f"More columns in table.md: {', '.join(more)}."] if more else []
     for line in (*elsewhere, *conditions(suite, rows), *concluded(suite, rows)):
-        console.print(line, highlight=False)
+        console.print(line, highlight=False, markup=False)
     replace(folder / "table.md", printable(markdown(suite, rows, folder)).encode())
     plots = _plotted(suite, rows, folder, console)
     if suite.follow:  # a row is of many trials; their own runs say nothing to compare
@@ -204,7 +205,7 @@ def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequenc
     names = {name for row in rows for name, found in row["figures"].items() if isinstance(found, int | float)}
     for row in rows:
         run = folder / row["folder"]
-        if row["status"] == "short":  # a figure that is refused is not to be found there either
+        if row["status"] == "short" and run != folder:  # a figure that is refused is not to be found there either; a plain run is not ours
             _forget(run)
         if not row["figures"] or row["status"] == "short" or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
             continue

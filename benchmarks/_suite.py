@@ -214,9 +214,12 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
         if settings.repeats < LEAST:
             raise Mistake(f"--repeats {settings.repeats}: of fewer than {LEAST} no figure is shown; 1, or {LEAST} and more")
         points = [{**point, REPEAT: number} for number in range(settings.repeats) for point in points]
+    points = [json.loads(one) for one in dict.fromkeys(json.dumps(point) for point in points)]  # each once
     with record.claimed(folder, resuming=True, enabled=True):
         rows = results(folder) if (folder / "results.jsonl").exists() else []
-        _same_suite(suite, settings, folder, rows)
+        if not _same_suite(suite, settings, folder, rows) and rows:  # nothing was measured: another command's failures are not its rows
+            record.replace(folder / "results.jsonl", b"")
+            rows = []
         done = [row["point"] for row in rows if row["status"] in DONE]
         file = record.Appender(folder / "results.jsonl")
         if rows and not (folder / "results.jsonl").read_bytes().endswith(b"\n"):
@@ -294,8 +297,8 @@ def beyond_noise(suite: Suite, one: Row, other: Row) -> bool | None:
     return None if first is None or second is None else second[0] > first[1] or first[0] > second[1]
 
 
-def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> None:
-    """A folder holds the points of one command; one in which nothing was measured yet may be given to another."""
+def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> bool:
+    """Whether a folder holds points of this command. One in which nothing was measured yet is given to it. Raises Mistake for others'."""
     asked = {name: found.resolve() if isinstance(found, Path) else found for name, found in settings}
     wanted = {"suite": suite.name, **record.plain({k: v for k, v in asked.items() if k not in ("output", "limit_s", "note")})}
     path = folder / "suite.json"
@@ -309,13 +312,14 @@ def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row
             if found.get(name) != value:
                 flag = name if name == "suite" else f"--{name.replace('_', '-')}"
                 raise Mistake(f"--output {folder} holds results with {flag} {found.get(name)}, this is {value}; name another folder")
-    else:
-        what = {
-            **wanted,
-            "note": settings.note,
-            "command": shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]]),
-        }
-        record.replace(path, (json.dumps(what, indent=2) + "\n").encode())
+        return True
+    what = {
+        **wanted,
+        "note": settings.note,
+        "command": shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]]),
+    }
+    record.replace(path, (json.dumps(what, indent=2) + "\n").encode())
+    return False
 
 
 def _commit() -> str:

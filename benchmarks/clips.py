@@ -99,16 +99,17 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
                 batch.launched()
                 yield batch.delivered
 
-        yield epochs, lambda rate: {"unit": UNIT, "frames_per_s": rate * frames, **counted(loader)}
+        yield epochs, lambda rate: {"unit": UNIT, "frames_per_s": rate * frames, **counted(loader, plan.policy.frames)}
 
 
-def counted(loader: Loader) -> dict[str, Any]:
-    """Of this rank: frames that were decoded for each that was delivered, and the clips and sorts of file that pyav took over."""
+def counted(loader: Loader, frames: int) -> dict[str, Any]:
+    """Of this rank: frames that were decoded for each that was delivered; the share of clips, of `frames`, and the sorts of file that pyav
+    took over."""
     delivered = getattr(loader, "delivered", 0)
     fallbacks = getattr(loader, "fallbacks", {})
     return {
         "decoded_per_frame": getattr(loader, "decoded", 0) / delivered if delivered else None,
-        "fallbacks": sum(fallbacks.values()) or None,
+        "fallbacks": sum(fallbacks.values()) * frames / delivered if fallbacks and delivered else None,
         "fallback_kinds": "; ".join(sorted(fallbacks)) or None,
     }
 

@@ -67,7 +67,6 @@ HEAD = 1 << 16
 """Bytes of a file that are compared: JPEGs of the same size that begin alike are alike."""
 LEAST_S = 2.0
 """A window below this says little of a steady rate."""
-
 Epochs = Callable[[int], Iterator[int]]
 """epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks."""
 POINT = {
@@ -85,8 +84,8 @@ class Loader(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     loaders: tuple[str, ...] = ("auto",)
-    """pytorch (the baseline; of clips with PyAV, and pytorch+decord, and on a GPU dali and dali-experimental, DALI's readers), or names as
-    in --loader of train.py; auto = all that run here. Of clips also decord-alone, pyav-alone and nvdec-alone, which drop the frames."""
+    """pytorch (the baseline; of clips with PyAV, and pytorch+decord, on a GPU DALI's readers, dali and dali-experimental), or as --loader
+    of train.py; auto = all that run here but nvdec+ANOTHER. Of clips also decord-alone, pyav-alone and nvdec-alone, which drop frames."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -337,7 +336,8 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     for gpus, its in _show.by(loading, "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
         times, figures, beside = _show.processes(gpus), fastest["figures"], by_hand(rows, gpus) or fastest
-        more = f", {figures['speed_up']:.1f} times as fast as {beside['point']['loader']}" if beside is not fastest else ""
+        name, ratio = beside["point"]["loader"], beside["figures"]["pass_s"] / figures["pass_s"]
+        more = f", {ratio:.1f} times as fast as {name}" if beside is not fastest else ""
         frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
         said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
         said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
@@ -369,7 +369,7 @@ COLUMNS = (
     Column(key="per_gpu", title="{unit} a GPU", form="{:,.1f}"),
     Column(key="scaling", title="scaling", form="{:.0%}"),
     Column(key="decoded_per_frame", title="decoded / delivered", form="{:.2f}"),
-    Column(key="fallbacks", title="clips by pyav", form="{:,}"),
+    Column(key="fallbacks", title="clips by pyav", form="{:.1%}"),
     Column(key="first_pass_s", title="first pass, s", form="{:,.3g}"),
     Column(key="host_gib", title="host GiB", form="{:.1f}"),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}"),

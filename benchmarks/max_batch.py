@@ -32,7 +32,7 @@ from benchmarks import _plots, _show
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring, versions_of
 from benchmarks.by_hand import train as loop_by_hand
 from benchmarks.loader import expanded
-from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, words
+from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
 from config import Share, parse
 from contracts import Mistake
 from engine.precision import choose
@@ -131,7 +131,9 @@ def points(settings: MaxBatch) -> list[Point]:
     require_data(settings.data, settings.loaders)
     if settings.by_hand and settings.data is None:
         raise Mistake("--by-hand reads files: --data is missing")
-    check(settings.flags, by_hand=settings.by_hand, more=("--workers",))
+    check(settings.flags, by_hand=settings.by_hand, more=("--workers",), own=("--val-batch-size",))
+    if settings.by_hand:
+        require_same_pixels("classification", settings.archs)
     return follow(settings, [])
 
 
@@ -205,8 +207,8 @@ def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
 
 def _by_hand(settings: MaxBatch, point: Point, device: torch.device, peak_gib: list[float], held_gib: float) -> Measured:
     flags = {"data": settings.data, **{name: point[name] for name in ("arch", "batch_size")}, "steps": settings.steps}
-    if (workers := parse(shlex.split(settings.flags)).loading.workers) is not None:
-        flags["workers"] = workers
+    asked = parse(shlex.split(settings.flags)).loading.workers
+    flags["workers"] = max(int(cores()) - 1, 1) if asked is None else asked  # what ours takes by default
     sys.argv = ["train.py", *words(flags)]
     loop_by_hand.main()
     figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None}

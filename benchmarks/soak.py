@@ -52,7 +52,7 @@ class Soak(Common):
     data: Path | None = None
     """Folder with train/<class>/*, images or videos; an epoch is one pass over it. Needed for every loader."""
     loaders: tuple[str, ...] = ("auto",)
-    """Names as in --loader of train.py; auto = all that read files and run here."""
+    """Names as in --loader of train.py; auto = all that read files and run here, but nvdec+ANOTHER."""
     epochs: PositiveInt = 30
     """Passes with each loader."""
     warm_epochs: NonNegativeInt = 4

@@ -16,9 +16,10 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
 from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks, require_gpus
+from benchmarks.by_hand import train as loop_by_hand
 from cli import one_of
 from config import parse
-from contracts import Mistake
+from contracts import Mistake, cores
 from engine import precision
 from loaders import OF_TASK, default_loader
 from models import registry_of
@@ -74,8 +75,10 @@ class Train(Common):
     """More flags of train.py, for every point; better written last, after a bare --."""
 
 
-def check(words: str, *, task: str = "classification", by_hand: bool = False, more: tuple[str, ...] = ()) -> None:
-    """Raise Mistake for flags of train.py that do not parse, or that a suite sets itself.
+def check(
+    words: str, *, task: str = "classification", by_hand: bool = False, more: tuple[str, ...] = (), own: tuple[str, ...] = ()
+) -> None:
+    """Raise Mistake for flags of train.py that do not parse, or that a suite sets itself: OWN, and its `own`.
 
     `by_hand`: also for those that the loop by hand would do without; `more` are flags that the suite gives to both.
     """
@@ -84,7 +87,7 @@ def check(words: str, *, task: str = "classification", by_hand: bool = False, mo
     except ValueError as error:
         raise Mistake(f"--flags {words}: {error}") from None
     names = [word.partition("=")[0].replace("_", "-") for word in given if word.startswith("--")]
-    taken = sorted({*names} & OWN)
+    taken = sorted({*names} & {*OWN, *own})
     if taken:
         raise Mistake(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
     parse(["--task", task, *given])
@@ -105,11 +108,20 @@ def require_data(data: Path | None, loaders: Collection[str], task: str = "class
         raise Mistake(f"--data {data}: has no {train}/ folder; it must hold {holds}")
 
 
+def require_same_pixels(task: str, archs: Sequence[str]) -> None:
+    """Raise Mistake for a classifier that trains at another size than the loop by hand."""
+    for arch in archs if task == "classification" else ():
+        if (size := registry_of(task).native(arch).size) != loop_by_hand.SIDE:
+            raise Mistake(f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out one of them")
+
+
 def points(settings: Train) -> list[Point]:
     task, known = settings.task, registry_of(settings.task).names()
     archs = ARCHS[task] if settings.archs is None else settings.archs
     for arch in archs:
         one_of("--archs", arch, known)
+    if settings.by_hand:
+        require_same_pixels(task, archs)
     for name in settings.by_hand:
         if name not in BY_HAND_OF[task]:
             allowed = " or ".join(BY_HAND_OF[task])
@@ -134,8 +146,10 @@ def points(settings: Train) -> list[Point]:
 def command(settings: Train, point: Point, folder: Path) -> list[str]:
     common = ["--task", settings.task]
     common += ["--data", str(settings.data.resolve())] if settings.data else []
-    common += ["--workers", str(settings.workers)] if settings.workers else []
-    if point["loader"].startswith(BY_HAND):
+    by_hand = point["loader"].startswith(BY_HAND)
+    workers = settings.workers or (max(int(cores()) - 1, 1) if by_hand else None)  # what ours takes by default
+    common += ["--workers", str(workers)] if workers else []
+    if by_hand:
         how = {"arch": point["arch"], "batch_size": point["batch_size"], "loader": point["loader"].removeprefix(BY_HAND)}
         flags = words({**how, "seconds": settings.seconds, "output": folder / "figures.json"})
         return [sys.executable, "-m", "benchmarks.by_hand.train", *common, *flags]

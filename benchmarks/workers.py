@@ -58,9 +58,13 @@ class Workers(Common):
     """More flags of train.py, for every point; better written last, after a bare --."""
 
 
+SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--compile-mode")
+"""Flags of train.py that are a point's."""
+
+
 def points(settings: Workers) -> list[Point]:
     train.require_data(settings.data, [settings.loader])
-    train.check(settings.flags)
+    train.check(settings.flags, own=SET_HERE)
     workers = settings.workers or tuple(dict.fromkeys((1, max(int(cores()) - 1, 1))))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
     fixed = {"arch": settings.arch, "loader": settings.loader, "precision": settings.precision}
@@ -159,9 +163,7 @@ def _batch_size(rows: Sequence[Row]) -> list[str]:
         return []
     if (least := enough(of)) is None:
         return [f"The compute ceiling still grows at batch {max(of)} ({of[max(of)]:,.0f} img/s): a larger batch may be faster."]
-    return [
-        f"From batch {least} on the compute ceiling is within 10 % of its best ({max(of.values()):,.0f} img/s): no larger one is needed."
-    ]
+    return [f"At batch {least} the compute ceiling is within 10 % of its best ({max(of.values()):,.0f} img/s): no larger one is needed."]
 
 
 def _pinned(rows: Sequence[Row]) -> list[str]:
@@ -196,7 +198,7 @@ def _workers(rows: Sequence[Row]) -> list[str]:
         return []
     if (least := enough(of)) is None:
         return [f"Batch {largest}: the rate still grows at {_count(max(of))} ({of[max(of)]:,.0f} img/s)."]
-    return [f"Batch {largest}: from {_count(least)} on the rate is within 10 % of its best ({max(of.values()):,.0f} img/s)."]
+    return [f"Batch {largest}: {_count(least)} will do, with them the rate is within 10 % of its best ({max(of.values()):,.0f} img/s)."]
 
 
 def _smallest(rows: Sequence[Row]) -> list[str]:

@@ -52,7 +52,7 @@ class Phases:
         self._drain()
 
     def interrupt(self) -> None:
-        """What comes next does not follow on: the time until the next mark belongs to no phase."""
+        """The time since the last mark belongs to no phase. What comes next is waiting for data, until the next mark."""
         self.mark("interrupted")
 
     def read(self) -> dict[str, float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Batch, World
+from contracts import Array, Batch, World
 from report import pictures
 from report.console import Bar, Console, figures, number, took
 from report.hardware import Sampler, device_gib, hardware, host_gib, over_ranks, versions
@@ -95,7 +96,7 @@ class Reporter:
         self._ceilings: dict[str, dict[str, Any] | None] = {"compute": None, "loader": None}
         self._memory: dict[str, float | None] = {}
         self._load: list[dict[str, float | None]] = []
-        self._steps: list[dict[str, float]] = []  # phases of each step since the run, or this part of it, began
+        self._steps = {name: array("d") for name in PHASES}  # of each step since the run, or this part of it, began; nan where it had none
         self._ended_with: list[int] = []  # the step with which each window ended
         self._resumed_at = resumed_at or 0
         self._rate: float | None = None
@@ -149,7 +150,8 @@ class Reporter:
         loss = means.pop("loss")
         norm = next((point["grad_norm"] for point in reversed(points) if not np.isnan(point["grad_norm"])), None)
         step = int(last["step"])
-        self._steps += steps
+        for name, column in self._steps.items() if self._world.rank == 0 else ():
+            column.extend(one.get(name, np.nan) for one in steps)
         self._record.point(
             "train",
             step,
@@ -259,6 +261,7 @@ class Reporter:
             self._console.info("nothing was left to train, its figures stay as they were: more --epochs or --steps go on from here")
             summary = {**earlier, "finished": True, "epochs": progress["epoch"], "validation": validation or earlier["validation"]}
             self._record.summary(summary)
+            self._tell_rate(earlier["rate"]["steady"], earlier["efficiency"], step=progress["step"])  # the events were cut behind that step
             self._finished = True
             return summary
         rate = self._meter.result(self._facts.get("unit", "img/s"))
@@ -267,7 +270,8 @@ class Reporter:
         if not self._memory:
             self._measure_memory(host_gib())
         warm = rate["warmup_windows"]  # what is said of the machine and of a step is of the same windows as the rate
-        kept = self._steps[self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0 :]
+        first = self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0
+        kept = {name: np.array(column)[first:] for name, column in self._steps.items()}
         summary = {
             **{name: value for name, value in self._facts.items() if name not in ("settings", "title", "unit", *DETECTION)},
             "reader": self._facts.get("reader") or self._validated_with.get("reader", ""),
@@ -285,10 +289,10 @@ class Reporter:
             "check": "failed: efficiency above 103 %" if efficiency is not None and efficiency > HIGHEST_EFFICIENCY else "passed",
             "data_wait": data_wait(kept),
             "step_ms": step_times(kept),
-            "split_ms": {name: sum(one.get(name, 0.0) for one in kept) / len(kept) for name in PHASES if any(name in one for one in kept)},
+            "split_ms": {name: float(np.nansum(its)) / len(its) for name, its in kept.items() if not np.isnan(its).all()},
             "validation": validation,
             "validation_s": self._validation_s,  # of the last one
-            "memory": self._memory,
+            "memory": self._memory | {"host_gib": float(self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0])},
             "gpu": over_ranks(self._world.gather({name: self._mean(read, warm) for name, read in GPU.items()})),
             "cpu": {"utilisation": self._mean("cpu_utilisation", warm)},
             **({"clips": clips} if clips else {}),
@@ -299,18 +303,16 @@ class Reporter:
         if not finished:
             self._console.info(f"stopped at step {progress['step']}; go on with --output {self._record.folder} --resume auto")
         if finished:
-            self._board.scalars(
-                {
-                    "throughput/samples_per_s": rate["steady"],
-                    "throughput/per_gpu": rate["steady"] and rate["steady"] / self._world.size,
-                    "throughput/efficiency": efficiency,
-                },
-                progress["step"] + 1,
-            )
+            self._tell_rate(rate["steady"], efficiency, step=progress["step"])
             self._console.result(summary, folder=self._record.folder)
             if efficiency is not None and efficiency > HIGHEST_EFFICIENCY:
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is wrong")
         return summary
+
+    def _tell_rate(self, rate: float | None, efficiency: float | None, *, step: int) -> None:
+        """What HPARAMS shows: the last point of each."""
+        throughput = {"samples_per_s": rate, "per_gpu": rate and rate / self._world.size, "efficiency": efficiency}
+        self._board.scalars({f"throughput/{name}": value for name, value in throughput.items()}, step + 1)
 
     def _clips(self, loader: Any, rate: float | None) -> dict[str, Any] | None:
         """Of a loader of clips, all ranks: frames/s, frames decoded for one delivered, and what another decoder had to do."""
@@ -371,18 +373,20 @@ class Reporter:
         }
 
 
-def duration(step: Mapping[str, float]) -> float:
-    """Milliseconds from the end of the step before to the end of this one; the transfer runs beside it."""
-    return sum(found for name, found in step.items() if name != "transfer")
+def durations(steps: Mapping[str, Array]) -> Array:
+    """Milliseconds from the end of the step before to the end of each; the transfer runs beside it."""
+    found: Array = np.nansum([its for name, its in steps.items() if name != "transfer"], axis=0)
+    return found
 
 
-def step_times(steps: list[dict[str, float]]) -> dict[str, float] | None:
+def step_times(steps: Mapping[str, Array]) -> dict[str, float] | None:
     """Number, median and 99th percentile, milliseconds."""
-    durations = [duration(step) for step in steps]
-    return {"n": len(steps), **{f"p{p}": float(np.percentile(durations, p)) for p in (50, 99)}} if steps else None
+    found = durations(steps)
+    return {"n": len(found), **{f"p{p}": float(np.percentile(found, p)) for p in (50, 99)}} if len(found) else None
 
 
-def data_wait(steps: list[dict[str, float]]) -> dict[str, float] | None:
+def data_wait(steps: Mapping[str, Array]) -> dict[str, float] | None:
     """Mean over the steps, milliseconds, and as a share of their time."""
-    wait, whole = sum(step.get("data_wait", 0.0) for step in steps), sum(map(duration, steps))
-    return {"ms": wait / len(steps), "share": wait / whole if whole else 0.0} if steps else None
+    wait, whole = float(np.nansum(steps["data_wait"])), float(durations(steps).sum())
+    count = len(steps["data_wait"])
+    return {"ms": wait / count, "share": wait / whole if whole else 0.0} if count else None

@@ -22,6 +22,8 @@ from torch import nn
 
 from benchmarks.by_hand import detection
 
+SIDE = 224
+"""Of images of classifiers, pixels."""
 NOT_HERE = 77
 """Exit code: nothing was measured, and nothing failed."""
 
@@ -37,13 +39,13 @@ def dali_batches(root: Path, batch_size: int, threads: int, *, training: bool = 
         padding: dict[str, Any] = {"device_memory_padding": 211025920, "host_memory_padding": 140544512}
         if training:
             images = fn.decoders.image_random_crop(jpegs, device="mixed", random_area=[0.08, 1.0], **padding)
-            images = fn.resize(images, resize_x=224, resize_y=224)
+            images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
         else:
             images = fn.resize(fn.decoders.image(jpegs, device="mixed", **padding), resize_shorter=256)
         images = fn.crop_mirror_normalize(
             images,
             dtype=types.FLOAT16,
-            crop=(224, 224),
+            crop=(SIDE, SIDE),
             mirror=fn.random.coin_flip() if training else 0,
             mean=[0.485 * 255, 0.456 * 255, 0.406 * 255],
             std=[0.229 * 255, 0.224 * 255, 0.225 * 255],
@@ -61,7 +63,7 @@ def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[t
     from torchvision import transforms
 
     steps = [
-        transforms.RandomResizedCrop(224),
+        transforms.RandomResizedCrop(SIDE),
         transforms.RandomHorizontalFlip(),
         transforms.ToTensor(),
         transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),

@@ -86,14 +86,15 @@ def judge_gpu(on: Driver, visible: list[str], failure: str, torch_cuda: str | No
     if (not visible or failure) and 0 < on.cuda[0] < int(torch_cuda.partition(".")[0]):
         needs = torch_cuda.partition(".")[0]
         return Row(found=found, state="bad", consequence=f"the driver is too old: one for CUDA {needs}, or a torch for CUDA {on.cuda[0]}")
-    if PROHIBITED in on.compute_modes:
+    if PROHIBITED in on.compute_modes and (not visible or failure):
         return Row(found=found, state="bad", consequence="compute mode is prohibited: nvidia-smi --compute-mode 0")
     if not visible or failure:
         return Row(found=f"{found}; {failure}", state="bad", consequence="torch cannot use the GPU: see what it said; then nvidia-smi")
-    if on.mig:
+    hides_some = len(visible) < len(on.names)  # the driver tells of those too
+    if any("MIG" in name for name in visible) or (on.mig and not hides_some):
         said = "MIG is on: a slice has a part of the SMs, memory and decoders, and NCCL does not join slices; one rank a slice, alone"
         return Row(found=found, state="warn", consequence=said)
-    if any(mode in EXCLUSIVE for mode in on.compute_modes):
+    if any(mode in EXCLUSIVE for mode in on.compute_modes) and not hides_some:
         said = "compute mode is exclusive: one process a GPU, a second run on it fails; nvidia-smi --compute-mode 0"
         return Row(found=found, state="warn", consequence=said)
     some = f"; {len(visible)} of {len(on.names)} are visible" if len(on.names) > len(visible) else ""

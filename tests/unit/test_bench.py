@@ -118,8 +118,26 @@ def test_a_short_one_is_measured_again_and_shown_nowhere(tmp_path: Path) -> None
     rows = ran(tmp_path, "short")
     _show.show(suite(), rows, tmp_path, Console(file=io.StringIO()))
     assert not list(tmp_path.rglob("events.out.tfevents.*"))
-    ran(tmp_path, "short")
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+    (again,) = ran(tmp_path, "short")
+    assert again["began"] > rows[0]["began"]
+
+
+def test_a_folder_where_nothing_was_measured_holds_the_next_command_alone(tmp_path: Path) -> None:
+    ran(tmp_path, "crash")
+    ran(tmp_path, "good")
+    assert [row["point"]["name"] for row in results(tmp_path)] == ["good"]
+
+
+def test_a_point_that_is_named_twice_is_measured_once(tmp_path: Path) -> None:
+    assert [row["point"]["name"] for row in ran(tmp_path, "good", "good")] == ["good"]
+
+
+def test_an_error_is_no_markup(tmp_path: Path) -> None:
+    rows = ran(tmp_path, "crash")
+    rows[0]["error"] = "exit code 1: [rank0]: [/__w/pytorch/pair.cc:561] Connection closed by peer"
+    said = io.StringIO()
+    _show.show(suite(), rows, tmp_path, Console(file=said, width=300))
+    assert "[rank0]: [/__w/pytorch/pair.cc:561]" in said.getvalue()
 
 
 def test_ranks_end_too(tmp_path: Path) -> None:

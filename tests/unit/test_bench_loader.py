@@ -124,6 +124,12 @@ def test_the_fastest_loop_by_hand_is_what_speed_ups_are_over() -> None:
     assert facts(found)[1:] == ["nvdec: clips of some files were decoded by pyav (mjpeg in avi)."]
 
 
+def test_a_conclusion_is_over_the_baseline_that_it_names() -> None:
+    """The fastest one may have been unsteady; then no conclusion is drawn from it."""
+    pytorch, _, nvdec = derive([row("pytorch", 1, 10.0), row("dali", 1, 80.0), row("nvdec", 1, 100.0)])
+    assert conclude([pytorch, nvdec]) == ["1 process: nvdec passes over all files in 10 s, 10.0 times as fast as pytorch."]
+
+
 def test_the_conclusion_states_unique_files_and_the_fastest() -> None:
     rows = derive([row("pytorch", 1, 100.0), row("dali-gpu", 1, 250.0)])
     assert facts(rows) == ["1,000 files, 10 of them unique: the others are links to these, or copies."]

@@ -79,6 +79,17 @@ def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
     assert (flags["--task"], flags["--loader"], flags["--batch-size"], flags["--workers"]) == ("detection", "torchvision", "16", "3")
 
 
+def test_a_loop_by_hand_has_our_pixels_and_workers(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.train.cores", lambda: 4.5)
+    settings = Train(data=data, archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",))
+    ours, theirs = points(settings)
+    assert "--workers" not in command(settings, ours, tmp_path), "the default of train.py"
+    words = command(settings, theirs, tmp_path)
+    assert words[words.index("--workers") + 1] == "3", "the same"
+    with pytest.raises(Mistake, match="--by-hand: the loop by hand trains at 224 px, efficientnet_v2_s at 384"):
+        points(settings.model_copy(update={"archs": ("resnet18", "efficientnet_v2_s")}))
+
+
 def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:
     rate = {"steady": 10.0, "unit": "clip/s", "spread": None, "first_epoch": None}
     told = {"rate": rate, "ceiling": {"compute": None, "loader": None}, "efficiency": None, "bound": None, "check": "passed"}

@@ -36,6 +36,12 @@ def test_without_data_only_the_synthetic_loader() -> None:
     assert points(Workers(loader="synthetic"))
 
 
+@pytest.mark.parametrize("flag", ["--workers", "--image-size", "--pin-memory", "--compile"])
+def test_flags_that_are_a_points_own(flag: str) -> None:
+    with pytest.raises(Mistake, match=f"{flag} behind -- is what the suite sets itself"):
+        points(Workers(loader="synthetic", flags=f"{flag} {'4' if flag in ('--workers', '--image-size') else 'false'}"))
+
+
 def test_fixed_costs_and_enough() -> None:
     assert fixed({8: 100.0, 16: 200.0, 64: 200.0}) == pytest.approx({8: 1.0, 16: 0.0})
     assert fixed({one: one / (6.0 + 0.25 * one) for one in (8, 16, 32)}) == pytest.approx({8: 6 / 8, 16: 6 / 10})
@@ -67,7 +73,7 @@ def row(
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([row(8, 90, ceiling=100), row(64, 700, ceiling=950), row(512, 900, ceiling=1000)], "From batch 64 on the compute ceiling"),
+        ([row(8, 90, ceiling=100), row(64, 700, ceiling=950), row(512, 900, ceiling=1000)], "At batch 64 the compute ceiling"),
         ([row(8, 90, ceiling=100), row(64, 700, ceiling=800)], "still grows at batch 64 (800 img/s)"),
         (
             [row(8, 105, ceiling=200), row(8, 100, ceiling=200, memory="pageable")],
@@ -88,7 +94,7 @@ def row(
             ],
             "Pinned memory: +5.0% at batch 8 with 4 workers, beyond the noise there and in 1 of 1 pairs",
         ),
-        ([row(8, 91, ceiling=200, workers=2), row(8, 100, ceiling=200)], "Batch 8: from 2 workers on the rate"),
+        ([row(8, 91, ceiling=200, workers=2), row(8, 100, ceiling=200)], "Batch 8: 2 workers will do"),
         ([row(8, 50, ceiling=200, workers=1), row(8, 100, ceiling=200)], "Batch 8: the rate still grows at 4 workers (100 img/s)"),
         ([row(8, 90, ceiling=100, wait=9.0)], "50% of a step waits for data: the loader"),
         (

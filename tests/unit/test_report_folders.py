@@ -155,6 +155,14 @@ def test_other_settings_are_named(tmp_path: Path) -> None:
     assert report.settings_apart(a, b) == ["settings differ: flags  / --image-size 64"]
 
 
+def test_the_events_of_a_short_run_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that has only evaluated."""
+    monkeypatch.setattr(report, "read", lambda folder: ("train", [{**row(100, 98, 102), "status": "short", "folder": "."}]))
+    (tmp_path / "events.out.tfevents.1.here").write_bytes(b"the run's")
+    assert report.main([str(tmp_path)]) == 0
+    assert (tmp_path / "events.out.tfevents.1.here").read_bytes() == b"the run's"
+
+
 def test_a_run_of_train_py_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "read", lambda folder: ("train", [row(100, 98, 102)]))
     assert report.main([str(tmp_path)]) == 0

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from engine.distributed import ProcessWorld
 from report.console import Console, rows
@@ -102,6 +103,27 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(told: Told, monkeypatch: pytes
     monkeypatch.setattr(told.world, "gather", both)
     summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
     assert (summary["gpu"]["power_w"], summary["gpu"]["utilisation"], summary["gpu"]["sm_mhz"]) == (400.0, 0.75, None)
+
+
+def test_a_run_that_was_over_keeps_its_rate_in_hparams(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = {"rate": {"steady": 80.0}, "efficiency": 0.75, "validation": {}}
+    monkeypatch.setattr(told.reporter._record, "earlier_summary", lambda: earlier)
+    told.reporter.finish(progress={"epoch": 1, "step": 4, "dropped": 0}, failed=set(), finished=True)
+    told.reporter.close()
+    events = EventAccumulator(str(told.folder)).Reload()
+    found = {name: events.Scalars(f"throughput/{name}")[-1] for name in ("samples_per_s", "per_gpu", "efficiency")}
+    assert {name: (point.step, point.value) for name, point in found.items()} == {
+        "samples_per_s": (5, 80.0),
+        "per_gpu": (5, 80.0),
+        "efficiency": (5, 0.75),
+    }
+
+
+def test_host_memory_is_all_ranks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(told.world, "sum", lambda values: 2 * values)
+    told.reporter._memory = {"host_gib": 1.5}
+    summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
+    assert summary["memory"]["host_gib"] == 3.0
 
 
 def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
