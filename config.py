@@ -51,7 +51,8 @@ class Augmentation(Settings):
     val_window: Literal["center", "stretch"] = "center"
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
     val_resize: Annotated[int, Field(ge=8)] | None = None
-    """Validation: length of the shorter side before the crop, pixels. Default: image size * 256 / 224; for --val-crops 3 the image size."""
+    """Validation: length of the shorter side before the crop, pixels. Default: image size * 256 / 224, or what torchvision's
+    --weights of that name were measured with; for --val-crops 3 the image size."""
     mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
     """Subtracted from RGB in [0, 1]. Default: what the architecture's published weights take; ImageNet's mean, Kinetics', or SSD's own."""
     std: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
@@ -160,7 +161,7 @@ class Optimisation(Settings):
     weight_decay: NotNegative = 1e-4
     """On weights of convolutions and linear layers."""
     norm_weight_decay: NotNegative = 0.0
-    """On biases, norms and other one-dimensional parameters."""
+    """On all others: biases, norms, scales, embeddings."""
     schedule: Literal["cosine", "step", "constant"] = "cosine"
     """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs or at --lr-milestones, or constant."""
     warmup_epochs: NotNegative = 5.0
@@ -336,14 +337,14 @@ READ_WITH = {
     "momentum": ("optimizer", "sgd"),
     "nesterov": ("optimizer", "sgd"),
 }
-"""Settings that are read only where another one has that value."""
+"""Settings that are read only where another one has that value, or is left to be found."""
 
 
 def _check_read(config: Config, before: Config) -> None:
     """Of what flags have changed `before`: a preset may keep what another flag has made idle."""
     chosen, preset = config.flat(), before.flat()
     for name, (other, value) in READ_WITH.items():
-        if chosen[name] != preset[name] and chosen[other] != value:
+        if chosen[name] != preset[name] and chosen[other] not in (value, "auto"):
             flag, needs = (word.replace("_", "-") for word in (name, other))
             raise Mistake(f"--{flag} is for --{needs} {value}, and this is --{needs} {chosen[other]}")
 

@@ -43,7 +43,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     loader_name = one_of("--loader", load.loader, OF_TASK[model.task], auto=default_loader(model.task, gpu=DEVICE.type == "cuda"))
     arch = one_of("--arch", model.arch or kind.ARCH, registry.names(), elsewhere=elsewhere)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.CPU_PRECISION)
-    native = registry.native(arch)
+    native = registry.native(arch, model.weights)
     native = native._replace(size=aug.image_size or native.size)
     workers = world.workers(load.workers)
     resume = checkpoint.find(run.resume, run.output, required=run.evaluate and not model.weights)

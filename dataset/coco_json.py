@@ -190,7 +190,7 @@ class Category(NamedTuple):
 def id_of(entry: Any) -> str:
     """How a message names an entry, whatever it is."""
     found = entry.get("id", "without an id") if isinstance(entry, dict) else "without an id"
-    return str(found)[:40]
+    return (found if found == "without an id" else repr(found))[:40]
 
 
 def image_id(entry: Any) -> int:

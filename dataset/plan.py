@@ -33,21 +33,21 @@ class StillPolicy:
             raise Mistake(f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; the crop would leave the image")
 
     @staticmethod
-    def training(settings: Augmentation, image_size: int) -> StillPolicy:
-        """What training images go through."""
+    def training(settings: Augmentation, native: Any) -> StillPolicy:
+        """What training images go through; `native` has `size` and `zoom`, as a models.Native."""
         return StillPolicy(
             window=settings.train_window,
-            image_size=image_size,
-            resize=_shorter_side(settings, image_size),
+            image_size=native.size,
+            resize=_shorter_side(settings, native),
             scale=settings.crop_scale,
             ratio=settings.crop_ratio,
             flip=settings.flip,
         )
 
     @staticmethod
-    def validation(settings: Augmentation, image_size: int) -> StillPolicy:
+    def validation(settings: Augmentation, native: Any) -> StillPolicy:
         """What validation images go through: nothing random."""
-        return StillPolicy(window=settings.val_window, image_size=image_size, resize=_shorter_side(settings, image_size))
+        return StillPolicy(window=settings.val_window, image_size=native.size, resize=_shorter_side(settings, native))
 
     def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
         """(regions, windows, flips) of samples `ids`, whose stored sizes are `heights` x `widths`."""
@@ -64,8 +64,8 @@ class StillPolicy:
         return regions, inner, flips
 
 
-def _shorter_side(settings: Augmentation, image_size: int) -> int:
-    return settings.val_resize or round(image_size * 256 / 224)
+def _shorter_side(settings: Augmentation, native: Any) -> int:
+    return settings.val_resize or round(native.size * native.zoom)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -175,9 +175,10 @@ def _begins(context: Any, packet: memoryview) -> bool:
         if begin is None:
             return False
         piece = packet[begin : begin + SLICE]
-        head = bytes(packet[: begin - length_bytes]) + len(piece).to_bytes(length_bytes, "big") + bytes(piece)
+        length = len(piece).to_bytes(length_bytes, "big") if length_bytes else b""
+        head = bytes(packet[: begin - length_bytes]) + length + bytes(piece)
     else:
-        head = bytes(packet[:BEGINNING])
+        head = bytes(packet[:BEGINNING]) + b"\0"  # a last byte that would say that several frames are in the packet
     context.thread_count, context.options = 1, {"ec": "0"}  # nothing is painted over what is missing
     with suppress(av.error.FFmpegError):
         context.decode(av.Packet(head))

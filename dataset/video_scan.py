@@ -76,10 +76,12 @@ def open_videos(
 def _visit_folders(root: Path, files: list[bytes], visits: list[source.Visit]) -> None:
     """Remember the folders of a list's files: what is put there later may be a file that is missing now."""
     below = set[bytes]()
-    for name in {os.path.dirname(file) for file in files}:
+    for own in {os.path.dirname(file) for file in files}:
+        name = own
         while name and not os.path.isdir(os.path.join(os.fsencode(root), name)):
             name = os.path.dirname(name)  # where it would be put
-        below.add(name)
+        if name in (own, b"") or name.strip(b"./"):  # above the list's folder anything may change
+            below.add(name)
     for name in sorted(below):
         visits.append(source.visit(os.fsencode(root), name)[0])
         source.settle(visits[-1][1])

@@ -70,7 +70,7 @@ class Run:
     def __post_init__(self) -> None:
         self.vote = Vote(self.world)
         self._recent = Recent(self.log_every, self.world)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._asked = time.monotonic(), False
         self._skipped = 0
         self._kept: Batch | None = None  # the last of the epoch
         self._last_batch: Batch | None = None  # what ceilings are measured with
@@ -158,7 +158,8 @@ class Run:
                 kept = self._seen[-1]
                 if progress.step == 1:
                     self.report.images(kept)
-                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=self._save_due(), enough=self._measured)
+                self._asked = (due := self._save_due()) or self._asked  # the others decide a step later
+                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=due, enough=self._measured)
                 self._time_is_up |= decided["enough"]
                 if logging or self._recent.full():
                     self._log(lr, bar, everything=False)
@@ -315,7 +316,9 @@ class Run:
         state = None
         if picks and self.world.rank == 0:
             over = self.plan.steps(progress.consumed) == 0
-            state = self._state(replace(progress, epoch=progress.epoch + 1, consumed=0) if over else progress)
+            tail = self.plan.samples - progress.consumed
+            after = replace(progress, epoch=progress.epoch + 1, consumed=0, dropped=progress.dropped + tail)
+            state = self._state(after if over else progress)
             state = checkpoint.on_host(state) if outcome.later else state
         return Validated(
             outcome=outcome, loading=told_by(loader), step=progress.step, epoch=epoch if epoch >= 0 else None, state=state, picks=picks
@@ -336,8 +339,8 @@ class Run:
             self._write("best.pt", validated.state)
 
     def _save_due(self) -> bool:
-        """Rank 0 says. Once a validation's figures have come, what was trained meanwhile is kept with them; until then it would wait."""
-        if self.world.rank != 0:
+        """Rank 0 says, once. When a validation's figures have come, what was trained since is kept with them; till then it would wait."""
+        if self.world.rank != 0 or self._asked:
             return False
         if self._outstanding is not None:
             return self._outstanding.outcome.done()
@@ -349,7 +352,7 @@ class Run:
         self._settle()
         self._recent.read()
         self._write("last.pt", self._state(self.progress) if self.world.rank == 0 else None)
-        self._saved_at = time.monotonic()
+        self._saved_at, self._asked = time.monotonic(), False
 
     def _write(self, name: str, state: dict[str, Any] | None) -> None:
         error = None

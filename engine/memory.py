@@ -24,6 +24,7 @@ GOT_NONE = {
 """In a RuntimeError -> what it says."""
 WORKER_DIED = re.compile(r"DataLoader worker \(pid.*")
 """Of PyTorch's, in whatever the main thread does when the worker's end is seen, or when its rows are waited for."""
+KILLED = re.compile(r"signal: Killed|exited unexpectedly")
 
 
 @contextmanager
@@ -34,7 +35,8 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
         return
     except (MemoryError, RuntimeError) as error:
         if died := WORKER_DIED.match(str(error)):
-            raise Mistake(f"{died[0].strip()}; the system kills workers when memory is short: fewer --workers need less") from None
+            short = "; the system kills workers when memory is short: fewer --workers need less" if KILLED.search(died[0]) else ""
+            raise Mistake(died[0].rstrip(". ") + short) from None
         if (reason := _lack(error)) is None:
             raise
         failed = error.__traceback__
@@ -54,9 +56,7 @@ def validating(batch_size: int) -> Iterator[None]:
     except (MemoryError, RuntimeError) as error:
         if (reason := _lack(error)) is None:
             raise
-        raise Mistake(
-            f"a validation batch of {batch_size} does not fit ({reason}): a smaller --val-batch-size gives the same figures"
-        ) from None
+        raise Mistake(f"a validation batch of {batch_size} does not fit ({reason}): a smaller --val-batch-size needs less") from None
 
 
 def _lack(error: BaseException) -> str | None:

@@ -9,6 +9,8 @@ from torch import nn
 
 from config import Optimisation
 
+DECAYED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+
 
 def settings(optimisation: Optimisation) -> dict[str, Any]:
     """The keyword arguments of `build` that a configuration decides."""
@@ -19,9 +21,9 @@ def settings(optimisation: Optimisation) -> dict[str, Any]:
 def build(
     module: nn.Module, *, name: str, lr: float, weight_decay: float, norm_weight_decay: float, momentum: float, nesterov: bool
 ) -> torch.optim.Optimizer:
-    """Two groups: parameters with at least two axes, and the rest (biases, norms, scales)."""
-    weights = [p for p in module.parameters() if p.requires_grad and p.ndim > 1]
-    rest = [p for p in module.parameters() if p.requires_grad and p.ndim <= 1]
+    """Two groups: weights of convolutions, linear layers and attention, and the rest (biases, norms, scales, embeddings)."""
+    decayed = {id(p) for layer in module.modules() if isinstance(layer, DECAYED) for p in layer.parameters(recurse=False) if p.ndim > 1}
+    weights, rest = ([p for p in module.parameters() if p.requires_grad and (id(p) in decayed) is one] for one in (True, False))
     groups: list[dict[str, Any]] = [{"params": weights, "weight_decay": weight_decay}, {"params": rest, "weight_decay": norm_weight_decay}]
     groups = [group for group in groups if group["params"]]
     fused = all(p.is_cuda for p in weights)

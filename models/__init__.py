@@ -20,6 +20,7 @@ class Native(NamedTuple):
     mean: tuple[float, float, float]  # of RGB in [0, 1]
     std: tuple[float, float, float]
     longer: int | None = None  # of detectors: the longer side at most; None = images are stretched to size x size
+    zoom: float = 256 / 224  # of classifiers: length of the shorter side before the validation's crop, over the side of the crop
 
 
 class Unusable(ValueError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +13,9 @@ import torchvision
 from torch import nn
 
 from models import Unusable
+
+OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
+"""As densenet._load_state_dict of torchvision has it."""
 
 
 def dry_run(module: nn.Module, images: torch.Tensor) -> None:
@@ -24,23 +30,51 @@ def load(module: nn.Module, arch: str, weights: str) -> list[str]:
 
     Returns the parameters of heads that are for other classes; they stay as they are.
     """
-    state = read(arch, weights)
-    own = module.state_dict()
-    unknown = sorted(set(state) - set(own))
-    missing = sorted(set(own) - set(state))
-    if unknown or missing:
-        which = f"has no '{missing[0]}'" if missing else f"has an extra '{unknown[0]}'"
-        raise Unusable(f"--weights {weights} does not fit --arch {arch}: it {which}")
-    other_shape = [name for name, value in state.items() if value.shape != own[name].shape]
+    state, own = renamed(read(arch, weights)), module.state_dict()
+    other_shape = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
     heads = {name.rsplit(".", 1)[0] for name in _last_linear_names(module)}
-    wrong = [name for name in other_shape if name.rsplit(".", 1)[0] not in heads]
-    if wrong:
-        raise Unusable(
-            f"--weights {weights} does not fit --arch {arch}: '{wrong[0]}' is {tuple(state[wrong[0]].shape)} there, "
-            f"{tuple(own[wrong[0]].shape)} here"
-        )
-    module.load_state_dict({name: value for name, value in state.items() if name not in other_shape}, strict=False)
+    fill(module, arch, weights, state, other_shape, may_differ=lambda name: name.rsplit(".", 1)[0] in heads)
     return other_shape
+
+
+def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The published DenseNets have the names of an older torchvision ('norm.1' is 'norm1' now)."""
+    if not any(OLD_DENSE.search(name) for name in state):
+        return state
+    return {OLD_DENSE.sub(r"\1\2", name): value for name, value in state.items()}
+
+
+def fill(
+    module: nn.Module,
+    arch: str,
+    weights: str,
+    state: dict[str, torch.Tensor],
+    other_shape: Sequence[str],
+    may_differ: Callable[[str], bool],
+) -> None:
+    """Load all of `state` but what has another shape, as torch does it: it also takes what older versions of its modules have written.
+
+    Raises Unusable when something is missing, is too much, or has another shape and `may_differ(name)` is False.
+    """
+    own = module.state_dict()
+    if wrong := [name for name in other_shape if not may_differ(name)]:
+        got, wanted = tuple(state[wrong[0]].shape), tuple(own[wrong[0]].shape)
+        raise Unusable(f"--weights {weights} does not fit --arch {arch}: '{wrong[0]}' is {got} there, {wanted} here")
+    fitting = OrderedDict((name, value) for name, value in state.items() if name not in other_shape)
+    written_by, ours, why = getattr(state, "_metadata", None), own._metadata, ""  # type: ignore[attr-defined]
+    for versions in (written_by, ours):  # of the modules; a plain dict has none, which MNASNet does not take
+        if versions is not None:
+            fitting._metadata = versions  # type: ignore[attr-defined]
+        try:
+            result = module.load_state_dict(fitting, strict=False)
+        except (RuntimeError, ValueError) as error:
+            why = str(error).splitlines()[-1].strip()
+            continue
+        missing = sorted(set(result.missing_keys) - set(other_shape))
+        if not missing and not result.unexpected_keys:
+            return
+        why = why or (f"it has no '{missing[0]}'" if missing else f"it has an extra '{sorted(result.unexpected_keys)[0]}'")
+    raise Unusable(f"--weights {weights} does not fit --arch {arch}: {why}")
 
 
 def _last_linear_names(module: nn.Module) -> list[str]:
@@ -71,15 +105,16 @@ def read(arch: str, weights: str, *, flag: str = "--weights") -> dict[str, torch
         known = ", ".join(published.__members__) or "none"
         raise Unusable(f"{flag} {weights}: no such file, and torchvision's weights of {arch} are {known}")
     try:
-        return dict(published[weights].get_state_dict(progress=False, check_hash=True))
+        found: dict[str, torch.Tensor] = published[weights].get_state_dict(progress=False, check_hash=True)
+        return found
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
         raise Unusable(f"{flag} {weights} cannot be downloaded from {published[weights].url} ({error}); or name a file") from None
 
 
-def is_published(arch: str, weights: str) -> bool:
-    """Whether they are torchvision's, by their name or by the name of the file that torchvision offers."""
-    published = torchvision.models.get_model_weights(arch)
-    return weights in published.__members__ or Path(weights).name in {Path(one.url).name for one in published}
+def is_published(arch: str, weights: str, name: str) -> bool:
+    """Whether they are torchvision's of that name, by it or by the name of the file that torchvision offers."""
+    published = torchvision.models.get_model_weights(arch).__members__
+    return name in published and (weights == name or Path(weights).name == Path(published[name].url).name)
 
 
 def _is_archive(path: str) -> bool:

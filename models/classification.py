@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,12 +21,18 @@ def names() -> list[str]:
     return torchvision.models.list_models(module=torchvision.models)
 
 
-def native(arch: str) -> Native:
-    """Side of the images of torchvision's first ImageNet-1k weights; mean and deviation of ImageNet's training images."""
-    sizes = [
-        entry.transforms.keywords["crop_size"] for entry in torchvision.models.get_model_weights(arch) if entry.name == "IMAGENET1K_V1"
-    ]
-    return Native(int(sizes[0]) if sizes else 224, MEAN, STD)
+def native(arch: str, weights: str | None = None) -> Native:
+    """Side and zoom of the images of torchvision's `weights`, if they are that; else the side of its first ImageNet-1k weights.
+
+    Mean and deviation are of ImageNet's training images.
+    """
+    published = torchvision.models.get_model_weights(arch).__members__
+    if weights in published:
+        made_for = published[weights].transforms()
+        size, resize = int(made_for.crop_size[0]), int(made_for.resize_size[0])
+        return Native(size, MEAN, STD, zoom=resize / size)
+    first = published.get("IMAGENET1K_V1")
+    return Native(int(first.transforms().crop_size[0]) if first else 224, MEAN, STD)
 
 
 def build(arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None) -> tuple[nn.Module, list[str]]:
@@ -44,7 +49,7 @@ def build(arch: str, *, classes: int, shape: tuple[int, ...], weights: str | Non
         options["input_size"] = (image_size, image_size)
     if arch in AUXILIARY_WEIGHTS:
         options["init_weights"] = True
-        options["transform_input"] = weights is not None and not Path(weights).is_file()
+        options["transform_input"] = True  # as their weights were trained; no state dict has it, so a checkpoint would else mean two things
     try:
         module = torchvision.models.get_model(arch, weights=None, **options)
         dry_run(module, torch.empty(shape, device="meta"))

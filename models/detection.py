@@ -23,7 +23,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Native, Unusable, _rcnn, _ssd
 from models._tiny_detector import LONGER, SIZE, tiny
-from models._weights import dry_run, is_published, read
+from models._weights import dry_run, fill, is_published, read
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OWN = {"fcos_tiny": tiny}
@@ -54,7 +54,7 @@ def names() -> list[str]:
     return [*torchvision.models.list_models(module=torchvision.models.detection), *OWN]
 
 
-def native(arch: str) -> Native:
+def native(arch: str, weights: str | None = None) -> Native:
     """What torchvision's own transform of the architecture would do."""
     return NATIVE.get(arch, Native(800, MEAN, STD, 1333))
 
@@ -255,22 +255,9 @@ def _load(stock: nn.Module, arch: str, weights: str, state: dict[str, torch.Tens
     """Load a whole detector's; the parameters of heads for other classes, which stay as they are. Raises Unusable."""
     own = stock.state_dict()
     other_shape = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
-    wrong = [name for name in other_shape if not name.startswith(HEADS)]
-    if wrong:
-        got, wanted = tuple(state[wrong[0]].shape), tuple(own[wrong[0]].shape)
-        raise Unusable(f"--weights {weights} does not fit --arch {arch}: '{wrong[0]}' is {got} there, {wanted} here")
-    if arch in EPS_FREE and is_published(arch, weights):
+    if arch in EPS_FREE and is_published(arch, weights, "COCO_V1"):
         state = {name: _as_if_with_eps(value) if _is_frozen_variance(name) else value for name, value in state.items()}
-    # torch and not a comparison of names: it also takes the names that torchvision's heads had when its weights were published
-    fitting = {name: value for name, value in state.items() if name not in other_shape}
-    try:
-        result = stock.load_state_dict(fitting, strict=False)
-    except RuntimeError as error:
-        raise Unusable(f"--weights {weights} does not fit --arch {arch}: {str(error).splitlines()[-1].strip()}") from None
-    missing = sorted(set(result.missing_keys) - set(other_shape))
-    if missing or result.unexpected_keys:
-        which = f"has no '{missing[0]}'" if missing else f"has an extra '{sorted(result.unexpected_keys)[0]}'"
-        raise Unusable(f"--weights {weights} does not fit --arch {arch}: it {which}")
+    fill(stock, arch, weights, state, other_shape, may_differ=lambda name: name.startswith(HEADS))
     return other_shape
 
 

@@ -35,10 +35,13 @@ def names() -> list[str]:
     return [*torchvision.models.list_models(module=torchvision.models.video), *OWN]
 
 
-def native(arch: str) -> Native:
-    """Side of the frames of torchvision's first weights; mean and deviation of Kinetics-400, as those take them."""
+def native(arch: str, weights: str | None = None) -> Native:
+    """Side of the frames, mean and deviation of torchvision's first weights; of ours those of Kinetics-400."""
     published = [] if arch in OWN else list(torchvision.models.get_model_weights(arch))
-    return Native(int(published[0].transforms.keywords["crop_size"][0]) if published else OWN_SIZE, MEAN, STD)
+    if not published:
+        return Native(OWN_SIZE, MEAN, STD)
+    made_for = published[0].transforms()
+    return Native(int(made_for.crop_size[0]), tuple(made_for.mean), tuple(made_for.std))
 
 
 def build(arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None) -> tuple[nn.Module, list[str]]:

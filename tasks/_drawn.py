@@ -35,7 +35,7 @@ def _pair(columns: Any, found: Detections, sample: int) -> Array | None:
     try:
         with Image.open(os.fsdecode(columns.path(sample))) as file:
             picture = file.convert("RGB")
-    except (OSError, ValueError, AttributeError):  # AttributeError: a data set that has no files
+    except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no files
         return None
     scale = min(SIDE / picture.width, SIDE / picture.height)
     small = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))

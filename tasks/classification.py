@@ -113,7 +113,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[StillPlan, StillPlan]:
     """Of training and of validation; `native` is a models.Native. Raises Mistake."""
     aug = config.augmentation
-    policies = StillPolicy.training(aug, native.size), StillPolicy.validation(aug, native.size)
+    policies = StillPolicy.training(aug, native), StillPolicy.validation(aug, native)
     return pair(StillPlan.of, config, splits, *policies, **ranks)
 
 

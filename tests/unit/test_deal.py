@@ -22,6 +22,7 @@ from loaders._deal import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pac
 from loaders._pool import QUEUED, SLOTS, Pool
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed
+from tests.unit.test_workers import mapped
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +245,7 @@ def test_units_are_filled_and_slots_are_used_again() -> None:
         assert told == sample and (pool.slots[slot] == sample % 251).all()
         pool.release(slot)
     assert len(pool._free) == len(pool.slots) == 2 * SLOTS + QUEUED
-    slots = weakref.ref(pool.slots)
+    slots = weakref.ref(mapped(pool.slots))
     pool.close()
     gc.collect()
     assert slots() is None

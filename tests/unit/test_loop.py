@@ -210,6 +210,35 @@ def test_seconds_of_a_validation_are_told_apart() -> None:
     assert (told["seconds"]["pass"], told["seconds"]["score"]) == (7.0, 1.5) and 0.7 <= told["seconds"]["waited"] < 5
 
 
+def test_a_validation_that_does_not_fit_names_its_batch(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=1, figures=[])
+
+    def validating() -> Any:
+        raise MemoryError("Unable to allocate")
+
+    toy.run.open_validation = validating
+    with pytest.raises(Mistake, match=f"a validation batch of {BATCH} does not fit"):
+        toy.run.fit()
+
+
+def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:
+    """The ranks agree a step later; until it is written nobody asks again."""
+    saved = list[int]()
+    toy = Toy(tmp_path, epochs=2, figures=[0.5, 0.5])
+    for one in toy.later:
+        one.arrived.set()
+    toy.run.save_every_minutes, toy.run._saved_at = 1e-9, 0.0
+    write = toy.run._write
+
+    def noted(name: str, state: dict[str, Any] | None) -> None:
+        saved.extend([toy.run.progress.step] if name == "last.pt" else [])
+        write(name, state)
+
+    toy.run._write = noted  # type: ignore[method-assign]
+    toy.run.fit()
+    assert [step for step in saved if step % STEPS] == [2, STEPS + 2], "asked for in the step before"
+
+
 def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
     """A checkpoint is evaluated whatever trained it."""
     toy = Toy(tmp_path, epochs=1, figures=[])

@@ -48,7 +48,7 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
 
 
 def test_a_validation_names_its_own_batch_size() -> None:
-    said = r"a validation batch of 9 does not fit \(the machine has not enough memory\): a smaller --val-batch-size gives the same figures"
+    said = r"a validation batch of 9 does not fit \(the machine has not enough memory\): a smaller --val-batch-size needs less"
     with pytest.raises(Mistake, match=said), memory.validating(9):
         raise MemoryError("Unable to allocate 9 MiB")
     with pytest.raises(RuntimeError, match="shape"), memory.validating(9):
@@ -60,8 +60,9 @@ def test_a_validation_names_its_own_batch_size() -> None:
     [
         (
             "DataLoader worker (pid 12) is killed by signal: Killed. ",
-            r"^DataLoader worker \(pid 12\) is killed by signal: Killed.; .*-workers",
+            r"^DataLoader worker \(pid 12\) is killed by signal: Killed; .*-workers",
         ),
+        ("DataLoader worker (pid 12) is killed by signal: Bus error. ", r"^DataLoader worker \(pid 12\) is killed by signal: Bus error$"),
         ("DataLoader worker (pid(s) 1, 2) exited unexpectedly", r"^DataLoader worker \(pid\(s\) 1, 2\) exited unexpectedly; .*--workers"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,31 @@ def test_the_same_weights_from_a_checkpoint_and_from_a_plain_state_dict(tmp_path
         loaded, fresh = small(weights=save(tmp_path / "a.pt", content))
         assert fresh == []
         assert_equal(loaded, module, but=[])
+
+
+def test_what_older_versions_of_torchvision_have_written(tmp_path: Path) -> None:
+    """Published files have no counters of batches, older names, or no versions of their modules."""
+    module, _ = small(arch="resnet18")
+    before = {name: value for name, value in module.state_dict().items() if not name.endswith("num_batches_tracked")}
+    assert_equal(small(arch="resnet18", weights=save(tmp_path / "a.pt", before))[0], module, but=[])
+    dense, _ = small(arch="densenet121")
+    older = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", name): value for name, value in dense.state_dict().items()}
+    assert "features.denseblock1.denselayer1.norm.1.weight" in older
+    assert_equal(small(arch="densenet121", weights=save(tmp_path / "b.pt", older))[0], dense, but=[])
+    mnas, _ = small(arch="mnasnet0_5")
+    for state in (mnas.state_dict(), dict(mnas.state_dict())):
+        assert_equal(small(arch="mnasnet0_5", weights=save(tmp_path / "c.pt", state))[0], mnas, but=[])
+    transformer, _ = build("vit_b_32", classes=10, shape=of(64))
+    older = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for name, v in transformer.state_dict().items()}
+    assert any("linear_1" in name for name in older)
+    assert_equal(build("vit_b_32", classes=10, shape=of(64), weights=str(save(tmp_path / "d.pt", older)))[0], transformer, but=[])
+
+
+def test_how_weights_were_measured() -> None:
+    assert native("resnet50", "IMAGENET1K_V2")[0] == 224 and round(224 * native("resnet50", "IMAGENET1K_V2").zoom) == 232
+    assert native("efficientnet_b4", "IMAGENET1K_V1").zoom == 384 / 380
+    assert native("regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1").size == 384
+    assert native("resnet50", "last.pt") == native("resnet50") and native("resnet50").zoom == 256 / 224
 
 
 HEADS = {

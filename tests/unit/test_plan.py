@@ -20,6 +20,8 @@ from dataset import windows
 from dataset.draws import Purpose, uniforms
 from dataset.order import order
 from dataset.plan import StillPlan, StillPolicy
+from models import Native
+from models.classification import MEAN, STD
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = StillPolicy(window="random-resized", image_size=16, flip=0.5)
@@ -171,11 +173,12 @@ def test_flips_come_with_their_probability(flip: float, share: float) -> None:
 
 def test_policies_read_their_settings() -> None:
     settings = Augmentation(crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0), flip=0.25, train_window="stretch", val_window="stretch")
-    assert StillPolicy.training(settings, 128) == StillPolicy(
+    assert StillPolicy.training(settings, Native(128, MEAN, STD)) == StillPolicy(
         window="stretch", image_size=128, resize=146, scale=(0.3, 0.9), ratio=(0.5, 2.0), flip=0.25
     )
-    assert StillPolicy.validation(settings, 224) == StillPolicy(window="stretch", image_size=224, resize=256)
-    assert StillPolicy.validation(Augmentation(val_resize=232), 224).resize == 232
+    assert StillPolicy.validation(settings, Native(224, MEAN, STD)) == StillPolicy(window="stretch", image_size=224, resize=256)
+    assert StillPolicy.validation(Augmentation(val_resize=232), Native(224, MEAN, STD)).resize == 232
+    assert StillPolicy.validation(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224)).resize == 232
 
 
 def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:

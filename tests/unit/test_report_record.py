@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from contracts import Mistake
-from report.record import LEFT_BY_A_RUN, Appender, Record, claimed
+from report.record import LEFT_BY_A_RUN, Appender, Record, claimed, replace
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,3 +256,17 @@ def test_appender_goes_on_at_the_end(tmp_path: Path) -> None:
         appender.close()
         appender.close()
     assert (tmp_path / "file").read_bytes() == b"onetwo"
+
+
+def test_files_of_one_folder_may_be_written_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by ranks that end their profiles at the same time."""
+    sync, inner = os.fsync, [True]
+
+    def meanwhile(file: int) -> None:
+        if inner.pop() if inner else False:
+            replace(tmp_path / "operators-rank1.txt", b"one")
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", meanwhile)
+    replace(tmp_path / "operators-rank0.txt", b"zero")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"operators-rank0.txt": b"zero", "operators-rank1.txt": b"one"}

@@ -141,6 +141,19 @@ def test_what_pictures_are_like_is_told_by_the_head_of_one(kind: str, folder: Pa
     assert np.array_equal(head.pts, whole.pts) and np.array_equal(head.keys, whole.keys)
 
 
+def test_start_codes_and_superframes(tmp_path: Path) -> None:
+    """H.264 without lengths in front of its units, as AVC-Intra is in mov; VP9 that is cut where a byte looks like the end of several."""
+    with av.open(str(make(tmp_path / "a.ts"))) as file:
+        units = bytes(next(file.demux(video=0)))
+    context: Any = av.CodecContext.create("h264", "r")
+    assert not context.extradata and video_packets._begins(context, memoryview(units)) and context.pix_fmt == "yuv420p"
+    with av.open(str(make(tmp_path / "a.webm", codec="vp9", size=(360, 640)))) as file:
+        packet = bytes(next(file.demux(video=0)))
+    context = av.CodecContext.create("vp9", "r")
+    cut = packet[:1000] + b"\xc9"
+    assert video_packets._begins(context, memoryview(cut)) and context.pix_fmt == "yuv420p"
+
+
 def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Path) -> None:
     path = make(tmp_path / "late.mp4")
     with av.open(str(path)) as file:

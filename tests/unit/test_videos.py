@@ -218,6 +218,13 @@ def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
     assert found.classes == tuple("012345"), "labels of a list are numbers of the head: none moves up"
 
 
+def test_what_changes_above_a_list_is_no_matter(videos: Path, cache: Path) -> None:
+    (videos / "list.txt").write_text("ant/z.mkv 0\n../nowhere/folder/gone.mp4 1\n")
+    assert names(open_videos(videos / "list.txt", cache=cache)) == ["ant/z.mkv"]
+    (videos.parent / "another").mkdir()
+    assert not scanned(videos / "list.txt", cache=cache)[1]
+
+
 @pytest.mark.parametrize("late", ["bee/late.mp4", "new/folder/late.mp4"])
 def test_a_file_of_a_list_that_comes_later_is_seen(late: str, videos: Path, cache: Path, clips: dict[str, Path]) -> None:
     (videos / "list.txt").write_text(f"ant/z.mkv 0\n{late} 1\n")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import shutil
 import weakref
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,13 +97,20 @@ def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_closed_pool_that_somebody_holds_holds_no_memory(workers: int) -> None:
     pool = Workers(Numbers, workers=workers, batch_size=4, part_bytes=lambda count: 12 * count)
-    for _ in pool.run([rows_of([(2, 2)] * 4)] * 3):
-        pass
-    slots = weakref.ref(pool._memory.slots)
+    deque(pool.run([rows_of([(2, 2)] * 4)] * 3), maxlen=0)
+    slots = weakref.ref(mapped(pool._memory.slots))
     pool.close()
     gc.collect()
     assert slots() is None
     pool.close()
+
+
+def mapped(array: np.ndarray) -> Any:
+    """The memory that an array is a view of: a view of a view would keep it."""
+    base: Any = array
+    while not isinstance(base, mmap.mmap):
+        base = base.obj if isinstance(base, memoryview) else base.base
+    return base
 
 
 def test_a_part_knows_its_batchs_canvas() -> None:
