@@ -131,7 +131,8 @@ class Model(Settings):
     """Any architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its name there. Default:
     resnet50; detectors fasterrcnn_resnet50_fpn_v2; videos r3d_18."""
     weights: str | None = None
-    """Start from a checkpoint file, or from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...)."""
+    """Start from a checkpoint file, or from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...). Resampling is bilinear, also
+    for those that were trained with bicubic."""
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
     """auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
     compile: bool = False
