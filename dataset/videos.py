@@ -55,10 +55,7 @@ RECORD = np.dtype(
         ("container", "u1"),
         ("pixels", "u1"),
         ("depth", "u1"),  # bits a component
-        (
-            "matrix",
-            "u1",
-        ),  # from RGB to YUV: number in ITU-T H.273, as the frames have it; 2 where nothing says
+        ("matrix", "u1"),  # from RGB to YUV: number in ITU-T H.273, as the frames have it; 2 where nothing says
         ("full_range", "?"),  # whether luma goes from 0 to 255
         ("height", "i4"),  # as displayed: after rotation; the pixels' aspect ratio is ignored
         ("width", "i4"),

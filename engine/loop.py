@@ -114,8 +114,7 @@ class Run:
                 break  # --steps ended it in mid-epoch
             if not self._validate():
                 return False
-            self.progress.dropped += self.plan.samples - self.progress.consumed
-            self.progress.epoch, self.progress.consumed = self.progress.epoch + 1, 0
+            self.progress = self._next_epoch()
             if self._outstanding is None:  # until its figures are known, last.pt resumes into the validation
                 self.save()
         if self.progress.consumed and not self._validate():
@@ -126,6 +125,11 @@ class Run:
         if self._last_batch is not None and self.report.above_ceiling():
             self.measure_ceilings(self, self._last_batch)  # type: ignore[misc]
         return True
+
+    def _next_epoch(self) -> Progress:
+        """Where the run is once this epoch is over; its tail is dropped."""
+        now = self.progress
+        return replace(now, epoch=now.epoch + 1, consumed=0, dropped=now.dropped + self.plan.samples - now.consumed)
 
     def _enough(self) -> bool:
         return self._time_is_up or (self.steps is not None and self.progress.step >= self.steps)
@@ -316,13 +320,10 @@ class Run:
         state = None
         if picks and self.world.rank == 0:
             over = self.plan.steps(progress.consumed) == 0
-            tail = self.plan.samples - progress.consumed
-            after = replace(progress, epoch=progress.epoch + 1, consumed=0, dropped=progress.dropped + tail)
-            state = self._state(after if over else progress)
+            state = self._state(self._next_epoch() if over else progress)
             state = checkpoint.on_host(state) if outcome.later else state
-        return Validated(
-            outcome=outcome, loading=told_by(loader), step=progress.step, epoch=epoch if epoch >= 0 else None, state=state, picks=picks
-        )
+        trained = epoch if epoch >= 0 else None
+        return Validated(outcome=outcome, loading=told_by(loader), step=progress.step, epoch=trained, state=state, picks=picks)
 
     def _settle(self) -> None:
         """Wait for a validation's figures, tell them, and keep what was validated if it is the best. Every rank calls it."""

@@ -10,6 +10,7 @@ from torch import nn
 from config import Optimisation
 
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)
+"""Layers whose weights decay, and nothing else of them."""
 
 
 def settings(optimisation: Optimisation) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,11 +30,8 @@ def load(module: nn.Module, arch: str, weights: str) -> list[str]:
 
     Returns the parameters of heads that are for other classes; they stay as they are.
     """
-    state, own = renamed(read(arch, weights)), module.state_dict()
-    other_shape = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
     heads = {name.rsplit(".", 1)[0] for name in _last_linear_names(module)}
-    fill(module, arch, weights, state, other_shape, may_differ=lambda name: name.rsplit(".", 1)[0] in heads)
-    return other_shape
+    return fill(module, arch, weights, renamed(read(arch, weights)), may_differ=lambda name: name.rsplit(".", 1)[0] in heads)
 
 
 def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -44,19 +41,13 @@ def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {OLD_DENSE.sub(r"\1\2", name): value for name, value in state.items()}
 
 
-def fill(
-    module: nn.Module,
-    arch: str,
-    weights: str,
-    state: dict[str, torch.Tensor],
-    other_shape: Sequence[str],
-    may_differ: Callable[[str], bool],
-) -> None:
-    """Load all of `state` but what has another shape, as torch does it: it also takes what older versions of its modules have written.
+def fill(module: nn.Module, arch: str, weights: str, state: dict[str, torch.Tensor], may_differ: Callable[[str], bool]) -> list[str]:
+    """Load all of `state` but what has another shape, which is returned. As torch does it: it also takes what older modules have written.
 
     Raises Unusable when something is missing, is too much, or has another shape and `may_differ(name)` is False.
     """
     own = module.state_dict()
+    other_shape = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
     if wrong := [name for name in other_shape if not may_differ(name)]:
         got, wanted = tuple(state[wrong[0]].shape), tuple(own[wrong[0]].shape)
         raise Unusable(f"--weights {weights} does not fit --arch {arch}: '{wrong[0]}' is {got} there, {wanted} here")
@@ -72,7 +63,7 @@ def fill(
             continue
         missing = sorted(set(result.missing_keys) - set(other_shape))
         if not missing and not result.unexpected_keys:
-            return
+            return other_shape
         why = why or (f"it has no '{missing[0]}'" if missing else f"it has an extra '{sorted(result.unexpected_keys)[0]}'")
     raise Unusable(f"--weights {weights} does not fit --arch {arch}: {why}")
 

@@ -253,12 +253,9 @@ def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
 
 def _load(stock: nn.Module, arch: str, weights: str, state: dict[str, torch.Tensor]) -> list[str]:
     """Load a whole detector's; the parameters of heads for other classes, which stay as they are. Raises Unusable."""
-    own = stock.state_dict()
-    other_shape = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
     if arch in EPS_FREE and is_published(arch, weights, "COCO_V1"):
         state = {name: _as_if_with_eps(value) if _is_frozen_variance(name) else value for name, value in state.items()}
-    fill(stock, arch, weights, state, other_shape, may_differ=lambda name: name.startswith(HEADS))
-    return other_shape
+    return fill(stock, arch, weights, state, may_differ=lambda name: name.startswith(HEADS))
 
 
 def _is_frozen_variance(name: str) -> bool:
