@@ -38,6 +38,8 @@ VIEWS = 16
 """Of surfaces, that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS = 1 << 44
 """Labels of one clip, in ticks, apart from those of the next."""
+CUT_AWAY = CLIP_TICKS >> 1
+"""Added to the time of what an edit list cuts away: a frame that is shown may have the same one, where parts of a file change places."""
 
 
 def import_codec() -> Any:
@@ -176,7 +178,7 @@ class Nvdec:
                 run = _Run(container, self._columns, sample, HASTY)
                 stream = container.streams[int(self._columns.stream[sample])]
                 assert isinstance(stream, av.VideoStream)  # as _Run has seen
-                context = stream.codec_context
+                context = stream.codec_context  # which _Run has seen too
                 picture = nv12(
                     context.height,
                     context.width,
@@ -244,9 +246,9 @@ def chosen(run: _Run, stream: Any, codec: str, first: int, wanted: dict[int, int
     sync = run._seek(first)
     to_annex_b = BitStreamFilterContext(FILTERS[codec], in_stream=stream) if codec in FILTERS else None
     for packet in run._packets(sync, begin):
-        time = packet.pts
-        if packet.is_corrupt or time is None:
+        if packet.is_corrupt or packet.pts is None:
             raise Undecodable("damaged")
+        time = packet.pts + (CUT_AWAY if packet.is_discard else 0)
         asked = time in wanted
         left -= asked
         for single in to_annex_b.filter(packet) if to_annex_b else [packet]:  # takes what was in `packet`

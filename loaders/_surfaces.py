@@ -134,9 +134,10 @@ def _numbers(device: torch.device) -> torch.Tensor:
 
 
 def build(device: torch.device) -> None:
-    """The kernel, before several threads need it."""
-    if device.type == "cuda":
-        _kernel(device)
+    """The kernel, or what matrices are made from, before several threads need it."""
+    if device.type == "cuda" and _kernel(device) is None:
+        _numbers(device)
+        torch.cuda.synchronize(device)  # they use it on streams of their own
 
 
 @cache

@@ -71,6 +71,8 @@ class _Run:
         stream = container.streams[place] if place < len(container.streams) else None
         if not isinstance(stream, av.VideoStream):
             raise Undecodable(f"stream {place} is no video")
+        if stream.codec_context is None:  # damaged since the scan
+            raise Undecodable(f"stream {place} is of an unknown codec")
         for other in container.streams:
             if other is not stream:
                 other.discard = av.stream.Discard.all
@@ -80,8 +82,9 @@ class _Run:
         self._pts = columns.pts(sample)
         self._keys = np.flatnonzero(columns.keys(sample))
         self._turns = int(columns.rotation[sample]) // 90 % 4
-        # No picture is made from one that is no reference; but in HEVC those of a higher layer in time may be
-        self._skips = attempt == HASTY and CODECS[columns.codec[sample]] != "hevc"
+        # No picture is made from one that is no reference; but in HEVC those of a higher layer in time may be, and of AV1 frames that
+        # are wanted get lost too
+        self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in ("hevc", "av1")
         self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
         self._lead = int(LEAD_S / tick_s) if attempt > HASTY or int(columns.container[sample]) in WITHOUT_INDEX else 0
@@ -169,7 +172,8 @@ def planes(frame: av.VideoFrame, turns: int) -> Picture:
     """A view of a frame's samples, valid as long as the frame; formats other than planar YUV and grey are turned into RGB first."""
     form = frame.format
     places = [component.plane for component in form.components]
-    if places not in ([0], [0, 1, 2]) or form.is_rgb or form.is_big_endian or form.has_palette:
+    packed = form.is_rgb or form.is_big_endian or form.has_palette or form.components[0].bits < 8
+    if places not in ([0], [0, 1, 2]) or packed:
         # not frame.reformat: it keeps a converter in each thread, which workers that are forked by another thread choke on (PyAV 19)
         frame = VideoReformatter().reformat(frame, format="rgb24", interpolation=ACCURATE)
         return Picture((_plane(frame.planes[0], np.uint8, 3),), turns=turns)

@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "h264-270.mp4": {"rotation": 270},
     "h264-90.mkv": {"b_frames": 1, "rotation": 90},
     "h264-cut.mp4": {"b_frames": 3, "cut": 7},
+    "h264-parts.mp4": {"b_frames": 2, "parts": [(36, 9), (0, 36)]},
     "h264-open.mp4": {"b_frames": 3, "open_gop": True},
     "h264-open.mkv": {"b_frames": 3, "open_gop": True},
     "h264-open.ts": {"b_frames": 3, "open_gop": True},
@@ -79,7 +80,10 @@ class Made:
 
     def shown(self, sample: int, frame: int) -> int:
         """The number that the frame must show."""
-        return int(KINDS[self.names[sample]].get("cut", 0)) + frame
+        video = KINDS[self.names[sample]]
+        if "parts" in video:
+            return [number for first, count in video["parts"] for number in range(first, first + count)][frame]
+        return int(video.get("cut", 0)) + frame
 
 
 def reader(backend: str, columns: Any) -> Any:

@@ -13,11 +13,13 @@ import pytest
 
 from dataset.video_scan import open_videos
 from loaders._clips import EXACT, exact, kind
+from loaders._nvdec import Nvdec
 from loaders._planes import Fitter, Picture
 from loaders._readers import Undecodable
 from loaders.pyav import Pyav, planes
 from tests.unit.clip_kinds import KINDS, Made, reader
-from tests.unit.video_files import number
+from tests.unit.engines import Codec
+from tests.unit.video_files import make, number
 
 SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "video_sample"
 
@@ -66,7 +68,7 @@ def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> Non
     assert wrong(made, Pyav(made.videos), made.names.index(name)) == {"wrong": 0, "refused": 0}
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "h264.ts", "h264-cut.mp4", "hevc.mp4", "vp9.webm", "mpeg4-b.mp4"])
+@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "h264.ts", "h264-cut.mp4", "hevc.mp4", "vp9.webm", "av1.mp4", "mpeg4-b.mp4"])
 def test_the_first_attempt_is_enough(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is opened once for a clip: later attempts, which are slower, are for files that are not as they should be."""
     opened, sample = [0], made.names.index(name)
@@ -81,6 +83,16 @@ def test_the_first_attempt_is_enough(made: Made, name: str, monkeypatch: pytest.
     for frames in asked:
         assert len(list(Pyav(made.videos)(sample, made.videos.path(sample), frames))) == len(frames)
     assert opened == [len(asked)]
+
+
+def test_a_codec_that_damage_has_made_unknown(tmp_path: Path) -> None:
+    """Since the scan: FFmpeg opens the file and has no decoder."""
+    path = make(tmp_path / "data" / "x" / "a.mp4")
+    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
+    path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
+    for read in (Pyav(videos), Nvdec(videos, Codec(), 0, 0)):
+        with pytest.raises(Undecodable, match="unknown codec"):
+            list(read(0, videos.path(0), [3]))
 
 
 @pytest.mark.parametrize("backend", EXACT)

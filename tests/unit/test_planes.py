@@ -56,7 +56,7 @@ def test_a_turned_picture_is_cut_where_it_is_displayed(turns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "pixels", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv444p12le", "gray", "gray10le", "nv12", "gbrp"]
+    "pixels", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv444p12le", "gray", "gray10le", "nv12", "gbrp", "monob"]
 )
 @pytest.mark.parametrize("colours", ["ITU601", "ITU709", "BT2020"])
 def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:

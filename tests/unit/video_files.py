@@ -7,6 +7,7 @@ from the pixels after any coding and at any size; a frame that is mixed of two o
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -58,6 +59,7 @@ class Video:
     packed: bool = False  # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
     rotation: int = 0  # degrees counter-clockwise that a player turns the stored picture by; mp4
     cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
+    parts: Sequence[tuple[int, int]] = ()  # (first frame, frames) of the parts that an edit list shows, in its order; mp4
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
     pixels: str = "yuv420p"
     numbers_from: int = 0
@@ -117,7 +119,26 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             file.mux(packet)
     os.sched_setscheduler(0, *scheduled)  # for root the AV1 encoder makes this thread a real-time one, and all that it starts
+    if video.parts:
+        _show_parts(path, video)
     return path
+
+
+def _show_parts(path: Path, video: Video) -> None:
+    """Write another edit list into an mp4 file, whose boxes moov and trak lie behind its samples. ISO/IEC 14496-12, 8.6.6."""
+    data = path.read_bytes()
+    names = [b"moov", b"trak", b"edts", b"elst"]
+    begins = [data.rindex(name) - 4 for name in names]
+    assert begins == sorted(begins) and data.rindex(b"mdat") < begins[0]
+    (size,), (begin,) = struct.unpack_from(">I", data, begins[-1]), struct.unpack_from(">i", data, begins[-1] + 20)
+    (timescale,) = struct.unpack_from(">I", data, data.rindex(b"mdhd") + 16)
+    entries = [(round(1000 * count / video.fps), begin + round(first * timescale / video.fps)) for first, count in video.parts]
+    list_ = struct.pack(">I4sII", 16 + 12 * len(entries), b"elst", 0, len(entries))
+    list_ += b"".join(struct.pack(">IiI", duration, time, 1 << 16) for duration, time in entries)
+    changed = bytearray(data[: begins[-1]] + list_ + data[begins[-1] + size :])
+    for at in begins[:-1]:
+        struct.pack_into(">I", changed, at, struct.unpack_from(">I", data, at)[0] + len(list_) - size)
+    path.write_bytes(changed)
 
 
 def _stream(file: Any, video: Video) -> Any:
