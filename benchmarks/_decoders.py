@@ -20,7 +20,8 @@ from PIL import Image
 from contracts import Feed, Rows
 from dataset.plan import StillPlan, StillPolicy
 from dataset.splits import Split
-from loaders._dali import PathPreparer, Runner, build
+from loaders._dali import Runner, build
+from loaders._dali_rows import PathPreparer
 from loaders._readers import READERS, Decode, Region, decode_many
 from loaders._workers import PART
 from loaders.torchvision import Decoding
@@ -188,10 +189,10 @@ def _dali_train(files: Files, parts: Iterator[Rows], threads: int) -> Iterator[l
         lambda: build(batch_size=PART * threads, threads=threads, device=None, reads=True),
         warm=prepare.nothing(),
         diagnose=prepare.diagnose,
-        again=lambda batch, bad: prepare(batch.rows, bad),
+        again=lambda batch, known: prepare(batch.rows, known),
     )
     try:
-        for (images, _), batch in runner.run(prepare(rows, runner.bad) for rows in parts):
+        for (images, _), batch in runner.run(prepare(rows, runner.known) for rows in parts):
             pixels = np.asarray(images.as_tensor())
             yield [None if i in batch.failed else one for i, one in zip(batch.rows.ids.tolist(), pixels, strict=True)]
     finally:

@@ -61,14 +61,16 @@ def parse(head: bytes, size: int, fd: int = -1) -> Header:
 
 
 def _jpeg(file: _File) -> Header:
-    at, orientation, jfif, adobe = 2, 0, False, None
+    at, orientation, jfif, adobe, orderly = 2, 0, False, None, True
     while True:
         lead, code = file.at(at, 2)
         if lead != 0xFF or code in (0x00, 0xFF):  # stray or fill bytes: skipped, as libjpeg does
             at += 1
+            orderly &= lead == code == 0xFF
             continue
         at += 2
         if code == 0x01 or 0xD0 <= code <= 0xD8:  # these carry no segment
+            orderly = False
             continue
         if code in (0xD9, 0xDA):
             raise Rejected("has no frame header")
@@ -92,9 +94,30 @@ def _jpeg(file: _File) -> Header:
     rgb = components == 3 and not jfif and (adobe == 0 if adobe is not None else described[::3] == b"RGB")
     chroma = CHROMA.index("rgb" if rgb else _chroma(described[1::3]))
     progressive = code in (0xC2, 0xC6, 0xCA, 0xCE)
+    (length,) = struct.unpack(">H", file.at(at, 2))
     tail = min(TAIL, file.size)
-    whole = b"\xff\xd9" in file.at(file.size - tail, tail)
+    whole = orderly and _to_pixels(file, at + length) and b"\xff\xd9" in file.at(file.size - tail, tail)
     return Header(file.size, height, width, FORMATS.index("jpeg"), depth, components, chroma, orientation, progressive, whole=whole)
+
+
+def _to_pixels(file: _File, at: int) -> bool:
+    """Whether segments follow one another from `at` to the first scan: DALI 2.4 skips nothing between them, and may die of it."""
+    try:
+        while True:
+            lead, code = file.at(at, 2)
+            if lead != 0xFF or code < 0xC0 or 0xD0 <= code <= 0xD9:
+                return False
+            if code == 0xDA:
+                return True
+            if code == 0xFF:
+                at += 1
+                continue
+            (length,) = struct.unpack(">H", file.at(at + 2, 2))
+            if length < 2:
+                return False
+            at += 2 + length
+    except Rejected:
+        return False
 
 
 def _chroma(sampling: bytes) -> str:
@@ -125,7 +148,20 @@ def _png(file: _File) -> Header:
         if kind == b"eXIf":
             orientation = _orientation(file, at + 8)
         at += 12 + length
-    return Header(file.size, height, width, FORMATS.index("png"), depth, components, 0, orientation, palette=colour == 3)
+    whole = _to_end(file, at)
+    return Header(file.size, height, width, FORMATS.index("png"), depth, components, 0, orientation, palette=colour == 3, whole=whole)
+
+
+def _to_end(file: _File, at: int) -> bool:
+    """Whether chunks follow one another from `at` to the last one: DALI 2.4 looks for it before it decodes, and may die where it is not."""
+    try:
+        while True:
+            length, kind = struct.unpack(">I4s", file.at(at, 8))
+            at += 12 + length
+            if kind == b"IEND":
+                return at <= file.size
+    except Rejected:
+        return False
 
 
 def _gif(file: _File) -> Header:

@@ -58,7 +58,7 @@ class Instances(Scanned):
     `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 3"
+    VERSION: ClassVar[str] = "instances 4"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -45,7 +45,7 @@ class Header(NamedTuple):
     orientation: int = 0  # EXIF 1..8; 0 = not said, or nonsense
     progressive: bool = False  # JPEG only
     palette: bool = False
-    whole: bool = True  # False: a JPEG whose end marker is missing, so it may be cut short
+    whole: bool = True  # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its segments
 
 
 HEADER = np.dtype(list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"), strict=True)))
@@ -153,7 +153,7 @@ class Scanned:
 class Manifest(Scanned):
     """n images in the order of their path's bytes."""
 
-    VERSION: ClassVar[str] = "images 5"
+    VERSION: ClassVar[str] = "images 6"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
     IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
@@ -168,7 +168,7 @@ class Manifest(Scanned):
     orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
     progressive: Array  # bool [n], JPEG only
     palette: Array  # bool [n]
-    whole: Array  # bool [n], False: a JPEG without an end marker, perhaps cut short
+    whole: Array  # bool [n], False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its segments
 
 
 def _hold(folder: Path) -> int:

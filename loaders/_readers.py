@@ -29,7 +29,7 @@ JPEG, PNG, STORED_AS_RGB = FORMATS.index("jpeg"), FORMATS.index("png"), CHROMA.i
 
 
 def plain_jpeg(columns: Any, ids: Array) -> Array:
-    """bool [B]: grey or YCbCr JPEGs with all their bytes, which every decoder turns into the same pixels."""
+    """bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
     coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)  # which nvJPEG takes for YCbCr
     plain: Array = (columns.format[ids] == JPEG) & ((components == 1) | coloured) & columns.whole[ids]

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from contracts import Feed, Rows
-from loaders._dali import DEPTH, PathPreparer, Prepared, Runner, build, import_dali
+from loaders._dali import DEPTH, Runner, build, import_dali
+from loaders._dali_rows import PathPreparer, Prepared
 from loaders._staging import Staged, Staging, without
 
 
@@ -31,7 +32,7 @@ class DaliCpu(Staging):
             ),
             warm=self._prepare.nothing(),
             diagnose=self._prepare.diagnose,
-            again=lambda batch, bad: self._prepare(batch.rows, bad),
+            again=lambda batch, known: self._prepare(batch.rows, known),
         )
         self.in_flight = DEPTH + 2
 
@@ -46,7 +47,7 @@ class DaliCpu(Staging):
             yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
-        return (self._prepare(one, self._runner.bad) for one in rows)
+        return (self._prepare(one, self._runner.known) for one in rows)
 
 
 def open(feed: Feed) -> DaliCpu:

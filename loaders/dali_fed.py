@@ -13,21 +13,8 @@ import numpy as np
 import torch
 
 from contracts import Feed, Rows
-from loaders._dali import (
-    DEPTH,
-    GpuOutputs,
-    Prepared,
-    Runner,
-    build,
-    encoded,
-    import_dali,
-    nothing,
-    numbers,
-    placeholder,
-    plain,
-    release_memory,
-    whole_image,
-)
+from loaders._dali import DEPTH, GpuOutputs, Runner, build, import_dali, release_memory
+from loaders._dali_rows import Known, Prepared, encoded, nothing, numbers, placeholder, plain, whole_image
 from loaders._places import colouring, placing
 from loaders._readers import Undecodable
 from loaders._staging import Staged, Staging, without
@@ -99,9 +86,9 @@ class DaliFed(Staging):
                 pixels=None if coloured else feed.pixels,  # the stager normalises then, after it has distorted
                 placed=self._placed,
             ),
-            warm=self._prepare(nothing(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, set()),
+            warm=self._prepare(nothing(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, Known()),
             diagnose=self._diagnose,
-            again=lambda batch, bad: self._prepare(batch.rows, batch.data, bad | set(batch.failed)),
+            again=lambda batch, known: self._prepare(batch.rows, batch.data, known, batch.failed),
             output_stream=self._gpu.raw_stream if self._gpu else None,
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
@@ -124,20 +111,23 @@ class DaliFed(Staging):
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         for slot, its_rows, parts in self._workers.run(rows):
             data: list[Array] = []
-            bad = set(self._runner.bad)
-            for part, (begins, failed, spilled) in enumerate(parts):
+            failed = list[int]()
+            for part, (begins, its_failed, spilled) in enumerate(parts):
                 its = slot[part * self._workers.part_bytes :]
                 pieces = [its[a:b] for a, b in pairwise(begins.tolist())]
                 for i, piece in spilled.items():
                     pieces[i] = np.frombuffer(piece, np.uint8)
                 data += pieces
-                bad.update(failed)
-            yield self._prepare(its_rows, data, bad)
+                failed += its_failed
+            yield self._prepare(its_rows, data, self._runner.known, failed)
 
-    def _prepare(self, rows: Rows, data: Sequence[Any], bad: set[int]) -> Prepared:
-        gone = np.isin(rows.ids, list(bad)) & rows.valid
+    def _prepare(self, rows: Rows, data: Sequence[Any], known: Known, failed: Sequence[int] = ()) -> Prepared:
+        gone = np.isin(rows.ids, [*known.bad, *failed]) & rows.valid
         absent = ~rows.valid | gone
         given = [self._placeholder if absent[i] else data[i] for i in range(len(rows))]
+        for i in np.flatnonzero(np.isin(rows.ids, list(known.odd)) & ~absent):
+            pixels = whole_image(given[i].tobytes(), self._feed.columns, int(rows.ids[i]))
+            given[i] = np.frombuffer(encoded(pixels), np.uint8)
         return Prepared(rows, given, **numbers(rows, absent, placed=self._placed), failed=tuple(int(sample) for sample in rows.ids[gone]))
 
     def _diagnose(self, batch: Prepared) -> set[int]:

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from contracts import Feed, Mistake, Rows
-from loaders._dali import DEPTH, GpuOutputs, PathPreparer, Prepared, Runner, build, import_dali, release_memory
+from loaders._dali import DEPTH, GpuOutputs, Runner, build, import_dali, release_memory
+from loaders._dali_rows import PathPreparer, Prepared
 from loaders._places import colouring
 from loaders._staging import Staged, Staging
 
@@ -38,7 +39,7 @@ class DaliGpu(Staging):
             ),
             warm=self._prepare.nothing(),
             diagnose=self._prepare.diagnose,
-            again=lambda batch, bad: self._prepare(batch.rows, bad),
+            again=lambda batch, known: self._prepare(batch.rows, known),
             output_stream=self._gpu.raw_stream,
         )
         self.in_flight = DEPTH + 1
@@ -55,7 +56,7 @@ class DaliGpu(Staging):
             yield self._gpu.stage(images, batch)
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
-        return (self._prepare(one, self._runner.bad) for one in rows)
+        return (self._prepare(one, self._runner.known) for one in rows)
 
 
 def open(feed: Feed) -> DaliGpu:

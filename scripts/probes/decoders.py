@@ -91,7 +91,8 @@ def decode(device: Any) -> tuple[float, ...] | str:
     import torch
 
     from contracts import Mistake, Pixels
-    from loaders._dali import Prepared, Runner, build, nothing
+    from loaders._dali import Runner, build
+    from loaders._dali_rows import Prepared, nothing
 
     image = Prepared(
         nothing(1, (16, 16)),

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from contracts import Mistake
+from loaders import _dali, _dali_rows, dali_fed
 from loaders._dali import DEPTH
 from tests.conformance import checks, pictures, scenes
 from tests.conformance.looking import joined, passed, seen
@@ -62,6 +65,41 @@ def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> N
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
     bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1))
     assert bad == {place for place, kind in enumerate(pattern) if kind == "x"}
+
+
+def test_bytes_that_pil_skips(backend: Backend, tmp_path: Path) -> None:
+    """In a batch that DALI parses in several threads: one file whose parts do not follow one another ended the process there."""
+    files = scenes.small(60)
+    for at in range(0, 12, 3):
+        jpeg, png = (make(pictures.photograph(700 + at, 60, 70)) for make in (pictures.jpeg, pictures.png))
+        scan = jpeg.index(b"\xff\xda")
+        files |= {f"a-{at}": png[:-12], f"b-{at}": jpeg[:scan] + b"\0" + jpeg[scan:], f"c-{at}": png[: len(png) // 2]}
+    made = scene(tmp_path, files)
+    feed = made.feed(backend.device, batch_size=64, image_size=32, training=False)
+    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference)
+    assert {made.names[sample][0] for sample in bad} == {"c"}
+
+
+def test_files_that_pil_decodes_and_dali_does_not(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though their headers promise nothing odd: they are handed over as PIL's pixels, from then on."""
+    for module in (_dali_rows, dali_fed):
+        monkeypatch.setattr(module, "plain", lambda columns, ids: np.ones(len(ids), bool))
+    files = scenes.small(18)
+    for at in (3, 4, 9):
+        files[f"{at:03d}-odd"] = pictures.png(pictures.photograph(800 + at, 60, 70))[:-12]
+    made = scene(tmp_path, files)
+    feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
+    tried: list[Any] = []
+    refused = _dali.Runner._refused
+
+    def noting(runner: Any, batch: Any) -> set[int]:
+        tried.append(batch)
+        return refused(runner, batch)
+
+    monkeypatch.setattr(_dali.Runner, "_refused", noting)
+    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1))
+    assert bad == set()
+    assert bool(tried) == (backend.name in ("dali-cpu", "dali-gpu", "dali-fed"))
 
 
 def test_a_failure_does_not_outlast_its_loader(backend: Backend, small: Scene, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from contracts import Mistake
-from loaders._dali import PathPreparer
+from loaders import open_loader
+from loaders._dali_rows import Known, PathPreparer
 from tests.conformance.scenes import Scene, scene
 
 
@@ -40,12 +41,22 @@ def test_a_full_temporary_folder_is_no_damage_of_the_image(tmp_path: Path, monke
     feed = made(tmp_path, 4, 0).feed()
     rows = feed.plan.rows(0, 0)[0]
     prepare = PathPreparer(feed)
-    assert prepare(rows, set()).failed == ()
+    assert prepare(rows, Known()).failed == ()
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(Mistake, match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room"):
-        prepare(rows, set())
+        prepare(rows, Known())
     prepare.close()
+
+
+def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path) -> None:
+    with open_loader("dali-cpu", made(tmp_path, 12, 0).feed(batch_size=2)) as loader:
+        folder = Path(loader._prepare._folder.name)  # type: ignore[attr-defined]
+        for epoch in range(3):
+            assert next(iter(loader.batches(epoch, 0))).failed == ()
+            assert list(folder.glob("*.png"))
+        assert len(list(loader.batches(3, 0))) == 6
+        assert list(folder.glob("*.png")) == []

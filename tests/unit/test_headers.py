@@ -174,6 +174,36 @@ def test_stray_and_fill_bytes_before_a_marker_are_skipped() -> None:
     assert parse(odd, len(odd)).width == parse(content, len(content)).width
 
 
+def chunks(content: bytes) -> list[int]:
+    """Where each chunk of a PNG begins."""
+    found = [8]
+    while content[found[-1] + 4 : found[-1] + 8] != b"IEND":
+        found.append(found[-1] + 12 + int.from_bytes(content[found[-1] : found[-1] + 4], "big"))
+    return found
+
+
+def test_what_is_whole() -> None:
+    """What every decoder finds its way through: bytes that PIL skips are too much for others."""
+    jpeg, png = FILES["jpeg rgb"], encoded(size=(200, 200), format="PNG")
+    scan, end, data = jpeg.index(b"\xff\xda"), chunks(png)[-1], chunks(png)[2]
+    assert len(chunks(png)) > 3
+    whole = [jpeg, jpeg + bytes(30), jpeg[:scan] + b"\xff\xff" + jpeg[scan:], jpeg[:2] + b"\xff" + jpeg[2:], png, png + b"more"]
+    assert [parse(content, len(content)).whole for content in whole] == [True] * len(whole)
+    odd = [jpeg[:-2], jpeg[:-2] + bytes(2), jpeg[:20] + b"\0" + jpeg[20:], jpeg[:20] + b"\xff\xd0" + jpeg[20:]]
+    odd += [
+        jpeg[:scan] + between + jpeg[scan:] for between in (b"\0", b"\xff\0", b"\xff\xd8", b"\xff\xd9", b"\xff\xfe\0\1", b"\xff\xfe\x7f\0")
+    ]
+    odd += [
+        jpeg[: scan + 1] + b"\xff\xd9",
+        png[:-1],
+        png[:end],
+        png[: end - 20],
+        png[:data] + b"\0" + png[data:],
+        png[: data + 20] + png[data + 21 :],
+    ]
+    assert [parse(content, len(content)).whole for content in odd] == [False] * len(odd)
+
+
 def test_damaged_exif_costs_no_sample() -> None:
     content = FILES["jpeg rgb"]
     for bad in (b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", exif(6)[:20], exif(4711), b"Exif\0\0XX" + exif(6)[8:]):
