@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import multiprocessing
+import multiprocessing.util
 import os
+import resource
 import signal
 import threading
 import time
@@ -16,6 +19,8 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
+
+from contracts import Mistake
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -29,13 +34,15 @@ _forked = False
 
 
 class Stop:
-    """A word that children see which were forked after it was made."""
+    """A word that children see which were forked after it was made. Said at last when nobody holds it, or the program ends."""
 
     def __init__(self) -> None:
         self._word = mmap.mmap(-1, 1)
+        # before multiprocessing waits for its children, and by this process alone
+        multiprocessing.util.Finalize(self, _say, (self._word,), exitpriority=1)
 
     def now(self) -> None:
-        self._word[0] = 1
+        _say(self._word)
 
     @property
     def said(self) -> bool:
@@ -45,6 +52,10 @@ class Stop:
         """Say it when a child has died: Python (3.12) waits for the others then, and they do not hear SIGTERM."""
         if not job.cancelled() and isinstance(job.exception(), BrokenExecutor):
             self.now()
+
+
+def _say(word: mmap.mmap) -> None:
+    word[0] = 1
 
 
 def begin(stop: Stop, parent: int) -> None:
@@ -84,34 +95,56 @@ def forking() -> Iterator[None]:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+@contextmanager
+def starting(stop: Stop, who: str) -> Iterator[None]:
+    """Around what starts processes, `who`. Where it fails those that there are end; raises Mistake where the system starts no more."""
+    try:
+        with forking():
+            yield
+    except BaseException as error:
+        stop.now()
+        if isinstance(error, OSError):
+            raise Mistake(f"{who} cannot all be started ({error.strerror}): {_limit(error.errno)}") from None
+        raise
+
+
+def _limit(number: int | None) -> str:
+    """What keeps processes from being started, and can be raised."""
+    if number in (errno.EMFILE, errno.ENFILE):
+        return f"ulimit -n, the limit of open files, is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"
+    return "ulimit -u and docker's --pids-limit bound their number" if number == errno.EAGAIN else "memory may be short"
+
+
 def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads: bool = False) -> Generator[R]:
     """What `work` makes of each item, in their order; by so many processes, or by threads of this one. Items and results are pickled.
 
-    Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it waits for what was begun.
+    Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it ends them within seconds, whatever
+    they wait for; threads go on. Raises Mistake where processes cannot be started, BrokenProcessPool when one was killed.
     """
-    fork, stop = multiprocessing.get_context("fork"), Stop()
-    pool: Executor = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (work, stop, os.getpid()))
+    fork, stop, jobs, begun = multiprocessing.get_context("fork"), Stop(), deque[Future[R]](), False
+    pool: Executor | None = None
     try:
-        with forking():  # all of them start here
-            jobs = deque(pool.submit(work if threads else _do, item) for item in items)
-    except BaseException:
-        stop.now()  # those that there are
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    try:
+        with starting(stop, f"{workers} processes"):
+            pool = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (work, stop, os.getpid()))
+            jobs.extend(pool.submit(work if threads else _do, item) for item in items)
+        begun = True
         for job in jobs:
             job.add_done_callback(stop.after)
         while jobs:
             yield jobs.popleft().result()
+    except BaseException:
+        stop.now()
+        raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        if pool is not None:
+            pool.shutdown(wait=begun and not (threads and stop.said), cancel_futures=True)
 
 
 def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
     """`results`, all of them. Where there are no processes, or no memory for them, this one does the work: a run does not end for that."""
     try:
         return list(results(work, items, workers))
-    except (BrokenProcessPool, OSError) as error:
+    except (BrokenProcessPool, Mistake, OSError) as error:
         _warn(error)
         return [work(item) for item in items]
 

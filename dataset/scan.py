@@ -18,6 +18,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import pairwise
@@ -201,6 +202,10 @@ def each_file(
             for path, why in bad:
                 rejects(path, why)
             say(min(first + parser.step, total), total, "reading headers")
+    except BrokenProcessPool:
+        raise Mistake(
+            "a process that reads headers was killed, as the system does when memory is short: free some, and start again"
+        ) from None
     finally:
         parser.stop.value = True
         made.close()

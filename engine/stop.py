@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+ECHO_S = 3.0
+"""Signals so soon after the first one are the same request: torchrun passes on what the terminal has sent to all."""
+
 
 class StopRequest:
-    """SIGTERM or Ctrl-C as a flag; a second one is not needed and not obeyed."""
+    """SIGTERM or Ctrl-C as a flag. A second one is not needed, but for a loop that never looks: then it is a KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._heard_s = 0.0
 
     def __call__(self) -> bool:
         return self.signal is not None
@@ -20,9 +25,15 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         for number in before:
-            signal.signal(number, lambda got, _frame: setattr(self, "signal", self.signal or got))
+            signal.signal(number, self._hear)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    def _hear(self, number: int, _frame: object) -> None:
+        if self.signal is None:
+            self.signal, self._heard_s = number, time.monotonic()
+        elif time.monotonic() - self._heard_s > ECHO_S:
+            raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from contracts import Mistake, Rows
-from dataset.forked import Stop, forking
+from dataset.forked import Stop, starting
 from loaders._workers import Shared, Work, begin_worker
 
 Array = np.ndarray[Any, Any]
@@ -55,13 +55,9 @@ class Pool:
         self._unused: set[int] = set()  # slots whose unit is done, and has not been released
         self._broken: BaseException | None = None
         start = make_work, self._memory, self._stop, os.getpid()
-        self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, start)
-        try:
-            with forking():
-                self._executor.submit(_ready)  # forks all of them
-        except BaseException:
-            self._stop.now()  # those that there are
-            raise
+        with starting(self._stop, f"--workers {workers}"):
+            self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, start)
+            self._executor.submit(_ready)  # forks all of them
         self._memory.pin()
 
     @property

@@ -11,6 +11,7 @@ Must not know where the pixels come from.
 
 from __future__ import annotations
 
+import atexit
 import math
 import queue
 import threading
@@ -32,6 +33,8 @@ COPIES = 2
 """Copies to the device that may be under way: page-locked memory that was staged three batches ago is free again."""
 ALIGNED = 16
 """Bytes: numbers of every dtype may begin there."""
+AT_EXIT_S = 5.0
+"""What the thread of a loader that nobody has closed gets to end in, when the program ends."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -283,6 +286,7 @@ class Ahead:
         self._device = device
         self._thread = threading.Thread(target=self._run, args=(make,), name="saturate-loader", daemon=True)
         self._thread.start()
+        atexit.register(self._end, AT_EXIT_S)
 
     def __iter__(self) -> Iterator[Any]:
         while True:
@@ -303,10 +307,14 @@ class Ahead:
 
     def close(self) -> None:
         """Returns once the thread has ended."""
+        atexit.unregister(self._end)
+        self._end()
+        self._queue = queue.SimpleQueue()  # a batch that somebody keeps holds this object
+
+    def _end(self, timeout_s: float | None = None) -> None:
         self._stopping.set()
         self._places.release()
-        self._thread.join()
-        self._queue = queue.SimpleQueue()  # a batch that somebody keeps holds this object
+        self._thread.join(timeout_s)
 
     def _run(self, make: Callable[[], Iterator[Item]]) -> None:
         iterator: Any = None

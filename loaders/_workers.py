@@ -16,8 +16,10 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from typing import Any, Protocol
@@ -25,9 +27,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from contracts import Mistake, Rows
-from dataset.forked import Stop, begin, forking
+from dataset.forked import Stop, begin, starting
 
 PREFETCH = 4
 """Parts under way a worker."""
@@ -118,7 +121,7 @@ class Workers:
         if workers:
             # By who opens the loader, and not by its thread: a child takes apart what the other threads have as thread-local variables, and
             # PyAV's converter of pictures, which from 19 on has threads of its own, would wait for them there for ever.
-            with forking():
+            with starting(self._stop, f"--workers {workers}"), _half_made():
                 iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
@@ -161,6 +164,18 @@ class Workers:
 class _Loader(DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
         """No warning about more workers than cores: those that wait for the storage need none."""
+
+
+@contextmanager
+def _half_made() -> Iterator[None]:
+    """Around the start of a DataLoader's workers. Where it fails PyTorch (2.11) cannot take its iterator apart, and says so on stderr."""
+    try:
+        yield
+    except BaseException as error:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if isinstance(made := frame.f_locals.get("self"), _MultiProcessingDataLoaderIter):
+                made._shutdown = True  # it is taken for one that has ended
+        raise
 
 
 def _unchanged(result: Any) -> Any:

@@ -77,6 +77,18 @@ def test_ctrl_c_to_the_program_alone(lone_backend: Backend, quick: Scene, tmp_pa
     interrupted(lone_backend, quick, tmp_path, os.kill)
 
 
+def test_a_program_that_does_not_close_its_loader(lone_backend: Backend, quick: Scene, tmp_path: Path) -> None:
+    """It ends as if it had: within seconds, and nobody says anything."""
+    files = "videos" if lone_backend.clips else "images"
+    arguments = [lone_backend.name, str(lone_backend.device), files, str(quick.folder), str(tmp_path), "0", "leave"]
+    left = subprocess.run(
+        [sys.executable, "-m", "tests.conformance.consumer", *arguments],
+        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=GONE_S, check=False,
+    )  # fmt: skip
+    assert (left.returncode, left.stdout, left.stderr) == (0, "3\n", "")
+    assert not list(tmp_path.glob("saturate-*"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
 def test_an_end_that_the_loader_does_not_see(lone_backend: Backend, quick: Scene, tmp_path: Path, number: signal.Signals) -> None:
     """SIGTERM without a handler to the whole group, SIGKILL to the program alone: workers find out by themselves."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.stop import ECHO_S
 from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
 
 N, EPOCHS, STEP = 96, 2, 8  # samples of an epoch, epochs, samples of a step
@@ -86,6 +88,19 @@ def test_killed_before_the_first_checkpoint(train: Runner, pictures: Path) -> No
     process.wait()
     start(train, pictures, "run")[0].done()
     assert len(losses(train.cwd / "run")) == STEPS
+
+
+def test_a_second_ctrl_c_ends_a_run_whose_storage_does_not_answer(train: Runner, pictures: Path) -> None:
+    """The first one waits for the step. A second one at once is the same, that torchrun has passed on."""
+    (process,) = start(train, pictures, "run", flags=("--read-delay-ms", 1e8))
+    until(lambda: (train.cwd / "run" / "config.yaml").exists(), TIMEOUT_S, "the run to begin")
+    time.sleep(1)
+    process.interrupt()
+    process.send(signal.SIGTERM)
+    time.sleep(ECHO_S + 0.5)
+    assert process.poll() is None
+    process.interrupt()
+    assert (process.wait(15), process.err) == (130, "")
 
 
 def test_stopped_while_validating(train: Runner, pictures: Path) -> None:

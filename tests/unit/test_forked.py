@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import mmap
 import os
+import re
 import signal
 import threading
 import time
@@ -17,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+from contracts import Mistake
 from dataset import forked
 from loaders._pool import Pool
 from loaders._workers import Workers
@@ -91,6 +94,38 @@ def test_a_child_that_dies_ends_the_others_too() -> None:
     with pytest.raises(BrokenProcessPool):
         list(forked.results(die_or_sleep, [30.0, 0.0, 30.0], 3))
     assert time.monotonic() - began < 15
+
+
+def test_processes_that_hang_end_when_nobody_waits_for_them() -> None:
+    """Storage that does not answer, and Ctrl-C."""
+    made = forked.results(lambda seconds: time.sleep(seconds), [0.0, 1e6, 1e6], 2)
+    next(made)
+    began = time.monotonic()
+    made.close()
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were end."""
+    children, forks, whole = {child.pid for child in psutil.Process().children()}, [0], os.fork
+
+    def fork() -> int:
+        forks[0] += 1
+        if forks[0] % 3:
+            return whole()
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fork", fork)
+    said = {errno.EMFILE: "ulimit -n", errno.EAGAIN: "ulimit -u", errno.ENOMEM: "memory"}[number]
+    for start, who in (
+        (lambda: Workers(Collect, workers=4, batch_size=1, part_bytes=lambda rows: rows), "--workers 4"),
+        (lambda: Pool(Collect, workers=4, slot_bytes=1, pinned=False), "--workers 4"),
+        (lambda: list(forked.results(abs, range(9), 4)), "4 processes"),
+    ):
+        with pytest.raises(Mistake, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"):
+            start()
+    until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
 
 
 def test_work_beside_is_done_in_another_process() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from contracts import Mistake
 from dataset import scan
-from dataset.manifest import COLUMNS, FORMATS
+from dataset.manifest import COLUMNS, FORMATS, Header
 from dataset.scan import open_folder
 from dataset.sources import folder as source
 from dataset.sources.folder import Folder
@@ -205,6 +206,21 @@ def test_processes_find_what_threads_find(cache: Path, tmp_path: Path, monkeypat
     assert reasons(alone) == reasons(shared)
     assert (len(shared), shared.rejected, shared.identity) == (272, 28, alone.identity)
     assert said[-1] == (300, 300, "reading headers")
+
+
+def test_a_process_that_is_killed_is_one_line(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = os.getpid()
+
+    def read(path: bytes) -> Header:
+        if os.getpid() != home:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("in a process of its own")
+
+    monkeypatch.setattr(scan, "FEW", 0)
+    monkeypatch.setattr(source, "header", read)
+    with pytest.raises(Mistake, match=r"^a process that reads headers was killed"):
+        open_folder(root, cache=cache)
+    assert not list(cache.glob("*/tmp-*"))
 
 
 def test_settle_waits_out_the_tick_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
