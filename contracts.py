@@ -218,7 +218,10 @@ class Loader(Protocol):
     # decoder did; refusals, sort -> why, of the first; decoded and delivered, numbers of frames so far
 
     def close(self) -> None:
-        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent."""
+        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent.
+
+        A read that hangs is waited for where the loader's own threads read, not worker processes: in DALI's.
+        """
 
     def __enter__(self) -> Loader: ...
 

@@ -202,7 +202,11 @@ def _cpu_load(cores: float) -> Iterator[float | None]:
         if cores < len(allowed) and used:  # a container's own clock: /proc/stat is the whole machine's
             busy, room = used[0], time.monotonic() * cores
         else:
-            times = [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in allowed]
+            try:
+                times = [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in allowed]
+            except OSError:  # no descriptor for it, say
+                yield None
+                continue
             room = sum(sum(core[:8]) for core in times)  # guest time is within user time
             busy = room - sum(core.idle + getattr(core, "iowait", 0.0) for core in times)
         share = (busy - before[0]) / (room - before[1]) if before and room > before[1] else None
