@@ -22,7 +22,7 @@ from dataset import coco_json
 from dataset.coco_json import Annotation, Category, Image, NotCoco, Split, find
 from dataset.headers import Rejected
 from dataset.instances import UNUSED, Instances, class_names, mirrored
-from dataset.manifest import HEADER, LISTING, Array, Header, Rejects, create_column
+from dataset.manifest import HEADER, Array, Header, Rejects, create_column
 from dataset.scan import Progress, read_headers, remembered
 from dataset.sources import folder as source
 
@@ -81,8 +81,7 @@ def open_coco(
     file, folder = find(root, split, keypoints=keypoints, images=images)
 
     def fill(made: Path, rejects: Rejects, visits: list[source.Visit], say: Progress) -> Sequence[str]:
-        visits.append(source.visit(os.fsencode(real), os.fsencode(file.relative_to(real)))[0])
-        source.settle(visits[0][1])
+        source.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
         known, entries, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
         names = _classes(file, categories, keypoints, classes)
         listed = _listed(file, folder, entries, rejects)
@@ -90,7 +89,8 @@ def open_coco(
         rows["category"] = _places(np.array([category.category_id for category in categories]), rows["category_id"])
         image_of = _places(listed.ids, rows["image_id"])
         if images:
-            _visit_folders(real, folder, entries, visits)
+            below = os.fsencode(folder) + b"/"
+            source.remember_folders(visits, real, [below, *(below + image.path for image in entries)])
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
             records = _headers(real, listed, annotations, made, rejects, say)
         else:
@@ -227,16 +227,6 @@ def _classes(file: Path, categories: list[Category], keypoints: bool, classes: S
     return names
 
 
-def _visit_folders(real: Path, folder: str, images: list[Image], visits: list[source.Visit]) -> None:
-    """Remember the folders of images: what is put there later may be an image that is missing now."""
-    below = {os.path.dirname(image.path) for image in images} | {b""}
-    for name in sorted(below):
-        path = os.fsencode(folder) + (b"/" + name if name else b"")
-        if os.path.isdir(os.fsencode(real) + b"/" + path):
-            visits.append(source.visit(os.fsencode(real), path)[0])
-            source.settle(visits[-1][1])
-
-
 def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> Images:
     """The images that have an id of their own."""
     ids, counts = np.unique(np.array([image.image_id for image in images], np.int64), return_counts=True)
@@ -251,9 +241,7 @@ def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> I
 
 def _headers(real: Path, images: Images, annotations: Array, made: Path, rejects: Rejects, say: Progress) -> Array:
     """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of another size."""
-    (made / "listing.paths").write_bytes(b"".join(images.paths))
-    np.cumsum([0, *map(len, images.paths)], dtype=LISTING["offsets"]).tofile(made / "listing.offsets")
-    np.zeros(len(images.paths), LISTING["labels"]).tofile(made / "listing.labels")
+    source.write_listing(images.paths, made)
     faults: dict[bytes, str] = {}
     records = read_headers(source.header, real, len(images.paths), made, 0, faults.__setitem__, say)
     stored = np.column_stack([records["height"], records["width"]])

@@ -65,8 +65,7 @@ def open_folder(
         raise Mistake(f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/")
 
     def fill(made: Path, rejects: Rejects, visits: list[source.Visit], say: Progress) -> Sequence[str]:
-        visits.append(source.visit(os.fsencode(real))[0])
-        source.settle(visits[0][1])
+        source.remember(visits, os.fsencode(real))
         labels = source.labels(real, classes)
         total = source.list_files(real, labels, made, visits, rejects, say)
         records = read_headers(source.header, real, total, made, workers, rejects, say)

@@ -40,12 +40,11 @@ def open_videos(
     root = real.parent if listed else real
 
     def fill(made: Path, rejects: Rejects, visits: list[source.Visit], say: Progress) -> Sequence[str]:
-        visits.append(source.visit(os.fsencode(root), os.fsencode(real.name) if listed else b"")[0])
-        source.settle(visits[0][1])
+        source.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
         if listed:
             files, samples, used = read_list(real, classes)
-            _write_listing(files, made)
-            _visit_folders(root, files, visits)
+            source.write_listing(files, made)
+            source.remember_folders(visits, root, files)
             total = len(files)
         else:
             labels = source.labels(real, classes, "videos")
@@ -71,27 +70,6 @@ def open_videos(
 
     key = [str(real), None if classes is None else list(classes), "videos"]
     return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
-
-
-def _visit_folders(root: Path, files: list[bytes], visits: list[source.Visit]) -> None:
-    """Remember the folders of a list's files: what is put there later may be a file that is missing now."""
-    below = set[bytes]()
-    for own in {os.path.dirname(file) for file in files}:
-        name = own
-        while name and not os.path.isdir(os.path.join(os.fsencode(root), name)):
-            name = os.path.dirname(name)  # where it would be put
-        if name in (own, b"") or name.strip(b"./"):  # above the list's folder anything may change
-            below.add(name)
-    for name in sorted(below):
-        visits.append(source.visit(os.fsencode(root), name)[0])
-        source.settle(visits[-1][1])
-
-
-def _write_listing(files: list[bytes], made: Path) -> None:
-    """The files of a list, as sources/folder.py leaves those of a folder."""
-    (made / "listing.paths").write_bytes(b"".join(files))
-    np.cumsum([0, *map(len, files)], dtype=LISTING["offsets"]).tofile(made / "listing.offsets")
-    np.zeros(len(files), LISTING["labels"]).tofile(made / "listing.labels")
 
 
 def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:

@@ -131,6 +131,32 @@ def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
     return (os.fsdecode(name), status.st_mtime_ns, status.st_ino), (status.st_dev, status.st_ino)
 
 
+def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
+    """Add a folder, or a file, of which any later change is to be seen. Raises OSError."""
+    visits.append(visit(root, name)[0])
+    settle(visits[-1][1])
+
+
+def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) -> None:
+    """Add the folders of listed files, paths below the root: what is put there later may be a file that is missing now."""
+    below = set[bytes]()
+    for own in {os.path.dirname(file) for file in files}:
+        name = own
+        while name and not os.path.isdir(os.path.join(os.fsencode(root), name)):
+            name = os.path.dirname(name)  # where it would be put
+        if name in (own, b"") or name.strip(b"./"):  # above the root anything may change
+            below.add(name)
+    for name in sorted(below):
+        remember(visits, os.fsencode(root), name)
+
+
+def write_listing(files: Sequence[bytes], made: Path) -> None:
+    """Listed files, as `list_files` leaves those of folders; without labels."""
+    (made / "listing.paths").write_bytes(b"".join(files))
+    np.cumsum([0, *map(len, files)], dtype=LISTING["offsets"]).tofile(made / "listing.offsets")
+    np.zeros(len(files), LISTING["labels"]).tofile(made / "listing.labels")
+
+
 def settle(changed_ns: int) -> None:
     """Wait until a change of the folder would get another date than its last one: clocks of file systems tick slowly."""
     tick_ns = 2_000_000_000 if changed_ns % 1_000_000_000 == 0 else 20_000_000  # whole seconds: a coarse file system

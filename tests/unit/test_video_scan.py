@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataset import video_packets
-from dataset.container import declared_bytes, open_video
+from dataset.container import open_video
 from dataset.headers import Rejected
 from dataset.video_packets import Times, read
 from dataset.video_scan import open_videos
@@ -313,26 +313,6 @@ def test_what_is_no_video_says_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(Rejected, match=why):
             read(os.fsencode(tmp_path / name))
-
-
-def test_what_a_container_says_of_its_length(tmp_path: Path) -> None:
-    for name, codec in (("a.mkv", "h264"), ("a.webm", "vp9"), ("a.avi", "mpeg4")):
-        content = make(tmp_path / name, codec=codec).read_bytes()
-        assert declared_bytes(content) == len(content) - 8 * (name == "a.avi"), name
-    live = make(tmp_path / "live.mkv", muxer={"live": "1"})
-    assert declared_bytes(live.read_bytes()) is None and len(read(os.fsencode(live)).pts), "a stream does not know it"
-    avi = tmp_path / "a.avi"
-    content = avi.read_bytes()
-    for length in (0, 0xFFFFFFFF, len(content)):
-        avi.write_bytes(content[:4] + length.to_bytes(4, "little") + content[8:])
-        assert len(read(os.fsencode(avi)).pts), "not known yet, not known, and of the whole file"
-    assert declared_bytes(make(tmp_path / "a.mp4").read_bytes()) is None
-
-
-@given(st.binary(max_size=64), st.sampled_from([b"", b"RIFF", bytes.fromhex("1a45dfa3"), bytes.fromhex("1a45dfa38018538067")]))
-def test_any_bytes_may_stand_at_the_beginning(content: bytes, start: bytes) -> None:
-    found = declared_bytes(start + content)
-    assert found is None or found >= 0
 
 
 def test_frames_that_share_a_time_are_no_order(tmp_path: Path) -> None:
