@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from engine.distributed import cores  # before torch: see there
+from engine.distributed import cores, default_workers  # before torch: see there
 
 # isort: split
 import torch
@@ -208,7 +208,7 @@ def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
 def _by_hand(settings: MaxBatch, point: Point, device: torch.device, peak_gib: list[float], held_gib: float) -> Measured:
     flags = {"data": settings.data, **{name: point[name] for name in ("arch", "batch_size")}, "steps": settings.steps}
     asked = parse(shlex.split(settings.flags)).loading.workers
-    flags["workers"] = max(int(cores()) - 1, 1) if asked is None else asked  # what ours takes by default
+    flags["workers"] = default_workers() if asked is None else asked
     sys.argv = ["train.py", *words(flags)]
     loop_by_hand.main()
     figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None}

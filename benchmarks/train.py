@@ -19,8 +19,9 @@ from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row,
 from benchmarks.by_hand import train as loop_by_hand
 from cli import one_of
 from config import parse
-from contracts import Mistake, cores
+from contracts import Mistake
 from engine import precision
+from engine.distributed import default_workers
 from loaders import OF_TASK, default_loader
 from models import registry_of
 from report.meter import Window, bound, spread, steady
@@ -147,7 +148,7 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     common = ["--task", settings.task]
     common += ["--data", str(settings.data.resolve())] if settings.data else []
     by_hand = point["loader"].startswith(BY_HAND)
-    workers = settings.workers or (max(int(cores()) - 1, 1) if by_hand else None)  # what ours takes by default
+    workers = settings.workers or (default_workers() if by_hand else None)
     common += ["--workers", str(workers)] if workers else []
     if by_hand:
         how = {"arch": point["arch"], "batch_size": point["batch_size"], "loader": point["loader"].removeprefix(BY_HAND)}

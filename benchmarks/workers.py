@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show, train
 from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, beyond_noise
-from engine.distributed import cores
+from engine.distributed import default_workers
 from report.advice import GRAPHS
 
 STEP = ("data_wait", "forward", "backward", "update")
@@ -65,7 +65,7 @@ SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--compile
 def points(settings: Workers) -> list[Point]:
     train.require_data(settings.data, [settings.loader])
     train.check(settings.flags, own=SET_HERE)
-    workers = settings.workers or tuple(dict.fromkeys((1, max(int(cores()) - 1, 1))))
+    workers = settings.workers or tuple(dict.fromkeys((1, default_workers())))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
     fixed = {"arch": settings.arch, "loader": settings.loader, "precision": settings.precision}
     # what is compared is measured one after the other: a machine's speed drifts

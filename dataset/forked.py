@@ -104,7 +104,7 @@ def starting(stop: Stop, who: str) -> Iterator[None]:
     except BaseException as error:
         stop.now()
         if isinstance(error, OSError):
-            raise Mistake(f"{who} cannot all be started ({error.strerror}): {_limit(error.errno)}") from None
+            raise Mistake(f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}") from None
         raise
 
 

@@ -40,9 +40,9 @@ def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
 def packed(columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: bool = False) -> dict[str, Array]:
     """Host arrays of the M boxes to train on, in the order of the rows; nothing of a row that is not valid.
 
-    offsets int64 [B + 1]; image_ids int64 [B], those of the annotation file, -1 where a row is not valid; boxes float32 [M, 4],
-    x0 y0 x1 y1 in output pixels, cut at the output's edges, none without area; labels int64 [M], class numbers; masks uint8
-    [M, H, W], as large as the batch's images; keypoints float32 [M, K, 3], all 0 where one is not marked or not in the output.
+    offsets int64 [B + 1]; boxes float32 [M, 4], x0 y0 x1 y1 in output pixels, cut at the output's edges, none without area; labels
+    int64 [M], class numbers; masks uint8 [M, H, W], as large as the batch's images; keypoints float32 [M, K, 3], all 0 where one is
+    not marked or not in the output.
 
     `centred`: only boxes whose middle is in the output, the rule of crops by overlap (DetectionPolicy.centred).
     """
@@ -57,11 +57,8 @@ def packed(columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: b
         middle = (whole[:, :2] + whole[:, 2:]) / 2
         kept &= ((middle > 0) & (middle < rows.sizes[which, ::-1])).all(axis=1)
     annotations, which = annotations[kept], which[kept]
-    image_ids = np.full(len(rows), -1, np.int64)
-    image_ids[real] = columns.image_id[rows.ids[real]]
     found = {
         "offsets": np.concatenate([[0], np.cumsum(np.bincount(which, minlength=len(rows)))]).astype(np.int64),
-        "image_ids": image_ids,
         "boxes": boxes[kept],
         "labels": np.asarray(columns.class_of)[columns.category[annotations]].astype(np.int64),
     }

@@ -60,6 +60,11 @@ def leave(code: int) -> None:
     sys.exit(code)
 
 
+def default_workers(ranks: int = 1) -> int:
+    """Worker processes of each of so many ranks of this machine: its share of the cores, less one."""
+    return max(1, int(cores() // ranks) - 1)
+
+
 class ProcessWorld:
     """contracts.World over torch.distributed: gloo for host values, NCCL for device tensors; one process needs neither."""
 
@@ -71,7 +76,7 @@ class ProcessWorld:
     def workers(self, asked: int | None) -> int:
         """Of a rank: as asked, or its share of the cores less one. Raises Mistake for more than any machine can use."""
         if asked is None:
-            return max(1, int(cores() // self.local_size) - 1)
+            return default_workers(self.local_size)
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
         if asked > most:
             raise Mistake(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; leave it out for one a core")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
-from tests.end_to_end.runs import Process, Runner, points, summary
+from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, points, summary, until
 
 SMALL = ("--arch", "resnet18", "--image-size", 32, "--workers", 1, "--ceilings", "false", "--precision", "fp32")
 BATCH_TOLERANCE = 1e-5
@@ -46,6 +48,16 @@ def test_alone_and_in_company(train: Runner, pictures: Path) -> None:
         assert other["loss"] == pytest.approx(one["loss"], rel=BATCH_TOLERANCE)
 
 
+def test_an_evaluation_opens_one_loader(train: Runner, pictures: Path) -> None:
+    """Of the validation; with its two workers, and no others."""
+    trained(train, pictures)
+    flags = (*SMALL[:-4], "--workers", 2, "--read-delay-ms", 1e6, "--evaluate", "true", "--resume", "run/last.pt", "--output", "slow")
+    process = psutil.Process(train("--data", pictures, *flags).pid)
+    until(lambda: len(process.children()) >= 2, TIMEOUT_S, "the workers")
+    time.sleep(1)
+    assert len(process.children()) == 2
+
+
 def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> None:
     trained(train, pictures)
     before = {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir()}
@@ -59,6 +71,7 @@ def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> No
     assert len(folders) == 2
     assert {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir() if path.is_file()} == before
     for folder in folders:
+        assert summary(folder)["reader"] == summary(train.cwd / "run")["reader"] != ""
         assert summary(folder)["validation"] == summary(train.cwd / "run")["validation"]
         assert len(points(folder, "val")) == 1
         assert not (folder / "last.pt").exists()

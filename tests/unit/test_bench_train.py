@@ -80,7 +80,7 @@ def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
 
 
 def test_a_loop_by_hand_has_our_pixels_and_workers(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.train.cores", lambda: 4.5)
+    monkeypatch.setattr("engine.distributed.cores", lambda: 4.5)
     settings = Train(data=data, archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",))
     ours, theirs = points(settings)
     assert "--workers" not in command(settings, ours, tmp_path), "the default of train.py"

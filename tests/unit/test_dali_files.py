@@ -52,6 +52,19 @@ def test_a_full_temporary_folder_is_no_damage_of_the_image(tmp_path: Path, monke
     prepare.close()
 
 
+def test_storage_that_fails_costs_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = made(tmp_path, 4, 0).feed()
+    rows = feed.plan.rows(0, 0)[0]
+    prepare = PathPreparer(feed)
+
+    def fails(sample: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(feed.source, "read", fails)
+    assert sorted(prepare(rows, Known()).failed) == sorted(rows.ids[rows.valid].tolist())
+    prepare.close()
+
+
 def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path) -> None:
     with open_loader("dali-cpu", made(tmp_path, 12, 0).feed(batch_size=2)) as loader:
         folder = Path(loader._prepare._folder.name)  # type: ignore[attr-defined]

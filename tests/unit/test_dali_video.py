@@ -73,7 +73,7 @@ def test_every_clip_of_every_kind(made: Made) -> None:
                 assert rows.frames is not None
                 upright = levels(batch.images)[place][:, :, :: -1 if rows.flips[place] else 1]
                 assert [number(frame) for frame in upright] == [made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()]
-        assert loading.fallbacks["h264 in mp4, refused"] >= 2 and loading.fallbacks["h264 in mp4, edit list"] == 2
+        assert loading.fallbacks["h264 in mp4, refused"] >= 2 and loading.fallbacks["h264 in mp4, edit list"] == 4
         assert not any("vp9" in words and "odd" not in words and "refused" in words for words in loading.fallbacks)
         assert set(loading.refusals) == {sort for sort in loading.fallbacks if sort.endswith(REFUSED)}
         assert "Failed to create video decoder" in loading.refusals["h264 in mp4" + REFUSED]

@@ -322,24 +322,6 @@ def test_what_the_source_raises_reaches_whoever_waits() -> None:
     pool.close()
 
 
-def test_a_fork_that_fails_leaves_no_process_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, left, real = set(psutil.Process().children()), [2], os.fork
-
-    def fork() -> int:
-        if not left[0]:
-            raise OSError("Resource temporarily unavailable")
-        left[0] -= 1
-        return real()
-
-    monkeypatch.setattr(os, "fork", fork)
-    with pytest.raises(OSError, match="temporarily"):
-        opened(4)
-    deadline = time.monotonic() + 10
-    while any(child.status() != psutil.STATUS_ZOMBIE for child in set(psutil.Process().children()) - before):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_closing_does_not_wait_for_a_worker_that_hangs() -> None:
     pool = opened(2)
     serve(pool, [60_000] * 5)

@@ -168,7 +168,7 @@ def test_what_a_run_is_made_of(root: Path, console: Any, arch: str | None, parts
     assert val_plan.samples == IMAGES and plan.samples == len(splits["train"].columns.with_boxes)
     train, val = kind.tasks(config, splits, 0.0)
     rows = plan.rows(0, 0)[0]
-    assert train.targets(rows).keys() == {"offsets", "image_ids", "labels", *parts}
+    assert train.targets(rows).keys() == {"offsets", "labels", *parts}
     assert val.inputs(batch_of(val, val_plan.rows(0, 0)[0]))[2] is None  # type: ignore[arg-type]
     person = arch is not None and "keypoint" in arch
     built = {"classes": 2 if person else 4, "weights_backbone": None, "trainable_layers": 2, "keypoints": 5 if person else 0}

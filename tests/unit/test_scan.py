@@ -208,6 +208,23 @@ def test_processes_find_what_threads_find(cache: Path, tmp_path: Path, monkeypat
     assert said[-1] == (300, 300, "reading headers")
 
 
+@pytest.mark.parametrize(("cores", "asked", "processes"), [(0.5, 0, 2), (2.0, 0, 8), (64.0, 0, 32), (2.0, 3, 3)])
+def test_how_many_read_headers(cores: float, asked: int, processes: int, root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four a core that this process may use: they wait for the storage."""
+    counts: list[int] = []
+    whole = scan.forked.results
+
+    def noting(work: Any, items: Any, workers: int, *, threads: bool) -> Any:
+        counts.append(workers)
+        return whole(work, items, 1, threads=threads)
+
+    monkeypatch.setattr(scan, "FEW", 0)
+    monkeypatch.setattr(scan, "cores", lambda: cores)
+    monkeypatch.setattr(scan.forked, "results", noting)
+    open_folder(root, cache=cache, workers=asked)
+    assert counts == [processes]
+
+
 def test_a_process_that_is_killed_is_one_line(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = os.getpid()
 
