@@ -7,7 +7,6 @@ class, one mask as run lengths, iscrowd 1), some files are grey, and the ids of 
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 from rich.progress import track
 
-from scripts.demo_set import background, replacing
+from scripts.demo_set import background, command, replacing
 
 VERSION = 1  # of the drawing: a set of another version is made anew
 STAMP = "demo_coco.json"
@@ -198,21 +197,8 @@ def write(dest: Path, train: int = IMAGES[0], val: int = IMAGES[1], seed: int = 
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="demo_coco", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dest", type=Path, help="folder to make")
-    parser.add_argument("--train", type=int, default=IMAGES[0], help="images in train2017/ (%(default)s)")
-    parser.add_argument("--val", type=int, default=IMAGES[1], help="images in val2017/ (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed, other images (%(default)s)")
-    options = parser.parse_args(arguments)
-    try:
-        made = write(options.dest, options.train, options.val, options.seed)
-    except (ValueError, OSError) as error:
-        print(f"demo_coco: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    print(f"{options.dest}: {'made' if made else 'already there'}")
-    return 0
+    counts = {"--train": (IMAGES[0], "images in train2017/"), "--val": (IMAGES[1], "images in val2017/")}
+    return command("demo_coco", __doc__, write, counts, arguments)
 
 
 if __name__ == "__main__":

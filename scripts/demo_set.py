@@ -206,21 +206,30 @@ def replacing(dest: Path, stamp_name: str, stamp: dict[str, Any], inside: Iterab
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return command("demo_set", __doc__, write, (200, 50), arguments)
+    return command("demo_set", __doc__, write, per_class(200, 50), arguments)
+
+
+def per_class(train: int, val: int) -> dict[str, tuple[int, str]]:
+    """Counts for `command`."""
+    return {"--train-per-class": (train, "files of a class in train/"), "--val-per-class": (val, "files of a class in val/")}
 
 
 def command(
-    prog: str, description: str | None, write: Callable[[Path, int, int, int], bool], counts: tuple[int, int], arguments: list[str] | None
+    prog: str,
+    description: str | None,
+    write: Callable[..., bool],
+    counts: dict[str, tuple[int, str]],
+    arguments: list[str] | None,
 ) -> int:
-    """The command line of a set whose default counts a class are `counts`: parses, calls write(dest, train, val, seed), the exit code."""
+    """The command line of a set: parses, calls write(dest, *counts, seed), the exit code. `counts`: flag -> (default, what it counts)."""
     parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dest", type=Path, help="folder to make")
-    parser.add_argument("--train-per-class", type=int, default=counts[0], help="files of a class in train/ (%(default)s)")
-    parser.add_argument("--val-per-class", type=int, default=counts[1], help="files of a class in val/ (%(default)s)")
+    for flag, (default, what) in counts.items():
+        parser.add_argument(flag, dest=flag, metavar="N", type=int, default=default, help=f"{what} (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other files (%(default)s)")
     options = parser.parse_args(arguments)
     try:
-        made = write(options.dest, options.train_per_class, options.val_per_class, options.seed)
+        made = write(options.dest, *(getattr(options, flag) for flag in counts), options.seed)
     except (ValueError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)
         return 2

@@ -16,7 +16,7 @@ from typing import Any
 import av
 import numpy as np
 
-from scripts.demo_set import SPLITS, background, command, fill, paint
+from scripts.demo_set import SPLITS, background, command, fill, paint, per_class
 
 STAMP = "demo_videos.json"
 VERSION = 1  # of the drawing: a set of another version is made anew
@@ -145,7 +145,7 @@ def write(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    return command("demo_videos", __doc__, write, PER_CLASS, arguments)
+    return command("demo_videos", __doc__, write, per_class(*PER_CLASS), arguments)
 
 
 if __name__ == "__main__":

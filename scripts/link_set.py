@@ -13,7 +13,8 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -32,51 +33,74 @@ def shares(files: int, count: int) -> list[int]:
     return [(i + 1) * count // files - i * count // files for i in range(files)]
 
 
+@contextmanager
+def filled(target: Path, root: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name TO at the end: whatever has it is whole. ValueError where `target` cannot be made of `root`."""
+    if target.resolve().is_relative_to(root.resolve()):
+        raise ValueError(f"{target} lies inside {root}, which is never written to; name a folder elsewhere")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"{target} is there and not empty; name a new folder")
+    fresh = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        yield fresh
+        fresh.rename(target)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def put(file: Path, name: Path, symbolic: bool) -> None:
+    """A link to the file, or to what it is itself a link to."""
+    real = file.resolve()
+    name.symlink_to(real) if symbolic else os.link(real, name)
+
+
 def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int:
     """Make the links; the number of files they lead to. ValueError for what was asked, OSError from the file system."""
     files = sources(root)
     top = root / "train" if (root / "train").is_dir() else root
     if count < len(files):
         raise ValueError(f"--count {count} is less than the {len(files)} files of {root}; each gets a link at least")
-    if target.resolve().is_relative_to(root.resolve()):
-        raise ValueError(f"{target} lies inside {root}, which is never written to; name a folder elsewhere")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} is there and not empty; name a new folder")
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.partial")  # whatever has the name TO is whole
-    try:
+    with filled(target, root) as fresh:
         for file, its in zip(files, shares(len(files), count), strict=True):
             place = fresh / file.relative_to(top).parent
             place.mkdir(parents=True, exist_ok=True)
-            real = file.resolve()
             for number in range(its):
-                name = place / f"{number:04d}-{file.name}"
-                name.symlink_to(real) if symbolic else os.link(real, name)
-        fresh.rename(target)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+                put(file, place / f"{number:04d}-{file.name}", symbolic)
     return len(files)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="link_set", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", metavar="FROM", type=Path, help="folder with <class>/* or train/<class>/*; never written to")
-    parser.add_argument("target", metavar="TO", type=Path, help="new folder; it gets <class>/*")
-    parser.add_argument("--count", type=int, required=True, help="links in all, at least one a file")
+def command(
+    prog: str, description: str | None, link: Callable[..., int], helps: tuple[str, str, str], unit: str, arguments: Sequence[str] | None
+) -> int:
+    """The command line around `link`: parses, links, the exit code. `helps`: of FROM, TO and --count; `unit`: of what it returns the count."""
+    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", metavar="FROM", type=Path, help=helps[0])
+    parser.add_argument("target", metavar="TO", type=Path, help=helps[1])
+    parser.add_argument("--count", type=int, required=True, help=helps[2])
     parser.add_argument("--symbolic", action="store_true", help="symbolic links, also to another file system; else hard links")
     options = parser.parse_args(arguments)
     try:
-        files = link(options.source, options.target, options.count, symbolic=options.symbolic)
+        found = link(options.source, options.target, options.count, symbolic=options.symbolic)
     except ValueError as error:
-        print(f"link_set: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 2
     except OSError as error:
         hint = "" if options.symbolic else "; --symbolic links to another file system too"
-        print(f"link_set: {error.filename2 or error.filename}: {error.strerror}{hint}", file=sys.stderr)
+        print(f"{prog}: {error.filename2 or error.filename}: {error.strerror}{hint}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
-    print(f"{options.target}: {options.count} links to {files} files")
+    print(f"{options.target}: {options.count} links to {found} {unit}")
     return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    helps = (
+        "folder with <class>/* or train/<class>/*; never written to",
+        "new folder; it gets <class>/*",
+        "links in all, at least one a file",
+    )
+    return command("link_set", __doc__, link, helps, "files", arguments)
 
 
 if __name__ == "__main__":
