@@ -72,7 +72,7 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
 def command(
     prog: str, description: str | None, link: Callable[..., int], helps: tuple[str, str, str], unit: str, arguments: Sequence[str] | None
 ) -> int:
-    """The command line around `link`: parses, links, the exit code. `helps`: of FROM, TO and --count; `unit`: of what it returns the count."""
+    """The command line around `link`: parses, links, the exit code. `helps`: of FROM, TO and --count; `unit`: of what `link` counts."""
     parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="FROM", type=Path, help=helps[0])
     parser.add_argument("target", metavar="TO", type=Path, help=helps[1])
