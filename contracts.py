@@ -218,7 +218,8 @@ class Loader(Protocol):
     # decoder did; refusals, sort -> why, of the first; decoded and delivered, numbers of frames so far
 
     def close(self) -> None:
-        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent.
+        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent; without it they live until the
+        program ends.
 
         A read that hangs is waited for where the loader's own threads read, not worker processes: in DALI's.
         """

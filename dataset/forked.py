@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import mmap
@@ -19,6 +20,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 from contracts import Mistake
 
@@ -37,9 +39,9 @@ class Stop:
     """A word that children see which were forked after it was made. Said at last when nobody holds it, or the program ends."""
 
     def __init__(self) -> None:
-        self._word = mmap.mmap(-1, 1)
-        # before multiprocessing waits for its children, and by this process alone
-        multiprocessing.util.Finalize(self, _say, (self._word,), exitpriority=1)
+        self._word, self._pid = mmap.mmap(-1, 1), os.getpid()
+        multiprocessing.util.Finalize(self, _say, (self._word,))  # by this process alone
+        _stops.add(self)
 
     def now(self) -> None:
         _say(self._word)
@@ -58,6 +60,19 @@ def _say(word: mmap.mmap) -> None:
     word[0] = 1
 
 
+_stops: WeakSet[Stop] = WeakSet()
+
+
+def _at_exit() -> None:
+    for stop in list(_stops):
+        if stop._pid == os.getpid():  # a child has them too
+            stop.now()
+
+
+# before concurrent.futures waits for its processes, which does so by this very function, and before multiprocessing does, at exit
+getattr(threading, "_register_atexit", atexit.register)(_at_exit)
+
+
 def begin(stop: Stop, parent: int) -> None:
     """In a child, first of all. It ends when it is told to, whatever it hangs in, and when its parent is gone."""
     # Ctrl-C and torchrun's SIGTERM reach the whole process group; the parent decides when children end
@@ -72,7 +87,10 @@ def begin(stop: Stop, parent: int) -> None:
             time.sleep(0.2)
         os._exit(1)
 
-    threading.Thread(target=end, daemon=True).start()
+    try:
+        threading.Thread(target=end, daemon=True).start()
+    except RuntimeError:  # no thread for it: the system starts no more processes either
+        os._exit(1)
 
 
 @contextmanager
@@ -105,6 +123,8 @@ def starting(stop: Stop, who: str) -> Iterator[None]:
         stop.now()
         if isinstance(error, OSError):
             raise Mistake(f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}") from None
+        if isinstance(error, RuntimeError) and "thread" in str(error):
+            raise Mistake(f"{who} cannot all be started ({error}): {_limit(errno.EAGAIN)}") from None
         raise
 
 
@@ -119,7 +139,8 @@ def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads
     """What `work` makes of each item, in their order; by so many processes, or by threads of this one. Items and results are pickled.
 
     Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it ends them within seconds, whatever
-    they wait for; threads go on. Raises Mistake where processes cannot be started, BrokenProcessPool when one was killed.
+    they wait for; threads go on, and the program waits for them when it ends. Raises Mistake where processes cannot be started, and
+    BrokenProcessPool when one was killed.
     """
     fork, stop, jobs, begun = multiprocessing.get_context("fork"), Stop(), deque[Future[R]](), False
     pool: Executor | None = None

@@ -14,7 +14,8 @@ from dataset.manifest import CHROMA, FORMATS, Header
 
 READS = 20_000  # of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes
 
-TAIL = 64  # bytes in which a JPEG's end marker is looked for: some have a little padding behind it
+TAIL = 64  # bytes in which a file's end is looked for: some have a little padding behind it
+FOLLOWED = 16  # pieces that are read to follow the chunks of a PNG; of one with more, its end alone is looked at
 
 
 class Rejected(Exception):
@@ -24,10 +25,11 @@ class Rejected(Exception):
 class _File:
     """A file's bytes by offset; the head is at hand, the rest is read piece by piece."""
 
-    __slots__ = ("fd", "head", "reads", "size")
+    __slots__ = ("fd", "head", "pieces", "reads", "size")
 
     def __init__(self, head: bytes, size: int, fd: int) -> None:
-        self.head, self.size, self.fd, self.reads = head, size, fd, 0
+        self.head, self.size, self.fd = head, size, fd
+        self.reads = self.pieces = 0  # in all, and of the file
 
     def at(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes. Raises Rejected when the file ends before."""
@@ -37,10 +39,16 @@ class _File:
         end = offset + length
         if end <= len(self.head):
             return self.head[offset:end]
+        self.pieces += 1
         data = os.pread(self.fd, length, offset) if end <= self.size and self.fd >= 0 else b""
         if len(data) < length:
             raise Rejected("header is cut short")
         return data
+
+    def ends_with(self, mark: bytes) -> bool:
+        """Whether this is among the last TAIL bytes."""
+        tail = min(TAIL, self.size)
+        return mark in self.at(self.size - tail, tail)
 
 
 def parse(head: bytes, size: int, fd: int = -1) -> Header:
@@ -95,17 +103,17 @@ def _jpeg(file: _File) -> Header:
     chroma = CHROMA.index("rgb" if rgb else _chroma(described[1::3]))
     progressive = code in (0xC2, 0xC6, 0xCA, 0xCE)
     (length,) = struct.unpack(">H", file.at(at, 2))
-    tail = min(TAIL, file.size)
-    whole = orderly and _to_pixels(file, at + length) and b"\xff\xd9" in file.at(file.size - tail, tail)
+    whole = orderly and _to_pixels(file, at + length) and file.ends_with(b"\xff\xd9")
     return Header(file.size, height, width, FORMATS.index("jpeg"), depth, components, chroma, orientation, progressive, whole=whole)
 
 
 def _to_pixels(file: _File, at: int) -> bool:
-    """Whether segments follow one another from `at` to the first scan: DALI 2.4 skips nothing between them, and may die of it."""
+    """Whether segments follow one another from `at` to the first scan, no frame among them: DALI 2.4 takes no other, and may die of it."""
     try:
         while True:
             lead, code = file.at(at, 2)
-            if lead != 0xFF or code < 0xC0 or 0xD0 <= code <= 0xD9:
+            frame = 0xC0 <= code <= 0xCF and code not in (0xC4, 0xC8, 0xCC)
+            if lead != 0xFF or code < 0xC0 or 0xD0 <= code <= 0xD9 or frame:
                 return False
             if code == 0xDA:
                 return True
@@ -148,18 +156,19 @@ def _png(file: _File) -> Header:
         if kind == b"eXIf":
             orientation = _orientation(file, at + 8)
         at += 12 + length
-    whole = _to_end(file, at)
+    whole = file.at(8, 4) == b"\0\0\0\r" and _to_end(file, at)
     return Header(file.size, height, width, FORMATS.index("png"), depth, components, 0, orientation, palette=colour == 3, whole=whole)
 
 
 def _to_end(file: _File, at: int) -> bool:
     """Whether chunks follow one another from `at` to the last one: DALI 2.4 looks for it before it decodes, and may die where it is not."""
     try:
-        while True:
+        while file.pieces < FOLLOWED:
             length, kind = struct.unpack(">I4s", file.at(at, 8))
             at += 12 + length
             if kind == b"IEND":
                 return at <= file.size
+        return file.ends_with(b"\0\0\0\0IEND\xaeB`\x82")
     except Rejected:
         return False
 

@@ -12,7 +12,7 @@ ECHO_S = 3.0
 
 
 class StopRequest:
-    """SIGTERM or Ctrl-C as a flag. A second one is not needed, but for a loop that never looks: then it is a KeyboardInterrupt."""
+    """SIGTERM or Ctrl-C as a flag. For a loop that never looks a second Ctrl-C is a KeyboardInterrupt, and a third ends the process."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -29,11 +29,14 @@ class StopRequest:
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            if signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
 
     def _hear(self, number: int, _frame: object) -> None:
         if self.signal is None:
             self.signal, self._heard_s = number, time.monotonic()
-        elif time.monotonic() - self._heard_s > ECHO_S:
+        elif number == signal.SIGINT and time.monotonic() - self._heard_s > ECHO_S:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)  # closing may hang too
             raise KeyboardInterrupt

@@ -185,7 +185,7 @@ class Runner:
                     raise RuntimeError(f"DALI failed, and can decode every file of the batch by itself: {error}") from error
                 self.known.bad |= bad
                 self.known.odd |= odd
-                self._pipeline = None
+                self._pipeline = None  # `_refused` may have made one
                 for at, batch in enumerate(waiting):
                     waiting[at] = self._again(batch, self.known)
                     batch.forget()

@@ -37,7 +37,7 @@ ROUNDED = 64
 VIEWS = 16
 """Of surfaces, that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS = 1 << 44
-"""Labels of one clip, in ticks, apart from those of the next."""
+"""Labels of one clip, in ticks, apart from those of the next; the upper half is for what is cut away."""
 CUT_AWAY = CLIP_TICKS >> 1
 """Added to the time of what an edit list cuts away: a frame that is shown may have the same one, where parts of a file change places."""
 

@@ -32,7 +32,7 @@ def plain_jpeg(columns: Any, ids: Array) -> Array:
     """bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
     coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)  # which nvJPEG takes for YCbCr
-    plain: Array = (columns.format[ids] == JPEG) & ((components == 1) | coloured) & columns.whole[ids]
+    plain: Array = (columns.format[ids] == JPEG) & (columns.depth[ids] == 8) & ((components == 1) | coloured) & columns.whole[ids]
     return plain
 
 

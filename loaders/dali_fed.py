@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from contracts import Feed, Rows
+from dataset.headers import Rejected, parse
 from loaders._dali import DEPTH, GpuOutputs, Runner, build, import_dali, release_memory
 from loaders._dali_rows import Known, Prepared, encoded, nothing, numbers, placeholder, plain, whole_image
 from loaders._places import colouring, placing
@@ -21,12 +22,21 @@ from loaders._staging import Staged, Staging, without
 from loaders._workers import Workers
 
 Array = np.ndarray[Any, Any]
+JPEG_MAGIC = b"\xff\xd8\xff"
 
 
 def _room(feed: Feed, rows: int) -> int:
     """Bytes for this many files: of mean size, four standard errors more, and a large file."""
     sizes = feed.columns.size[:: max(len(feed.columns) // 65536, 1)]
     return int(rows * sizes.mean() + 4 * rows**0.5 * sizes.std() + np.quantile(sizes, 0.999))
+
+
+def intact(data: bytes) -> bool:
+    """Whether DALI can be given what a scan has found plain: now the storage may answer with zeros, and a PNG is followed to its end."""
+    try:
+        return data.startswith(JPEG_MAGIC) or parse(data, len(data)).whole
+    except Rejected:
+        return False
 
 
 class Reading:
@@ -47,7 +57,7 @@ class Reading:
                 sample = int(rows.ids[i])
                 try:
                     data = self._source.read(sample)
-                    if not plain(self._columns, rows.ids[i : i + 1])[0]:
+                    if not plain(self._columns, rows.ids[i : i + 1])[0] or not intact(data):
                         data = encoded(whole_image(data, self._columns, sample))
                 except (Undecodable, OSError):
                     data = b""

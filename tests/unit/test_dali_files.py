@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from contracts import Mistake
+from dataset.manifest import CHROMA, FORMATS
 from loaders import open_loader
-from loaders._dali_rows import Known, PathPreparer
+from loaders._dali_rows import Known, PathPreparer, plain
+from loaders.dali_fed import intact
 from tests.conformance.scenes import Scene, scene
 
 
@@ -50,6 +53,32 @@ def test_a_full_temporary_folder_is_no_damage_of_the_image(tmp_path: Path, monke
     with pytest.raises(Mistake, match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room"):
         prepare(rows, Known())
     prepare.close()
+
+
+def test_what_dali_is_not_given() -> None:
+    """PNG of 16 bits, JPEG of 12, and what is not whole."""
+    kinds = [("jpeg", 8, True), ("jpeg", 12, True), ("jpeg", 8, False), ("png", 8, True), ("png", 16, True), ("png", 8, False)]
+    columns = SimpleNamespace(
+        format=np.array([FORMATS.index(name) for name, _, _ in kinds]),
+        depth=np.array([depth for _, depth, _ in kinds]),
+        whole=np.array([whole for _, _, whole in kinds]),
+        components=np.full(len(kinds), 3),
+        chroma=np.full(len(kinds), CHROMA.index("420")),
+    )
+    assert plain(columns, np.arange(len(kinds))).tolist() == [True, False, False, True, False, False]
+
+
+def test_bytes_that_are_others_than_the_scan_has_seen(tmp_path: Path) -> None:
+    """Of the same length: zeros, as network file systems may answer, and a PNG that was damaged in the middle."""
+    whole = encoded("PNG")
+    assert intact(whole) and intact(encoded("JPEG"))
+    assert not intact(bytes(len(whole))) and not intact(b"<html>" * 50) and not intact(whole[:50] + whole[51:] + b"x")
+    scene = made(tmp_path, 0, 30)
+    with open_loader("dali-fed", scene.feed(batch_size=30, training=False)) as loader:
+        path = scene.path(3)
+        path.write_bytes(bytes(path.stat().st_size))
+        (batch,) = loader.batches(0, 0)
+        assert batch.failed == (3,)
 
 
 def test_storage_that_fails_costs_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

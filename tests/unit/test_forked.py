@@ -8,10 +8,13 @@ import mmap
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,6 +28,7 @@ from loaders._pool import Pool
 from loaders._workers import Workers
 from tests.unit.test_deal import rows_of, serve
 
+ROOT = Path(__file__).parents[2]
 ENDED_BY = mmap.mmap(-1, mmap.PAGESIZE)  # shared with the children
 PARENT = os.getpid()
 
@@ -128,6 +132,37 @@ def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch:
     until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
 
 
+def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could not hear that they are to end; where the system has no more threads it has no more processes either."""
+    home, whole = os.getpid(), threading.Thread.start
+
+    def start(self: threading.Thread) -> None:
+        if os.getpid() != home:
+            raise RuntimeError("can't start new thread")
+        whole(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(BrokenProcessPool):
+        list(forked.results(abs, range(4), 2))
+
+
+@pytest.mark.parametrize("held", ["forked.Beside(hang)", "next(forked.results(hang_later, range(5), 2))", "pool.serve(source)"])
+def test_a_program_ends_though_its_processes_hang(held: str) -> None:
+    """And though nobody has closed what started them."""
+    program = f"""
+import time
+from dataset import forked
+from loaders._pool import Pool
+from tests.unit.test_deal import opened, serve
+def hang(*_): time.sleep(1e6)
+def hang_later(item): item and hang()
+{"pool = opened(2); serve(pool, [10**9] * 3)" if "pool" in held else f"kept = {held}"}
+print("end", flush=True)
+"""
+    left = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (left.returncode, left.stdout, left.stderr) == (0, "end\n", "")
+
+
 def test_work_beside_is_done_in_another_process() -> None:
     begin = mmap.mmap(-1, 1)
 
@@ -185,7 +220,7 @@ def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(monkeypatc
         with pytest.warns(UserWarning, match=r"Too many open files|can't start"):
             told = forked.Beside(os.getpid)
         if what == "start":
-            with pytest.raises(RuntimeError, match="can't start"):
+            with pytest.raises(Mistake, match=r"^2 processes cannot all be started \(can't start new thread\)"):
                 list(forked.results(abs, [1, 2], 2))
         monkeypatch.undo()
         assert told.done() and told.result() == os.getpid()

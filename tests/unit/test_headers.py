@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataset.headers import Rejected, parse
+from dataset.headers import FOLLOWED, Rejected, parse
 from dataset.manifest import CHROMA, FORMATS, HEADER, Header
 from dataset.sources.folder import header
 
@@ -201,7 +201,32 @@ def test_what_is_whole() -> None:
         png[:data] + b"\0" + png[data:],
         png[: data + 20] + png[data + 21 :],
     ]
+    table = jpeg.index(b"\xff\xc4")
+    odd += [jpeg[:table] + b"\xff\xc5" + jpeg[table + 2 :], png[:8] + b"\0\0\0\5" + png[12:]]
     assert [parse(content, len(content)).whole for content in odd] == [False] * len(odd)
+
+
+def test_a_large_png_is_not_read_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """libpng writes 8 KiB a chunk: a scan would read the whole data set."""
+    whole = encoded(size=(400, 400), format="PNG")
+    data = chunks(whole)[1]
+    pixels = whole[data + 8 : -16]
+    parts = [pixels[at : at + 2000] for at in range(0, len(pixels), 2000)]
+    content = whole[:data] + b"".join(struct.pack(">I", len(part)) + b"IDAT" + part + bytes(4) for part in parts) + whole[-12:]
+    assert len(parts) > 200
+    read, reads = os.pread, [0]
+
+    def counted(*given: Any) -> bytes:
+        reads[0] += 1
+        return read(*given)
+
+    monkeypatch.setattr(os, "pread", counted)
+    for end, expected in ((None, True), (-12, False)):
+        (tmp_path / "a.png").write_bytes(content[:end])
+        reads[0] = 0
+        assert header(os.fsencode(tmp_path / "a.png")).whole is expected
+        assert reads[0] <= FOLLOWED + 2
+    assert not parse(content[:-500], len(content) - 500).whole and parse(content, len(content)).whole, "at hand it costs nothing"
 
 
 def test_damaged_exif_costs_no_sample() -> None:
