@@ -84,6 +84,7 @@ def test_files_that_pil_decodes_and_dali_does_not(backend: Backend, tmp_path: Pa
     """Though their headers promise nothing odd: they are handed over as PIL's pixels, from then on."""
     for module in (_dali_rows, dali_fed):
         monkeypatch.setattr(module, "plain", lambda columns, ids: np.ones(len(ids), bool))
+    monkeypatch.setattr(dali_fed, "intact", lambda data: True)
     files = scenes.small(18)
     for at in (3, 4, 9):
         files[f"{at:03d}-odd"] = pictures.png(pictures.photograph(800 + at, 60, 70))[:-12]
