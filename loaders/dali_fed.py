@@ -32,7 +32,7 @@ def _room(feed: Feed, rows: int) -> int:
 
 
 def intact(data: bytes) -> bool:
-    """Whether DALI can be given what a scan has found plain: now the storage may answer with zeros, and a PNG is followed to its end."""
+    """Whether DALI can be given what a scan has found plain: the storage may answer with zeros by now. A PNG is followed to its end."""
     try:
         return data.startswith(JPEG_MAGIC) or parse(data, len(data)).whole
     except Rejected:
