@@ -7,20 +7,19 @@ import errno
 import gc
 import mmap
 import multiprocessing
-import multiprocessing.util
 import os
 import resource
 import signal
 import threading
 import time
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
 
 from contracts import Mistake
 
@@ -39,12 +38,13 @@ class Stop:
     """A word that children see which were forked after it was made. Said at last when nobody holds it, or the program ends."""
 
     def __init__(self) -> None:
-        self._word, self._pid = mmap.mmap(-1, 1), os.getpid()
-        multiprocessing.util.Finalize(self, _say, (self._word,))  # by this process alone
+        self._word = mmap.mmap(-1, 1)
+        self.end = weakref.finalize(self, _say, self._word, os.getpid())
+        self.end.atexit = False  # that is too late: see _at_exit
         _stops.add(self)
 
     def now(self) -> None:
-        _say(self._word)
+        self._word[0] = 1
 
     @property
     def said(self) -> bool:
@@ -56,20 +56,20 @@ class Stop:
             self.now()
 
 
-def _say(word: mmap.mmap) -> None:
-    word[0] = 1
+def _say(word: mmap.mmap, owner: int) -> None:
+    if os.getpid() == owner:  # a child has it too
+        word[0] = 1
 
 
-_stops: WeakSet[Stop] = WeakSet()
+_stops: weakref.WeakSet[Stop] = weakref.WeakSet()
 
 
 def _at_exit() -> None:
     for stop in list(_stops):
-        if stop._pid == os.getpid():  # a child has them too
-            stop.now()
+        stop.end()
 
 
-# before concurrent.futures waits for its processes, which does so by this very function, and before multiprocessing does, at exit
+# concurrent.futures registers its wait for processes here, before us: what was registered last is called first
 getattr(threading, "_register_atexit", atexit.register)(_at_exit)
 
 

@@ -172,8 +172,8 @@ def planes(frame: av.VideoFrame, turns: int) -> Picture:
     """A view of a frame's samples, valid as long as the frame; formats other than planar YUV and grey are turned into RGB first."""
     form = frame.format
     places = [component.plane for component in form.components]
-    packed = form.is_rgb or form.is_big_endian or form.has_palette or form.components[0].bits < 8
-    if places not in ([0], [0, 1, 2]) or packed:
+    other = form.is_rgb or form.is_big_endian or form.has_palette or form.components[0].bits < 8
+    if other or places not in ([0], [0, 1, 2]):
         # not frame.reformat: it keeps a converter in each thread, which workers that are forked by another thread choke on (PyAV 19)
         frame = VideoReformatter().reformat(frame, format="rgb24", interpolation=ACCURATE)
         return Picture((_plane(frame.planes[0], np.uint8, 3),), turns=turns)

@@ -93,8 +93,9 @@ def test_killed_before_the_first_checkpoint(train: Runner, pictures: Path) -> No
 def test_a_second_ctrl_c_ends_a_run_whose_storage_does_not_answer(train: Runner, pictures: Path) -> None:
     """The first one waits for the step. A second one at once is the same, that torchrun has passed on."""
     (process,) = start(train, pictures, "run", flags=("--read-delay-ms", 1e8))
-    until(lambda: (train.cwd / "run" / "config.yaml").exists(), TIMEOUT_S, "the run to begin")
-    time.sleep(1)
+    status = Path(f"/proc/{process.pid}/status")
+    heard = 1 << signal.SIGTERM - 1  # proc(5), SigCgt
+    until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) & heard, TIMEOUT_S, "the run to listen")
     process.interrupt()
     process.send(signal.SIGTERM)
     time.sleep(ECHO_S + 0.5)

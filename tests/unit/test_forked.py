@@ -146,17 +146,22 @@ def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> Non
         list(forked.results(abs, range(4), 2))
 
 
-@pytest.mark.parametrize("held", ["forked.Beside(hang)", "next(forked.results(hang_later, range(5), 2))", "pool.serve(source)"])
-def test_a_program_ends_though_its_processes_hang(held: str) -> None:
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "kept = forked.Beside(hang)",
+        "kept = forked.results(hang, [0, 1e6, 1e6], 2); next(kept)",
+        "kept = opened(2); serve(kept, [10**9] * 3)",
+    ],
+)
+def test_a_program_ends_though_its_processes_hang(begin: str) -> None:
     """And though nobody has closed what started them."""
     program = f"""
 import time
 from dataset import forked
-from loaders._pool import Pool
 from tests.unit.test_deal import opened, serve
-def hang(*_): time.sleep(1e6)
-def hang_later(item): item and hang()
-{"pool = opened(2); serve(pool, [10**9] * 3)" if "pool" in held else f"kept = {held}"}
+def hang(seconds=1e6): time.sleep(seconds)
+{begin}
 print("end", flush=True)
 """
     left = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
