@@ -14,6 +14,7 @@ from dataset.manifest import CHROMA, FORMATS, Header
 
 READS = 20_000  # of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes
 
+JPEG = b"\xff\xd8\xff"  # what a file begins with
 TAIL = 64  # bytes in which a file's end is looked for: some have a little padding behind it
 FOLLOWED = 16  # pieces that are read to follow the chunks of a PNG; of one with more, its end alone is looked at
 
@@ -295,7 +296,7 @@ def _ppm(file: _File) -> Header:
 
 
 _MAGIC: tuple[tuple[re.Pattern[bytes], Callable[[_File], Header]], ...] = (
-    (re.compile(rb"\xff\xd8\xff"), _jpeg),
+    (re.compile(re.escape(JPEG)), _jpeg),
     (re.compile(rb"\x89PNG\r\n\x1a\n"), _png),
     (re.compile(rb"GIF8[79]a"), _gif),
     (re.compile(rb"BM"), _bmp),
