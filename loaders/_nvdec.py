@@ -2,7 +2,8 @@
 
     seek to the key frame -> packets -> Annex B -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
 
-All that is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine could not decode well and made up.
+NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have to ascend in that order. What
+is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine could not decode well and made up.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ ROUNDED = 64
 """Sides of a decoder's largest picture are multiples of it: no codec stores more than that beside a picture."""
 VIEWS = 16
 """Of surfaces, that are kept of a decoder: it writes to few places in turns."""
-CLIP_TICKS = 1 << 44
-"""Labels of one clip, in ticks, apart from those of the next; the upper half is for what is cut away."""
-CUT_AWAY = CLIP_TICKS >> 1
-"""Added to the time of what an edit list cuts away: a frame that is shown may have the same one, where parts of a file change places."""
+CLIP_TICKS, CLIPS = 1 << 44, 1024
+"""Labels of a clip are so many ticks below those of the clip before, and come again after so many: one that a clip that broke off has left
+in the decoder is larger than all of the next ones, and no picture gets it."""
+LEAD_TICKS = 1 << 30
+"""More than any picture is shown before a key frame that it comes behind."""
 
 
 def import_codec() -> Any:
@@ -165,7 +167,7 @@ class Nvdec:
     def __init__(self, columns: Any, codec: Any, gpu: int, stream: int) -> None:
         self._columns, self._codec, self._gpu, self._stream = columns, codec, gpu, stream
         self._decoders: dict[str, Decoder] = {}
-        self._clips = 0
+        self._clips = 1
         self.decoded = 0
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture, torch.Tensor]]:
@@ -206,16 +208,16 @@ class Nvdec:
     ) -> Iterator[tuple[int, torch.Tensor]]:
 
         pts = self._columns.pts(sample)
-        wanted = {int(pts[frame]): frame for frame in frames}
-        self._clips = (self._clips + 1) % 1024  # what a clip that broke off has left in the decoder has other labels
-        base = self._clips * CLIP_TICKS - int(pts[0])
-        numbers = {base + time: frame for time, frame in wanted.items()}
+        self._clips = self._clips - 1 or CLIPS
+        base, numbers = self._clips * CLIP_TICKS - int(pts[0]), dict[int, int]()
         name, whole = CODECS[self._columns.codec[sample]], False
         try:
             decoder = self._decoder(name, height, width)
-            for packet, time, asked in chosen(run, stream, name, frames[0], wanted):
+            for packet, time, frame in chosen(run, stream, name, {int(pts[frame]): frame for frame in frames}):
                 self.decoded += 1
-                for label, surface in decoder.feed(packet, base + time, shown=asked):
+                if frame is not None:
+                    numbers[base + time] = frame
+                for label, surface in decoder.feed(packet, base + time, shown=frame is not None):
                     if label in numbers:
                         yield numbers.pop(label), surface
             for label, surface in decoder.finish():
@@ -237,27 +239,34 @@ class Nvdec:
         return decoder
 
 
-def chosen(run: _Run, stream: Any, codec: str, first: int, wanted: dict[int, int]) -> Iterator[tuple[av.Packet[Any], int, bool]]:
-    """(packet, time, whether its frame is wanted) of those that NVDEC needs to show the frames of these times, in the order of decoding.
+def chosen(run: _Run, stream: Any, codec: str, wanted: dict[int, int]) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
+    """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the order of decoding.
 
     From the key frame on until the last wanted one; without those that no picture is made from, where H.264 says so. Raises Undecodable.
+    Times ascend in the order of display. In the file they do not where an edit list shows parts of it in another order: what is cut away at
+    the ends of a part has times of other parts.
     """
     begin, left, started = min(wanted), len(wanted), False
-    sync = run._seek(first)
+    part, latest, cut = 0, begin, False
+    sync = run._seek(wanted[begin])
     to_annex_b = BitStreamFilterContext(FILTERS[codec], in_stream=stream) if codec in FILTERS else None
     for packet in run._packets(sync, begin):
         if packet.is_corrupt or packet.pts is None:
             raise Undecodable("damaged")
-        time = packet.pts + (CUT_AWAY if packet.is_discard else 0)
-        asked = time in wanted
-        left -= asked
+        cut |= packet.is_discard
+        if cut and started and packet.is_keyframe and packet.pts <= latest:
+            part, latest = part + latest - packet.pts + LEAD_TICKS, packet.pts
+        latest = max(latest, packet.pts) if started else packet.pts
+        frame = None if packet.is_discard else wanted.get(packet.pts)
+        left -= frame is not None
+        time = packet.pts + part
         for single in to_annex_b.filter(packet) if to_annex_b else [packet]:  # takes what was in `packet`
             head = kinds(single, codec)
             if not started and "parameters" not in head:
                 raise Undecodable("its key frame comes without parameter sets")
             started = True
-            if asked or "disposable" not in head:
-                yield single, time, asked
+            if frame is not None or "disposable" not in head:
+                yield single, time, frame
         if not left:
             return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import heapq
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,10 +38,11 @@ class Frame:
 
 
 class Session:
-    """A PyNvDecoder."""
+    """A PyNvDecoder. As NVIDIA's parser does, it gives each picture, in the order of display, the smallest label that it still has."""
 
     def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
         self._codec, self._name, self._most, self._hidden = codec, name, most, set[int]()
+        self._labels: list[int] = []
         self._valid: list[torch.Tensor] = []
         self._size: tuple[int, int] | None = None
         self._begin()
@@ -55,7 +57,7 @@ class Session:
     def Decode(self, data: Any) -> list[Frame]:
         if data.bsl:
             packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
-            packet.pts = data.pts
+            heapq.heappush(self._labels, data.pts)
             self._codec.packets.append((data.pts, bool(data.discardable)))
             if data.discardable:
                 self._hidden.add(data.pts)
@@ -70,12 +72,13 @@ class Session:
             samples.fill_(77)
         if any(frame.height > self._most[0] or frame.width > self._most[1] for frame in frames):
             raise Exception("Reconfigure not supported when width/height > maxwidth/maxheight")
-        shown = [frame for frame in frames if frame.pts not in self._hidden]
-        self._hidden -= {frame.pts for frame in frames}
-        for frame in shown:
+        labelled = [(heapq.heappop(self._labels), frame) for frame in frames]
+        shown = [(label, frame) for label, frame in labelled if label not in self._hidden]
+        self._hidden -= {label for label, _ in labelled}
+        for _, frame in shown:
             self._size = self._size or (frame.height, frame.width)
-        self._valid = [nv12(frame.reformat(width=self._size[1], height=self._size[0]).to_ndarray()) for frame in shown if self._size]
-        return [Frame(frame.pts, samples) for frame, samples in zip(shown, self._valid, strict=True)]
+        self._valid = [nv12(frame.reformat(width=self._size[1], height=self._size[0]).to_ndarray()) for _, frame in shown if self._size]
+        return [Frame(label, samples) for (label, _), samples in zip(shown, self._valid, strict=True)]
 
 
 def nv12(planes: np.ndarray) -> torch.Tensor:
