@@ -1,8 +1,9 @@
 """Who decodes which clip of a batch: the device, or worker processes.
 
-A unit is a clip with all its views. What the device's decoders are not exact for goes to the workers. Of the rest a worker that is free
-takes one that the device comes to only when the worker is done with it; what no worker has taken when a batch is begun is the device's.
-So both sides are busy but for the end of an epoch, and who decodes a clip changes neither its frames nor the order of batches.
+A unit is a clip with those of its views that lie together in a batch. What the device's decoders are not exact for goes to the workers.
+Of the rest a worker that is free takes one that the device comes to only when the worker is done with it; what no worker has taken when a
+batch is begun is the device's. So both sides are busy but for the end of an epoch, and who decodes a clip changes neither its frames nor
+the order of batches.
 """
 
 from __future__ import annotations
@@ -148,14 +149,17 @@ class Deal:
         if self._next == len(self._rows):
             return False
         rows = self._rows[self._next]
-        places = np.arange(len(rows))
-        units = []
-        for at in range(0, len(rows), self._views):
-            its = places[at : at + self._views]
-            if rows.valid[its].any():
-                units.append(Unit(its, bool(self._able[rows.ids[its][rows.valid[its]]].all())))
+        units = [Unit(its, bool(self._able[rows.ids[its[0]]])) for its in clips(rows, self._views) if rows.valid[its[0]]]
         self._next += 1
         self._opened.append((rows, units))
         self._coming.extend((self._numbered + i, rows, unit) for i, unit in enumerate(units))
         self._numbered += len(units)
         return True
+
+
+def clips(rows: Rows, views: int) -> list[Array]:
+    """Places of neighbours that show the same frames of one sample, at most `views` together: a batch may begin in the middle of a clip."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    same = (rows.ids[1:] == rows.ids[:-1]) & (rows.valid[1:] == rows.valid[:-1]) & (rows.frames[1:] == rows.frames[:-1]).all(axis=1)
+    found = np.split(np.arange(len(rows)), np.flatnonzero(~same) + 1)
+    return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]

@@ -114,7 +114,8 @@ def test_every_row_is_dealt_once(made: Made, views: int, pace: Pace | None, pull
     assert [unit for _, unit in given] == begun, "each that was left to the workers comes, in order"
     for its, unit in given:
         assert len(its) == len(unit.places) and its.valid.any()
-        assert pace is not None or not able[its.ids[its.valid]].all(), "where they are to have no share, only what the device cannot decode"
+        assert len(set(its.ids.tolist())) == 1, "of one clip, also where a batch begins in the middle of one"
+        assert pace is not None or not able[its.ids].any(), "where they are to have no share, only what the device cannot decode"
     assert given
 
 
