@@ -221,9 +221,12 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
     folder = (Path(given) if given else Path(__file__).parents[3] / "shared" / "data") / "video_sample"
     if not folder.is_dir():
         pytest.skip(f"no real videos: {SAMPLES} is not set and there is no {folder}")
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "x").symlink_to(folder)
+    (tmp_path / "data" / "x").mkdir(parents=True)
+    for real in folder.iterdir():
+        if real.name != "video_90.mov":  # of three frames, fewer than a clip has
+            (tmp_path / "data" / "x" / real.name).symlink_to(real)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2)
+    assert len(videos) == 11
     one = on_gpu(feed(videos), device)
     with open_loader("pyav", one) as reference, open_loader(name, one) as loading:
         apart: dict[str, float] = {}
