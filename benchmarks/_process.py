@@ -34,9 +34,9 @@ def ran(command: list[str], log: Any, limit_s: float) -> int | None:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their own."""
-    with suppress(psutil.Error):
-        family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-        with _undisturbed():
+    with _later():
+        with suppress(psutil.Error):
+            family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
                 if process.poll() is None:
                     with suppress(ProcessLookupError):
@@ -47,19 +47,22 @@ def _end(process: subprocess.Popen[bytes]) -> None:
                 with suppress(psutil.Error):
                     one.kill()
             psutil.wait_procs(family, timeout=5.0)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # workers that outlived it
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not keep the rest from being ended."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
+def _later() -> Iterator[None]:
+    """A signal must not keep the rest from being ended: it is heard when this is left."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextmanager

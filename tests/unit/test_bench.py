@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from rich.console import Console
 
-from benchmarks import _show, _suite
+from benchmarks import _process, _show, _suite
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, name_of, results, run
 from contracts import Mistake
@@ -246,6 +247,18 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_while_a_point_is_ended_is_heard_once_it_is(tmp_path: Path) -> None:
+    """A point that took too long, and has its time to end: `timeout` and schedulers send a signal once."""
+    deaf = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGTERM)); time.sleep(60)"
+    began = time.monotonic()
+    with pytest.MonkeyPatch.context() as patched, (tmp_path / "log").open("wb") as log:
+        patched.setattr(_process, "PATIENCE_S", 1.0)
+        with ending_on_signals(), pytest.raises(KeyboardInterrupt):
+            _process.ran([sys.executable, "-c", deaf], log, 3.0)
+    assert 4.0 <= time.monotonic() - began < 30, "it was given its time all the same"
+    assert not psutil.Process().children()
 
 
 @pytest.mark.parametrize(
