@@ -41,6 +41,7 @@ LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
 """From here on it is torchrun that speaks, of ranks that have said why they end."""
 OUT_OF_MEMORY = (
     "out of memory",
+    "out of the GPU's memory",
     "does not fit (",
     "can't allocate ",
     "cudaErrorMemoryAllocation",

@@ -20,8 +20,9 @@ GOT_NONE = {
     "can't allocate memory": "the machine has not enough memory",
     "_ALLOC_FAILED": "a CUDA library got no memory",
     "bytes on device": "DALI got no memory",
+    "CUDA allocation failed": "DALI got no memory",
 }
-"""In a RuntimeError -> what it says."""
+"""In an error -> what it says."""
 WORKER_DIED = re.compile(r"DataLoader worker \(pid.*")
 """Of PyTorch's, in whatever the main thread does when the worker's end is seen, or when its rows are waited for."""
 KILLED = re.compile(r"signal: Killed|exited unexpectedly")
@@ -63,9 +64,9 @@ def _lack(error: BaseException) -> str | None:
     """Which memory ran out; None where the error is of another kind."""
     if isinstance(error, torch.OutOfMemoryError):
         return str(error).split(".")[0]
-    if isinstance(error, MemoryError):  # Python's and NumPy's
-        return "the machine has not enough memory"
-    return next((words for sign, words in GOT_NONE.items() if sign in str(error)), None)
+    if (words := next((words for sign, words in GOT_NONE.items() if sign in str(error)), None)) is not None:
+        return words
+    return "the machine has not enough memory" if isinstance(error, MemoryError) else None  # Python's and NumPy's
 
 
 def largest_fit(step: Step, batch_size: int, shape: tuple[int, ...], device: torch.device) -> int:

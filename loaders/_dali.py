@@ -25,6 +25,10 @@ HARDWARE_SHARE = 0.65
 """Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/image.md."""
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
+NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
+"""What DALI says, in different places, when the GPU has no memory left."""
+REFUSED_ALL = 8
+"""Files in a row that fail alone, from which on it is not the files: DALI starts anew behind each, for which a GPU needs a second."""
 
 
 def import_dali() -> Any:
@@ -108,6 +112,11 @@ class GpuOutputs:
             return self._stager.on_device(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Whether it is the GPU's memory that DALI lacks."""
+    return any(sign.lower() in str(error).lower() for sign in NO_MEMORY)
+
+
 def release_memory() -> None:
     """Give back the device and pinned memory that DALI's pools keep after their pipelines are gone."""
     gc.collect()
@@ -117,12 +126,13 @@ def release_memory() -> None:
 class Runner:
     """Feeds a pipeline with rows, in order, DEPTH batches ahead; makes it anew when a file has ended it.
 
-    `diagnose`: ids of a batch that PIL does not decode either. `again`: the batch, prepared with what is known by now.
+    `make`: `build`, which is given other numbers to try a file alone. `diagnose`: ids of a batch that PIL does not decode either. `again`:
+    the batch, prepared with what is known by now.
     """
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        make: Callable[..., Any],
         *,
         warm: Prepared,
         diagnose: Callable[[Prepared], set[int]],
@@ -173,11 +183,13 @@ class Runner:
         while True:
             try:
                 return self._pipeline.share_outputs(cuda_stream=self._stream)
-            except (RuntimeError, IndexError, ValueError) as error:
-                if "out of memory" in str(error).lower() or "cudaErrorMemoryAllocation" in str(error):
+            except (RuntimeError, IndexError, ValueError, MemoryError) as error:
+                if lacks_memory(error):
                     raise Mistake(
                         "DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none"
                     ) from None
+                if isinstance(error, MemoryError):
+                    raise
                 self._pipeline = None
                 bad = set().union(*(self._diagnose(batch) for batch in waiting)) - self.known.bad
                 odd = set() if bad else set().union(*(self._refused(batch) for batch in waiting)) - self.known.odd
@@ -185,50 +197,68 @@ class Runner:
                     raise RuntimeError(f"DALI failed, and can decode every file of the batch by itself: {error}") from error
                 self.known.bad |= bad
                 self.known.odd |= odd
-                self._pipeline = None  # `_refused` may have made one
                 for at, batch in enumerate(waiting):
                     waiting[at] = self._again(batch, self.known)
                     batch.forget()
                     self._feed(waiting[at])
 
     def _refused(self, batch: Prepared) -> set[int]:
-        """Ids of those that DALI does not decode alone."""
-        found = set()
-        for row in np.flatnonzero(without(batch.rows, batch.failed)).tolist():
+        """Ids of those that DALI does not decode alone. Raises Mistake when that cannot be the files' fault."""
+        found, alone = set[int](), None  # a pipeline for one file is there sooner, and takes less memory
+        for tried, row in enumerate(np.flatnonzero(without(batch.rows, batch.failed)).tolist()):
+            if alone is None:
+                alone = self._started(self._warm.only(0), batch_size=1, threads=1)
             try:
-                self._feed(batch.only(row))
-                self._pipeline.share_outputs()
-                self._pipeline.release_outputs()
-            except (RuntimeError, IndexError, ValueError):
-                self._pipeline = None
+                _input(alone, batch.only(row))
+                alone.schedule_run()
+                alone.share_outputs()
+                alone.release_outputs()
+            except (RuntimeError, IndexError, ValueError) as error:
+                alone = None
                 found.add(int(batch.rows.ids[row]))
+                if len(found) == tried + 1 == REFUSED_ALL:
+                    raise Mistake(
+                        f"DALI decodes none of {REFUSED_ALL} files that PIL does ({said(error)}): a smaller --batch-size, if memory is "
+                        "short, or --loader torchvision"
+                    ) from error
         return found
 
     def _feed(self, batch: Prepared) -> None:
         if self._pipeline is None:
-            self._pipeline = self._make()
-            # the first schedule_run starts DEPTH batches at once; give it small ones, and one from then on
-            for _ in range(DEPTH):
-                self._input(self._warm)
-            self._pipeline.schedule_run()
-            for _ in range(DEPTH):
-                self._pipeline.share_outputs()
-                self._pipeline.release_outputs()
-        self._input(batch)
+            self._pipeline = self._started(self._warm)
+        _input(self._pipeline, batch)
         self._pipeline.schedule_run()
 
-    def _input(self, batch: Prepared) -> None:
-        values = {
-            "data": batch.data,
-            "starts": batch.starts,
-            "shapes": batch.shapes,
-            "windows": batch.windows,
-            "sizes": batch.rows.sizes.astype(np.float32),
-            "flips": batch.flips,
-            **batch.places,
-        }
-        for name, value in values.items():
-            self._pipeline.feed_input(name, value)
+    def _started(self, warm: Prepared, **changes: int) -> Any:
+        """A pipeline whose first schedule_run, which starts DEPTH batches at once, is done; from then on one starts one."""
+        pipeline = self._make(**changes)
+        for _ in range(DEPTH):
+            _input(pipeline, warm)
+        pipeline.schedule_run()
+        for _ in range(DEPTH):
+            pipeline.share_outputs()
+            pipeline.release_outputs()
+        return pipeline
+
+
+def _input(pipeline: Any, batch: Prepared) -> None:
+    values = {
+        "data": batch.data,
+        "starts": batch.starts,
+        "shapes": batch.shapes,
+        "windows": batch.windows,
+        "sizes": batch.rows.sizes.astype(np.float32),
+        "flips": batch.flips,
+        **batch.places,
+    }
+    for name, value in values.items():
+        pipeline.feed_input(name, value)
+
+
+def said(error: Exception) -> str:
+    """Of DALI's page of text, the line that says what happened."""
+    lines = str(error).rpartition("encountered:")[2].split("\n")
+    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
 
 
 def _delayed(paths: Any, delay_s: float) -> Any:

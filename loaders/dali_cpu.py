@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,7 +23,8 @@ class DaliCpu(Staging):
         self._prepare = PathPreparer(feed)
         self.notes = self._prepare.notes
         self._runner = Runner(
-            lambda: build(
+            partial(
+                build,
                 batch_size=feed.plan.batch_size,
                 threads=max(feed.workers, 1),
                 device=None,

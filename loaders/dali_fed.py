@@ -6,6 +6,7 @@ For storage with latency: as many reads wait at once as there are workers, and n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -90,7 +91,8 @@ class DaliFed(Staging):
         self._placed, coloured = placing(feed.plan), colouring(feed.plan)
         side = feed.plan.image_size
         self._runner = Runner(
-            lambda: build(
+            partial(
+                build,
                 batch_size=feed.plan.batch_size,
                 threads=feed.threads or max(feed.workers, 1),
                 device=feed.device if self._gpu else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,7 +29,8 @@ class DaliGpu(Staging):
         self._gpu = GpuOutputs(feed, self._stager)
         coloured = colouring(feed.plan)  # then the stager normalises, after it has distorted
         self._runner = Runner(
-            lambda: build(
+            partial(
+                build,
                 batch_size=feed.plan.batch_size,
                 threads=max(feed.workers, 1),
                 device=feed.device,

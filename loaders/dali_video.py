@@ -15,7 +15,7 @@ import torch
 from contracts import Feed, Mistake, Rows
 from dataset.videos import CODECS
 from loaders._clips import exact, kind, passed
-from loaders._dali import import_dali, release_memory
+from loaders._dali import import_dali, lacks_memory, release_memory, said
 from loaders._mixed import MixedLoader, Normalise
 from loaders._readers import Undecodable
 
@@ -112,12 +112,6 @@ def inputs(data: Array, rows: Rows, place: int) -> dict[str, Array]:
     }
 
 
-def said(error: Exception) -> str:
-    """Of DALI's page of text, the line that says what happened."""
-    lines = str(error).rpartition("encountered:")[2].split("\n")
-    return next((line.strip() for line in lines if line.strip()), type(error).__name__)
-
-
 class Filling:
     """loaders._mixed.Fills."""
 
@@ -134,7 +128,7 @@ class Filling:
                 clip = self._run(inputs(data, rows, place))
             except Exception as error:  # DALI's, of which there are many; a pipeline is of no use after one
                 self._pipeline = None
-                if "out of memory" in str(error).lower() or "cudaErrorMemoryAllocation" in str(error):
+                if lacks_memory(error):
                     raise Mistake("DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little") from None
                 raise Undecodable(said(error)) from error
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(clip)

@@ -95,8 +95,9 @@ def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> N
 
 
 def test_a_library_that_gets_no_memory_is_out_of_memory(tmp_path: Path) -> None:
-    """What cuBLAS, DALI and PyTorch say; only the last names the batch."""
-    for number, said in enumerate(("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "Can't allocate 77 bytes on device 0.")):
+    """What cuBLAS, DALI and our loaders say."""
+    lines = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when", "Can't allocate 77 bytes on device 0.", "DALI ran out of the GPU's memory: a"
+    for number, said in enumerate(lines):
         one = replace(suite(), command=lambda *_, said=said: [sys.executable, "-c", f'print("{said}"); print("the end"); exit(1)'])
         (row,) = run(one, Settings(), tmp_path / str(number), lambda *_: None)
         assert (row["status"], row["error"]) == ("oom", said)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import io
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from PIL import Image
 from contracts import Mistake
 from dataset.manifest import CHROMA, FORMATS
 from loaders import open_loader
+from loaders._dali import Runner
 from loaders._dali_rows import Known, PathPreparer, plain
 from loaders.dali_fed import intact
 from tests.conformance.scenes import Scene, scene
@@ -102,3 +105,50 @@ def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path) -> None:
             assert list(folder.glob("*.png"))
         assert len(list(loader.batches(3, 0))) == 6
         assert list(folder.glob("*.png")) == []
+
+
+class Failing:
+    """A pipeline of DALI's that decodes placeholders, and of files none. `made`: so far."""
+
+    made: ClassVar[list[int]] = []
+
+    def __init__(self, error: Exception, batch_size: int, threads: int) -> None:
+        self._error, self._outputs = error, list[bool]()
+        self.made.append(batch_size)
+
+    def feed_input(self, name: str, value: Any) -> None:
+        if name == "data":
+            self._outputs.append(all(b"placeholder" in bytes(path) for path in value))
+
+    def schedule_run(self) -> None: ...
+
+    def release_outputs(self) -> None: ...
+
+    def share_outputs(self, **_: Any) -> None:
+        if not self._outputs.pop(0):
+            raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "made_of"),
+    [
+        (MemoryError("CUDA allocation failed"), "ran out of the GPU's memory", [16]),
+        (MemoryError("Can't allocate 4096 bytes on device 0."), "ran out of the GPU's memory", [16]),
+        (RuntimeError("nvImageCodec failure: '#4'"), "none of 8 files that PIL does .*#4.*smaller --batch-size", [16] + 8 * [1]),
+    ],
+)
+def test_what_is_no_fault_of_the_files(error: Exception, said: str, made_of: list[int], tmp_path: Path) -> None:
+    """They are not tried one by one for minutes, with another pipeline for each."""
+    feed = made(tmp_path, 0, 40).feed(batch_size=16)
+    prepare = PathPreparer(feed)
+    Failing.made.clear()
+    runner = Runner(
+        partial(Failing, error, batch_size=16, threads=3),
+        warm=prepare.nothing(),
+        diagnose=lambda batch: set(),
+        again=lambda batch, known: prepare(batch.rows, known),
+    )
+    with pytest.raises(Mistake, match=said):
+        next(runner.run(prepare(rows, Known()) for rows in feed.plan.rows(0, 0)))
+    assert Failing.made == made_of
+    prepare.close()

@@ -24,6 +24,7 @@ class Activations:
         RuntimeError("[enforce fail] can't allocate memory: you"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"),
         RuntimeError("Can't allocate 7 bytes on device 0."),
+        MemoryError("CUDA allocation failed"),
         MemoryError("Unable to allocate 9 MiB"),
     ],
 )
