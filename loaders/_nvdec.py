@@ -210,23 +210,27 @@ class Nvdec:
         pts = self._columns.pts(sample)
         self._clips = self._clips - 1 or CLIPS
         base, numbers = self._clips * CLIP_TICKS - int(pts[0]), dict[int, int]()
-        name, whole = CODECS[self._columns.codec[sample]], False
+        name, last, fed, came = CODECS[self._columns.codec[sample]], int(pts[frames[-1]]), 0, 0
         try:
             decoder = self._decoder(name, height, width)
             for packet, time, frame in chosen(run, stream, name, {int(pts[frame]): frame for frame in frames}):
                 self.decoded += 1
+                fed = max(fed, base + time)
                 if frame is not None:
                     numbers[base + time] = frame
-                for label, surface in decoder.feed(packet, base + time, shown=frame is not None):
+                for label, surface in decoder.feed(packet, base + time, shown=frame is not None or time > last):
+                    came = max(came, label)
                     if label in numbers:
                         yield numbers.pop(label), surface
             for label, surface in decoder.finish():
+                came = max(came, label)
                 if label in numbers:
                     yield numbers.pop(label), surface
-            whole = True
-        finally:
-            if not whole:
-                self._decoders.pop(name, None)
+            if came < fed:  # a packet had no picture: those behind it have had labels of others
+                raise Undecodable("a picture is missing")
+        except BaseException:  # also when nobody asks for the rest
+            self._decoders.pop(name, None)
+            raise
 
     def _decoder(self, name: str, height: int, width: int) -> Decoder:
         decoder = self._decoders.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 import sys
 import threading
@@ -84,7 +85,7 @@ def fed(made: Made, name: str, frames: list[int]) -> tuple[list[int], list[int]]
 def test_packets_from_the_key_frame_to_the_last_wanted_one(made: Made) -> None:
     """Key frames are 12 apart. Of those before the wanted ones, B-frames that no other frame is made from are left out."""
     places, asked = fed(made, "h264.mkv", [20, 21])
-    assert places[0] == 12 and sorted(asked) == [20, 21] and not set(places) - set(range(12, 25))
+    assert places[0] == 12 and sorted(asked) == [20, 21, 23] and not set(places) - set(range(12, 25)), "23 comes before them"
     assert 16 in places and not set(places) & {13, 15}, "those are disposable"
     places, asked = fed(made, "h264.mkv", [24])
     assert (places, asked) == ([24], [24])
@@ -99,6 +100,39 @@ def test_an_edit_list_hides_frames_that_others_need(made: Made) -> None:
     read = Nvdec(made.videos, Codec(), 0, 0)
     came = [shown(picture, surface) for _, picture, surface in read(sample, made.videos.path(sample), [0, 1])]
     assert sorted(came) == [7, 8]
+
+
+class Losing(Codec):
+    """Gives no picture for the packet of one label, as a parser that leaves a damaged one out."""
+
+    lost = 0
+
+    def CreateDecoder(self, **given: Any) -> Any:
+        session = super().CreateDecoder(**given)
+        decode = session.Decode
+
+        def losing(data: Any) -> Any:
+            if data.bsl and data.pts % CLIP_TICKS == self.lost:
+                heapq.heappush(session._labels, data.pts)
+                return []
+            return decode(data)
+
+        session.Decode = losing  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.parametrize("wanted", [[7, 8, 9], [7], [5, 40]])
+def test_a_missing_picture_is_no_reason_to_show_others(made: Made, wanted: list[int]) -> None:
+    """Those behind it would have had the labels of the ones before them."""
+    sample = made.names.index("hevc.mp4")
+    pts, path, codec = made.videos.pts(sample), made.videos.path(sample), Losing()
+    read = Nvdec(made.videos, codec, 0, 0)
+    codec.lost = int(pts[5] - pts[0])  # no picture is made from it
+    with pytest.raises(Undecodable, match=r"a picture is missing|did not come"):
+        list(read(sample, path, wanted))
+    codec.lost = -1
+    assert {frame: shown(picture, surface) for frame, picture, surface in read(sample, path, wanted)} == {frame: frame for frame in wanted}
+    assert codec.made == 2, "the decoder still had a label"
 
 
 def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
