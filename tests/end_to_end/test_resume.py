@@ -98,7 +98,7 @@ def test_a_second_ctrl_c_ends_a_run_whose_storage_does_not_answer(train: Runner,
     until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) & heard, TIMEOUT_S, "the run to listen")
     process.interrupt()
     process.send(signal.SIGTERM)
-    time.sleep(ECHO_S + 0.5)
+    time.sleep(ECHO_S + 3)  # a busy machine may hear the first one late
     assert process.poll() is None
     process.interrupt()
     assert (process.wait(15), process.err) == (130, "")
