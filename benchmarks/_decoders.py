@@ -186,7 +186,7 @@ def _dali_decode(task: Task, files: Files, parts: Iterator[Rows], threads: int) 
 def _dali_train(files: Files, parts: Iterator[Rows], threads: int) -> Iterator[list[Any]]:
     prepare = PathPreparer(files.feed(PART * threads))
     runner = Runner(
-        lambda: build(batch_size=PART * threads, threads=threads, device=None, reads=True),
+        partial(build, batch_size=PART * threads, threads=threads, device=None, reads=True),
         warm=prepare.nothing(),
         diagnose=prepare.diagnose,
         again=lambda batch, known: prepare(batch.rows, known),

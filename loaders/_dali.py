@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,8 @@ FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
 NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
 """What DALI says, in different places, when the GPU has no memory left."""
-REFUSED_ALL = 8
-"""Files in a row that fail alone, from which on it is not the files: DALI starts anew behind each, for which a GPU needs a second."""
+REFUSED_ALL = 64
+"""Files in a row that fail alone, from which on it is not they: DALI starts anew behind each, for which a GPU needs most of a second."""
 
 
 def import_dali() -> Any:
@@ -117,6 +118,17 @@ def lacks_memory(error: Exception) -> bool:
     return any(sign.lower() in str(error).lower() for sign in NO_MEMORY)
 
 
+@contextmanager
+def memory_named() -> Iterator[None]:
+    """Raises Mistake where it is the GPU's memory that DALI lacks."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if lacks_memory(error):
+            raise Mistake("DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none") from None
+        raise
+
+
 def release_memory() -> None:
     """Give back the device and pinned memory that DALI's pools keep after their pipelines are gone."""
     gc.collect()
@@ -141,6 +153,7 @@ class Runner:
     ) -> None:
         self._make, self._warm, self._diagnose, self._again, self._stream = make, warm, diagnose, again, output_stream
         self._pipeline: Any = None
+        self._refused_in_a_row = 0
         self.known = Known()
 
     def run(self, prepared: Iterable[Prepared]) -> Iterator[tuple[Any, Prepared]]:
@@ -182,52 +195,56 @@ class Runner:
     def _outputs(self, waiting: deque[Prepared]) -> Any:
         while True:
             try:
-                return self._pipeline.share_outputs(cuda_stream=self._stream)
-            except (RuntimeError, IndexError, ValueError, MemoryError) as error:
-                if lacks_memory(error):
-                    raise Mistake(
-                        "DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none"
-                    ) from None
-                if isinstance(error, MemoryError):
-                    raise
-                self._pipeline = None
-                bad = set().union(*(self._diagnose(batch) for batch in waiting)) - self.known.bad
-                odd = set() if bad else set().union(*(self._refused(batch) for batch in waiting)) - self.known.odd
-                if not bad and not odd:
-                    raise RuntimeError(f"DALI failed, and can decode every file of the batch by itself: {error}") from error
-                self.known.bad |= bad
-                self.known.odd |= odd
-                for at, batch in enumerate(waiting):
-                    waiting[at] = self._again(batch, self.known)
-                    batch.forget()
-                    self._feed(waiting[at])
+                with memory_named():
+                    return self._pipeline.share_outputs(cuda_stream=self._stream)
+            except (RuntimeError, IndexError, ValueError) as error:
+                why = str(error)  # the error itself holds the pipeline
+            self._pipeline = None
+            bad = set().union(*(self._diagnose(batch) for batch in waiting)) - self.known.bad
+            odd = set() if bad else set().union(*(self._refused(batch) for batch in waiting)) - self.known.odd
+            if not bad and not odd:
+                raise RuntimeError(f"DALI failed, and can decode every file of the batch by itself: {why}")
+            self.known.bad |= bad
+            self.known.odd |= odd
+            for at, batch in enumerate(waiting):
+                waiting[at] = self._again(batch, self.known)
+                batch.forget()
+                self._feed(waiting[at])
 
     def _refused(self, batch: Prepared) -> set[int]:
         """Ids of those that DALI does not decode alone. Raises Mistake when that cannot be the files' fault."""
         found, alone = set[int](), None  # a pipeline for one file is there sooner, and takes less memory
-        for tried, row in enumerate(np.flatnonzero(without(batch.rows, batch.failed)).tolist()):
+        tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
+        for row in np.flatnonzero(tried).tolist():
             if alone is None:
-                alone = self._started(self._warm.only(0), batch_size=1, threads=1)
+                with memory_named():
+                    alone = self._started(self._warm.only(0), batch_size=1, threads=1)
             try:
-                _input(alone, batch.only(row))
-                alone.schedule_run()
-                alone.share_outputs()
-                alone.release_outputs()
+                with memory_named():
+                    _input(alone, batch.only(row))
+                    alone.schedule_run()
+                    alone.share_outputs()
+                    alone.release_outputs()
+                self._refused_in_a_row = 0
+                continue
             except (RuntimeError, IndexError, ValueError) as error:
-                alone = None
-                found.add(int(batch.rows.ids[row]))
-                if len(found) == tried + 1 == REFUSED_ALL:
-                    raise Mistake(
-                        f"DALI decodes none of {REFUSED_ALL} files that PIL does ({said(error)}): a smaller --batch-size, if memory is "
-                        "short, or --loader torchvision"
-                    ) from error
+                why = said(error)
+            alone = None
+            found.add(int(batch.rows.ids[row]))
+            self._refused_in_a_row += 1
+            if self._refused_in_a_row == REFUSED_ALL:
+                raise Mistake(
+                    f"DALI decodes none of {REFUSED_ALL} files in a row that PIL does ({why}): a smaller --batch-size, if memory is short, "
+                    "or --loader torchvision"
+                )
         return found
 
     def _feed(self, batch: Prepared) -> None:
-        if self._pipeline is None:
-            self._pipeline = self._started(self._warm)
-        _input(self._pipeline, batch)
-        self._pipeline.schedule_run()
+        with memory_named():
+            if self._pipeline is None:
+                self._pipeline = self._started(self._warm)
+            _input(self._pipeline, batch)
+            self._pipeline.schedule_run()
 
     def _started(self, warm: Prepared, **changes: int) -> Any:
         """A pipeline whose first schedule_run, which starts DEPTH batches at once, is done; from then on one starts one."""

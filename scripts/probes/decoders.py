@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import io
 import os
+from functools import partial
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def decode(device: Any) -> tuple[float, ...] | str:
     )
     stream = None if device is None else torch.cuda.Stream(device)
     runner = Runner(
-        lambda: build(batch_size=1, threads=1, device=device, reads=False, pixels=Pixels(mean=(0, 0, 0), std=(1, 1, 1))),
+        partial(build, batch_size=1, threads=1, device=device, reads=False, pixels=Pixels(mean=(0, 0, 0), std=(1, 1, 1))),
         warm=image,
         diagnose=lambda _: set(),
         again=lambda batch, _: batch,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from PIL import Image
 
 from contracts import Mistake
 from dataset.manifest import CHROMA, FORMATS
-from loaders import open_loader
+from loaders import _dali, open_loader
 from loaders._dali import Runner
 from loaders._dali_rows import Known, PathPreparer, plain
 from loaders.dali_fed import intact
@@ -108,17 +109,20 @@ def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A pipeline of DALI's that decodes placeholders, and of files none. `made`: so far."""
+    """A pipeline of DALI's that decodes what PIL has written for it, and of files none. `made`: so far; one at a time."""
 
     made: ClassVar[list[int]] = []
+    alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
 
     def __init__(self, error: Exception, batch_size: int, threads: int) -> None:
         self._error, self._outputs = error, list[bool]()
+        assert not self.alive, "the memory of one is there for the next"
         self.made.append(batch_size)
+        self.alive.add(self)
 
     def feed_input(self, name: str, value: Any) -> None:
         if name == "data":
-            self._outputs.append(all(b"placeholder" in bytes(path) for path in value))
+            self._outputs.append(all(b"placeholder" in bytes(path) or b".png" in bytes(path) for path in value))
 
     def schedule_run(self) -> None: ...
 
@@ -126,29 +130,33 @@ class Failing:
 
     def share_outputs(self, **_: Any) -> None:
         if not self._outputs.pop(0):
-            raise self._error
+            raise type(self._error)(*self._error.args)
 
 
 @pytest.mark.parametrize(
-    ("error", "said", "made_of"),
+    ("error", "said", "tries"),
     [
-        (MemoryError("CUDA allocation failed"), "ran out of the GPU's memory", [16]),
-        (MemoryError("Can't allocate 4096 bytes on device 0."), "ran out of the GPU's memory", [16]),
-        (RuntimeError("nvImageCodec failure: '#4'"), "none of 8 files that PIL does .*#4.*smaller --batch-size", [16] + 8 * [1]),
+        (MemoryError("CUDA allocation failed"), "ran out of the GPU's memory", 0),
+        (MemoryError("Can't allocate 4096 bytes on device 0."), "ran out of the GPU's memory", 0),
+        (RuntimeError("nvImageCodec failure: '#4'"), "none of 5 files in a row that PIL does .*#4.*smaller --batch-size", 5),
     ],
 )
-def test_what_is_no_fault_of_the_files(error: Exception, said: str, made_of: list[int], tmp_path: Path) -> None:
-    """They are not tried one by one for minutes, with another pipeline for each."""
-    feed = made(tmp_path, 0, 40).feed(batch_size=16)
+@pytest.mark.parametrize(("batch_size", "webp"), [(3, 0), (16, 9)])
+def test_what_is_no_fault_of_the_files(
+    error: Exception, said: str, tries: int, batch_size: int, webp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are not tried one by one for minutes, with another pipeline for each; be they of several batches, or others PIL's anyway."""
+    monkeypatch.setattr(_dali, "REFUSED_ALL", 5)
+    feed = made(tmp_path, webp, 40).feed(batch_size=batch_size)
     prepare = PathPreparer(feed)
     Failing.made.clear()
     runner = Runner(
-        partial(Failing, error, batch_size=16, threads=3),
+        partial(Failing, error, batch_size=batch_size, threads=3),
         warm=prepare.nothing(),
         diagnose=lambda batch: set(),
         again=lambda batch, known: prepare(batch.rows, known),
     )
     with pytest.raises(Mistake, match=said):
         next(runner.run(prepare(rows, Known()) for rows in feed.plan.rows(0, 0)))
-    assert Failing.made == made_of
+    assert Failing.made == [batch_size] + tries * [1]
     prepare.close()
