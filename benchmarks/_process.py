@@ -55,8 +55,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _later() -> Iterator[None]:
     """A signal must not keep the rest from being ended: it is heard when this is left."""
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in ENDING}
+    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.getsignal(number) for number in heard}
     try:
+        for number in heard:
+            signal.signal(number, lambda number, _: came.append(number))
         yield
     finally:
         for number, handler in before.items():

@@ -251,13 +251,18 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 
 
 def test_a_signal_while_a_point_is_ended_is_heard_once_it_is(tmp_path: Path) -> None:
-    """A point that took too long, and has its time to end: `timeout` and schedulers send a signal once."""
-    deaf = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getppid(), signal.SIGTERM)); time.sleep(60)"
+    """A point that took too long, and has its time to end: `timeout` sends a signal once. Under nohup, which ignores another."""
+    send = "[os.kill(os.getppid(), number) for number in (signal.SIGHUP, signal.SIGTERM)]"
+    deaf = f"import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: {send}); time.sleep(60)"
     began, before = time.monotonic(), psutil.Process().children()
     with pytest.MonkeyPatch.context() as patched, (tmp_path / "log").open("wb") as log:
         patched.setattr(_process, "PATIENCE_S", 1.0)
-        with ending_on_signals(), pytest.raises(KeyboardInterrupt):
-            _process.ran([sys.executable, "-c", deaf], log, 3.0)
+        hangs_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            with ending_on_signals(), pytest.raises(KeyboardInterrupt):
+                _process.ran([sys.executable, "-c", deaf], log, 3.0)
+        finally:
+            signal.signal(signal.SIGHUP, hangs_up)
     assert 4.0 <= time.monotonic() - began < 30, "it was given its time all the same"
     assert psutil.Process().children() == before
 
