@@ -221,10 +221,16 @@ def slot_shape(rows: Rows) -> tuple[int, ...]:
 
 
 def views_together(rows: Rows) -> int:
-    """Rows at the beginning that show the same frames: such views of a clip should meet in one worker."""
+    """Most rows in a row that show the same frames: such views of a clip should meet in one worker."""
+    return max(len(places) for places in clips(rows, CROPS))
+
+
+def clips(rows: Rows, views: int) -> list[Array]:
+    """Places of neighbours that show the same frames of one sample, at most `views` together: a batch may begin in the middle of a clip."""
     assert rows.frames is not None, "a plan of clips says which frames"
-    same = (rows.ids == rows.ids[0]) & (rows.frames == rows.frames[0]).all(axis=1)
-    return int(same[:CROPS].cumprod().sum())
+    same = (rows.ids[1:] == rows.ids[:-1]) & (rows.valid[1:] == rows.valid[:-1]) & (rows.frames[1:] == rows.frames[:-1]).all(axis=1)
+    found = np.split(np.arange(len(rows)), np.flatnonzero(~same) + 1)
+    return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
 
 
 class Decoding:

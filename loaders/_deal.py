@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Rows
+from loaders._clips import clips
 from loaders._workers import some
 
 Array = np.ndarray[Any, Any]
@@ -155,11 +156,3 @@ class Deal:
         self._coming.extend((self._numbered + i, rows, unit) for i, unit in enumerate(units))
         self._numbered += len(units)
         return True
-
-
-def clips(rows: Rows, views: int) -> list[Array]:
-    """Places of neighbours that show the same frames of one sample, at most `views` together: a batch may begin in the middle of a clip."""
-    assert rows.frames is not None, "a plan of clips says which frames"
-    same = (rows.ids[1:] == rows.ids[:-1]) & (rows.valid[1:] == rows.valid[:-1]) & (rows.frames[1:] == rows.frames[:-1]).all(axis=1)
-    found = np.split(np.arange(len(rows)), np.flatnonzero(~same) + 1)
-    return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]

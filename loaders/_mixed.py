@@ -3,7 +3,7 @@
     rows -> [deal] -> units -> [thread: decode, resize, normalise on a stream of its own] -> its rows of the batch's slot on the device
                             -> [worker: as loaders/_clips.py] -> uint8 -> [copy, normalise] -> its rows of the same slot
 
-A unit is a clip with all its views; loaders/_deal.py says who gets it, loaders/_pool.py has the workers.
+A unit is a clip with its views in a batch; loaders/_deal.py says who gets it, loaders/_pool.py has the workers.
 """
 
 from __future__ import annotations

@@ -40,8 +40,6 @@ VIEWS = 16
 CLIP_TICKS, CLIPS = 1 << 44, 1024
 """Labels of a clip are so many ticks below those of the clip before, and come again after so many: one that a clip that broke off has left
 in the decoder is larger than all of the next ones, and no picture gets it."""
-LEAD_TICKS = 1 << 30
-"""More than any picture is shown before a key frame that it comes behind."""
 
 
 def import_codec() -> Any:
@@ -247,23 +245,22 @@ def chosen(run: _Run, stream: Any, codec: str, wanted: dict[int, int]) -> Iterat
     """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the order of decoding.
 
     From the key frame on until the last wanted one; without those that no picture is made from, where H.264 says so. Raises Undecodable.
-    Times ascend in the order of display. In the file they do not where an edit list shows parts of it in another order: what is cut away at
-    the ends of a part has times of other parts.
+    Parts that an edit list shows in another order than the file has them, or twice, are refused: what it cuts away at their ends has times
+    of others.
     """
     begin, left, started = min(wanted), len(wanted), False
-    part, latest, cut = 0, begin, False
+    latest, place = begin, 0
     sync = run._seek(wanted[begin])
     to_annex_b = BitStreamFilterContext(FILTERS[codec], in_stream=stream) if codec in FILTERS else None
     for packet in run._packets(sync, begin):
         if packet.is_corrupt or packet.pts is None:
             raise Undecodable("damaged")
-        cut |= packet.is_discard
-        if cut and started and packet.is_keyframe and packet.pts <= latest:
-            part, latest = part + latest - packet.pts + LEAD_TICKS, packet.pts
-        latest = max(latest, packet.pts) if started else packet.pts
-        frame = None if packet.is_discard else wanted.get(packet.pts)
+        time, its_place = packet.pts, packet.pos if packet.pos is not None else place
+        if started and packet.is_keyframe and (time <= latest or its_place < place):
+            raise Undecodable("an edit list shows its parts in another order")
+        latest, place = max(latest, time) if started else time, its_place
+        frame = None if packet.is_discard else wanted.get(time)
         left -= frame is not None
-        time = packet.pts + part
         for single in to_annex_b.filter(packet) if to_annex_b else [packet]:  # takes what was in `packet`
             head = kinds(single, codec)
             if not started and "parameters" not in head:
