@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -52,36 +52,36 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
+def _heard_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Signals that end a program go there. One that is ignored, as nohup has it of a closed terminal, stays so."""
+    before = {number: known for number in ENDING if (known := signal.getsignal(number)) is not signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, known in before.items():
+            signal.signal(number, known)
+
+
+@contextmanager
 def _later() -> Iterator[None]:
     """A signal must not keep the rest from being ended: it is heard when this is left."""
     came: list[int] = []
-    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.getsignal(number) for number in heard}
     try:
-        for number in heard:
-            signal.signal(number, lambda number, _: came.append(number))
-        yield
+        with _heard_by(lambda number, _: came.append(number)):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
 
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far stay.
-
-    A signal that is ignored, as nohup has it of a closed terminal, stays so.
-    """
+    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far stay."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    heard = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
-    try:
+    with _heard_by(interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

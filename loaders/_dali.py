@@ -29,7 +29,7 @@ FANCY_UPSAMPLING = False
 NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
 """What DALI says, in different places, when the GPU has no memory left."""
 REFUSED_ALL = 64
-"""Files in a row that fail alone, from which on it is not they: DALI starts anew behind each, for which a GPU needs most of a second."""
+"""Files in a row that fail alone, from which on it is not they: DALI has to start anew behind each."""
 
 
 def import_dali() -> Any:
