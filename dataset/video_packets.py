@@ -61,17 +61,17 @@ def read(path: bytes) -> Times:
         if declared is not None and status.st_size < declared:
             raise Rejected(f"cut short: {status.st_size:,} of {declared:,} bytes")
         with open_video(path, known=True) as file:
-            if (quick := _times(file, status.st_size, quick=True)) is not None:
+            if (quick := _times(file, path, status.st_size, quick=True)) is not None:
                 return quick
         with open_video(path) as file:
-            whole = _times(file, status.st_size, quick=False)
+            whole = _times(file, path, status.st_size, quick=False)
             assert whole is not None
             return whole
     except (av.error.FFmpegError, OSError) as error:
         raise Rejected(f"cannot be read: {error.strerror}") from None
 
 
-def _times(file: Any, size: int, *, quick: bool) -> Times | None:
+def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     """Raises Rejected, or what PyAV raises. `quick`: FFmpeg has decoded nothing to find out what pictures are like; None = it has to."""
     if file.format.name not in _FORMATS:
         raise Rejected(f"no known video container (read as {file.format.name})")
@@ -92,11 +92,13 @@ def _times(file: Any, size: int, *, quick: bool) -> Times | None:
         raise Rejected("has a video stream of an unknown codec")
     codec, described = context.codec.canonical_name, _described(file, stream.index)
     rotation = _rotation(described)
+    if _TURNED.search(described) and _mirrored(path, stream.index):
+        raise Rejected("is to be shown mirrored, by its display matrix, which no loader does")
     packets, pictures, gradual = _packets(demuxed, codec, _length_bytes(context.extradata))
     if not len(packets):
         raise Rejected("has no frames")
-    if container == "avi" and codec != "mpeg4" and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
-        raise Rejected(f"{codec} with B-frames in avi: nothing says when they are displayed")
+    if container in ("avi", "asf") and codec != "mpeg4" and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
+        raise Rejected(f"{codec} with B-frames in {container}: nothing says when they are displayed")
     packed = len(pictures) > 0
     pts, keys, flags = _unpacked(packets, pictures) if packed else _display_order(packets)
     if packets["discard"].any() or (container == "mp4" and stream.frames > len(packets)):
@@ -155,6 +157,16 @@ def _rotation(described: str) -> int:
     if found is not None and found[1] != "nan":
         return round(float(found[1]) / 90) * 90 % 360
     return 0
+
+
+def _mirrored(path: bytes, stream: int) -> bool:
+    """Whether the display matrix swaps left and right: FFmpeg describes its angle alone, so the first frame is decoded, which has it all."""
+    with suppress(av.error.FFmpegError), open_video(path, known=True) as file:
+        for frame in file.decode(file.streams[stream]):
+            matrix = frame.side_data.get("DISPLAYMATRIX")
+            a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).astype(np.float64) if matrix else np.eye(3).ravel()
+            return bool(a * d < b * c)
+    return False
 
 
 PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?")])

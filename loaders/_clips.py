@@ -42,6 +42,7 @@ class Claim:
     flags: Flags  # those that a file may have
     rotated: tuple[str, ...] = CONTAINERS  # those in which it turns rotated pictures
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
+    from_zero: bool = False  # only where the first frame's time is 0
 
 
 _USUAL = {
@@ -51,7 +52,7 @@ _USUAL = {
     "mjpeg": ("avi",),
 }
 EXACT = {
-    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE, rotated=("mp4",)),
+    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE, rotated=("mp4",), from_zero=True),
     "torchcodec": Claim(
         kinds={**_USUAL, "av1": ("mp4", "mkv")},
         flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS,
@@ -85,6 +86,8 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
     if claim.plain:
         good &= np.isin(columns.pixels[ids], [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")])
         good &= (columns.height[ids] % 2 == 0) & (columns.width[ids] % 2 == 0)
+    if claim.from_zero:
+        good &= columns.frame_pts[columns.frame_offsets[columns.file[ids]]] == 0
     return good
 
 

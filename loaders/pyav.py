@@ -144,6 +144,7 @@ class _Run:
         """Decoded frames with their times, in the order of display."""
         left = len(wanted)
         for packet in self._packets(sync, begin):
+            sync = packet.pts if sync is None else sync  # of the key frame that this begins with
             asked = packet.pts in wanted
             left -= asked
             if self._skips:

@@ -21,6 +21,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "h264.mkv": {"b_frames": 3},
     "h264.ts": {"b_frames": 3},
     "h264.avi": {},
+    "h264.asf": {},
+    "h264.flv": {"b_frames": 3},
     "h264-variable.mp4": {"b_frames": 3, "ticks": STEPS},
     "h264-variable.mkv": {"b_frames": 3, "ticks": STEPS},
     "h264-variable.ts": {"b_frames": 3, "ticks": STEPS},
@@ -31,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "h264-cut.mp4": {"b_frames": 3, "cut": 7},
     "h264-parts.mp4": {"b_frames": 2, "parts": [(36, 9), (0, 36)]},
     "h264-open.mp4": {"b_frames": 3, "open_gop": True},
+    "h264-open-cut.mp4": {"b_frames": 3, "open_gop": True, "from_key": 1, "cut": 14},
     "h264-open.mkv": {"b_frames": 3, "open_gop": True},
     "h264-open.ts": {"b_frames": 3, "open_gop": True},
     "h264-refresh.mp4": {"refresh": True},
@@ -64,6 +67,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mpeg4-b.mp4": {"codec": "mpeg4", "b_frames": 2},
     "mpeg4-packed.avi": {"codec": "mpeg4", "b_frames": 1, "packed": True},
     "mpeg2.ts": {"codec": "mpeg2video", "b_frames": 2},
+    "mpeg4-b.asf": {"codec": "mpeg4", "b_frames": 2},
     "mjpeg.avi": {"codec": "mjpeg", "pixels": "yuvj420p"},
 }
 """File -> what tests.unit.video_files.Video it is."""

@@ -134,7 +134,7 @@ def test_what_pictures_are_like_is_told_by_the_head_of_one(kind: str, folder: Pa
     found = []
     for quick in (True, False):
         with open_video(os.fsencode(path), known=quick) as file:
-            found.append(video_packets._times(file, path.stat().st_size, quick=quick))
+            found.append(video_packets._times(file, os.fsencode(path), path.stat().st_size, quick=quick))
     head, whole = found
     assert head is not None and whole is not None
     assert head.record == whole.record
@@ -164,7 +164,7 @@ def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Pat
     content[start : start + 4] = (length - 4).to_bytes(4, "big")
     path.write_bytes(content)
     with open_video(os.fsencode(path), known=True) as file:
-        assert video_packets._times(file, len(content), quick=True) is None
+        assert video_packets._times(file, os.fsencode(path), len(content), quick=True) is None
     assert found(path)["pixels"] == "yuv420p"
 
 
@@ -295,6 +295,9 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "cut.avi": (make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000], "cut short: 6,000 of"),
         "sound.mp4": (sound.read_bytes(), "has no video"),
         "b-frames.avi": (make(folder / "b.avi", b_frames=2).read_bytes(), "h264 with B-frames in avi"),
+        "b-frames.wmv": (make(folder / "b.wmv", b_frames=2).read_bytes(), "h264 with B-frames in asf"),
+        "mirrored.mp4": (make(folder / "r.mp4", mirrored=True).read_bytes(), "is to be shown mirrored"),
+        "mirrored-90.mp4": (make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(), "is to be shown mirrored"),
     }
 
 

@@ -58,6 +58,8 @@ class Video:
     interlaced: bool = False  # H.264 of two fields a frame
     packed: bool = False  # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
     rotation: int = 0  # degrees counter-clockwise that a player turns the stored picture by; mp4
+    mirrored: bool = False  # after that, left and right are swapped; mp4
+    from_key: int = 0  # key frames that are left out with all packets before this one, as a copy that is not encoded again does
     cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
     parts: Sequence[tuple[int, int]] = ()  # (first frame, frames) of the parts that an edit list shows, in its order; mp4
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
@@ -115,6 +117,7 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
         for stream, each in zip(streams, wanted, strict=True):
             stream.disposition = Disposition.default if each is video else Disposition.dub
             coded = list(_encoded(stream, each))
+            coded = coded[[place for place, packet in enumerate(coded) if packet.is_keyframe][each.from_key] :]
             packets += _packed(coded) if each.packed else coded
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             file.mux(packet)
@@ -164,8 +167,8 @@ def _stream(file: Any, video: Video) -> Any:
     elif encoder == "mjpeg":
         stream.codec_context.color_range = 2
     stream.options = options
-    if video.rotation:
-        stream.set_display_rotation(video.rotation)
+    if video.rotation or video.mirrored:
+        stream.set_display_rotation(video.rotation, hflip=video.mirrored)
     return stream
 
 
