@@ -215,7 +215,7 @@ class Loader(Protocol):
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
     # A loader may have notes, lines to say before training. One of clips also has: fallbacks, Counter of sort of file -> clips that another
-    # decoder did; refusals, sort -> why, of the first; decoded and delivered, numbers of frames so far
+    # decoder did; refusals, sort -> why, of the first; decoded and delivered, numbers of frames: of the batches handed over so far
 
     def close(self) -> None:
         """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent; without it they live until the

@@ -160,8 +160,9 @@ def _rotation(described: str) -> int:
 
 
 def _mirrored(path: bytes, stream: int) -> bool:
-    """Whether the display matrix swaps left and right: FFmpeg describes its angle alone, so the first frame is decoded, which has it all."""
+    """Whether the display matrix swaps left and right. FFmpeg describes its angle alone: the first frame is decoded, which has it whole."""
     with suppress(av.error.FFmpegError), open_video(path, known=True) as file:
+        frame: Any
         for frame in file.decode(file.streams[stream]):
             matrix = frame.side_data.get("DISPLAYMATRIX")
             a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).astype(np.float64) if matrix else np.eye(3).ravel()

@@ -174,7 +174,7 @@ class ClipLoader(Staging):
     """contracts.Loader. `fallbacks`: sort of file -> clips that pyav decoded instead of this backend, so far.
 
     `refusals`: of the sorts that end in REFUSED, why, of the first clip. `notes`: what is known of that before training. `decoded` and
-    `delivered`: frames so far, as passed() counts them and as clips have them.
+    `delivered`: frames so far, as passed() counts them and as clips have them. All of what was handed over alone.
     """
 
     def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
@@ -209,11 +209,16 @@ class ClipLoader(Staging):
             valid = its_rows.valid.copy()
             for part, told in enumerate(parts):
                 valid[[part * self._workers.part_rows + place for place in told.lost]] = False
-                self.fallbacks.update(told.fallbacks)
-                self.refusals = told.refusals | self.refusals
-                self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
             # not by the ids of what failed: another clip of the same video is as good as in a batch of its own
-            yield self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
+            staged = self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
+            staged.count = partial(self._count, parts)
+            yield staged
+
+    def _count(self, parts: Sequence[Told]) -> None:
+        for told in parts:
+            self.fallbacks.update(told.fallbacks)
+            self.refusals = told.refusals | self.refusals
+            self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
 
 
 def slot_shape(rows: Rows) -> tuple[int, ...]:

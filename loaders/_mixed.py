@@ -79,6 +79,7 @@ class _Batch:
     images: torch.Tensor  # [B, T, H, W, 3]
     slot: _Slot | None
     jobs: list[Future[Done]] = field(default_factory=list)
+    told: list[tuple[Told, list[str]]] = field(default_factory=list)  # of its units, and their sorts where nobody asked the device
 
 
 class _Thread:
@@ -250,7 +251,8 @@ class MixedLoader(Staging):
         valid = rows.valid.copy()
         for job in batch.jobs:
             told, written = job.result()
-            self._count("thread", told, [])
+            self._learn("thread", told)
+            batch.told.append((told, []))
             valid[told.lost] = False
             if written is not None and stream is not None:
                 stream.wait_event(written)
@@ -261,17 +263,23 @@ class MixedLoader(Staging):
             slot, told = self._pool.result(unit)
             self._place(slot, unit, batch)
             samples = rows.ids[unit.places][rows.valid[unit.places]].tolist()
-            self._count("worker", told, [self._sort(sample) for sample in samples if not self._able[sample]])
+            self._learn("worker", told)
+            batch.told.append((told, [self._sort(sample) for sample in samples if not self._able[sample]]))
             valid[unit.places[told.lost]] = False
-        return self._staged_batch(batch, valid)
+        staged = self._staged_batch(batch, valid)
+        staged.count = partial(self._count, batch.told)
+        return staged
 
-    def _count(self, side: str, told: Told, unable: list[str]) -> None:
+    def _learn(self, side: str, told: Told) -> None:
         if self._pace is not None:
             self._pace.learn(side, told.seconds)
-        self.fallbacks.update(unable or told.fallbacks)
-        if not unable:  # whoever decodes the others was not asked for them
-            self.refusals = told.refusals | self.refusals
-        self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
+
+    def _count(self, units: list[tuple[Told, list[str]]]) -> None:
+        for told, unable in units:
+            self.fallbacks.update(unable or told.fallbacks)
+            if not unable:  # whoever decodes the others was not asked for them
+                self.refusals = told.refusals | self.refusals
+            self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
 
     def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:
         """Bring what a worker has decoded to its rows on the device."""

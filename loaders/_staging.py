@@ -50,6 +50,8 @@ class Staged:
     batch: Batch
     ready: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
+    count: Callable[[], None] = nothing
+    """Called when it is handed over: what is staged ahead may never be."""
 
 
 @dataclass
@@ -255,6 +257,7 @@ def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) 
     for item in staged:
         batch = item.batch
         batch.launched = launched
+        item.count()
         stream: Any = torch.cuda.current_stream() if item.done is not None else None
         if item.ready is not None:
             stream.wait_event(item.ready)
