@@ -105,7 +105,7 @@ def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Ki
 def _part(root: Path, split: str, kind: Kind) -> Path:
     """The list of a split, or its folder. Raises Mistake."""
     if not root.is_dir():
-        raise Mistake(f"--data {root}: no such folder; it must be {HOLDS[kind]}")
+        raise Mistake(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {HOLDS[kind]}")
     for path in (*((root / f"{split}{ending}" for ending in (".csv", ".txt")) if kind == "videos" else ()), root / split):
         if path.exists():
             return path

@@ -103,7 +103,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
         if not line:
             continue
         found = _SEGMENT.fullmatch(line) or _WHOLE.fullmatch(line)
-        if found is None:
+        if found is None or b"\0" in line:
             raise Mistake(f"--data: {path} line {number} is '{printable(line)[:200]}'; {EXPECTED}")
         name, label, *part = found.groups()
         start, end = map(float, part) if part else (0.0, np.inf)

@@ -240,6 +240,8 @@ def test_no_folder_and_no_split(data: Path, videos: bool, video: Path) -> None:
     assert "has no val/ folder" in said()
     shutil.rmtree(data)
     assert "no such folder" in said()
+    data.write_text("a.mp4 0\n")
+    assert "is a file; it must be" in said()
 
 
 @pytest.mark.parametrize("videos", [False, True])
@@ -266,6 +268,7 @@ def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) 
     ("train", "val", "said"),
     [
         ("a.mp4 0\n\na.mp4\n", "a.mp4 0", ("train.csv line 3 is 'a.mp4'", "'path label'")),
+        ("a\0b.mp4 0\n", "a.mp4 0", ("train.csv line 1 is 'a\\x00b.mp4 0'", "'path label'")),
         ("a.mp4 0\na.mp4 walk\n", "a.mp4 0", ("train.csv line 2", "'walk'", "all numbers from 0 or all names")),
         ("a.mp4 0 0.2 0.1\n", "a.mp4 0", ("train.csv line 1", "ends at 0.1 s")),
         ("", "a.mp4 0", ("train.csv is empty", "'path label'")),
