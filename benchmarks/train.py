@@ -25,6 +25,7 @@ from engine.distributed import default_workers
 from loaders import OF_TASK, default_loader
 from models import registry_of
 from report.meter import Window, bound, spread, steady
+from report.tensorboard import SETTINGS, Board
 from tasks import task_named
 
 BY_HAND = "by hand: "
@@ -170,10 +171,12 @@ def read(point: Point, folder: Path) -> Measured:
         told = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
         kept = steady([Window(samples, samples, seconds, 0) for samples, seconds in told["windows"]])
         rates = [window.rate for window in kept]  # by the same rule as ours
-        found = spread(rates)
-        return Measured(
-            figures={"rate": statistics.median(rates) if rates else None, "steps": told["steps"]}, spread={"rate": found} if found else {}
-        )
+        found, rate = spread(rates), statistics.median(rates) if rates else None
+        board = Board(folder)  # as train.py shows its own: a page of HPARAMS has the columns of one of its runs
+        board.hparams({name: point[name] for name in SETTINGS if name in point} | {"world_size": 1})
+        board.scalars({"throughput/samples_per_s": rate}, told["steps"])
+        board.close()
+        return Measured(figures={"rate": rate, "steps": told["steps"]}, spread={"rate": found} if found else {})
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that has learned nothing
     return measured(json.loads((folder / "summary.json").read_text(encoding="utf-8")))

@@ -14,7 +14,9 @@ from benchmarks._suite import LEAST_STEPS, merged, run
 from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
 from config import parse
 from contracts import Mistake
+from report.tensorboard import SETTINGS, Board
 from tests.end_to_end.runs import draw
+from tests.unit.test_report_tensorboard import table
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +123,26 @@ def test_the_bound_of_repeats_is_of_their_medians() -> None:
     for row in rows:
         row["figures"]["rate"] = 200.0
     assert derive(merged(rows))[0]["figures"]["bound"] == "check failed"
+
+
+def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> None:
+    """A page of HPARAMS takes its columns from the first of its runs: by name that is the loop by hand."""
+    for name in ("a by hand", "b"):
+        (tmp_path / name).mkdir()
+    ours = Board(tmp_path / "b")
+    ours.hparams({"arch": "resnet18", "batch_size": 8, "loader": "torchvision", "precision": "fp16", "world_size": 1, "workers": 3})
+    ours.scalars({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9}, 500)
+    ours.close()
+    (tmp_path / "a by hand" / "figures.json").write_text(json.dumps({"windows": [[200, 2.0]] * 4, "steps": 70}))
+    point = {"arch": "resnet18", "batch_size": 8, "loader": BY_HAND + "dali", "precision": "fp16", "gpus": 1}
+    read(point, tmp_path / "a by hand")
+
+    columns, found = table(tmp_path)
+    assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
+    settings, metrics, _ = found["a by hand"]
+    assert settings == {"arch": "resnet18", "batch_size": 8, "loader": BY_HAND + "dali", "precision": "fp16", "world_size": 1}
+    assert metrics == {"throughput/samples_per_s": 100.0}
+    assert found["b"][1] == pytest.approx({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9})
 
 
 @pytest.mark.parametrize(
