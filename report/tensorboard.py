@@ -40,6 +40,7 @@ SETTINGS: dict[str, type] = {
     "accumulate": int,
     "image_size": int,
     "workers": int,
+    "pin_memory": bool,
     "optimizer": str,
     "lr": float,
     "epochs": int,

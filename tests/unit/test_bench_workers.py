@@ -13,6 +13,7 @@ from benchmarks import workers
 from benchmarks._suite import Row, run
 from benchmarks.workers import Workers, conclude, derive, enough, fixed, points
 from contracts import Mistake
+from report.tensorboard import SETTINGS
 from tests.end_to_end.runs import draw
 
 
@@ -28,6 +29,8 @@ def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
     flags = dict(zip(command[2::2], command[3::2], strict=True))
     wanted = {"--batch-size": "16", "--workers": "2", "--pin-memory": "false", "--image-size": "64", "--arch": "resnet18", "--seed": "1"}
     assert wanted.items() <= flags.items()
+    told = {flag.removeprefix("--").replace("-", "_") for flag in workers.SET_HERE}
+    assert told <= SETTINGS.keys(), "what tells points apart is a column of HPARAMS"
 
 
 def test_without_data_only_the_synthetic_loader() -> None:
