@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import _curves
 from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, said_of, value, versions_of
 from report.record import replace
 from report.tensorboard import Board
@@ -177,6 +178,7 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
         for row in measured:
             _forget(folder / row["folder"])
     _tensorboard(suite, rows, folder, plots)
+    _curves.write(suite, measured if suite.follow else rows, folder, unit=unit_of(rows))
     told = f"table: {folder / 'table.md'}   plots: {len(plots)}   TensorBoard: tensorboard --logdir {folder}"
     console.print(printable(told), highlight=False, markup=False)
 

@@ -158,7 +158,10 @@ def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch
     assert ">= 24: all training samples" in (tmp_path / "out" / "table.md").read_text()
     assert not list((tmp_path / "out").rglob("*.pt"))
     assert "validated" in (tmp_path / "out" / rows[-1]["folder"] / "log.txt").read_text()
-    assert {path.parent.name for path in (tmp_path / "out").rglob("events.out.tfevents.*")} == {Path(rows[-1]["folder"]).name, "plots"}
+    shown = {path.parent.name for path in (tmp_path / "out").rglob("events.out.tfevents.*")}
+    assert shown == {Path(rows[-1]["folder"]).name, "plots", "max-batch"}
+    curve = EventAccumulator(str(tmp_path / "out" / "curves" / "max-batch")).Reload().Scalars("max-batch over batch_size/host_gib")
+    assert [event.step for event in curve] == [16, 24], "its trials"
     answer = EventAccumulator(str(tmp_path / "out" / rows[-1]["folder"])).Reload()
     assert [event.value for event in answer.Scalars("max-batch/largest")] == [24.0]
     assert "_hparams_/session_start_info" in answer.summary_metadata
