@@ -236,15 +236,17 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         for gpus, same in _show.by(these, "gpus").items()
         for title in [f"{unit}, {loader}, {precision}, {gpus} process{'es' if gpus > 1 else ''} (colour: share of the row's best)"]
     ]
-    for size, same in _show.by([row for row in rows if row["point"]["gpus"] == 1], "batch_size").items():
+    groups = _show.grouped(rows, lambda row: (row["point"]["batch_size"], row["point"]["precision"], row["point"]["gpus"]))
+    for (size, precise, gpus), same in groups.items():
         archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
 
         def each(figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders) -> _plots.Series:
             return {loader: [_show.best(rows, figure, loader=loader, arch=arch) for arch in archs] for loader in loaders}
 
-        title = f"{unit} at batch {size}, with the compute (line) and the loader (dots) ceiling"
+        title = f"{unit} at batch {size}, {precise}, {_show.processes(gpus)}, with the compute (line) and the loader (dots) ceiling"
         marks = {f"{name} ceiling": each(f"{name}_ceiling") for name in ("compute", "loader")}
-        drawn.append(_plots.bars(folder / f"bars-{size}.png", archs, each("rate"), title=title, unit=unit, marks=marks))
+        path = folder / f"bars-{size}-{precise}-{gpus}.png"
+        drawn.append(_plots.bars(path, archs, each("rate"), title=title, unit=unit, marks=marks))
     return drawn
 
 

@@ -145,6 +145,24 @@ def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> Non
     assert found["b"][1] == pytest.approx({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9})
 
 
+def test_bars_are_of_one_precision_and_number_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(train._plots, "heat_map", lambda path, *_, **__: path)
+    monkeypatch.setattr(train._plots, "bars", lambda path, archs, series, **more: drawn.setdefault(path.name, series) and path)
+    rates = {("torchvision", "bf16", 2): 50.0, ("torchvision", "fp16", 2): 70.0, (f"{BY_HAND}dali", "fp16", 1): 30.0}
+    named = ("loader", "precision", "gpus")
+    rows = [
+        {"point": {"arch": "resnet18", "batch_size": 8, **dict(zip(named, point, strict=True))}, "figures": {"rate": rate}}
+        for point, rate in rates.items()
+    ]
+    plots(rows, tmp_path)
+    assert drawn == {
+        "bars-8-bf16-2.png": {"torchvision": [50.0]},
+        "bars-8-fp16-2.png": {"torchvision": [70.0]},
+        "bars-8-fp16-1.png": {f"{BY_HAND}dali": [30.0]},
+    }
+
+
 @pytest.mark.parametrize(
     ("flags", "refused"),
     [
@@ -179,5 +197,5 @@ def test_a_run(data: Path, tmp_path: Path) -> None:
     assert figures["rate"] == told["rate"]["steady"] and figures["steps"] == told["step_ms"]["n"] >= LEAST_STEPS
     assert figures["efficiency"] == pytest.approx(figures["rate"] / min(figures["compute_ceiling"], figures["loader_ceiling"]))
     assert not list((tmp_path / "bench").rglob("*.pt"))
-    assert {path.name for path in plots([row], tmp_path)} == {"heat-torchvision-" + row["point"]["precision"] + "-1.png", "bars-4.png"}
+    assert {path.name for path in plots([row], tmp_path)} == {"heat-torchvision-fp32-1.png", "bars-4-fp32-1.png"}
     assert measured(told | {"step_ms": {"n": 10, "p50": 1.0, "p99": 9.0}}).figures["step_p99_ms"] is None, "of ten steps"
