@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import re
 import shutil
 import stat
@@ -15,6 +16,7 @@ from scripts.probes import Row
 
 NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|fuse\..+|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|afs|ocfs2|gfs2|9p|virtiofs|pvfs2|orangefs")
 """File systems whose reads leave this machine, or may: FUSE stands for sshfs, s3fs, gcsfuse and others."""
+MOUNTINFO = Path("/proc/self/mountinfo")
 FILES, FOLDERS = 200, 40
 MOST_BYTES = 8 << 20
 """Of a file: a video is not read to its end."""
@@ -54,7 +56,11 @@ def _unescaped(field: str) -> str:
 
 
 def file_system(data: Path) -> Row:
-    return judge_mount(mount_of(str(data.resolve()), Path("/proc/self/mountinfo").read_text(errors="replace")))
+    """Of the files, which symbolic links may lead elsewhere: a network's if any lies on one."""
+    mountinfo = MOUNTINFO.read_text(errors="replace")
+    folders = dict.fromkeys(os.path.dirname(os.path.realpath(path)) for path in some_files(data)) or [str(data.resolve())]
+    rows = [judge_mount(mount_of(folder, mountinfo)) for folder in folders]
+    return max(rows, key=lambda row: row.state == "warn")
 
 
 def judge_mount(mount: Mount | None) -> Row:
@@ -83,8 +89,12 @@ class Pass:
 
 
 def some_files(data: Path) -> list[str]:
-    """At most FILES regular files below `data`, of FOLDERS folders or more where there are so many, spread evenly over what was found."""
-    found: list[str] = []
+    """At most FILES regular files below `data`, of FOLDERS folders or more where there are so many, spread evenly over what was found.
+
+    Links to one file are one: read twice, it comes from the page cache.
+    """
+    found: dict[tuple[int, int], str] = {}
+    draw = random.Random(0)  # links to one file follow each other in their folder
     end = time.monotonic() + LIMIT_S
     seen = 0
     been: set[tuple[int, int]] = set()
@@ -94,18 +104,24 @@ def some_files(data: Path) -> list[str]:
             inside.clear()
             continue
         been.add((here.st_dev, here.st_ino))
-        found += [path for name in names[:FILES] if not name.startswith(".") and _is_file(path := os.path.join(folder, name))]
+        for name in draw.sample(names, min(FILES, len(names))):
+            path = os.path.join(folder, name)
+            if not name.startswith(".") and (file := _identity(path)):
+                found.setdefault(file, path)
         seen += bool(names)
         if (seen >= FOLDERS and len(found) >= FILES) or time.monotonic() > end:
             break
-    return [found[i * len(found) // FILES] for i in range(FILES)] if len(found) > FILES else found
+    paths = list(found.values())
+    return [paths[i * len(paths) // FILES] for i in range(FILES)] if len(paths) > FILES else paths
 
 
-def _is_file(path: str) -> bool:
+def _identity(path: str) -> tuple[int, int] | None:
+    """Of a regular file, the same by all links to it."""
     try:
-        return stat.S_ISREG(os.stat(path).st_mode)
+        found = os.stat(path)
     except OSError:
-        return False
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def forget(paths: list[str]) -> None:

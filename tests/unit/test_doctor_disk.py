@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.link_set import link
 from scripts.probes import storage
 from scripts.probes.storage import Pass
 
@@ -84,6 +85,36 @@ def test_files_are_taken_from_everywhere_and_read(tmp_path: Path) -> None:
     assert storage.read(paths, limit_s=0.0).files == 1
     row = storage.reading(tmp_path)
     assert row.state == "ok" and "200 files of 1 KiB" in row.found
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_links_to_one_file_are_one(symbolic: bool, tmp_path: Path) -> None:
+    """As scripts.link_set makes them, and with those to one file behind each other."""
+    real, links = tmp_path / "real" / "a", tmp_path / "links"
+    real.mkdir(parents=True)
+    for file in range(40):
+        (real / f"{file}.JPEG").write_bytes(b"x")
+    link(tmp_path / "real", links, 2000, symbolic=symbolic)
+    paths = storage.some_files(links)
+    files = {Path(path).resolve().stat().st_ino for path in paths}
+    assert len(paths) == len(files) > 30, "of 200 links drawn in one folder"
+
+
+def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of this machine, some of whose files lie on a network's."""
+    for name in ("data", "far"):
+        (tmp_path / name).mkdir()
+    for name in ("near", "far"):
+        (tmp_path / ("far" if name == "far" else "data") / f"{name}.JPEG").write_bytes(b"x")
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:40 / {tmp_path.resolve()}/far rw - nfs4 server:/export rw\n")
+    monkeypatch.setattr(storage, "MOUNTINFO", mounts)
+    assert storage.file_system(tmp_path / "data").found.startswith("ext4 ")
+    (tmp_path / "data" / "link.JPEG").symlink_to(tmp_path / "far" / "far.JPEG")
+    row = storage.file_system(tmp_path / "data")
+    assert row.found.startswith("nfs4 ") and row.state == "warn"
+    (tmp_path / "empty").mkdir()
+    assert storage.file_system(tmp_path / "empty").found.startswith("ext4 "), "of the folder, where there is no file"
 
 
 def test_a_folder_without_files_and_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
