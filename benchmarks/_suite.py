@@ -356,7 +356,8 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         if short and not measured.error:
             got = [f"{repeated['n']} of {LEAST} windows or passes"] if repeated else []
             got += [f"{steps} of {LEAST_STEPS} steps"] if isinstance(steps, int) else []
-            return row | {"status": "short", "error": f"{', '.join(got)}; more --seconds, or data"}
+            longer = "--passes" if hasattr(settings, "passes") else "--seconds"
+            return row | {"status": "short", "error": f"{', '.join(got)}; more {longer}, or data"}
         return row | {"status": "failed" if measured.error else "ok"}
     text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if code is None:

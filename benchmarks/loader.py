@@ -171,12 +171,14 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
             epochs, more = stack.enter_context(clips.opened(settings, point["loader"], data, world))
         else:
             epochs, more = stack.enter_context(opened(settings, point["loader"], data, world)), lambda rate: {}
+        steps = 0
         for epoch in itertools.count():
             if epoch:
                 meter.resume(epoch)
             for samples in epochs(epoch):
                 world.await_batch()
                 meter.add(samples)
+                steps += epoch > 0
             meter.pause()
             if epoch == 0:
                 meter.flush()
@@ -200,6 +202,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
             **more(float(np.median(rates))),
             "first_pass_s": first.seconds,
             "samples": first.samples,
+            "steps": steps,
             "files": files,
             "unique_files": different,
             "host_gib": host_gib,
@@ -214,8 +217,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
 
 def require(data: Split, samples: int) -> None:
     """Raise Mistake when the data set has fewer."""
-    found = len(data.columns)
-    if found < samples:
+    if (found := len(data.columns)) < samples:
         raise Mistake(f"--data has {found} files and {samples} are asked for; python -m scripts.link_set makes more files of few")
 
 
@@ -330,10 +332,8 @@ def facts(rows: Sequence[Row]) -> list[str]:
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    good = [row for row in rows if row["status"] == "ok"]
-    said = []
-    loading = [row for row in good if row["point"]["loader"] not in clips.ALONE]
-    for gpus, its in _show.by(loading, "gpus").items():
+    good, said = [row for row in rows if row["status"] == "ok"], list[str]()
+    for gpus, its in _show.by([row for row in good if row["point"]["loader"] not in clips.ALONE], "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
         times, figures, beside = _show.processes(gpus), fastest["figures"], by_hand(rows, gpus) or fastest
         name, ratio = beside["point"]["loader"], beside["figures"]["pass_s"] / figures["pass_s"]

@@ -22,7 +22,20 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
-from benchmarks._suite import LEAST, Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
+from benchmarks._suite import (
+    LEAST,
+    LEAST_STEPS,
+    Column,
+    Common,
+    Measured,
+    Point,
+    Row,
+    Suite,
+    class_folders,
+    figures_of,
+    in_own_process,
+    measuring,
+)
 from benchmarks.by_hand import dali
 from benchmarks.loader import BASELINE, Epochs, expanded, opened, paths, require
 from config import NotNegative
@@ -46,7 +59,7 @@ class SlowStorage(Common):
     """pytorch and dali-by-hand (benchmarks/by_hand/), or names as in --loader of train.py; auto = all that run here."""
     delays: tuple[NotNegative, ...] = (0.0, 1.0, 10.0, 50.0)
     """Each read takes this much longer, ms."""
-    steps: Annotated[int, Field(ge=2)] = 100
+    steps: Annotated[int, Field(ge=LEAST_STEPS)] = 100
     """Batches of a repeat."""
     step_ms: Annotated[FiniteFloat, Field(gt=0)] = 100.0
     """What the consumer does with a batch: it sleeps so long, on the host."""

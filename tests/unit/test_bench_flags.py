@@ -29,6 +29,7 @@ from tests.end_to_end.runs import draw
         ("train --limit-s -1", "--limit-s got '-1': input should be greater than or equal to 0"),
         ("train --seconds", "Missing value for argument '--seconds'"),
         ("train --nothing 3", "unknown flag '--nothing'"),
+        ("slow-storage --steps 19", "--steps got '19': input should be greater than or equal to 20"),
         ("slow-storage --delays 0 -1", "--delays got '-1': input should be greater than or equal to 0"),
         ("readers --tasks region any", "--tasks got 'any': input should be 'to-pil', 'to-array'"),
         ("workers --workers 1 -1", "--workers got '-1'"),

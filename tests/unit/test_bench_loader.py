@@ -6,6 +6,8 @@ import errno
 import json
 import os
 import shutil
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from benchmarks import loader
-from benchmarks._suite import results
+from benchmarks._suite import results, run
 from benchmarks.loader import BASELINE, SUITE, Loader, class_folders, conclude, derive, expanded, facts, unique
 from contracts import Mistake
 from scripts import bench, link_set
@@ -191,6 +193,21 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     table = (tmp_path / "out" / "table.md").read_text()
     assert "72 files, 72 of them unique" in table
     assert (tmp_path / "out" / "plots" / "pass.png").is_file()
+
+
+def test_few_batches_are_too_short_for_a_rate(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three passes, of two batches each: no window is longer here."""
+    gpus(monkeypatch, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    program = "from benchmarks import loader; loader.LEAST_S = 0.0; loader.measuring(loader.Loader, loader.measure)"
+    brief = replace(SUITE, command=lambda *asked: [sys.executable, "-c", program, *SUITE.command(*asked)[3:]])
+    for passes, status in ((3, "short"), (10, "ok")):
+        folder = tmp_path / status
+        settings = Loader(data=pictures, loaders=("synthetic",), image_size=32, workers=0, passes=passes, output=folder)
+        (row,) = run(brief, settings, folder, lambda *_: None)
+        assert (row["status"], row["figures"]["steps"]) == (status, 2 * passes), row["error"]
+        assert row["error"] == (None if status == "ok" else "3 of 3 windows or passes, 6 of 20 steps; more --passes, or data")
 
 
 # --- the set of links -----------------------------------------------------------------------------------------------------------------

@@ -77,10 +77,10 @@ def test_the_conclusion_comes_from_the_rows() -> None:
 
 
 def test_points_are_methods_at_each_delay(pictures: Path) -> None:
-    found = slow_storage.points(SlowStorage(data=pictures, methods=("pytorch", "dali-by-hand"), delays=(0, 2.5), steps=7))
+    found = slow_storage.points(SlowStorage(data=pictures, methods=("pytorch", "dali-by-hand"), delays=(0, 2.5), steps=25))
     asked = [(point["read_delay_ms"], point["method"]) for point in found]
     assert asked == [(0, "pytorch"), (0, "dali-by-hand"), (2.5, "pytorch"), (2.5, "dali-by-hand")]
-    assert {(point["steps"], point["batch_size"], point["dali_threads"]) for point in found} == {(7, 4, 2)}
+    assert {(point["steps"], point["batch_size"], point["dali_threads"]) for point in found} == {(25, 4, 2)}
     for wrong in (SlowStorage(methods=("pytorch",)), SlowStorage(data=pictures, methods=("dalifed",))):
         with pytest.raises(Mistake):
             slow_storage.points(wrong)
@@ -93,18 +93,19 @@ def test_reads_in_the_consumers_thread_are_waited_for(pictures: Path, tmp_path: 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     words = ["slow-storage", "--data", str(pictures), "--methods", "pytorch", "dali-by-hand", "--delays", "10"]
-    words += ["--steps", "12", "--step-ms", "20", "--image-size", "32", "--workers", "4", "--output", str(tmp_path / "out")]
+    words += ["--steps", "24", "--batch-size", "2", "--step-ms", "20", "--image-size", "32", "--workers", "4"]
+    words += ["--output", str(tmp_path / "out")]
     assert bench.main(words) == 0
     pytorch, dali = results(tmp_path / "out")
     assert pytorch["status"] == dali["status"] == "ok", (pytorch["error"], dali["error"])
     for good in (pytorch, dali):
         figures = good["figures"]
-        assert figures["floor_s"] == pytest.approx(0.24)
+        assert figures["floor_s"] == pytest.approx(0.48)
         assert figures["total_s"] >= figures["floor_s"] + figures["waited_s"]
         assert good["spread"]["total_s"]["n"] == 3
-    # twelve batches, three of them ahead of the consumer: eight times four reads
-    assert dali["figures"]["waited_s"] >= 8 * 4 * 0.010
-    assert pytorch["figures"]["first_batch_s"] >= 4 * 0.010
+    # twenty-four batches, three of them ahead of the consumer: twenty times two reads
+    assert dali["figures"]["waited_s"] >= 20 * 2 * 0.010
+    assert pytorch["figures"]["first_batch_s"] >= 2 * 0.010
     assert "lost by" in (tmp_path / "out" / "table.md").read_text()
 
 
@@ -126,7 +127,7 @@ def test_processes_of_a_point_are_what_a_change_is_judged_by() -> None:
 def test_too_few_files_are_a_mistake(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for method in ("pytorch", "dali-by-hand", "torchvision"):
-        settings = SlowStorage(data=pictures, methods=(method,), steps=13)
+        settings = SlowStorage(data=pictures, methods=(method,), steps=26, batch_size=2)
         with pytest.raises(Mistake, match="48 files and 52 are asked for"):
             slow_storage.measure(settings, {"method": method, "read_delay_ms": 0.0}, tmp_path)
 
