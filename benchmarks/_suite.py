@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from pydantic import PositiveInt
 
-from benchmarks._process import ROOT, ran
+from benchmarks._process import ROOT, killer, ran
 from cli import Settings
 from config import NotNegative
 from contracts import Mistake
@@ -368,8 +368,9 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     said = list(takewhile(lambda line: LAUNCHER not in line, said))
     if code == NOT_HERE and said:
         return row | {"status": "absent", "error": said[-1].strip()[-300:]}
-    silent = "killed, as the system does when memory is short" if code == -signal.SIGKILL else "it said nothing"
-    return row | {"error": f"exit code {code}: {said[-1].strip()[-300:] if said else silent}"}
+    told = [killer(code)] if code < 0 else []
+    told += [said[-1].strip()[-300:]] if said and code != -signal.SIGKILL else []  # which comes at any line
+    return row | {"error": f"exit code {code}: {'; '.join(told) or 'it said nothing'}"}
 
 
 def _said(suite: Suite, row: Row) -> str:

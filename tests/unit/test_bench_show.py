@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -50,9 +51,24 @@ def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: P
     assert "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: wild-8." in text
 
 
-def test_a_killed_point_and_a_long_error_are_told_whole(tmp_path: Path) -> None:
-    (row,) = ran(tmp_path, "good", command=lambda *_: [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
-    assert row["error"] == "exit code -9: killed, as the system does when memory is short"
+@pytest.mark.parametrize(
+    ("number", "said", "told"),
+    [
+        (signal.SIGKILL, "", "killed, as the system does when memory is short"),
+        (signal.SIGKILL, "epoch 1, 100 img/s", "killed, as the system does when memory is short"),
+        (signal.SIGABRT, "free(): invalid pointer", "SIGABRT; free(): invalid pointer"),
+        (signal.SIGSEGV, "", "SIGSEGV"),
+        (signal.SIGRTMIN + 1, "", f"signal {signal.SIGRTMIN + 1}"),
+    ],
+)
+def test_a_point_that_a_signal_ended_names_it(number: int, said: str, told: str, tmp_path: Path) -> None:
+    program = f"import os; print({said!r}, flush=True); os.kill(os.getpid(), {int(number)})"
+    (row,) = ran(tmp_path, "good", command=lambda *_: [sys.executable, "-c", program])
+    assert row["error"] == f"exit code -{int(number)}: {told}"
+
+
+def test_a_long_error_is_told_whole(tmp_path: Path) -> None:
+    (row,) = ran(tmp_path, "crash")
     said = "--batch-size 1000000 " + "is more than there are " * 20
     shown = _show._why(row | {"error": said})
     assert len(shown) <= _show.LONGEST and shown.endswith(" ...") and shown.split(" ...")[0] in f"failed: {said}"
