@@ -32,15 +32,6 @@ def ran(command: list[str], log: Any, limit_s: float) -> int | None:
         _end(process)
 
 
-def killer(code: int) -> str:
-    """What ended a process whose exit code is below 0: the name of a signal."""
-    if code == -signal.SIGKILL:
-        return "killed, as the system does when memory is short"
-    with suppress(ValueError):
-        return signal.Signals(-code).name
-    return f"signal {-code}"  # of the real-time ones
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
     """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their own."""
     with _later():

@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -20,13 +19,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import PositiveInt
 
-from benchmarks._process import ROOT, killer, ran
+from benchmarks._process import ROOT, ran
+from benchmarks._reasons import NOT_HERE, reason
 from cli import Settings
 from config import NotNegative
 from contracts import Mistake
@@ -37,24 +36,8 @@ LEAST, LEAST_STEPS = 3, 20
 """Repeats (windows, passes), and steps where there are such, below which a figure is not shown."""
 DONE = ("ok", "oom")
 """A point with such a row is not measured again when a suite goes on; one that failed, timed out or was too short is."""
-LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
-"""From here on it is torchrun that speaks, of ranks that have said why they end."""
-OUT_OF_MEMORY = (
-    "out of memory",
-    "out of the GPU's memory",
-    "does not fit (",
-    "can't allocate ",
-    "cudaErrorMemoryAllocation",
-    "_ALLOC_FAILED",
-    "MemoryError",
-    "could not create a primitive",
-)
-"""Of PyTorch, train.py, DALI, CUDA, its libraries, Python, and oneDNN; in any case."""
-
 WRONG_DATA = re.compile(r"exit code 2: (?:train\.py: )?(--data: .*)")
 """Of a point: why no point can be measured."""
-NOT_HERE = 77
-"""Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 
 APART = " / "
 REPEAT = "repeat"
@@ -127,6 +110,8 @@ class Suite:
     """Points that depend on rows, asked for until none comes."""
     bounds: Callable[[Row], tuple[float, float]] | None = None
     """Between which the rate of a row lies for certain, in a suite that is not repeated."""
+    asks_what_fits: bool = False
+    """Then a point that was killed, or that got no thread, is one for which there was no memory."""
 
 
 def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
@@ -359,18 +344,11 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
             longer = "--passes" if hasattr(settings, "passes") else "--seconds"
             return row | {"status": "short", "error": f"{', '.join(got)}; more {longer}, or data"}
         return row | {"status": "failed" if measured.error else "ok"}
-    text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
     if code is None:
         return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}
-    said = [line for line in text.splitlines() if line.strip()]
-    if (line := next((line for line in said if any(word.lower() in line.lower() for word in OUT_OF_MEMORY)), None)) is not None:
-        return row | {"status": "oom", "error": line.strip()[-300:]}
-    said = list(takewhile(lambda line: LAUNCHER not in line, said))
-    if code == NOT_HERE and said:
-        return row | {"status": "absent", "error": said[-1].strip()[-300:]}
-    told = [killer(code)] if code < 0 else []
-    told += [said[-1].strip()[-300:]] if said and code != -signal.SIGKILL else []  # which comes at any line
-    return row | {"error": f"exit code {code}: {'; '.join(told) or 'it said nothing'}"}
+    log_text = (folder / "log.txt").read_text(encoding="utf-8", errors="replace")
+    status, why = reason(code, log_text.splitlines(), asks_what_fits=suite.asks_what_fits)
+    return row | {"status": status, "error": why}
 
 
 def _said(suite: Suite, row: Row) -> str:

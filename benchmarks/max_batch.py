@@ -343,6 +343,7 @@ SUITE = Suite(
     plots=plots,
     follow=follow,
     bounds=bounds,
+    asks_what_fits=True,
     derive=summarise,
 )
 

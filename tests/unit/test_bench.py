@@ -95,12 +95,30 @@ def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> N
 
 
 def test_a_library_that_gets_no_memory_is_out_of_memory(tmp_path: Path) -> None:
-    """What cuBLAS, DALI and our loaders say."""
-    lines = "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when", "Can't allocate 77 bytes on device 0.", "DALI ran out of the GPU's memory: a"
+    """What cuBLAS, DALI, our loaders, the system and C++ say."""
+    lines = ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when", "Can't allocate 77 bytes on device 0.", "DALI ran out of the GPU's memory: a"]
+    lines += ["[Errno 12] Cannot allocate memory", "what():  std::bad_alloc"]
     for number, said in enumerate(lines):
         one = replace(suite(), command=lambda *_, said=said: [sys.executable, "-c", f'print("{said}"); print("the end"); exit(1)'])
         (row,) = run(one, Settings(), tmp_path / str(number), lambda *_: None)
         assert (row["status"], row["error"]) == ("oom", said)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "exit('libgomp: Thread creation failed: Resource temporarily unavailable')",
+        'raise RuntimeError("can\'t start new thread")',
+        "exit('train.py: a worker process was killed, as the system does when memory is short')",
+        "import os; print('an ordinary line', flush=True); os.kill(os.getpid(), 9)",
+    ],
+)
+def test_no_thread_or_a_kill_is_out_of_memory_where_that_is_looked_for(ends: str, tmp_path: Path) -> None:
+    """Elsewhere these have other reasons too, which must not be hidden."""
+    (failed,), (oom,) = (
+        ran(tmp_path / str(asks), "good", command=lambda *_: [sys.executable, "-c", ends], asks_what_fits=asks) for asks in (False, True)
+    )
+    assert (failed["status"], oom["status"]) == ("failed", "oom")
 
 
 def test_going_on_measures_what_is_left(tmp_path: Path) -> None:

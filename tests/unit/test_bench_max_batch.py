@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import max_batch
-from benchmarks._suite import name_of
+from benchmarks._suite import name_of, run
 from benchmarks.max_batch import GRID, MaxBatch, Search, follow, search, summarise
 from contracts import Mistake
 from scripts import bench
@@ -94,6 +95,30 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
     assert "of_torchvision" not in told["dali-cpu"]["figures"]
     assert told["dali-fed"]["status"] == "oom"
     assert (told["synthetic"]["status"], told["synthetic"]["error"]) == ("failed", "batch 64: exit code 2: no such architecture")
+
+
+def test_a_trial_that_is_killed_or_gets_no_thread_was_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever comes first: the search goes on below it."""
+    program = """
+import json, os, sys
+batch, folder = int(sys.argv[1]), sys.argv[2]
+if batch > 16:
+    print("images are read", flush=True)
+    os.kill(os.getpid(), 9)
+if batch > 8:
+    sys.exit("libgomp: Thread creation failed: Resource temporarily unavailable")
+json.dump({"figures": {"largest": batch}}, open(folder + "/figures.json", "w"))
+"""
+
+    def command(_: MaxBatch, point: dict[str, Any], folder: Path) -> list[str]:
+        return [sys.executable, "-c", program, str(point["batch_size"]), str(folder)]
+
+    monkeypatch.setattr(max_batch, "training_samples", lambda _: 1000)
+    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), start=64, output=tmp_path)
+    rows = run(replace(max_batch.SUITE, command=command), settings, tmp_path, lambda *_: None)
+    assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(64, "oom"), (32, "oom"), (16, "oom"), (8, "ok")]
+    (told,) = summarise(rows)
+    assert told["figures"]["ended"] == "out of memory at 16" and told["figures"]["limited"] == 1
 
 
 def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
