@@ -8,6 +8,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -242,24 +243,45 @@ def hparams(board: Board, suite: str, point: Point, figures: Mapping[str, Any], 
     board.scalars(numbers, 0)
 
 
+class Left:
+    """The time left, as a text that counts down: the mean of what has ended in this run, times what is left."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._before: int | None = None
+        self._began = self._ended = 0.0
+        self._done = self._known = 0
+
+    def tell(self, done: int, known: int) -> None:
+        """What is done at the first call was so before."""
+        now = self._clock()
+        if self._before is None:
+            self._before, self._began = done, now
+        if done > self._done:
+            self._ended = now
+        self._done, self._known = done, known
+
+    def __str__(self) -> str:
+        ended, left = self._done - (self._before or 0), self._known - self._done
+        if not ended:
+            return "-:--:--"
+        each_s = (self._ended - self._began) / ended
+        this_s = max(each_s - (self._clock() - self._ended), 0.0)
+        return str(timedelta(seconds=round(this_s + each_s * (left - 1) if left else 0)))
+
+
 @contextmanager
 def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Points done of those known, the time left, and a line for each point; without a terminal the lines alone."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    """Points (or searches) done of all, the time left, and a line for each point; without a terminal the lines alone."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    parts = (
-        "{task.description}",
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        "left",
-        TimeRemainingColumn(),
-    )
-    shown = [TextColumn(part) if isinstance(part, str) else part for part in parts]
-    with Progress(*shown, console=console, disable=not console.is_terminal, speed_estimate_period=1e6) as bar:
-        task = bar.add_task(title, total=None)
+    shown = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left {task.fields[left]}")
+    with Progress(*shown, console=console, disable=not console.is_terminal) as bar:
+        left = Left()
+        task = bar.add_task(title, total=None, left=left)
 
         def tell(done: int, known: int, said: str) -> None:
+            left.tell(done, known)
             bar.update(task, completed=done, total=known, description=said.partition(": ")[0])
             if ": " in said or not console.is_terminal:
                 console.print(f"[{done}/{known}] {said}", highlight=False, markup=False)

@@ -108,6 +108,8 @@ class Suite:
     conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table, of rates that are steady
     follow: Callable[[Any, Sequence[Row]], list[Point]] | None = None
     """Points that depend on rows, asked for until none comes."""
+    searches: Callable[[Any, Sequence[Row]], tuple[int, int]] | None = None
+    """Of such a suite: searches that are over after these rows, of all; nobody knows how many points these take."""
     bounds: Callable[[Row], tuple[float, float]] | None = None
     """Between which the rate of a row lies for certain, in a suite that is not repeated."""
     asks_what_fits: bool = False
@@ -187,7 +189,7 @@ def results(folder: Path) -> list[Row]:
 
 
 def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, int, str], None]) -> list[Row]:
-    """Measure what has no row yet. `progress` gets points done, points known so far, and what to say. Raises Mistake, KeyboardInterrupt."""
+    """Measure what has no row yet. `progress` gets points or searches done, of all, and what to say. Raises Mistake, KeyboardInterrupt."""
     points = suite.points(settings)
     data = getattr(settings, "data", None)
     if data is not None and folder.resolve().is_relative_to(data.resolve()):
@@ -217,16 +219,22 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
                 left = [point for point in points if point not in done]
                 if not left:
                     return [row for point in points for row in rows if row["point"] == point]
-                progress(len(points) - len(left), len(points), name_of(left[0]))
+                progress(*_so_far(suite, settings, points, done, rows), name_of(left[0]))
                 row = _measured(suite, settings, left[0], folder)
                 file.append(json.dumps(record.plain(row)).encode() + b"\n")
                 rows = [other for other in rows if other["point"] != row["point"]] + [row]
                 done.append(row["point"])
                 if wrong := WRONG_DATA.fullmatch(row["error"] or ""):
                     raise Mistake(wrong[1])
-                progress(len(points) - len(left) + 1, len(points), f"{name_of(left[0])}: {_said(suite, row)}")
+                progress(*_so_far(suite, settings, points, done, rows), f"{name_of(left[0])}: {_said(suite, row)}")
         finally:
             file.close()
+
+
+def _so_far(suite: Suite, settings: Common, points: list[Point], done: list[Point], rows: Sequence[Row]) -> tuple[int, int]:
+    if suite.searches:
+        return suite.searches(settings, [row for row in rows if row["point"] in done])
+    return sum(point in done for point in points), len(points)
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:

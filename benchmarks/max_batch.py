@@ -148,22 +148,33 @@ def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
             yield arch, BY_HAND + "dali", "fp16"
 
 
-def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
-    """The trials so far, one search after the other, and the next one."""
+def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, Search]]:
+    """What each search is for, and how far it is."""
     limits: dict[str, Any] = {
         "start": settings.start,
         "largest": min(settings.largest, training_samples(settings.data)),
         "tolerance": settings.tolerance,
     }
-    found: list[Point] = []
     for values in searches(settings):
         named = dict(zip(NAMED, values, strict=True))
         outcomes = {row["point"]["batch_size"]: row["status"] for row in rows if named.items() <= row["point"].items()}
-        its = search(outcomes, **limits)
+        yield named, search(outcomes, **limits)
+
+
+def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
+    """The trials so far, one search after the other, and the next one."""
+    found: list[Point] = []
+    for named, its in _searched(settings, rows):
         found += [{**named, "batch_size": batch} for batch in its.tried]
         if its.after is not None:
             return [*found, {**named, "batch_size": its.after}]
     return found
+
+
+def over(settings: MaxBatch, rows: Sequence[Row]) -> tuple[int, int]:
+    """Searches that are over, of all."""
+    ended = [its.after is None for _, its in _searched(settings, rows)]
+    return sum(ended), len(ended)
 
 
 # --- a trial --------------------------------------------------------------------------------------------------------------------------
@@ -342,6 +353,7 @@ SUITE = Suite(
     rate="largest",
     plots=plots,
     follow=follow,
+    searches=over,
     bounds=bounds,
     asks_what_fits=True,
     derive=summarise,

@@ -121,6 +121,17 @@ json.dump({"figures": {"largest": batch}}, open(folder + "/figures.json", "w"))
     assert told["figures"]["ended"] == "out of memory at 16" and told["figures"]["limited"] == 1
 
 
+def test_searches_are_counted_and_not_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many trials there will be is not known; of a time left from their number nothing would be true."""
+    program = "import json, sys; json.dump({'figures': {'largest': 1}}, open(sys.argv[1] + '/figures.json', 'w'))"
+    brief = replace(max_batch.SUITE, command=lambda _, point, folder: [sys.executable, "-c", program, str(folder)])
+    monkeypatch.setattr(max_batch, "training_samples", lambda _: 128)
+    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18", "resnet50"), output=tmp_path)
+    told: list[tuple[int, int]] = []
+    run(brief, settings, tmp_path, lambda done, known, _: told.append((done, known)))
+    assert told == [(0, 2), (0, 2), (0, 2), (1, 2), (1, 2), (1, 2), (1, 2), (2, 2)], "before and after each of two trials a search"
+
+
 def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
     settings = MaxBatch(loaders=("synthetic", "torchvision"), archs=("resnet18",), precisions=("fp16",), start=64, by_hand=True)
