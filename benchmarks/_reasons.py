@@ -18,8 +18,8 @@ OUT_OF_MEMORY = (
     "_ALLOC_FAILED",
     "MemoryError",
     "could not create a primitive",
-    "Cannot allocate memory",
-    "bad_alloc",
+    "[Errno 12]",
+    "std::bad_alloc",
 )
 """Of PyTorch, train.py, DALI, CUDA, its libraries, Python, oneDNN, the system, and C++; in any case."""
 NO_THREAD_OR_KILLED = "Thread creation failed", "can't start new thread", "Resource temporarily unavailable", "when memory is short"

@@ -349,8 +349,7 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
         if short and not measured.error:
             got = [f"{repeated['n']} of {LEAST} windows or passes"] if repeated else []
             got += [f"{steps} of {LEAST_STEPS} steps"] if isinstance(steps, int) else []
-            longer = "--passes" if hasattr(settings, "passes") else "--seconds"
-            return row | {"status": "short", "error": f"{', '.join(got)}; more {longer}, or data"}
+            return row | {"status": "short", "error": f"{', '.join(got)}; more --seconds, or data"}
         return row | {"status": "failed" if measured.error else "ok"}
     if code is None:
         return row | {"status": "timeout", "error": f"took longer than --limit-s {settings.limit_s:g}"}

@@ -28,6 +28,7 @@ from pydantic import Field, PositiveInt
 from benchmarks import _plots, _show, clips
 from benchmarks._suite import (
     LEAST,
+    LEAST_STEPS,
     Column,
     Common,
     Measured,
@@ -185,15 +186,14 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
                 if not meter.windows[0].samples:
                     raise Mistake(f"--loaders {point['loader']}: none of the {files} files could be decoded")
                 load.read()  # the loads are of the passes that count
-            elif len(meter.windows) > settings.passes:
+            elif len(meter.windows) > settings.passes and min(world.gather(steps)) >= LEAST_STEPS:
                 break
         busy = hardware.over_ranks(world.gather(load.read()))
         host_gib = float(world.sum(np.array([hardware.host_gib()]))[0])
         device_gib = max((found for found in world.gather(hardware.device_gib(device)) if found is not None), default=None)
         different = world.gather(unique(data.source) if world.rank == 0 else None)[0]
     first, *windows = meter.windows
-    rates = [window.rate for window in windows]
-    passes = [whole / rate for rate in rates]
+    rates, passes = [window.rate for window in windows], [whole / window.rate for window in windows]
     return Measured(
         figures={
             "rate": float(np.median(rates)),

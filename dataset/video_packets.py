@@ -92,13 +92,13 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         raise Rejected("has a video stream of an unknown codec")
     codec, described = context.codec.canonical_name, _described(file, stream.index)
     rotation = _rotation(described)
-    if _TURNED.search(described) and _mirrored(path, stream.index):
-        raise Rejected("is to be shown mirrored, by its display matrix, which no loader does")
+    if _TURNED.search(described):
+        _require_unmirrored(path, stream.index)
     packets, pictures, gradual = _packets(demuxed, codec, _length_bytes(context.extradata))
     if not len(packets):
         raise Rejected("has no frames")
     if container in ("avi", "asf") and codec != "mpeg4" and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
-        raise Rejected(f"{codec} with B-frames in {container}: nothing says when they are displayed")
+        raise Rejected(f"{codec} that may have B-frames in {container}: nothing says when they are displayed")
     packed = len(pictures) > 0
     pts, keys, flags = _unpacked(packets, pictures) if packed else _display_order(packets)
     if packets["discard"].any() or (container == "mp4" and stream.frames > len(packets)):
@@ -159,15 +159,20 @@ def _rotation(described: str) -> int:
     return 0
 
 
-def _mirrored(path: bytes, stream: int) -> bool:
-    """Whether the display matrix swaps left and right. FFmpeg describes its angle alone: the first frame is decoded, which has it whole."""
-    with suppress(av.error.FFmpegError), open_video(path, known=True) as file:
-        frame: Any
-        for frame in file.decode(file.streams[stream]):
-            matrix = frame.side_data.get("DISPLAYMATRIX")
-            a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).astype(np.float64) if matrix else np.eye(3).ravel()
-            return bool(a * d < b * c)
-    return False
+def _require_unmirrored(path: bytes, stream: int) -> None:
+    """Raise Rejected where the display matrix swaps left and right. FFmpeg describes its angle alone: a decoded frame has it whole."""
+    with open_video(path, known=True) as file:
+        packet: Any
+        for packet in file.demux(file.streams[stream]):
+            with suppress(av.error.FFmpegError):
+                for frame in packet.decode():
+                    if (matrix := frame.side_data.get("DISPLAYMATRIX")) is None:
+                        continue
+                    a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist()
+                    if a * d < b * c:
+                        raise Rejected("is to be shown mirrored, by its display matrix, which no loader does")
+                    return
+    raise Rejected("has a display matrix, and no frame that could be decoded tells what it is")
 
 
 PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?")])

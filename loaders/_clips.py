@@ -42,7 +42,7 @@ class Claim:
     flags: Flags  # those that a file may have
     rotated: tuple[str, ...] = CONTAINERS  # those in which it turns rotated pictures
     plain: bool = False  # only 8 bits, 4:2:0, with even sides
-    from_zero: bool = False  # only where the first frame's time is 0
+    from_zero: bool = False  # only where the first frame's time is 0, to half a frame
 
 
 _USUAL = {
@@ -87,7 +87,7 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
         good &= np.isin(columns.pixels[ids], [PIXELS.index(name) for name in ("yuv420p", "yuvj420p")])
         good &= (columns.height[ids] % 2 == 0) & (columns.width[ids] % 2 == 0)
     if claim.from_zero:
-        good &= columns.frame_pts[columns.frame_offsets[columns.file[ids]]] == 0
+        good &= ~late(columns, ids)
     return good
 
 
@@ -99,11 +99,19 @@ def notes(backend: str, columns: Any, able: Array, sort: Callable[[int], str]) -
     ]
 
 
+def late(columns: Any, ids: Array) -> Array:
+    """bool [B], whether the first frame of a file is half a step or more away from time 0."""
+    first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
+    found: Array = np.abs(first * (columns.time_base_num[ids] / columns.time_base_den[ids]) * columns.fps[ids]) >= 0.5
+    return found
+
+
 def kind(columns: Any, sample: int) -> str:
     """What sort of file it is, as a person would say it."""
     words = [f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"]
     words += [(flag.name or "").lower().replace("_", " ") for flag in Flags if flag & int(columns.flags[sample])]
     words += ["rotated"] if columns.rotation[sample] else []
+    words += ["begins late"] if CONTAINERS[columns.container[sample]] in ("mp4", "mkv") and late(columns, np.array([sample])).any() else []
     return ", ".join(words)
 
 

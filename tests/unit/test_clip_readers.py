@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import av
@@ -13,7 +14,7 @@ import pytest
 
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS
-from loaders._clips import EXACT, exact, kind
+from loaders._clips import EXACT, exact, kind, late
 from loaders._nvdec import Nvdec
 from loaders._planes import Fitter, Picture
 from loaders._readers import Undecodable
@@ -119,6 +120,12 @@ def test_decord_refuses_what_does_not_begin_at_zero(made: Made) -> None:
         with pytest.raises(Undecodable):
             list(read(sample, made.videos.path(sample), [3]))
     assert not exact("decord", made.videos, np.array(late)).any()
+
+
+def test_a_file_that_begins_within_half_a_frame_is_not_late() -> None:
+    files = {"frame_pts": np.array([7, 0, 30]), "frame_offsets": np.arange(4), "file": np.arange(3), "fps": np.full(3, 25.0)}
+    columns = SimpleNamespace(**files, time_base_num=np.ones(3, np.int32), time_base_den=np.full(3, 1000, np.int32))
+    assert late(columns, np.arange(3)).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("backend", ["pyav", *EXACT])

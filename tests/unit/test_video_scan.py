@@ -277,6 +277,8 @@ def test_short_videos_are_named(tmp_path: Path) -> None:
 def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
     """Name -> (content, why it is rejected)."""
     plain, fast = make(folder / "d.mp4").read_bytes(), make(folder / "f.mp4", muxer={"movflags": "faststart"}).read_bytes()
+    mirrored = make(folder / "r.mp4", mirrored=True).read_bytes()
+    first = mirrored.index(b"mdat") + 300
     sound = folder / "sound.mp4"
     with av.open(str(sound), "w") as file:
         stream = file.add_stream("aac", rate=8000)
@@ -294,9 +296,10 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "cut.webm": (make(folder / "m.webm", codec="vp9").read_bytes()[:2000], "cut short: 2,000 of"),
         "cut.avi": (make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000], "cut short: 6,000 of"),
         "sound.mp4": (sound.read_bytes(), "has no video"),
-        "b-frames.avi": (make(folder / "b.avi", b_frames=2).read_bytes(), "h264 with B-frames in avi"),
-        "b-frames.wmv": (make(folder / "b.wmv", b_frames=2).read_bytes(), "h264 with B-frames in asf"),
-        "mirrored.mp4": (make(folder / "r.mp4", mirrored=True).read_bytes(), "is to be shown mirrored"),
+        "b-frames.avi": (make(folder / "b.avi", b_frames=2).read_bytes(), "h264 that may have B-frames in avi"),
+        "b-frames.wmv": (make(folder / "b.wmv", b_frames=2).read_bytes(), "h264 that may have B-frames in asf"),
+        "mirrored.mp4": (mirrored, "is to be shown mirrored"),
+        "mirrored-damaged.mp4": (mirrored[:first] + bytes(1500) + mirrored[first + 1500 :], "is to be shown mirrored"),
         "mirrored-90.mp4": (make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(), "is to be shown mirrored"),
     }
 
