@@ -79,7 +79,6 @@ class _Batch:
     images: torch.Tensor  # [B, T, H, W, 3]
     slot: _Slot | None
     jobs: list[Future[Done]] = field(default_factory=list)
-    told: list[tuple[Told, list[str]]] = field(default_factory=list)  # of its units, and their sorts where nobody asked the device
 
 
 class _Thread:
@@ -249,10 +248,11 @@ class MixedLoader(Staging):
         """Wait for all of its units."""
         stream, rows = self._stager._stream, batch.dealt.rows
         valid = rows.valid.copy()
+        units: list[tuple[Told, list[str]]] = []  # and the sorts of their files where nobody asked the device
         for job in batch.jobs:
             told, written = job.result()
             self._learn("thread", told)
-            batch.told.append((told, []))
+            units.append((told, []))
             valid[told.lost] = False
             if written is not None and stream is not None:
                 stream.wait_event(written)
@@ -264,10 +264,10 @@ class MixedLoader(Staging):
             self._place(slot, unit, batch)
             samples = rows.ids[unit.places][rows.valid[unit.places]].tolist()
             self._learn("worker", told)
-            batch.told.append((told, [self._sort(sample) for sample in samples if not self._able[sample]]))
+            units.append((told, [self._sort(sample) for sample in samples if not self._able[sample]]))
             valid[unit.places[told.lost]] = False
         staged = self._staged_batch(batch, valid)
-        staged.count = partial(self._count, batch.told)
+        staged.count = partial(self._count, units)
         return staged
 
     def _learn(self, side: str, told: Told) -> None:
