@@ -33,6 +33,8 @@ COPIES = 2
 """Copies to the device that may be under way: page-locked memory that was staged three batches ago is free again."""
 ALIGNED = 16
 """Bytes: numbers of every dtype may begin there."""
+HEARS_S = 1.0
+"""How long Ctrl-C may wait while no batch comes: Python misses a signal that arrives just before it begins to wait for something."""
 AT_EXIT_S = 5.0
 """What the thread of a loader that nobody has closed gets to end in, when the program ends."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -294,7 +296,10 @@ class Ahead:
     def __iter__(self) -> Iterator[Any]:
         while True:
             self.go_on()
-            kind, value = self._queue.get()
+            try:
+                kind, value = self._queue.get(timeout=HEARS_S)
+            except queue.Empty:
+                continue
             self._taken = True
             if kind == "error":
                 raise value

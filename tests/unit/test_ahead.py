@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from contracts import Batch
-from loaders._staging import Ahead, Staged, hand_over
+from loaders._staging import HEARS_S, Ahead, Staged, hand_over
 
 CPU = torch.device("cpu")
 
@@ -114,6 +116,44 @@ def test_an_error_comes_where_it_happened() -> None:
     with pytest.raises(ValueError, match="third room"):
         next(items)
     ahead.close()
+
+
+def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
+    """As one is that arrives just before it waits; here another thread gets it. Its handler runs in the main thread all the same."""
+    never, asked = threading.Event(), threading.Event()
+
+    class Heard(Exception):
+        pass
+
+    def source() -> Iterator[int]:
+        asked.set()
+        never.wait()
+        return iter(())
+
+    def heard(*_: object) -> None:
+        raise Heard
+
+    def send() -> None:
+        asked.wait()
+        time.sleep(0.2)  # the consumer waits by now
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        never.wait(10 * HEARS_S)
+        never.set()
+
+    before = signal.signal(signal.SIGUSR1, heard)
+    ahead = Ahead(source, depth=2, device=CPU)
+    sender = threading.Thread(target=send)
+    try:
+        sender.start()
+        began = time.monotonic()
+        with pytest.raises(Heard):
+            next(iter(ahead))
+        assert time.monotonic() - began < 5 * HEARS_S
+    finally:
+        never.set()
+        sender.join()
+        ahead.close()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_batches_say_it_to_their_thread() -> None:
