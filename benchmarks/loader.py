@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from engine.distributed import ProcessWorld, cores, prepare_process  # before torch: see there
 
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
-from benchmarks import _plots, _show, clips
+from benchmarks import _plots, _show, clips, stills
 from benchmarks._suite import (
     LEAST,
     LEAST_STEPS,
@@ -42,21 +42,15 @@ from benchmarks._suite import (
     ranks,
     require_gpus,
 )
-from benchmarks.by_hand import pytorch
 from cli import one_of
-from contracts import Feed, Mistake, Pixels, Source, World
-from dataset.plan import StillPlan, StillPolicy
-from dataset.sources.folder import Folder
-from dataset.splits import Split, open_split
-from loaders import OF_TASK, open_loader
+from contracts import Mistake, Source
+from dataset.splits import open_split
+from loaders import OF_TASK
 from report import hardware
 from report.meter import Meter, spread
-from tasks.classification import Classification
 
-BASELINE = "pytorch"
-"""benchmarks/by_hand/pytorch.py."""
-BASELINES = {"classification": (BASELINE,), "video": clips.BASELINES}
-"""--task -> what is written by hand; the fastest of them is what speed-ups are over."""
+BASELINES = {"classification": stills.BASELINES, "video": clips.BASELINES}
+"""--task -> what is written by hand, with PyTorch on the CPU and with DALI's own readers."""
 DEFAULTS = {"classification": {"batch_size": 32, "image_size": 640}, "video": {"batch_size": 8, "image_size": 224}}
 NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
 """What a loader's name begins or ends with -> the module that it takes."""
@@ -68,8 +62,6 @@ HEAD = 1 << 16
 """Bytes of a file that are compared: JPEGs of the same size that begin alike are alike."""
 LEAST_S = 2.0
 """A window below this says little of a steady rate."""
-Epochs = Callable[[int], Iterator[int]]
-"""epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks."""
 POINT = {
     "classification": {"batch_size", "image_size", "window", "workers", "reader"},
     "video": {"batch_size", "image_size", "workers", "clip_frames", "clip_stride", "clips"},
@@ -85,8 +77,9 @@ class Loader(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     loaders: tuple[str, ...] = ("auto",)
-    """pytorch (the baseline; of clips with PyAV, and pytorch+decord, on a GPU DALI's readers, dali and dali-experimental), or as --loader
-    of train.py; auto = all that run here but nvdec+ANOTHER. Of clips also decord-alone, pyav-alone and nvdec-alone, which drop frames."""
+    """By hand, pytorch and dali (DALI's own reader; of clips pytorch with PyAV, pytorch+decord, on a GPU dali and dali-experimental), or as
+    in --loader of train.py; auto = all that run here but nvdec+ANOTHER. Of clips also decord-alone, pyav-alone and nvdec-alone, which drop
+    frames."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -96,7 +89,7 @@ class Loader(Common):
     window: Literal["stretch", "random-resized", "center"] = "stretch"
     """Images: the whole image stretched, or the windows of training and validation."""
     workers: Annotated[int, Field(ge=0)] = 8
-    """Worker processes (pytorch, torchvision, dali-fed, all of clips) or threads (dali-cpu, dali-gpu) a rank."""
+    """Worker processes (pytorch, torchvision, dali-fed, all of clips) or threads (dali, dali-cpu, dali-gpu) a rank."""
     passes: Annotated[int, Field(ge=LEAST)] = LEAST
     """Windows to measure, each of whole passes (one, or as many as take 2 s), after a first pass that is reported apart."""
     reader: str = "auto"
@@ -134,14 +127,16 @@ def expanded(
     """
     by_hand = (*BASELINES[task], *(clips.ALONE if task == "video" else ())) if more is None else more
     known = (*by_hand, *OF_TASK[task])
-    auto = [name for name in known if name != "synthetic" and "nvdec+" not in name and name not in clips.ALONE and _runs(name, devices)]
+    never = ("synthetic", *clips.ALONE)
+    auto = [name for name in known if name not in never and "nvdec+" not in name and _runs(name, task, devices)]
     return list(dict.fromkeys(each for name in names for each in (auto if one_of(flag, name, (*known, "auto")) == "auto" else [name])))
 
 
-def _runs(name: str, devices: int) -> bool:
+def _runs(name: str, task: str, devices: int) -> bool:
     """Whether what it needs is here."""
     needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
-    return all(map(_installed, needed)) and bool(devices or not (name in clips.DALI or name.startswith(ON_GPU)))
+    on_gpu = name.startswith(ON_GPU) or (task == "video" and name in clips.DALI)
+    return all(map(_installed, needed)) and bool(devices or not on_gpu)
 
 
 def _installed(module: str) -> bool:
@@ -171,7 +166,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         if settings.task == "video":
             epochs, more = stack.enter_context(clips.opened(settings, point["loader"], data, world))
         else:
-            epochs, more = stack.enter_context(opened(settings, point["loader"], data, world)), lambda rate: {}
+            epochs, more = stack.enter_context(stills.opened(settings, point["loader"], data, world)), lambda rate: {}
         steps = 0
         for epoch in itertools.count():
             if epoch:
@@ -207,73 +202,12 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
             "unique_files": different,
             "host_gib": host_gib,
             "device_gib": device_gib,
-            **{name: busy[name] for name in ("cpu_utilisation", "gpu_utilisation", "power_w", "sm_mhz", "throttled")},
+            **{name: busy[name] for name in hardware.LOADS},
         },
         spread={name: its for name, found in (("rate", rates), ("pass_s", passes)) if (its := spread(found))},
         versions=hardware.versions(),
         hardware=hardware.hardware(device, cores()),
     )
-
-
-def require(data: Split, samples: int) -> None:
-    """Raise Mistake when the data set has fewer."""
-    if (found := len(data.columns)) < samples:
-        raise Mistake(f"--data has {found} files and {samples} are asked for; python -m scripts.link_set makes more files of few")
-
-
-def paths(data: Split) -> list[str]:
-    """The files of the data set, for loading by hand."""
-    return [os.fsdecode(data.columns.path(sample)) for sample in range(len(data.columns))]
-
-
-@contextmanager
-def opened(
-    settings: Any, name: str, data: Split, world: World, *, threads: int = 0, read_delay_s: float = 0.0, batches: int | None = None
-) -> Iterator[Epochs]:
-    """A loader that is ready to give this rank's batches; `batches`: so many an epoch instead of all. Raises Mistake.
-
-    `settings` has batch_size, image_size, window, workers and reader; `threads` are DALI's where they are not as many as the workers.
-    """
-    policy = StillPolicy(window=settings.window, image_size=settings.image_size, resize=round(settings.image_size * 256 / 224))
-    plan = StillPlan.of(data.columns, policy, seed=0, batch_size=settings.batch_size, world_size=world.size, rank=world.rank)
-    require(data, (batches or 1) * plan.step_samples)
-    if name == BASELINE:
-        yield _by_hand(settings, data, world, read_delay_s, None if batches is None else batches * settings.batch_size)
-        return
-    feed = Feed(
-        plan=plan,
-        source=Folder(data.columns, read_delay_s),
-        columns=data.columns,
-        targets=Classification(data.columns.label).targets,
-        device=world.device,
-        workers=threads if threads and name in ("dali-cpu", "dali-gpu") else settings.workers,
-        threads=threads,
-        pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
-        reader=settings.reader,
-    )
-    first = 0 if batches is None else plan.samples - batches * plan.step_samples
-    with open_loader(name, feed) as loader:
-
-        def epochs(epoch: int) -> Iterator[int]:
-            for batch in loader.batches(epoch, first):
-                batch.launched()
-                yield batch.delivered
-
-        yield epochs
-
-
-def _by_hand(settings: Any, data: Split, world: World, read_delay_s: float, samples: int | None) -> Epochs:
-    transform = pytorch.transform(settings.window, settings.image_size)
-    loader = pytorch.loader(
-        pytorch.Images(paths(data), data.columns.label.tolist(), transform, read_delay_s),
-        batch_size=settings.batch_size,
-        workers=settings.workers,
-        pinned=world.device.type == "cuda",
-        world_size=world.size,
-        rank=world.rank,
-        samples=samples,
-    )
-    return lambda epoch: (len(images) for images, _ in pytorch.batches(loader, world.device, epoch))
 
 
 def unique(source: Source) -> int:
@@ -295,23 +229,26 @@ def _begins(path: bytes) -> bytes:
 
 
 BY_HAND = {name for names in BASELINES.values() for name in names}
+SPEED_UPS = {"speed_up": "pytorch", "of_dali": "dali"}
+"""Ratio of pass times -> what the names begin with of the loops by hand, of which the fastest is what it is over."""
 
 
-def by_hand(rows: Sequence[Row], gpus: int) -> Row | None:
-    """The fastest baseline on so many GPUs."""
+def by_hand(rows: Sequence[Row], gpus: int, kind: str) -> Row | None:
+    """The fastest loop by hand of that kind on so many GPUs."""
     found = [row for row in rows if row["status"] == "ok" and row["point"]["loader"] in BY_HAND and row["point"]["gpus"] == gpus]
-    return min(found, key=lambda row: float(row["figures"]["pass_s"]), default=None)
+    of_kind = [row for row in found if row["point"]["loader"].startswith(kind)]
+    return min(of_kind, key=lambda row: float(row["figures"]["pass_s"]), default=None)
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """With `speed_up` (pass time of the fastest baseline on as many GPUs / this one's) and `scaling` (rate / GPUs / that on one GPU)."""
+    """With SPEED_UPS (their pass time on as many GPUs / this one's) and `scaling` (rate / GPUs / that on one GPU)."""
 
     def more(row: Row) -> dict[str, float | None]:
-        loader, gpus = row["point"]["loader"], row["point"]["gpus"]
-        beside = by_hand(rows, gpus)
+        loader, gpus, pass_s = row["point"]["loader"], row["point"]["gpus"], row["figures"]["pass_s"]
+        beside = {name: by_hand(rows, gpus, kind) for name, kind in SPEED_UPS.items()}
         alone = _show.best([other for other in rows if other["status"] == "ok"], "rate", loader=loader, gpus=1)
         return {
-            "speed_up": beside["figures"]["pass_s"] / row["figures"]["pass_s"] if beside else None,
+            **{name: other["figures"]["pass_s"] / pass_s if other else None for name, other in beside.items()},
             "scaling": row["figures"]["rate"] / gpus / alone if alone and gpus > 1 else None,
         }
 
@@ -335,11 +272,16 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     good, said = [row for row in rows if row["status"] == "ok"], list[str]()
     for gpus, its in _show.by([row for row in good if row["point"]["loader"] not in clips.ALONE], "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
-        times, figures, beside = _show.processes(gpus), fastest["figures"], by_hand(rows, gpus) or fastest
-        name, ratio = beside["point"]["loader"], beside["figures"]["pass_s"] / figures["pass_s"]
-        more = f", {ratio:.1f} times as fast as {name}" if beside is not fastest else ""
+        figures, beside = fastest["figures"], [by_hand(rows, gpus, kind) for kind in SPEED_UPS.values()]
+        ratios = [
+            f"{row['figures']['pass_s'] / figures['pass_s']:.1f} times as fast as {row['point']['loader']}"
+            for row in beside
+            if row is not None and row is not fastest
+        ]
+        more = f", {' and '.join(ratios)}" if ratios else ""
         frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
-        said.append(f"{times}: {fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s{frames}{more}.")
+        passes = f"{fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s"
+        said.append(f"{_show.processes(gpus)}: {passes}{frames}{more}.")
         said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
     return said
 
@@ -365,7 +307,8 @@ COLUMNS = (
     Column(key="rate", title="{unit}", form="{:,.1f}"),
     Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),
     Column(key="pass_s", title="pass, s", form="{:,.3g}"),
-    Column(key="speed_up", title="speed-up", form="{:.2f}"),
+    Column(key="speed_up", title="/ PyTorch", form="{:.2f}"),
+    Column(key="of_dali", title="/ plain DALI", form="{:.2f}"),
     Column(key="per_gpu", title="{unit} a GPU", form="{:,.1f}"),
     Column(key="scaling", title="scaling", form="{:.0%}"),
     Column(key="decoded_per_frame", title="decoded / delivered", form="{:.2f}"),

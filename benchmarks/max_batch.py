@@ -15,7 +15,7 @@ import resource
 import shlex
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -45,6 +45,10 @@ NAMED = ("arch", "loader", "precision")
 """What one search is for; the rest of a trial's point is its batch."""
 AGAINST = ("torchvision", "dali-gpu", BY_HAND + "dali")
 """The loaders that the others are compared with: no memory of DALI on the GPU, ours with the most of it, and plain DALI."""
+
+
+Loads = dict[str, float | None]
+"""hardware.LOADS, read."""
 
 
 class MaxBatch(Common):
@@ -185,9 +189,9 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     import train
 
     held_gib = 0.0 if settings.memory_limit_gib is None else _limit(train.DEVICE, settings.memory_limit_gib)
-    with _peak(train.DEVICE) as peak_gib:
+    with _peak(train.DEVICE) as peak_gib, _loads(train.DEVICE) as loads:
         if point["loader"].startswith(BY_HAND):
-            return _by_hand(settings, point, train.DEVICE, peak_gib, held_gib)
+            return _by_hand(settings, point, train.DEVICE, peak_gib, held_gib, loads)
         sys.argv = ["train.py", *_flags(settings, point, folder)]
         try:
             code = train.main()
@@ -204,6 +208,7 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
             "device_gib": max(peak_gib) - held_gib if peak_gib else None,
             **{name: told["memory"][name] for name in ("allocated_gib", "host_gib")},
             "reached": reasons.get(point["batch_size"]),
+            **loads(),
         },
         versions=told["versions"],
         hardware=told["hardware"],
@@ -216,13 +221,15 @@ def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
     return [*words(flags), *shlex.split(settings.flags)]
 
 
-def _by_hand(settings: MaxBatch, point: Point, device: torch.device, peak_gib: list[float], held_gib: float) -> Measured:
+def _by_hand(
+    settings: MaxBatch, point: Point, device: torch.device, peak_gib: list[float], held_gib: float, loads: Callable[[], Loads]
+) -> Measured:
     flags = {"data": settings.data, **{name: point[name] for name in ("arch", "batch_size")}, "steps": settings.steps}
     asked = parse(shlex.split(settings.flags)).loading.workers
     flags["workers"] = default_workers() if asked is None else asked
     sys.argv = ["train.py", *words(flags)]
     loop_by_hand.main()
-    figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None}
+    figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None, **loads()}
     figures["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
     return Measured(figures=figures, versions=hardware.versions(), hardware=hardware.hardware(device, cores()))
 
@@ -240,6 +247,16 @@ def _limit(device: torch.device, gib: float) -> float:
         free = torch.cuda.mem_get_info(device)[0] / 2**30
         raise Mistake(f"--memory-limit-gib {gib:g}: {held / 2**30:.1f} GiB cannot be held, {free:.1f} GiB are free")
     return held / 2**30
+
+
+@contextmanager
+def _loads(device: torch.device) -> Iterator[Callable[[], Loads]]:
+    """Gives what it read so far of the machine: its start is in it, for a trial is short."""
+    sampler = hardware.Sampler(device, cores=cores()).start()
+    try:
+        yield lambda: {name: read for name, read in sampler.read().items() if name in hardware.LOADS}
+    finally:
+        sampler.stop()
 
 
 @contextmanager
@@ -302,7 +319,7 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
     else:
         why = {"oom": "out of memory"}.get(failed["status"]) or f"{failed['status']} ({failed['error']})"[:120]
         ended = f"{why} at {batch(failed):,}"
-    figures = {name: best["figures"].get(name) for name in ("device_gib", "allocated_gib", "host_gib")}
+    figures = {name: best["figures"].get(name) for name in ("device_gib", "allocated_gib", "host_gib", *hardware.LOADS)}
     figures |= {
         "largest": batch(best),
         "ended": ended,

@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _plots, _show
+from benchmarks import _plots, _show, stills
 from benchmarks._suite import (
     LEAST,
     LEAST_STEPS,
@@ -37,7 +37,7 @@ from benchmarks._suite import (
     measuring,
 )
 from benchmarks.by_hand import dali
-from benchmarks.loader import BASELINE, Epochs, expanded, opened, paths, require
+from benchmarks.loader import expanded
 from config import NotNegative
 from contracts import World
 from dataset.splits import Split, open_split
@@ -86,8 +86,8 @@ class SlowStorage(Common):
 def points(settings: SlowStorage) -> list[Point]:
     class_folders(settings.data)
     same = settings.model_dump(include={"step_ms", "steps", "batch_size", "image_size", "workers", "dali_threads"})
-    asked = itertools.product(settings.delays, expanded("--methods", settings.methods, torch.cuda.device_count(), more=(BASELINE, BY_HAND)))
-    return [{"read_delay_ms": delay, "method": name, **same} for delay, name in asked]
+    methods = expanded("--methods", settings.methods, torch.cuda.device_count(), more=(stills.PYTORCH, BY_HAND))
+    return [{"read_delay_ms": delay, "method": name, **same} for delay, name in itertools.product(settings.delays, methods)]
 
 
 def command(settings: SlowStorage, point: Point, folder: Path) -> list[str]:
@@ -136,26 +136,30 @@ def measure(settings: SlowStorage, point: Point, folder: Path) -> Measured:
         began = time.perf_counter()
         epochs = stack.enter_context(_opened(settings, point, data, world))
         opening_s = time.perf_counter() - began
+        load = hardware.Sampler(device, cores=cores()).start()
+        stack.callback(load.stop)
         found: list[Epoch] = []
         for epoch in range(settings.epochs):
             one, steps = consume(epochs(epoch), step_s=settings.step_ms / 1e3, wait=world.await_batch)
             if steps != settings.steps:
                 raise RuntimeError(f"{point['method']} gave {steps} batches of {settings.steps}")
             found.append(one)
-    return measured(found, floor_s=settings.steps * settings.step_ms / 1e3, opening_s=opening_s, device=device)
+        busy = load.read()
+    result = measured(found, floor_s=settings.steps * settings.step_ms / 1e3, opening_s=opening_s, device=device)
+    return replace(result, figures={**result.figures, **{name: busy[name] for name in hardware.LOADS}})
 
 
 @contextmanager
-def _opened(settings: SlowStorage, point: Point, data: Split, world: World) -> Iterator[Epochs]:
+def _opened(settings: SlowStorage, point: Point, data: Split, world: World) -> Iterator[stills.Epochs]:
     delay_s, threads = point["read_delay_ms"] / 1e3, settings.dali_threads
     if point["method"] != BY_HAND:
-        with opened(settings, point["method"], data, world, threads=threads, read_delay_s=delay_s, batches=settings.steps) as epochs:
+        with stills.opened(settings, point["method"], data, world, threads=threads, read_delay_s=delay_s, batches=settings.steps) as epochs:
             yield epochs
         return
     samples = settings.steps * settings.batch_size
-    require(data, samples)
+    stills.require(data, samples)
     labels = data.columns.label.tolist()
-    source = dali.Files(paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s)
+    source = dali.Files(stills.paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s)
     loader = dali.loader(source, size=settings.image_size, threads=threads, device=world.device)
     yield lambda epoch: (len(batch["images"]) for (batch,) in loader)
 
@@ -216,6 +220,9 @@ COLUMNS = (
     Column(key="first_batch_s", title="first batch, s", form="{:.2f}"),
     Column(key="start_s", title="start, s", form="{:.2f}"),
     Column(key="all_s", title="steps + first batch, s", form="{:.2f}"),
+    Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}"),
+    Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}", detail=True),
+    Column(key="power_w", title="W", form="{:.0f}", detail=True),
 )
 
 SUITE = Suite(

@@ -10,6 +10,7 @@ import ctypes
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figur
 from benchmarks.loader import expanded
 from config import NotNegative
 from contracts import Feed, Loader, Mistake, World
-from report.hardware import device_gib, hardware, host_gib, versions
+from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
 from report.meter import Meter
 from report.record import replace as write
 from report.tensorboard import Board
@@ -222,8 +223,13 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
     series: dict[str, list[float]] = {}
     board = Board(folder)
     board.layout(LAYOUT)
-    with (open_ or open_loader)(point["loader"], feed) as loader:
+    with ExitStack() as stack:
+        loader = stack.enter_context((open_ or open_loader)(point["loader"], feed))
+        load = Sampler(device, cores=cores()).start()
+        stack.callback(load.stop)
         for epoch in range(settings.epochs):
+            if epoch == settings.warm_epochs:
+                load.read()  # the loads are of the epochs that are judged
             meter.resume(epoch)
             for batch in loader.batches(epoch, 0):
                 meter.add(batch.delivered)
@@ -234,6 +240,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
                 if value is not None:
                     series.setdefault(one, []).append(value)
             board.scalars({f"epochs/{one}": value for one, value in now.items()}, epoch)
+        busy = load.read()
     write(folder / "series.json", json.dumps(series).encode())
     warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
     said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
@@ -249,6 +256,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
         **{f"{one}_an_epoch": slope(values) for one, values in warm.items() if one != "rate"},
         **{f"{one}_margin": margin(warm[one]) for one in MIB if one in warm},
         **{one: values[-1] for one, values in warm.items() if one != "rate"},
+        **{one: busy[one] for one in LOADS},
         "epochs": settings.epochs,
         **({"unit": clips.UNIT} if settings.task == "video" else {}),
     }
@@ -297,6 +305,9 @@ COLUMNS = (
     Column(key="host_mib", title="host MiB", form="{:,.0f}"),
     Column(key="device_mib", title="GPU MiB", form="{:,.0f}"),
     *(Column(key=key, title=key, form="{:.0f}", detail=True) for key in COUNTS),
+    Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}", detail=True),
+    Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}", detail=True),
+    Column(key="power_w", title="W", form="{:.0f}", detail=True),
     Column(key="epochs", title="epochs", detail=True),
     Column(key="verdict", title="verdict"),
 )

@@ -99,6 +99,8 @@ def over_ranks(readings: Sequence[Mapping[str, float | None]]) -> dict[str, floa
     return {name: sum(values) / len(values) if values else None for name, values in known.items()}
 
 
+LOADS = ("cpu_utilisation", "gpu_utilisation", "power_w", "sm_mhz", "throttled")
+"""Of what a Sampler reads, how busy the machine is and at which clocks."""
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """nvml.h, nvmlClocksEventReason*: power cap, hardware slowdown, thermal (software, hardware), power brake."""
 HOST_EVERY = 4

@@ -1,7 +1,8 @@
 """DALI as one writes it by hand. Uses nothing of ours on purpose.
 
-Images, for `slow-storage`: a Python source reads a batch, DALI decodes, resizes and normalises it. DALI calls the source in the thread that
-asks for a batch, so the reads are neither side by side nor hidden behind the step. Clips of videos, for `loader`: DALI's own reader.
+Images, for `train` and `loader`: DALI's own reader of files, decoder and random crop. For `slow-storage`: a Python source reads a batch,
+DALI decodes, resizes and normalises it; DALI calls the source in the thread that asks for a batch, so the reads are neither side by side
+nor hidden behind the step. Clips of videos, for `loader`: DALI's own reader of videos.
 """
 
 from __future__ import annotations
@@ -14,6 +15,57 @@ from typing import Any
 
 import numpy as np
 import torch
+
+NORMAL: dict[str, Any] = {"mean": [0.485 * 255, 0.456 * 255, 0.406 * 255], "std": [0.229 * 255, 0.224 * 255, 0.225 * 255]}
+PADDING = {"device_memory_padding": 211025920, "host_memory_padding": 140544512}
+"""Bytes that DALI's own training script sets aside for a decoder on a GPU, so that no larger image makes it allocate again."""
+
+
+def images(
+    *,
+    window: str,
+    size: int,
+    batch_size: int,
+    threads: int,
+    device: torch.device,
+    flip: bool = False,
+    shuffle: bool = True,
+    world_size: int = 1,
+    rank: int = 0,
+    **files: Any,
+) -> Any:
+    """An iterator over epochs of [{"images": [B, 3, size, size], "labels": int32 [B, 1]}], fp16 on a GPU and fp32 on a CPU.
+
+    `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `files` are `fn.readers.file`'s: file_root,
+    or files and labels. The last batch of a shard is filled up.
+    """
+    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
+
+    gpu = device.type == "cuda"
+    how: dict[str, Any] = {"device": "mixed", **PADDING} if gpu else {"device": "cpu"}
+
+    @pipeline_def(batch_size=batch_size, num_threads=max(threads, 1), device_id=device.index or 0 if gpu else None)
+    def pipeline() -> Any:
+        jpegs, labels = fn.readers.file(
+            name="files", random_shuffle=shuffle, shard_id=rank, num_shards=world_size, pad_last_batch=True, **files
+        )
+        if window == "random-resized":
+            pixels = fn.decoders.image_random_crop(jpegs, random_area=[0.08, 1.0], output_type=types.RGB, **how)
+        else:
+            pixels = fn.decoders.image(jpegs, output_type=types.RGB, **how)
+        if window == "center":
+            pixels = fn.resize(pixels, resize_shorter=round(size * 256 / 224))
+        else:
+            pixels = fn.resize(pixels, resize_x=size, resize_y=size)
+        mirror = fn.random.coin_flip() if flip else 0
+        dtype = types.FLOAT16 if gpu else types.FLOAT
+        pixels = fn.crop_mirror_normalize(pixels, dtype=dtype, crop=(size, size), mirror=mirror, **NORMAL)
+        return pixels, labels.gpu() if gpu else labels
+
+    return DALIGenericIterator(
+        pipeline(), ["images", "labels"], reader_name="files", auto_reset=True, last_batch_policy=LastBatchPolicy.FILL
+    )
 
 
 class Files:
@@ -46,10 +98,7 @@ def loader(source: Files, *, size: int, threads: int, device: torch.device) -> A
         jpegs, labels = fn.external_source(source=source, num_outputs=2, cycle="raise", dtype=[types.UINT8, types.INT64])
         images = fn.decoders.image(jpegs, device="mixed" if gpu else "cpu", output_type=types.RGB)
         images = fn.resize(images, resize_x=size, resize_y=size)
-        images = fn.crop_mirror_normalize(
-            images, dtype=types.FLOAT, mean=[0.485 * 255, 0.456 * 255, 0.406 * 255], std=[0.229 * 255, 0.224 * 255, 0.225 * 255]
-        )
-        return images, labels
+        return fn.crop_mirror_normalize(images, dtype=types.FLOAT, **NORMAL), labels
 
     return DALIGenericIterator(pipeline(), ["images", "labels"], auto_reset=True)
 
@@ -148,8 +197,7 @@ def clip_pipeline(
             crop_pos_y=fn.random.uniform(range=(0.0, 1.0)),
             dtype=types.FLOAT,
             output_layout="CFHW",
-            mean=[0.485 * 255, 0.456 * 255, 0.406 * 255],
-            std=[0.229 * 255, 0.224 * 255, 0.225 * 255],
+            **NORMAL,
         )
         return video, label
 

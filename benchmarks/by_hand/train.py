@@ -14,13 +14,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import torchvision
 from torch import nn
 
-from benchmarks.by_hand import detection
+from benchmarks.by_hand import dali, detection
 
 SIDE = 224
 """Of images of classifiers, pixels."""
@@ -30,32 +29,19 @@ NOT_HERE = 77
 
 def dali_batches(root: Path, batch_size: int, threads: int, *, training: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Normalised fp16 images and labels, for ever."""
-    from nvidia.dali import fn, pipeline_def, types
-    from nvidia.dali.plugin.pytorch import DALIClassificationIterator
-
-    @pipeline_def(batch_size=batch_size, num_threads=threads, device_id=0)
-    def pipeline() -> Any:
-        jpegs, labels = fn.readers.file(file_root=str(root), random_shuffle=training, name="reader")
-        padding: dict[str, Any] = {"device_memory_padding": 211025920, "host_memory_padding": 140544512}
-        if training:
-            images = fn.decoders.image_random_crop(jpegs, device="mixed", random_area=[0.08, 1.0], **padding)
-            images = fn.resize(images, resize_x=SIDE, resize_y=SIDE)
-        else:
-            images = fn.resize(fn.decoders.image(jpegs, device="mixed", **padding), resize_shorter=256)
-        images = fn.crop_mirror_normalize(
-            images,
-            dtype=types.FLOAT16,
-            crop=(SIDE, SIDE),
-            mirror=fn.random.coin_flip() if training else 0,
-            mean=[0.485 * 255, 0.456 * 255, 0.406 * 255],
-            std=[0.229 * 255, 0.224 * 255, 0.225 * 255],
-        )
-        return images, labels.gpu()
-
-    iterator = DALIClassificationIterator(pipeline(), reader_name="reader", auto_reset=True)
+    made = dali.images(
+        window="random-resized" if training else "center",
+        size=SIDE,
+        batch_size=batch_size,
+        threads=threads,
+        device=torch.device("cuda", 0),
+        flip=training,
+        shuffle=training,
+        file_root=str(root),
+    )
     while True:
-        for (batch,) in iterator:
-            yield batch["data"].contiguous(memory_format=torch.channels_last), batch["label"].squeeze(-1).long()
+        for (batch,) in made:
+            yield batch["images"].contiguous(memory_format=torch.channels_last), batch["labels"].squeeze(-1).long()
 
 
 def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import loader
 from benchmarks._suite import results, run
-from benchmarks.loader import BASELINE, SUITE, Loader, class_folders, conclude, derive, expanded, facts, unique
+from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, expanded, facts, unique
 from contracts import Mistake
 from scripts import bench, link_set
 from tests.end_to_end.runs import draw
@@ -37,11 +37,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "find_spec", lambda name: True)
-    assert expanded("--x", ["auto"], 2) == [BASELINE, "torchvision", "dali-cpu", "dali-gpu", "dali-fed"]
+    assert expanded("--x", ["auto"], 2) == ["pytorch", "dali", "torchvision", "dali-cpu", "dali-gpu", "dali-fed"]
     assert expanded("--x", ["auto"], 0, more=("dali-own",)) == ["dali-own", "torchvision", "dali-cpu", "dali-fed"]
     assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu", "what is named is tried"
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
-    assert expanded("--x", ["auto", "torchvision"], 2) == [BASELINE, "torchvision"]
+    assert expanded("--x", ["auto", "torchvision"], 2) == ["pytorch", "torchvision"]
     with pytest.raises(Mistake, match="--x got 'torchvison'"):
         expanded("--x", ["torchvison"], 0)
 
@@ -128,8 +128,18 @@ def test_the_fastest_loop_by_hand_is_what_speed_ups_are_over() -> None:
 
 def test_a_conclusion_is_over_the_baseline_that_it_names() -> None:
     """The fastest one may have been unsteady; then no conclusion is drawn from it."""
-    pytorch, _, nvdec = derive([row("pytorch", 1, 10.0), row("dali", 1, 80.0), row("nvdec", 1, 100.0)])
+    pytorch, dali, nvdec = derive([row("pytorch", 1, 10.0), row("dali", 1, 80.0), row("nvdec", 1, 100.0)])
     assert conclude([pytorch, nvdec]) == ["1 process: nvdec passes over all files in 10 s, 10.0 times as fast as pytorch."]
+    told = "1 process: nvdec passes over all files in 10 s, 10.0 times as fast as pytorch and 1.2 times as fast as dali."
+    assert conclude([pytorch, dali, nvdec]) == [told]
+
+
+def test_a_loader_is_compared_with_pytorch_and_with_dalis_own_reader_apart() -> None:
+    rows = [row("pytorch", 1, 10.0), row("dali", 1, 80.0), row("dali-experimental", 1, 40.0), row("dali-gpu", 1, 100.0)]
+    ratios = [(one["figures"]["speed_up"], one["figures"]["of_dali"]) for one in derive(rows)]
+    assert ratios == [pytest.approx(pair) for pair in ((1, 1 / 8), (8, 1), (4, 1 / 2), (10, 10 / 8))]
+    (alone,) = derive(rows[3:])
+    assert alone["figures"]["speed_up"] is alone["figures"]["of_dali"] is None
 
 
 def test_the_conclusion_states_unique_files_and_the_fastest() -> None:
@@ -178,16 +188,18 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ["loader", "--data", str(pictures), "--loaders", "torchvision", "dali-gpu", "--gpus", "2", "--image-size", "32"]
+    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
+    words = ["loader", "--data", str(pictures), "--loaders", "torchvision", "dali", "dali-gpu", "--gpus", "2", "--image-size", "32"]
     assert bench.main([*words, "--batch-size", "8", "--workers", "1", "--output", str(tmp_path / "out")]) == 1
-    good, bad = results(tmp_path / "out")
-    assert good["status"] == "ok", good["error"]
-    figures = good["figures"]
-    assert figures["samples"] == 64, "of 72, whole batches of both ranks"
-    assert figures["files"] == figures["unique_files"] == 72
-    assert figures["pass_s"] == pytest.approx(72 / figures["rate"])
-    assert figures["per_gpu"] == pytest.approx(figures["rate"] / 2)
-    assert good["spread"]["rate"]["n"] == good["spread"]["pass_s"]["n"] == 3
+    *both, bad = results(tmp_path / "out")
+    for good in both:
+        assert good["status"] == "ok", good["error"]
+        figures = good["figures"]
+        assert figures["samples"] == 64, "of 72, whole batches of both ranks"
+        assert figures["files"] == figures["unique_files"] == 72
+        assert figures["pass_s"] == pytest.approx(72 / figures["rate"])
+        assert figures["per_gpu"] == pytest.approx(figures["rate"] / 2)
+        assert good["spread"]["rate"]["n"] == good["spread"]["pass_s"]["n"] == 3
     assert bad["status"] == "failed"
     assert "dali-gpu needs an NVIDIA GPU" in bad["error"], "what the rank said, not what torchrun says of it"
     table = (tmp_path / "out" / "table.md").read_text()

@@ -19,6 +19,7 @@ from benchmarks import max_batch
 from benchmarks._suite import name_of, run
 from benchmarks.max_batch import GRID, MaxBatch, Search, follow, search, summarise
 from contracts import Mistake
+from report.hardware import LOADS
 from scripts import bench
 from tests.end_to_end.runs import draw
 
@@ -173,7 +174,7 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(tmp_path: Path, monkeyp
     monkeypatch.setattr(max_batch.loop_by_hand, "main", lambda: said.append(sys.argv))
     monkeypatch.setattr(max_batch.torch.cuda, "max_memory_allocated", lambda _: 0)
     monkeypatch.setattr(sys, "argv", [])
-    max_batch._by_hand(settings, {"arch": "resnet18", "batch_size": 8}, max_batch.torch.device("cpu"), [], 0.0)
+    max_batch._by_hand(settings, {"arch": "resnet18", "batch_size": 8}, max_batch.torch.device("cpu"), [], 0.0, dict)
     assert said[0][-2:] == ["--workers", "3"]
 
 
@@ -191,6 +192,7 @@ def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch
     assert bench.main(["max-batch", "--data", str(data), *flags, "--", "--image-size", "32", "--workers", "1"]) == 0
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(16, "ok"), (24, "ok")]
+    assert all(set(LOADS) <= set(its["figures"]) for its in rows)
     assert ">= 24: all training samples" in (tmp_path / "out" / "table.md").read_text()
     assert not list((tmp_path / "out").rglob("*.pt"))
     assert "validated" in (tmp_path / "out" / rows[-1]["folder"] / "log.txt").read_text()

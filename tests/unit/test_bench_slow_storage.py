@@ -13,6 +13,7 @@ from benchmarks import slow_storage
 from benchmarks._suite import Row, merged, results
 from benchmarks.slow_storage import SUITE, Epoch, SlowStorage, conclude, consume, measured
 from contracts import Mistake
+from report.hardware import LOADS
 from scripts import bench, report
 from tests.end_to_end.runs import draw
 
@@ -103,6 +104,7 @@ def test_reads_in_the_consumers_thread_are_waited_for(pictures: Path, tmp_path: 
         assert figures["floor_s"] == pytest.approx(0.48)
         assert figures["total_s"] >= figures["floor_s"] + figures["waited_s"]
         assert good["spread"]["total_s"]["n"] == 3
+        assert set(LOADS) <= set(figures) and figures["sm_mhz"] is None, "of a GPU"
     # twenty-four batches, three of them ahead of the consumer: twenty times two reads
     assert dali["figures"]["waited_s"] >= 20 * 2 * 0.010
     assert pytorch["figures"]["first_batch_s"] >= 2 * 0.010

@@ -17,6 +17,7 @@ from benchmarks._suite import Measured, Row, run
 from benchmarks.soak import Soak, margin, slope, verdict
 from contracts import Batch, Feed, Mistake
 from loaders import open_loader
+from report.hardware import LOADS
 from scripts import bench
 from tests.end_to_end.runs import draw
 from tests.unit.video_files import make
@@ -227,6 +228,7 @@ def test_a_short_soak_ends_as_a_table_curves_and_hparams(data: Path, tmp_path: P
     assert bench.main(["soak", "--data", str(data), *flags, "--max-mib-an-epoch", "20", "--output", str(out)]) == 0
     (row,) = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert (row["status"], row["figures"]["processes"], row["spread"]["rate"]["n"]) == ("ok", 2, 10)
+    assert set(LOADS) <= set(row["figures"])
     assert {path.name for path in (out / "plots").glob("*.png")} == {"host.png", "rate.png"}
     assert "| flat |" in (out / "table.md").read_text()
     events = EventAccumulator(str(out / row["folder"])).Reload()
