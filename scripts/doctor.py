@@ -29,6 +29,7 @@ Probe = Callable[[], Row]
 LANES: tuple[dict[str, Probe], ...] = (
     {
         "GPU": training.gpu,
+        "NCCL": training.nccl,
         "DALI": decoders.dali,
         "DALI decodes, CPU": decoders.dali_cpu,
         "DALI decodes, GPU": decoders.dali_gpu,
@@ -37,7 +38,6 @@ LANES: tuple[dict[str, Probe], ...] = (
         "CPU reader": decoders.reader,
     },
     {
-        "NCCL": training.nccl,
         "torch, torchvision": training.torch_and_torchvision,
         "apex": training.apex,
         "variables": machine.environment,  # before engine/distributed.py is imported and sets its own

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import io
 import os
+from fractions import Fraction
 from functools import partial
 from importlib import util
 from pathlib import Path
@@ -15,6 +16,8 @@ from scripts.probes import Row, first_line, has, installed
 from scripts.probes.training import driver
 
 COLOUR = (200, 100, 50)
+LUMA = 16 + sum(weight * level for weight, level in zip((65.481, 128.553, 24.966), COLOUR, strict=True)) / 255
+"""COLOUR's brightness as videos have it, ITU-R BT.601."""
 TOLERANCE = 4.0
 """Grey levels between a decoded image of one colour and that colour."""
 VIDEO = "in a container: -e NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
@@ -176,7 +179,40 @@ def nvdec() -> Row:
         loads = True
     except OSError:
         loads = False
-    return judge_nvdec(loads=loads, used=decoder_utilisation(), codec=installed().get("pynvvideocodec"))
+    codec = installed().get("pynvvideocodec")
+    return judge_nvdec(loads=loads, used=decoder_utilisation(), codec=codec, luma=luma() if loads and codec and has("av") else None)
+
+
+def luma() -> float | str | None:
+    """Mean brightness of a video of COLOUR that NVDEC has decoded, or why it cannot be had; None when there is nothing to try it with."""
+    import torch
+    from av import VideoFrame
+    from av.codec import CodecContext
+    from av.error import FFmpegError
+
+    from contracts import Mistake
+    from loaders._nvdec import Decoder, import_codec
+
+    side = 256
+    try:
+        encoder = CodecContext.create("libx264", "w")
+        encoder.width = encoder.height = side
+        encoder.pix_fmt, encoder.framerate = "yuv420p", Fraction(25)
+        picture = VideoFrame(side, side, "rgb24")
+        picture.planes[0].update(bytes(COLOUR) * (side * picture.planes[0].line_size // 3))
+        packets = [*encoder.encode(picture.reformat(format="yuv420p")), *encoder.encode(None)]
+    except (FFmpegError, ValueError):  # this FFmpeg has no encoder
+        return None
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.init()
+        decoder = Decoder(import_codec(), 0, "h264", 0, (side, side))
+        decoder.begin(side, side)
+        surfaces = [surface for at, packet in enumerate(packets) for _, surface in decoder.feed(packet, at, shown=True)]
+        surfaces += [surface for _, surface in decoder.finish()]
+        return float(surfaces[0][:side].float().mean().item())
+    except (Mistake, RuntimeError, ValueError, IndexError) as error:  # Undecodable is a ValueError
+        return first_line(error)
 
 
 def decoder_utilisation() -> int | None:
@@ -190,14 +226,21 @@ def decoder_utilisation() -> int | None:
         return None
 
 
-def judge_nvdec(*, loads: bool, used: int | None, codec: str | None) -> Row:
-    """`loads`: libnvcuvid; `codec`: the version of PyNvVideoCodec."""
+def judge_nvdec(*, loads: bool, used: int | None, codec: str | None, luma: float | str | None = None) -> Row:
+    """`loads`: libnvcuvid; `codec`: the version of PyNvVideoCodec; `luma`: see luma()."""
     said = "utilisation cannot be read" if used is None else f"{used} % in use"
     found = f"libnvcuvid {'loads' if loads else 'does not load'}, {said}, PyNvVideoCodec {codec or 'not installed'}"
     if not loads:
         return Row(found=found, state="warn", consequence=f"videos cannot be decoded on the GPU; {VIDEO}")
-    said = "--loader nvdec and nvdec+pyav work" if codec else "--loader dali-video works; for nvdec: pip install PyNvVideoCodec"
-    return Row(found=found, state="ok", consequence=said)
+    if codec is None or luma is None:
+        said = "nvdec can run, with PyAV: pip install av" if codec else "dali-video can run; for nvdec: pip install PyNvVideoCodec"
+        return Row(found=f"{found}; not tried", state="ok", consequence=f"--loader {said}")
+    if isinstance(luma, str):
+        return Row(found=f"{found}; {luma}", state="warn", consequence=f"videos cannot be decoded on the GPU: --loader pyav; {VIDEO}")
+    if abs(luma - LUMA) > TOLERANCE:
+        found = f"{found}; a video of brightness {LUMA:.0f} came out as {luma:.0f}"
+        return Row(found=found, state="bad", consequence="--loader nvdec has wrong pixels: --loader pyav; reinstall PyNvVideoCodec")
+    return Row(found=f"{found}; a video made in memory was decoded", state="ok", consequence="--loader nvdec and nvdec+pyav work")
 
 
 def reader() -> Row:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
-from scripts.probes import Row, first_line, has, installed
+from scripts.probes import Row, State, first_line, has, installed
 
 GIB = 1 << 30
 PROHIBITED, EXCLUSIVE = 2, (1, 3)
@@ -111,16 +111,40 @@ def nccl() -> Row:
     import torch
     from torch import distributed
 
-    known = distributed.is_available() and distributed.is_nccl_available()
-    return judge_nccl(".".join(map(str, torch.cuda.nccl.version())) if known else "", torch.cuda.device_count())
+    known, gpus = distributed.is_available() and distributed.is_nccl_available(), torch.cuda.device_count()
+    version = ".".join(map(str, torch.cuda.nccl.version())) if known else ""
+    return judge_nccl(version, gpus, summed(gpus) if known and gpus else [])
 
 
-def judge_nccl(version: str, gpus: int) -> Row:
-    """`version`: empty when torch has none."""
+def summed(gpus: int) -> list[float] | str:
+    """What each GPU has after a sum of 1, 2, ... over all of them, or what NCCL said instead."""
+    import torch
+
+    try:
+        each = [torch.full((1 << 20,), at + 1.0, device=f"cuda:{at}") for at in range(gpus)]
+        torch.cuda.nccl.all_reduce(each)
+        return [float(one.mean().item()) for one in each]
+    except RuntimeError as error:
+        return first_line(error)
+
+
+def judge_nccl(version: str, gpus: int, sums: list[float] | str) -> Row:
+    """`version`: empty when torch has none; `sums`: see summed(), empty when it was not tried."""
+    state: State = "bad" if gpus > 1 else "warn"
     if not version:
         said = "several GPUs cannot train together: a torch built with NCCL" if gpus > 1 else "needed from two GPUs on"
         return Row(found="not in this torch", state="bad" if gpus > 1 else "absent", consequence=said)
-    return Row(found=version, state="ok", consequence="not tried: it is needed from two GPUs on" if gpus < 2 else "present, not tried")
+    if not gpus:
+        return Row(found=version, state="ok", consequence="not tried without a GPU: it is needed from two on")
+    if isinstance(sums, str):
+        said = "several GPUs cannot train together: NCCL_DEBUG=INFO says more; in a container --shm-size=1g"
+        return Row(found=f"{version}; {sums}", state=state, consequence=said)
+    right = gpus * (gpus + 1) / 2
+    if any(one != right for one in sums):
+        said = "several GPUs get wrong gradients: NCCL_P2P_DISABLE=1, and ask whoever runs the machine about ACS and the IOMMU"
+        return Row(found=f"{version}; a sum that is {right:g} came out as {sums}", state=state, consequence=said)
+    found = f"{version}; a sum over {gpus} GPU{'s' * (gpus > 1)} is right"
+    return Row(found=found, state="ok", consequence="GPUs can train together" if gpus > 1 else "needed from two GPUs on")
 
 
 def torch_and_torchvision() -> Row:

@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from loaders import _nvdec
 from scripts import doctor
 from scripts.probes import Row, decoders, machine, storage, training
 from scripts.probes.training import Driver
+from tests.unit import engines
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Driver(names=("NVIDIA H200",) * 2, version="580.159.04", cuda=(13, 0), compute_modes=(0, 0))
@@ -49,9 +52,14 @@ def driver(**changes: Any) -> Driver:
         (training.judge_gpu(driver(mig=True), ONE * 2, "", "13.0"), "warn", "MIG is on"),
         (training.judge_gpu(driver(mig=True), ["NVIDIA H200 MIG 1g.18gb, 16 GiB"], "", "13.0"), "warn", "MIG is on"),
         (training.judge_gpu(driver(mig=True), ONE, "", "13.0"), "ok", "1 of 2 are visible"),
-        (training.judge_nccl("2.30.7", 8), "ok", "present"),
-        (training.judge_nccl("", 8), "bad", "NCCL"),
-        (training.judge_nccl("", 1), "absent", "two GPUs"),
+        (training.judge_nccl("2.30.7", 0, []), "ok", "not tried"),
+        (training.judge_nccl("2.30.7", 1, [1.0]), "ok", "from two GPUs on"),
+        (training.judge_nccl("2.30.7", 4, [10.0] * 4), "ok", "can train together"),
+        (training.judge_nccl("2.30.7", 4, [10.0, 10.0, 10.0, 4.0]), "bad", "wrong gradients"),
+        (training.judge_nccl("2.30.7", 2, "RuntimeError: NCCL Error 2"), "bad", "NCCL_DEBUG=INFO"),
+        (training.judge_nccl("2.30.7", 1, "RuntimeError: NCCL Error 2"), "warn", "NCCL_DEBUG=INFO"),
+        (training.judge_nccl("", 8, []), "bad", "NCCL"),
+        (training.judge_nccl("", 1, []), "absent", "two GPUs"),
         (decoders.judge_dali({"nvidia-dali-cuda120": "2.4.0"}, importable=True, gpus=1, driver_cuda=13), "ok", ""),
         (decoders.judge_dali({}, importable=True, gpus=1, driver_cuda=13), "ok", ""),
         (decoders.judge_dali({}, importable=False, gpus=0, driver_cuda=0), "absent", "pip install nvidia-dali-cuda120"),
@@ -64,7 +72,11 @@ def driver(**changes: Any) -> Driver:
         (decoders.judge_engine(0, 0, 0, capabilities=None), "absent", "SMs decode every JPEG"),
         (decoders.judge_engine(6, 0, 0, capabilities="compute,utility"), "warn", "no `video`"),
         (decoders.judge_engine(6, 0, 0, capabilities="compute,utility,video"), "absent", "SMs decode"),
-        (decoders.judge_nvdec(loads=True, used=3, codec="2.0"), "ok", ""),
+        (decoders.judge_nvdec(loads=True, used=3, codec="2.0"), "ok", "with PyAV"),
+        (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma=decoders.LUMA + 1), "ok", "nvdec+pyav work"),
+        (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma=16.0), "bad", "wrong pixels"),
+        (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma="Mistake: no driver"), "warn", "--loader pyav"),
+        (decoders.judge_nvdec(loads=True, used=3, codec=None), "ok", "pip install PyNvVideoCodec"),
         (decoders.judge_nvdec(loads=False, used=None, codec=None), "warn", "video"),
         (decoders.judge_reader("nvimgcodec", "nvidia-nvimgcodec-cu12 0.9"), "ok", ""),
         (decoders.judge_reader("torchvision", ""), "warn", "1.8 times"),
@@ -160,6 +172,42 @@ def test_without_a_gpu_nothing_of_it_is_asked(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     for probe in (decoders.dali_gpu, decoders.nvjpeg_engine, decoders.nvdec):
         assert probe() == decoders.NO_GPU
+
+
+def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what stands for NVDEC; and what is said where the decoder does not start."""
+    pytest.importorskip("av", reason="PyAV is not installed")
+    monkeypatch.setattr(_nvdec, "import_module", lambda name: engines.Codec())
+    found = decoders.luma()
+    assert isinstance(found, float) and abs(found - decoders.LUMA) < 2
+    assert decoders.judge_nvdec(loads=True, used=None, codec="2.2", luma=found).state == "ok"
+
+    def refuse(**_: Any) -> Any:
+        raise RuntimeError("CUDA_ERROR_NO_DEVICE")
+
+    monkeypatch.setattr(engines.Codec, "CreateDecoder", staticmethod(refuse))
+    said = decoders.luma()
+    assert isinstance(said, str) and "CUDA_ERROR_NO_DEVICE" in said
+
+
+def test_numbers_are_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what stands for NCCL, on the host."""
+
+    def all_reduce(each: list[torch.Tensor]) -> None:
+        total = torch.stack(each).sum(0)
+        for one in each:
+            one.copy_(total)
+
+    full = torch.full
+    monkeypatch.setattr(torch, "full", lambda size, value, device: full(size, value))
+    monkeypatch.setattr(torch.cuda.nccl, "all_reduce", all_reduce)
+    assert training.summed(4) == [10.0] * 4
+
+    def fail(_: Any) -> None:
+        raise RuntimeError("NCCL Error 1: unhandled cuda error\nmore")
+
+    monkeypatch.setattr(torch.cuda.nccl, "all_reduce", fail)
+    assert training.summed(2) == "RuntimeError: NCCL Error 1: unhandled cuda error"
 
 
 class Library:
