@@ -8,6 +8,7 @@ file -> Manifest -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -206,6 +207,16 @@ class Feed:
     pinned: bool = True  # copy to the device from page-locked memory
 
 
+@dataclass(slots=True)
+class Counts:
+    """What a loader of clips has done for the batches that it has handed over."""
+
+    decoded: int = 0  # frames that decoders went through
+    delivered: int = 0  # frames that clips have
+    fallbacks: Counter[str] = field(default_factory=Counter)  # sort of file -> clips that another decoder did
+    refusals: dict[str, str] = field(default_factory=dict)  # of the sorts that were refused: why, of the first clip
+
+
 @runtime_checkable
 class Loader(Protocol):
     """Rows in, batches on the device out. A context manager; one file in loaders/ each, opened by `open(feed)`."""
@@ -214,8 +225,7 @@ class Loader(Protocol):
         """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
-    # A loader may have notes, lines to say before training. One of clips also has: fallbacks, Counter of sort of file -> clips that another
-    # decoder did; refusals, sort -> why, of the first; decoded and delivered, numbers of frames: of the batches handed over so far
+    # A loader may have notes, lines to say before training; one of clips also has counts: Counts, that a ceiling puts back
 
     def close(self) -> None:
         """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent; without it they live until the

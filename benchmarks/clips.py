@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks._suite import Row
 from benchmarks.by_hand import dali, nvdec, pytorch
-from contracts import Feed, Loader, Mistake, Pixels, World
+from contracts import Counts, Feed, Loader, Mistake, Pixels, World
 from dataset.plan import ClipPlan, ClipPolicy
 from dataset.sources.folder import Folder
 from dataset.splits import Split, cache_folder
@@ -105,10 +105,10 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
 def counted(loader: Loader, frames: int) -> dict[str, Any]:
     """Of this rank: frames that were decoded for each that was delivered; the share of clips, of `frames`, and the sorts of file that pyav
     took over."""
-    delivered = getattr(loader, "delivered", 0)
-    fallbacks = getattr(loader, "fallbacks", {})
+    counts = getattr(loader, "counts", Counts())
+    delivered, fallbacks = counts.delivered, counts.fallbacks
     return {
-        "decoded_per_frame": getattr(loader, "decoded", 0) / delivered if delivered else None,
+        "decoded_per_frame": counts.decoded / delivered if delivered else None,
         "fallbacks": sum(fallbacks.values()) * frames / delivered if fallbacks and delivered else None,
         "fallback_kinds": "; ".join(sorted(fallbacks)) or None,
     }

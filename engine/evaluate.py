@@ -50,7 +50,7 @@ class Outcome:
 
 def told_by(loader: Any) -> dict[str, Any]:
     """What a summary says of a validation's loader, which is closed by then."""
-    return {name: getattr(loader, name) for name in ("reader", "fallbacks", "refusals") if hasattr(loader, name)}
+    return {name: getattr(loader, name) for name in ("reader", "counts") if hasattr(loader, name)}
 
 
 @dataclass(frozen=True, kw_only=True)

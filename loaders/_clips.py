@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Feed, Mistake, Rows
+from contracts import Counts, Feed, Mistake, Rows
 from dataset.manifest import printable
 from dataset.videos import CODECS, CONTAINERS, PIXELS, Flags
 from loaders._planes import Fitter, Picture, compile_kernels
@@ -178,19 +178,25 @@ class Told(NamedTuple):
         return Told(self.lost + other.lost, self.fallbacks + other.fallbacks, *counts, other.refusals | self.refusals)
 
 
-class ClipLoader(Staging):
-    """contracts.Loader. `fallbacks`: sort of file -> clips that pyav decoded instead of this backend, so far.
+def count(loader: Any, parts: Sequence[Told]) -> None:
+    """Into the loader's Counts, once a batch of these parts is handed over."""
+    counts = loader.counts
+    for told in parts:
+        counts.decoded, counts.delivered = counts.decoded + told.decoded, counts.delivered + told.delivered
+        counts.fallbacks.update(told.fallbacks)
+        counts.refusals = told.refusals | counts.refusals
 
-    `refusals`: of the sorts that end in REFUSED, why, of the first clip. `notes`: what is known of that before training. `decoded` and
-    `delivered`: frames so far, as passed() counts them and as clips have them. All of what was handed over alone.
+
+class ClipLoader(Staging):
+    """contracts.Loader, with Counts: pyav is the other decoder, a sort that was refused ends in REFUSED, frames are counted by passed().
+
+    `notes`: what is known of that before training.
     """
 
     def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
         super().__init__(feed)
         compile_kernels()
-        self.fallbacks: Counter[str] = Counter()
-        self.refusals: dict[str, str] = {}
-        self.decoded, self.delivered = 0, 0
+        self.counts = Counts()
         able = exact(backend, feed.columns, np.arange(len(feed.columns)))
         self.notes = notes(backend, feed.columns, able, partial(kind, feed.columns))
         rows, plan = feed.plan.rows(0, 0), feed.plan
@@ -219,14 +225,8 @@ class ClipLoader(Staging):
                 valid[[part * self._workers.part_rows + place for place in told.lost]] = False
             # not by the ids of what failed: another clip of the same video is as good as in a batch of its own
             staged = self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
-            staged.count = partial(self._count, parts)
+            staged.count = partial(count, self, parts)
             yield staged
-
-    def _count(self, parts: Sequence[Told]) -> None:
-        for told in parts:
-            self.fallbacks.update(told.fallbacks)
-            self.refusals = told.refusals | self.refusals
-            self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
 
 
 def slot_shape(rows: Rows) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Feed, Rows
-from loaders._clips import REFUSED, Decoding, MakeReader, Told, kind, notes, reason, slot_shape, views_together
+from contracts import Counts, Feed, Rows
+from loaders._clips import REFUSED, Decoding, MakeReader, Told, count, kind, notes, reason, slot_shape, views_together
 from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
@@ -135,7 +135,7 @@ Beside = tuple[str, MakeReader, MakeReader | None]
 
 
 class MixedLoader(Staging):
-    """contracts.Loader, with ClipLoader's figures. `fallbacks`: clips that the device's decoders are not exact for, or refused."""
+    """contracts.Loader, with ClipLoader's Counts: `fallbacks` are clips that the device's decoders are not exact for, or refused."""
 
     def __init__(
         self,
@@ -159,9 +159,7 @@ class MixedLoader(Staging):
         units = len(rows[0]) // self._views if len(rows) else 1
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
         super().__init__(feed, window=self._window)
-        self.fallbacks: Counter[str] = Counter()
-        self.refusals: dict[str, str] = {}
-        self.decoded, self.delivered = 0, 0
+        self.counts = Counts()
         self.notes = notes(backend, feed.columns, able, self._sort)
         self._able = able
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
@@ -248,11 +246,11 @@ class MixedLoader(Staging):
         """Wait for all of its units."""
         stream, rows = self._stager._stream, batch.dealt.rows
         valid = rows.valid.copy()
-        units: list[tuple[Told, list[str]]] = []  # and the sorts of their files where nobody asked the device
+        units: list[Told] = []
         for job in batch.jobs:
             told, written = job.result()
             self._learn("thread", told)
-            units.append((told, []))
+            units.append(told)
             valid[told.lost] = False
             if written is not None and stream is not None:
                 stream.wait_event(written)
@@ -264,22 +262,17 @@ class MixedLoader(Staging):
             self._place(slot, unit, batch)
             samples = rows.ids[unit.places][rows.valid[unit.places]].tolist()
             self._learn("worker", told)
-            units.append((told, [self._sort(sample) for sample in samples if not self._able[sample]]))
+            unable = [self._sort(sample) for sample in samples if not self._able[sample]]
+            # the device was not asked for these: who decodes them on the CPU, and why, is no news
+            units.append(told._replace(fallbacks=unable, refusals={}) if unable else told)
             valid[unit.places[told.lost]] = False
         staged = self._staged_batch(batch, valid)
-        staged.count = partial(self._count, units)
+        staged.count = partial(count, self, units)
         return staged
 
     def _learn(self, side: str, told: Told) -> None:
         if self._pace is not None:
             self._pace.learn(side, told.seconds)
-
-    def _count(self, units: list[tuple[Told, list[str]]]) -> None:
-        for told, unable in units:
-            self.fallbacks.update(unable or told.fallbacks)
-            if not unable:  # whoever decodes the others was not asked for them
-                self.refusals = told.refusals | self.refusals
-            self.decoded, self.delivered = self.decoded + told.decoded, self.delivered + told.delivered
 
     def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:
         """Bring what a worker has decoded to its rows on the device."""

@@ -6,7 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from copy import copy
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +18,6 @@ from report.meter import spread
 
 LEAST_S = 2.0
 BLOCKS = 5
-COUNTED = ("fallbacks", "refusals", "decoded", "delivered")
-"""What a loader of clips counts. What a ceiling takes from it is not trained on."""
 LOOKED_AT = 256
 """Batches of an epoch whose sizes are looked at, where they differ."""
 
@@ -27,7 +25,7 @@ LOOKED_AT = 256
 def measure(run: Any, batch: Batch) -> None:
     """Both ceilings of a run that has just finished an epoch; the batch is its last one."""
     synchronise = run.world.synchronise
-    counted = {name: copy(getattr(run.loader, name)) for name in COUNTED if hasattr(run.loader, name)}
+    counts = deepcopy(getattr(run.loader, "counts", None))
     compute = compute_ceiling(
         run.step,
         [batch] if run.plan.resident == 1 else typical(run.plan, run.loader, epoch=run.progress.epoch + 1, world=run.world),
@@ -36,8 +34,8 @@ def measure(run: Any, batch: Batch) -> None:
         synchronise=synchronise,
     )
     loader = loader_ceiling(run.loader, epoch=run.progress.epoch + 1, world=run.world, synchronise=run.world.await_batch)
-    for name, value in counted.items():
-        setattr(run.loader, name, value)
+    if counts is not None:
+        run.loader.counts = counts  # what a ceiling takes is not trained on
     run.report.ceilings(compute=compute, loader=loader, step=run.progress.step)
 
 

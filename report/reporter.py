@@ -12,6 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Array, Batch, World
+from contracts import Array, Batch, Counts, World
 from report import pictures
 from report.console import Bar, Console, figures, number, took
 from report.hardware import Sampler, device_gib, hardware, host_gib, over_ranks, versions
@@ -223,7 +224,7 @@ class Reporter:
         return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
 
     def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None, loading: Mapping[str, Any] | None = None) -> None:
-        """`epoch`: the last one that was trained, None when there was none. `loading`: reader, fallbacks and refusals of the loader. A mean
+        """`epoch`: the last one that was trained, None when there was none. `loading`: reader and Counts of the loader. A mean
         over no loss at all is left out.
 
         `extras` of rank 0's result: {"files": {name: bytes}, "scalars": {tag: number}, "images": {tag: uint8 [N, H, W, 3]}}.
@@ -319,14 +320,13 @@ class Reporter:
         frames = self._facts.get("clip_frames")
         if not frames:
             return None
-        told = self._world.gather(
-            [getattr(loader, name, 0) for name in ("decoded", "delivered")]
-            + [dict(getattr(loader, "fallbacks", {})), dict(self._validated_with.get("fallbacks", {}))]
-            + [getattr(loader, "refusals", {}), self._validated_with.get("refusals", {})]
+        own = getattr(loader, "counts", Counts()), self._validated_with.get("counts", Counts())
+        training, validation = zip(*self._world.gather(own), strict=True)
+        decoded, delivered = (sum(getattr(one, name) for one in training) for name in ("decoded", "delivered"))
+        fallbacks, of_validation = (dict(sum((one.fallbacks for one in its), Counter[str]())) for its in (training, validation))
+        refusals, val_refusals = (
+            dict(chain.from_iterable(one.refusals.items() for one in reversed(its))) for its in (training, validation)
         )
-        decoded, delivered = (sum(one[place] for one in told) for place in (0, 1))
-        fallbacks, of_validation = (dict(sum((Counter(one[place]) for one in told), Counter[str]())) for place in (2, 3))
-        refusals, val_refusals = ({sort: why for one in reversed(told) for sort, why in one[place].items()} for place in (4, 5))
         return {
             "frames": frames,
             "frames_per_s": rate and rate * frames,

@@ -182,7 +182,7 @@ def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: tor
                     expected = [made.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
                     assert [number(frame) for frame in upright] == expected, made.names[rows.ids[place]]
                     assert apart[place] <= APART, made.names[rows.ids[place]]
-        told = dict(loading.fallbacks)  # type: ignore[attr-defined]
+        told = dict(loading.counts.fallbacks)  # type: ignore[attr-defined]
         print(f"{name}: {told}")
         may_refuse = {"nvdec+decord": None, "dali-video": 1}.get(name, 0)  # dali-video: the one in fragments
     of_parts = "h264 in mp4, edit list, refused"  # clips of both parts of h264-parts.mp4
@@ -214,7 +214,7 @@ def test_sizes_that_are_stored_alike(name: str, order: int, tmp_path: Path, devi
                 for place in np.flatnonzero(rows.valid).tolist():
                     shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.flips[place] else 1]]
                     assert shown == rows.frames[place].tolist(), kinds.names[rows.ids[place]]
-        print(f"{name}: {dict(loading.fallbacks)}")  # type: ignore[attr-defined]
+        print(f"{name}: {dict(loading.counts.fallbacks)}")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -238,7 +238,7 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
             for place in np.flatnonzero(rows.valid).tolist():
                 file = os.path.basename(os.fsdecode(videos.path(int(rows.ids[place]))))
                 apart[file] = max(apart.get(file, 0.0), float(levels_apart[place]))
-        print(f"{name}: {apart}; {dict(loading.fallbacks)}")  # type: ignore[attr-defined]
+        print(f"{name}: {apart}; {dict(loading.counts.fallbacks)}")  # type: ignore[attr-defined]
         assert max(apart.values()) <= APART
 
 
@@ -276,7 +276,7 @@ def test_memory_and_files_stay_flat(name: str, tmp_path: Path, device: torch.dev
             for _ in loading.batches(epoch, 0):
                 pass
             look()
-        assert name == "nvdec+decord" or not loading.fallbacks  # type: ignore[attr-defined]
+        assert name == "nvdec+decord" or not loading.counts.fallbacks  # type: ignore[attr-defined]
     print(f"{name}: device {on_device}, host {on_host}, files {files}")
     assert max(on_device[16:]) - max(on_device[8:16]) <= 16
     assert max(on_host[16:]) - max(on_host[8:16]) <= 32

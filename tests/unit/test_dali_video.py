@@ -73,10 +73,10 @@ def test_every_clip_of_every_kind(made: Made) -> None:
                 assert rows.frames is not None
                 upright = levels(batch.images)[place][:, :, :: -1 if rows.flips[place] else 1]
                 assert [number(frame) for frame in upright] == [made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()]
-        assert loading.fallbacks["h264 in mp4, refused"] >= 2 and loading.fallbacks["h264 in mp4, edit list"] == 4
-        assert not any("vp9" in words and "odd" not in words and "refused" in words for words in loading.fallbacks)
-        assert set(loading.refusals) == {sort for sort in loading.fallbacks if sort.endswith(REFUSED)}
-        assert "Failed to create video decoder" in loading.refusals["h264 in mp4" + REFUSED]
+        assert loading.counts.fallbacks["h264 in mp4, refused"] >= 2 and loading.counts.fallbacks["h264 in mp4, edit list"] == 4
+        assert not any("vp9" in words and "odd" not in words and "refused" in words for words in loading.counts.fallbacks)
+        assert set(loading.counts.refusals) == {sort for sort in loading.counts.fallbacks if sort.endswith(REFUSED)}
+        assert "Failed to create video decoder" in loading.counts.refusals["h264 in mp4" + REFUSED]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_files_left_out_for_their_size(tmp_path: Path, workers: int, monkeypatch
             for place in np.flatnonzero(rows.valid).tolist():
                 upright = levels(batch.images)[place][:, :, :: -1 if rows.flips[place] else 1]
                 assert [number(frame) for frame in upright] == rows.frames[place].tolist()
-        assert loading.fallbacks == {"vp9 in mkv" + OF_A_SIZE: 4, "h264 in ts": 2} and not loading.refusals
+        assert loading.counts.fallbacks == {"vp9 in mkv" + OF_A_SIZE: 4, "h264 in ts": 2} and not loading.counts.refusals
 
 
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path) -> None:

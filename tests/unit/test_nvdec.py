@@ -209,11 +209,11 @@ def test_every_clip_of_every_kind(made: Made, beside: str, views: int) -> None:
                 for place in np.flatnonzero(rows.valid).tolist():
                     assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
         able = exact("nvdec", made.videos, np.arange(len(made.videos))) & within(capabilities(Codec(), 0), made.videos)
-        told = dict(loading.fallbacks)
+        told = dict(loading.counts.fallbacks)
         assert sum(told.values()) >= 4 * views * (~able).sum()
         refused = {words for words in told if "refused" in words and beside != "decord"}
         assert refused <= {"h264 in mp4, edit list, refused"}, "clips of two parts of h264-parts.mp4"
-        assert loading.delivered == 2 * given.plan.samples * T and loading.decoded > loading.delivered // views // 2
+        assert loading.counts.delivered == 2 * given.plan.samples * T and loading.counts.decoded > loading.counts.delivered // views // 2
         assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
 
 
@@ -249,8 +249,8 @@ def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
         for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
             for place in np.flatnonzero(rows.valid).tolist():
                 assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
-        assert loading.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
-        assert loading.refusals == dict.fromkeys(loading.fallbacks, "nvdec: cuvidCreateDecoder : no")
+        assert loading.counts.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
+        assert loading.counts.refusals == dict.fromkeys(loading.counts.fallbacks, "nvdec: cuvidCreateDecoder : no")
 
 
 def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:

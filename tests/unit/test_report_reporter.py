@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from contracts import Counts
 from engine.distributed import ProcessWorld
 from report.console import Console, rows
 from report.hardware import Sampler
@@ -130,12 +133,15 @@ def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -
     """Clips that another decoder did are summed over ranks; of each sort the first reason is told, rank 0's before the other's."""
     told.reporter._facts["clip_frames"] = 4
     sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
-    loader = SimpleNamespace(decoded=6, delivered=4, fallbacks=sorts, refusals={"h264 in mp4, refused": "3 of 4 frames did not come"})
-    other = {"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}
-    told.reporter._validated_with = {"fallbacks": {"vp8 in mkv, refused": 1}, "refusals": {"vp8 in mkv, refused": "why"}}
-    monkeypatch.setattr(told.world, "gather", lambda own: [own, [*own[:-2], other, {}]])
+    own = Counts(decoded=6, delivered=4, fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "3 of 4 frames did not come"})
+    other = Counts(fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"})
+    validation = Counts(fallbacks=Counter({"vp8 in mkv, refused": 1}), refusals={"vp8 in mkv, refused": "why"})
+    told.reporter._validated_with = {"counts": validation}
+    monkeypatch.setattr(told.world, "gather", lambda mine: [mine, (other, replace(validation, refusals={}))])
+    loader = SimpleNamespace(counts=own)
     clips = told.reporter._clips(loader, 10.0)
-    assert clips is not None and clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}
+    assert clips is not None and clips["decoded_per_delivered"] == 1.5
+    assert clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}
     assert clips["refusals"] == {"h264 in mp4, refused": "3 of 4 frames did not come", "vp9 in mkv, refused": "no"}
     assert (clips["val_fallbacks"], clips["val_refusals"]) == ({"vp8 in mkv, refused": 2}, {"vp8 in mkv, refused": "why"})
     lines = dict(rows({"clips": clips}))
