@@ -10,6 +10,7 @@ import shutil
 import stat
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from scripts.probes import Row
@@ -88,10 +89,11 @@ class Pass:
         return f"{self.files / self.seconds:,.0f} files/s, {self.bytes / MIB / self.seconds:,.0f} MiB/s"
 
 
+@cache
 def some_files(data: Path) -> list[str]:
     """At most FILES regular files below `data`, of FOLDERS folders or more where there are so many, spread evenly over what was found.
 
-    Links to one file are one: read twice, it comes from the page cache.
+    Links to one file are one: read twice, it comes from the page cache. Two rows ask, and it may take as long as a row's reading.
     """
     found: dict[tuple[int, int], str] = {}
     draw = random.Random(0)  # links to one file follow each other in their folder

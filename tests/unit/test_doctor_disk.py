@@ -111,6 +111,8 @@ def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(storage, "MOUNTINFO", mounts)
     assert storage.file_system(tmp_path / "data").found.startswith("ext4 ")
     (tmp_path / "data" / "link.JPEG").symlink_to(tmp_path / "far" / "far.JPEG")
+    assert storage.file_system(tmp_path / "data").found.startswith("ext4 "), "a folder is looked through once"
+    storage.some_files.cache_clear()
     row = storage.file_system(tmp_path / "data")
     assert row.found.startswith("nfs4 ") and row.state == "warn"
     (tmp_path / "empty").mkdir()
