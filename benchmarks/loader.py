@@ -1,6 +1,6 @@
-"""`loader`: loaders alone, on 1..N GPUs: the rate, and the time to pass once over a folder, beside PyTorch's own loading on the CPU.
+"""`loader`: loaders alone, on 1..N GPUs: the rate, and the time to pass once over a folder, beside PyTorch's and DALI's own loading.
 
-Of images, or of clips of videos (--task video, benchmarks/clips.py), where DALI's own reader stands beside it.
+Of images (benchmarks/stills.py), or of clips of videos (--task video, benchmarks/clips.py).
 
 A window of report.meter is as many passes as take two seconds, from the request for a first batch until the last one is on the device.
 A pass's tail that fills no batch of all ranks is dropped, as in training; `pass_s` is the time of all files at a window's rate.
@@ -70,7 +70,7 @@ POINT = {
 
 
 class Loader(Common):
-    """Loaders alone: the rate and the time to pass once over a folder, per loader and number of GPUs, beside PyTorch's own on the CPU."""
+    """Loaders alone: the rate and the time to pass once over a folder, per loader and number of GPUs, beside PyTorch's and DALI's own."""
 
     task: Literal["classification", "video"] = "classification"
     """Images, or clips of videos."""
@@ -160,7 +160,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
         meter = Meter(world, min_window_s=LEAST_S, synchronise=world.synchronise)
-        load = hardware.Sampler(device, cores=cores()).start()
+        load = hardware.Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
         if settings.task == "video":
@@ -326,7 +326,7 @@ COLUMNS = (
 
 SUITE = Suite(
     name="loader",
-    about="loaders alone: the rate of all ranks, and the time to pass once over the files, beside PyTorch's own loading on the CPU",
+    about="loaders alone: the rate of all ranks, and the time to pass once over the files, beside PyTorch's own on the CPU and plain DALI",
     settings=Loader,
     points=points,
     command=command,

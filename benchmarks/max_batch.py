@@ -252,7 +252,7 @@ def _limit(device: torch.device, gib: float) -> float:
 @contextmanager
 def _loads(device: torch.device) -> Iterator[Callable[[], Loads]]:
     """Gives what it read so far of the machine: its start is in it, for a trial is short."""
-    sampler = hardware.Sampler(device, cores=cores()).start()
+    sampler = hardware.Sampler(device, cores=cores(), host=False).start()
     try:
         yield lambda: {name: read for name, read in sampler.read().items() if name in hardware.LOADS}
     finally:

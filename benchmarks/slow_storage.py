@@ -136,7 +136,7 @@ def measure(settings: SlowStorage, point: Point, folder: Path) -> Measured:
         began = time.perf_counter()
         epochs = stack.enter_context(_opened(settings, point, data, world))
         opening_s = time.perf_counter() - began
-        load = hardware.Sampler(device, cores=cores()).start()
+        load = hardware.Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         found: list[Epoch] = []
         for epoch in range(settings.epochs):
@@ -144,6 +144,8 @@ def measure(settings: SlowStorage, point: Point, folder: Path) -> Measured:
             if steps != settings.steps:
                 raise RuntimeError(f"{point['method']} gave {steps} batches of {settings.steps}")
             found.append(one)
+            if epoch == 0:
+                load.read()  # the loads are of a loader that has started
         busy = load.read()
     result = measured(found, floor_s=settings.steps * settings.step_ms / 1e3, opening_s=opening_s, device=device)
     return replace(result, figures={**result.figures, **{name: busy[name] for name in hardware.LOADS}})

@@ -225,7 +225,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
     board.layout(LAYOUT)
     with ExitStack() as stack:
         loader = stack.enter_context((open_ or open_loader)(point["loader"], feed))
-        load = Sampler(device, cores=cores()).start()
+        load = Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         for epoch in range(settings.epochs):
             if epoch == settings.warm_epochs:

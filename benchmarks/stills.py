@@ -42,6 +42,7 @@ def opened(
         yield _by_pytorch(settings, data, world, read_delay_s, None if batches is None else batches * settings.batch_size)
         return
     if name == DALI:
+        assert not read_delay_s and batches is None, "its reader cannot be slowed down: see by_hand.dali.Files"
         yield _by_dali(settings, data, plan, world)
         return
     feed = Feed(
@@ -92,7 +93,7 @@ def _by_pytorch(settings: Any, data: Split, world: World, read_delay_s: float, s
 
 
 def _by_dali(settings: Any, data: Split, plan: StillPlan, world: World) -> Epochs:
-    """A pass has as many batches as a loader's."""
+    """A pass has as many batches as a loader's. DALI reads on from pass to pass, ahead of them; a loader begins each anew."""
     try:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:

@@ -108,12 +108,16 @@ HOST_EVERY = 4
 
 
 class Sampler:
-    """Reads GPU and CPU load, of `cores`, about once a second in a daemon thread. `read()` gives the means since the last one."""
+    """Reads GPU and CPU load, of `cores`, about once a second in a daemon thread. `read()` gives the means since the last one.
+
+    Clocks and throttling are of the readings in which the GPU was busy. `host`: read the host memory of the process tree too, which takes
+    tens of milliseconds.
+    """
 
     NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib", "cpu_utilisation", "host_gib")
 
-    def __init__(self, device: torch.device, *, cores: float, every_s: float = 1.0) -> None:
-        self._every_s = every_s
+    def __init__(self, device: torch.device, *, cores: float, every_s: float = 1.0, host: bool = True) -> None:
+        self._every_s, self._host = every_s, host
         self._handle = _nvml_handle(device)
         self._sums: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
@@ -145,7 +149,7 @@ class Sampler:
         rounds = 0
         while not self._end.wait(self._every_s):
             self._add(self._sample())
-            if rounds % HOST_EVERY == 0:  # the kernel walks the page tables of every process: tens of milliseconds
+            if self._host and rounds % HOST_EVERY == 0:  # the kernel walks the page tables of every process
                 self._add({"host_gib": host_gib()})
             rounds += 1
 
@@ -158,11 +162,13 @@ class Sampler:
 
     def _sample(self) -> dict[str, float | None]:
         at = self._handle
+        busy = at and _nvml(lambda nvml: nvml.nvmlDeviceGetUtilizationRates(at).gpu / 100)
+        at_work = at if busy != 0 else None  # an idle GPU's clock says nothing of what ran
         return {
-            "gpu_utilisation": at and _nvml(lambda nvml: nvml.nvmlDeviceGetUtilizationRates(at).gpu / 100),
+            "gpu_utilisation": busy,
             "power_w": at and _nvml(lambda nvml: nvml.nvmlDeviceGetPowerUsage(at) / 1000),
-            "sm_mhz": at and _nvml(lambda nvml: float(nvml.nvmlDeviceGetClockInfo(at, nvml.NVML_CLOCK_SM))),
-            "throttled": at and _nvml(lambda nvml: float(bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(at) & SLOWED))),
+            "sm_mhz": at_work and _nvml(lambda nvml: float(nvml.nvmlDeviceGetClockInfo(at, nvml.NVML_CLOCK_SM))),
+            "throttled": at_work and _nvml(lambda nvml: float(bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(at) & SLOWED))),
             "device_gib": at and _nvml(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(at).used / GIB),
             "cpu_utilisation": next(self._cpu),
         }

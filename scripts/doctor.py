@@ -34,8 +34,8 @@ LANES: tuple[dict[str, Probe], ...] = (
         "DALI decodes, CPU": decoders.dali_cpu,
         "DALI decodes, GPU": decoders.dali_gpu,
         "nvJPEG's engine": decoders.nvjpeg_engine,
-        "NVDEC": decoders.nvdec,
         "CPU reader": decoders.reader,
+        "NVDEC": decoders.nvdec,  # with PyAV's FFmpeg, behind all that is not to meet it
     },
     {
         "torch, torchvision": training.torch_and_torchvision,
@@ -52,7 +52,7 @@ LANES: tuple[dict[str, Probe], ...] = (
     {"torchcodec": decoders.torchcodec},
 )
 """Name -> probe, in the order of the table. Lanes are asked side by side, each in a process of its own: decord, PyAV and torchcodec
-bring an FFmpeg each. All that uses a GPU is in the first: one in exclusive mode takes one process."""
+bring an FFmpeg each, and NVDEC's takes PyAV's. All that uses a GPU is in the first: one in exclusive mode takes one process."""
 OF_DATA: dict[str, Callable[[Path], Row]] = {
     "--data: file system": storage.file_system,
     "--data: reading": storage.reading,
@@ -60,6 +60,8 @@ OF_DATA: dict[str, Callable[[Path], Row]] = {
 MANIFESTS: dict[str, Probe] = {"manifest cache": storage.manifest_cache}
 """Asked with --data, after everything else: a speed is not taken beside other work."""
 
+IF_LOST = {"NCCL": training.NCCL_HANGS}
+"""Name -> the consequence where the question ends its process, or gets no answer in time."""
 LIMIT_S = 60.0
 """Of one question; the first of a child pays for its imports, which a slow disk makes long."""
 COLOURS: dict[State, str] = {"bad": "bold red", "warn": "yellow", "ok": "green", "absent": "dim"}
@@ -96,8 +98,9 @@ def ask(probes: dict[str, Probe], limit_s: float = LIMIT_S) -> list[Row]:
         rows, end = _ask_a_child(left, limit_s)
         told += rows
         if len(rows) < len(left):
-            said = "it would end a run likewise: reinstall what the row names; its last words are on the left"
-            told.append(Row(what=list(left)[len(rows)], found=end, state="bad", consequence=said))
+            what = list(left)[len(rows)]
+            said = IF_LOST.get(what, "it would end a run likewise: reinstall what the row names; its last words are on the left")
+            told.append(Row(what=what, found=end, state="bad", consequence=said))
     return told
 
 

@@ -179,8 +179,11 @@ def nvdec() -> Row:
         loads = True
     except OSError:
         loads = False
+    import torch
+
     codec = installed().get("pynvvideocodec")
-    return judge_nvdec(loads=loads, used=decoder_utilisation(), codec=codec, luma=luma() if loads and codec and has("av") else None)
+    tried = loads and codec and has("av") and torch.cuda.is_available()
+    return judge_nvdec(loads=loads, used=decoder_utilisation(), codec=codec, luma=luma() if tried else None)
 
 
 def luma() -> float | str | None:
@@ -233,10 +236,10 @@ def judge_nvdec(*, loads: bool, used: int | None, codec: str | None, luma: float
     if not loads:
         return Row(found=found, state="warn", consequence=f"videos cannot be decoded on the GPU; {VIDEO}")
     if codec is None or luma is None:
-        said = "nvdec can run, with PyAV: pip install av" if codec else "dali-video can run; for nvdec: pip install PyNvVideoCodec"
+        said = "nvdec can run, with PyAV" if codec else "dali-video can run; for nvdec: pip install PyNvVideoCodec"
         return Row(found=f"{found}; not tried", state="ok", consequence=f"--loader {said}")
     if isinstance(luma, str):
-        return Row(found=f"{found}; {luma}", state="warn", consequence=f"videos cannot be decoded on the GPU: --loader pyav; {VIDEO}")
+        return Row(found=f"{found}; {luma}", state="warn", consequence="no videos on the GPU: --loader pyav; see what it said")
     if abs(luma - LUMA) > TOLERANCE:
         found = f"{found}; a video of brightness {LUMA:.0f} came out as {luma:.0f}"
         return Row(found=found, state="bad", consequence="--loader nvdec has wrong pixels: --loader pyav; reinstall PyNvVideoCodec")

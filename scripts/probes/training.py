@@ -117,15 +117,22 @@ def nccl() -> Row:
 
 
 def summed(gpus: int) -> list[float] | str:
-    """What each GPU has after a sum of 1, 2, ... over all of them, or what NCCL said instead."""
+    """What each GPU has after a sum of 1, 2, ... over all, in this process; what NCCL said instead; nothing where memory is short."""
     import torch
 
     try:
-        each = [torch.full((1 << 20,), at + 1.0, device=f"cuda:{at}") for at in range(gpus)]
+        if min(torch.cuda.mem_get_info(at)[0] for at in range(gpus)) < GIB:
+            return []
+        each = [torch.full((1024,), at + 1.0, device=f"cuda:{at}") for at in range(gpus)]
         torch.cuda.nccl.all_reduce(each)
         return [float(one.mean().item()) for one in each]
     except RuntimeError as error:
         return first_line(error)
+
+
+P2P = "NCCL_P2P_DISABLE=1 works around it; whoever runs the machine can look at ACS and the IOMMU; NCCL_DEBUG=INFO says more"
+NCCL_HANGS = f"several GPUs cannot train together: {P2P}"
+"""Of a sum that does not end."""
 
 
 def judge_nccl(version: str, gpus: int, sums: list[float] | str) -> Row:
@@ -136,15 +143,18 @@ def judge_nccl(version: str, gpus: int, sums: list[float] | str) -> Row:
         return Row(found="not in this torch", state="bad" if gpus > 1 else "absent", consequence=said)
     if not gpus:
         return Row(found=version, state="ok", consequence="not tried without a GPU: it is needed from two on")
+    if not sums:
+        return Row(found=version, state="warn", consequence="not tried: a GPU has less than 1 GiB free; ask again when nothing runs")
     if isinstance(sums, str):
-        said = "several GPUs cannot train together: NCCL_DEBUG=INFO says more; in a container --shm-size=1g"
-        return Row(found=f"{version}; {sums}", state=state, consequence=said)
+        return Row(found=f"{version}; {sums}", state=state, consequence="several GPUs cannot train together: NCCL_DEBUG=INFO says more")
     right = gpus * (gpus + 1) / 2
     if any(one != right for one in sums):
-        said = "several GPUs get wrong gradients: NCCL_P2P_DISABLE=1, and ask whoever runs the machine about ACS and the IOMMU"
+        said = f"several GPUs get wrong gradients: {P2P}"
         return Row(found=f"{version}; a sum that is {right:g} came out as {sums}", state=state, consequence=said)
-    found = f"{version}; a sum over {gpus} GPU{'s' * (gpus > 1)} is right"
-    return Row(found=found, state="ok", consequence="GPUs can train together" if gpus > 1 else "needed from two GPUs on")
+    if gpus == 1:
+        return Row(found=f"{version}; it starts", state="ok", consequence="needed from two GPUs on")
+    said = "they reach each other; ranks are processes of their own, which in a container need --shm-size=1g too"
+    return Row(found=f"{version}; a sum over {gpus} GPUs, in one process, is right", state="ok", consequence=said)
 
 
 def torch_and_torchvision() -> Row:

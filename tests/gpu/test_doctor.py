@@ -9,6 +9,7 @@ from scripts.probes import decoders, training
 
 
 def test_nccl_sums_over_all_gpus(device: torch.device) -> None:
+    """On one it starts, and no more is seen."""
     gpus = torch.cuda.device_count()
     assert training.summed(gpus) == [gpus * (gpus + 1) / 2] * gpus
     assert training.nccl().state == "ok"

@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "find_spec", lambda name: True)
     assert expanded("--x", ["auto"], 2) == ["pytorch", "dali", "torchvision", "dali-cpu", "dali-gpu", "dali-fed"]
+    assert "dali" in expanded("--x", ["auto"], 0), "images are decoded on the CPU too"
     assert expanded("--x", ["auto"], 0, more=("dali-own",)) == ["dali-own", "torchvision", "dali-cpu", "dali-fed"]
     assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu", "what is named is tried"
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
@@ -188,8 +190,8 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    words = ["loader", "--data", str(pictures), "--loaders", "torchvision", "dali", "dali-gpu", "--gpus", "2", "--image-size", "32"]
+    by_dali = ["dali"] if find_spec("nvidia") and find_spec("nvidia.dali") else []
+    words = ["loader", "--data", str(pictures), "--loaders", "torchvision", *by_dali, "dali-gpu", "--gpus", "2", "--image-size", "32"]
     assert bench.main([*words, "--batch-size", "8", "--workers", "1", "--output", str(tmp_path / "out")]) == 1
     *both, bad = results(tmp_path / "out")
     for good in both:

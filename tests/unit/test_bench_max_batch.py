@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from benchmarks import max_batch
+from benchmarks import _show, max_batch
 from benchmarks._suite import name_of, run
 from benchmarks.max_batch import GRID, MaxBatch, Search, follow, search, summarise
 from contracts import Mistake
@@ -76,7 +76,8 @@ def row(loader: str, batch: int, status: str, **figures: Any) -> dict[str, Any]:
 
 def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limited() -> None:
     rows = [
-        *(row("torchvision", 64, "ok", device_gib=10.0), row("torchvision", 128, "ok", device_gib=20.0), row("torchvision", 136, "oom")),
+        *(row("torchvision", 64, "ok", device_gib=10.0), row("torchvision", 128, "ok", device_gib=20.0, sm_mhz=1755.0)),
+        row("torchvision", 136, "oom"),
         *(row("dali-gpu", 64, "ok", device_gib=12.0), row("dali-gpu", 72, "oom")),
         *(row("other", 64, "ok"), row("other", 72, "failed") | {"error": "exit code 1: cuDNN"}),
         *(row("dali-cpu", 64, "ok"), row("dali-cpu", 96, "ok", reached="all training samples")),
@@ -88,6 +89,7 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
     best = told["torchvision"]["figures"]
     assert (best["largest"], best["device_gib"], best["ended"], best["trials"]) == (128, 20.0, "out of memory at 136", 3)
     assert (best["of_torchvision"], best["of_dali-gpu"]) == (1.0, 2.0)
+    assert any(line.startswith("GPU clock 1,755 ") for line in _show.conditions(max_batch.SUITE, [*told.values()]))
     assert told["torchvision"]["took_s"] == 6.0
     assert told["dali-gpu"]["figures"]["of_torchvision"] == 0.5
     assert told["other"]["figures"]["ended"] == "failed (exit code 1: cuDNN) at 72"

@@ -54,7 +54,8 @@ def driver(**changes: Any) -> Driver:
         (training.judge_gpu(driver(mig=True), ONE, "", "13.0"), "ok", "1 of 2 are visible"),
         (training.judge_nccl("2.30.7", 0, []), "ok", "not tried"),
         (training.judge_nccl("2.30.7", 1, [1.0]), "ok", "from two GPUs on"),
-        (training.judge_nccl("2.30.7", 4, [10.0] * 4), "ok", "can train together"),
+        (training.judge_nccl("2.30.7", 4, []), "warn", "less than 1 GiB free"),
+        (training.judge_nccl("2.30.7", 4, [10.0] * 4), "ok", "--shm-size=1g"),
         (training.judge_nccl("2.30.7", 4, [10.0, 10.0, 10.0, 4.0]), "bad", "wrong gradients"),
         (training.judge_nccl("2.30.7", 2, "RuntimeError: NCCL Error 2"), "bad", "NCCL_DEBUG=INFO"),
         (training.judge_nccl("2.30.7", 1, "RuntimeError: NCCL Error 2"), "warn", "NCCL_DEBUG=INFO"),
@@ -198,8 +199,9 @@ def test_numbers_are_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> No
         for one in each:
             one.copy_(total)
 
-    full = torch.full
+    full, free = torch.full, [4 << 30] * 4
     monkeypatch.setattr(torch, "full", lambda size, value, device: full(size, value))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda at: (free[at], 8 << 30))
     monkeypatch.setattr(torch.cuda.nccl, "all_reduce", all_reduce)
     assert training.summed(4) == [10.0] * 4
 
@@ -208,6 +210,8 @@ def test_numbers_are_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(torch.cuda.nccl, "all_reduce", fail)
     assert training.summed(2) == "RuntimeError: NCCL Error 1: unhandled cuda error"
+    free[1] = 1 << 20
+    assert training.summed(2) == [], "a training fills it"
 
 
 class Library:

@@ -108,6 +108,31 @@ def test_sampler_takes_the_gpu_by_uuid_and_the_mean_since_the_last_read(monkeypa
         assert (found["gpu_utilisation"], found["sm_mhz"], found["device_gib"]) == (0.97, None, 3.0)
 
 
+def test_clocks_are_those_of_a_busy_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    shares, clocks, reasons = iter([0, 50, 0, 100]), iter([1980, 1500]), iter([0x4, 0])
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=next(shares)))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", lambda *_: next(clocks))
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda _: next(reasons))
+    sampler = Sampler(CPU, cores=2.0, host=False)
+    sampler._handle = "a GPU"
+    for _ in range(4):
+        sampler._add(sampler._sample())
+    found = sampler.read()
+    assert (found["gpu_utilisation"], found["sm_mhz"], found["throttled"]) == (0.375, 1740.0, 0.5)
+
+
+def test_a_sampler_may_leave_host_memory_alone() -> None:
+    sampler = Sampler(CPU, cores=2.0, every_s=0.01, host=False).start()
+    time.sleep(0.2)
+    sampler.stop()
+    found = sampler.read()
+    assert found["host_gib"] is None and found["cpu_utilisation"] is not None
+
+
 def test_host_memory_counts_children_and_shared_pages_once() -> None:
     code = "import time; data = bytearray(b'x') * (200 << 20); print('ready', flush=True); time.sleep(60)"
     before = host_gib()
