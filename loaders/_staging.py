@@ -163,8 +163,9 @@ class Stager:
         return self._normalise(255 * distort(pixels.to(torch.float32) / 255, self._to_device(rows.colour)))
 
     def _normalise(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8 [B, ..., 3] -> [B, 3, ...], channels last in memory, in the step's dtype, computed in fp32."""
-        return torch.addcmul(self._shift, pixels.to(torch.float32), self._scale).to(self._dtype).movedim(-1, 1)
+        """uint8, or fp32 that nobody needs any more, [B, ..., 3] -> [B, 3, ...], channels last in memory, in the step's dtype."""
+        levels = pixels.to(torch.float32)
+        return torch.addcmul(self._shift, levels, self._scale, out=levels).to(self._dtype).movedim(-1, 1)
 
     def _batch(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Batch:
         """Everything but the pixels; 0 where no image is, and in rows that are not valid."""
