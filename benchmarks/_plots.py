@@ -61,7 +61,9 @@ def bars(path: Path, groups: Sequence[str], series: Series, *, title: str, unit:
             axes.hlines([level for level, _ in drawn], [at for _, at in drawn], [at + width for _, at in drawn], "black", style)
             heights += [level for level, _ in drawn if place == 0]  # the first mark is shown whole; what lies above the picture is written
             beyond += [(at + width / 2, level) for level, at in drawn if place]
-    top = 1.1 * max(heights, default=0) or 1
+    highest = max(heights, default=0) or 1
+    room = 1.35 if any(level > 1.1 * highest for _, level in beyond) else 1.1  # for what is written there
+    top = room * highest
     axes.set_ylim(0, top)
     for at, level in beyond:
         if level > top:
