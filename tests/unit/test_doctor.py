@@ -1,4 +1,7 @@
-"""The doctor: every state of the rows that matter, a probe that crashes or hangs, the ways to call it, and one run for real."""
+"""The doctor: every state of the rows that matter, a probe that crashes or hangs, the ways to call it, and one run for real.
+
+Nothing large is imported here: the processes that doctor starts for the probes of this module import it too.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from loaders import _nvdec
 from scripts import doctor
 from scripts.probes import Row, decoders, machine, storage, training
 from scripts.probes.training import Driver
-from tests.unit import engines
 
 ROOT = Path(__file__).resolve().parents[2]
 H200 = Driver(names=("NVIDIA H200",) * 2, version="580.159.04", cuda=(13, 0), compute_modes=(0, 0))
@@ -178,6 +178,9 @@ def test_without_a_gpu_nothing_of_it_is_asked(monkeypatch: pytest.MonkeyPatch) -
 def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what stands for NVDEC; and what is said where the decoder does not start."""
     pytest.importorskip("av", reason="PyAV is not installed")
+    from loaders import _nvdec
+    from tests.unit import engines
+
     monkeypatch.setattr(_nvdec, "import_module", lambda name: engines.Codec())
     found = decoders.luma()
     assert isinstance(found, float) and abs(found - decoders.LUMA) < 2
@@ -193,6 +196,7 @@ def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_numbers_are_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what stands for NCCL, on the host."""
+    import torch
 
     def all_reduce(each: list[torch.Tensor]) -> None:
         total = torch.stack(each).sum(0)
@@ -293,9 +297,11 @@ def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixtur
 
 
 def test_a_probe_that_hangs_is_a_row() -> None:
-    rows = doctor.ask({"a": fine, "b": hang, "c": fine}, limit_s=10.0)
-    assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("b", "bad"), ("c", "ok")]
-    assert rows[1].found.startswith("no answer within 10 s")
+    """A sum over GPUs that cannot reach each other is one, and has words of its own."""
+    rows = doctor.ask({"a": fine, "NCCL": hang, "c": fine}, limit_s=10.0)
+    assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("NCCL", "bad"), ("c", "ok")]
+    assert rows[1].found.startswith("no answer within 10 s") and "NCCL_P2P_DISABLE=1" in rows[1].consequence
+    assert doctor.IF_LOST.keys() <= {name for lane in doctor.LANES for name in lane}
 
 
 ROWS = [
