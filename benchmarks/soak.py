@@ -32,6 +32,8 @@ from report.tensorboard import Board
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
+WARM_BATCHES = 500
+"""After fewer batches DALI's pools still grew every few epochs (docs/benchmarks/soak.md)."""
 STEPS, STEPS_AN_EPOCH = 3, 0.1
 """As many rises that lasted are no leak yet, while they are small: a leak of more than may be shows in more of the epochs."""
 STEPS_MIB, STEPS_COUNT = 256.0, 3.0
@@ -147,6 +149,15 @@ def grows(values: Sequence[float], most: float) -> bool:
     return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most
 
 
+def warmer(leaks: Sequence[str], batches: int, warm_epochs: int) -> list[str]:
+    """What else a leak of memory may be, where the warm-up had few batches; `batches` are those of an epoch."""
+    if batches * warm_epochs >= WARM_BATCHES or not any(leak.startswith(tuple(MIB.values())) for leak in leaks):
+        return []
+    return [
+        f"or pools that still fill, after {batches * warm_epochs} batches of warm-up: --warm-epochs {-(-WARM_BATCHES // batches)} tells"
+    ]
+
+
 def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> tuple[list[str], list[str]]:
     """(what grows by more than it may, what rose in a few steps that are no leak), in words.
 
@@ -244,6 +255,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
     write(folder / "series.json", json.dumps(series).encode())
     warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
     said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
+    said += warmer(said, feed.plan.steps(), settings.warm_epochs)
     unclear = [
         f"{words} varies too much to tell: {slope(warm[one]):+.2f} ± {spread:.2f} MiB an epoch, more --epochs tell more"
         for one, words in MIB.items()

@@ -90,6 +90,12 @@ def test_a_single_step_is_never_a_leak(epochs: int) -> None:
         assert leaks == [] and rose == ["host memory rose in 1 step by 1,024 MiB"], at
 
 
+def test_a_leak_after_a_short_warm_up_says_what_tells() -> None:
+    grows, opens = ["device memory: +1.60 MiB an epoch, allowed 0.5"], ["open files: +1.00 an epoch, allowed 0"]
+    assert soak.warmer(grows, 6, 4) == ["or pools that still fill, after 24 batches of warm-up: --warm-epochs 84 tells"]
+    assert soak.warmer(grows, 6, 84) == soak.warmer(opens, 6, 4) == soak.warmer([], 6, 4) == []
+
+
 def test_the_help_states_the_rule(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.main(["soak", "--help"])
@@ -146,7 +152,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(data: Path, tmp_path: Path) -> None:
     error, figures = measured(data, tmp_path / "leaks", 1)
-    assert error and "host memory: +1." in error and "open files: +1.00 an epoch" in error
+    assert error and "host memory: +1." in error and "open files: +1.00 an epoch" in error and error.endswith("--warm-epochs 167 tells")
     assert figures["host_mib_an_epoch"] == pytest.approx(1.0, abs=0.3)
     assert len(json.loads((tmp_path / "leaks" / "series.json").read_text())["host_mib"]) == 18
     error, figures = measured(data, tmp_path / "flat", 0)
