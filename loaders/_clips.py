@@ -249,6 +249,19 @@ def clips(rows: Rows, views: int) -> list[Array]:
     return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
 
 
+def checked(source: Any, sample: int) -> bytes:
+    """The path of a file that is as the manifest says, `read_delay_s` later than the storage told. Raises Mistake."""
+    path: bytes = source.path(sample)
+    try:
+        size = os.stat(path).st_size
+    except FileNotFoundError:
+        raise Mistake(f"a file of --data is gone: {printable(path)}; run with --rescan") from None
+    source.check(sample, size)
+    if source.read_delay_s:
+        time.sleep(source.read_delay_s)
+    return path
+
+
 class Decoding:
     """In a worker: rows -> part of a slot; tells what became of them.
 
@@ -280,7 +293,7 @@ class Decoding:
 
     def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> list[str]:
         """Fill the places of a sample. Returns the sort of file, once for each, when pyav did it, which has the last word."""
-        path, refused = self.checked(sample), None
+        path, refused = checked(self._feed.source, sample), None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
             try:
                 self._fill(self._own, sample, path, rows, places, out)
@@ -296,19 +309,6 @@ class Decoding:
             sort += REFUSED
             refusals.setdefault(sort, refused)
         return [sort] * len(places)
-
-    def checked(self, sample: int) -> bytes:
-        """The path of a file that is as the manifest says, `read_delay_s` later than the storage told."""
-        source = self._feed.source
-        path = source.path(sample)
-        try:
-            size = os.stat(path).st_size
-        except FileNotFoundError:
-            raise Mistake(f"a file of --data is gone: {printable(path)}; run with --rescan") from None
-        source.check(sample, size)
-        if source.read_delay_s:
-            time.sleep(source.read_delay_s)
-        return path
 
     def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> None:
         """Decode what the views of a clip need in one go, and bring each frame to each view that shows it."""

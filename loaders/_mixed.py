@@ -1,15 +1,14 @@
 """Clips of one batch from two sides at once: threads that decode on the device, and worker processes that decode on the CPU.
 
-    rows -> [deal] -> units -> [thread: decode, resize, normalise on a stream of its own] -> its rows of the batch's slot on the device
+    rows -> [deal] -> units -> [worker: read] -> [thread: decode, resize, normalise on a stream of its own] -> its rows of the batch's slot
                             -> [worker: as loaders/_clips.py] -> uint8 -> [copy, normalise] -> its rows of the same slot
 
-A unit is a clip with its views in a batch; loaders/_deal.py says who gets it, loaders/_pool.py has the workers.
+A unit is a clip with its views in a batch; loaders/_deal.py says who gets it, loaders/_reading.py reads, loaders/_pool.py has the workers.
 """
 
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
 from loaders._readers import Undecodable
+from loaders._reading import Read, ReadAhead, ReadClip, readers
 from loaders._staging import COPIES, DTYPES, Staged, Staging, _Slot, sleeping_event
 from loaders._workers import some
 from loaders.pyav import Pyav
@@ -36,12 +36,6 @@ Array = np.ndarray[Any, Any]
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
 
-THREADS_A_CORE = 2
-"""Of the device's threads, that keep a core busy with demuxing, parsing and launching."""
-SWITCH_S = 5e-4
-"""How long a thread may keep the interpreter's lock while one that comes back from its decoder waits for it. Python's own is ten times
-that, in which an engine decodes three pictures."""
-
 
 class Fills(Protocol):
     """Decodes on the device, for one thread at a time, in which its stream is the current one."""
@@ -50,8 +44,8 @@ class Fills(Protocol):
     def decoded(self) -> int:
         """Frames that the decoder went through, so far."""
 
-    def __call__(self, sample: int, path: bytes, rows: Rows, places: Array, out: torch.Tensor) -> None:
-        """Fill out[place], of [B, T, H, W, 3], with the sample's frames, normalised. Raises Undecodable."""
+    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+        """Fill out[place], of [B, T, H, W, 3], with the frames of these rows, which show the same ones, normalised. Raises Undecodable."""
 
     def close(self) -> None: ...
 
@@ -84,36 +78,36 @@ class _Batch:
 class _Thread:
     """What one of the threads owns."""
 
-    def __init__(self, feed: Feed, backend: str, make: MakeFills, normalise: Normalise, stream: Any, able: Array, sort: Sort) -> None:
-        self._backend, self._normalise, self._stream, self._able, self._sort = backend, normalise, stream, able, sort
+    def __init__(
+        self, feed: Feed, backend: str, reads: ReadAhead, make: MakeFills, normalise: Normalise, stream: Any, able: Array, sort: Sort
+    ) -> None:
+        self._backend, self._reads, self._normalise, self._stream = backend, reads, normalise, stream
+        self._able, self._sort = able, sort
         self._host = Decoding(feed, "pyav", Pyav, None)
         self._fills = make(stream.cuda_stream if stream else 0, normalise)
 
-    def run(self, rows: Rows, unit: Array, batch: _Batch) -> Done:
+    def run(self, unit: Unit, batch: _Batch) -> Done:
         if self._stream is None:
-            return Done(self._decode(rows, unit, batch.images), None)
+            return Done(self._decode(batch.dealt.rows, unit, batch.images), None)
         with torch.cuda.stream(self._stream):
             assert batch.slot is not None
             self._stream.wait_event(batch.slot.done)
-            told, written = self._decode(rows, unit, batch.images), torch.cuda.Event()
+            told, written = self._decode(batch.dealt.rows, unit, batch.images), torch.cuda.Event()
             written.record()
             return Done(told, written)
 
-    def _decode(self, rows: Rows, unit: Array, out: torch.Tensor) -> Told:
-        found, began = Told([], [], 0, 0, 0.0, {}), time.monotonic()
-        for sample in dict.fromkeys(rows.ids[unit][rows.valid[unit]].tolist()):
-            places = unit[rows.valid[unit] & (rows.ids[unit] == sample)]
-            before = self._fills.decoded
-            if not self._able[sample]:
-                found = found.plus(self._by_pyav(sample, some(rows, places), places, out))
-                continue
+    def _decode(self, rows: Rows, unit: Unit, out: torch.Tensor) -> Told:
+        places, sample, began, before = unit.places, int(rows.ids[unit.places[0]]), time.monotonic(), self._fills.decoded
+        if not self._able[sample]:
+            told = self._by_pyav(sample, some(rows, places), places, out)
+        else:
             try:
-                self._fills(sample, self._host.checked(sample), rows, places, out)
+                with self._reads.of(rows, unit) as read:
+                    self._fills(read, rows, places, out)
                 told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
             except (Undecodable, OSError) as error:
                 told = self._by_pyav(sample, some(rows, places), places, out, refused=reason(self._backend, error))
-            found = found.plus(told)
-        return found._replace(seconds=time.monotonic() - began)
+        return told._replace(seconds=time.monotonic() - began)
 
     def _by_pyav(self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None) -> Told:
         """Which has the last word on a file. `refused`: why the device's decoder could not."""
@@ -141,6 +135,7 @@ class MixedLoader(Staging):
         self,
         feed: Feed,
         backend: str,
+        make_read: Callable[[], ReadClip],
         make_fills: MakeFills,
         able: Array,
         *,
@@ -165,12 +160,15 @@ class MixedLoader(Staging):
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
         self._pool: Pool | None = None
         self._pace: Pace | None = None
+        # both kinds are forked before there are threads that may hold a lock of FFmpeg's
+        reading = readers(feed.workers, threads)
+        self._reads = ReadAhead(feed, make_read, workers=reading, threads=threads)
         if feed.workers and (beside or not able.all()):
             name, own, other = beside or ("pyav", Pyav, None)
-            # the threads' own work takes cores too: with a worker on each of them both sides were slower than with fewer
-            workers = max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1) if beside else feed.workers
+            # reading and the threads take cores too: with a worker on each of them both sides were slower than with fewer
+            workers = max(feed.workers - reading, 1)
             self._pace = Pace(workers=workers, threads=threads) if beside else None
-            self._pool = Pool(  # forked before there are threads that may hold a lock of FFmpeg's
+            self._pool = Pool(
                 lambda: Decoding(feed, name, own, other),
                 workers=workers,
                 slot_bytes=self._views * math.prod(feed.plan.sample_shape),
@@ -179,20 +177,19 @@ class MixedLoader(Staging):
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would fill
         self.in_flight = self._window + self._depth + (math.ceil(len(self._pool.slots) / max(units, 1)) if self._pool else 0)
         streams = device_streams(feed.device, threads)
-        self._idle = [_Thread(feed, backend, make_fills, self._levels, stream, able, self._sort) for stream in streams]
+        self._idle = [_Thread(feed, backend, self._reads, make_fills, self._levels, stream, able, self._sort) for stream in streams]
         self._all = list(self._idle)
         self._threads = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
-        self._switch_s = sys.getswitchinterval()
-        sys.setswitchinterval(min(self._switch_s, SWITCH_S))
 
     def close(self) -> None:
+        self._reads.stop()
         if self._pool is not None:
             self._pool.stop()
         super().close()
-        sys.setswitchinterval(self._switch_s)
         self._threads.shutdown(wait=True, cancel_futures=True)
         for thread in self._all:
             thread.close()
+        self._reads.close()
         if self._pool is not None:
             self._pool.close()
 
@@ -201,6 +198,7 @@ class MixedLoader(Staging):
         deal = Deal(rows, self._views, self._able if self._pool else np.ones_like(self._able), self._pace)
         self._stager.wait_for_copies()
         self._release(0)
+        self._reads.begin()
         if self._pool is not None:
             self._pool.serve(deal.unit)
         under_way: deque[_Batch] = deque()
@@ -229,16 +227,17 @@ class MixedLoader(Staging):
             batch = _Batch(dealt, slot.images, slot)
         else:
             batch = _Batch(dealt, torch.zeros(shape, dtype=DTYPES[self._feed.pixels.dtype]), None)
-        batch.jobs = [self._threads.submit(self._run, unit.places, batch) for unit in dealt.device]
+        self._reads.add(dealt.rows, dealt.device)
+        batch.jobs = [self._threads.submit(self._run, unit, batch) for unit in dealt.device]
         if self._pool is not None:
             self._pool.fill()
         return batch
 
-    def _run(self, unit: Array, batch: _Batch) -> Done:
+    def _run(self, unit: Unit, batch: _Batch) -> Done:
         """In one of the threads, of which there are as many as things for them to own."""
         thread = self._idle.pop()
         try:
-            return thread.run(batch.dealt.rows, unit, batch)
+            return thread.run(unit, batch)
         finally:
             self._idle.append(thread)
 

@@ -1,6 +1,7 @@
 """NVDEC through PyNvVideoCodec: frames of one file as surfaces on the device. PyAV reads the packets, so that its times are the manifest's.
 
-    seek to the key frame -> packets -> Annex B -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
+    Packets: seek to the key frame -> packets -> Annex B -> bytes and a table
+    Nvdec:   bytes -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
 
 NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have to ascend in that order. What
 is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine could not decode well and made up.
@@ -24,6 +25,7 @@ from dataset.container import open_video
 from dataset.videos import CODECS
 from loaders._planes import BT601, MATRICES, Picture
 from loaders._readers import Undecodable
+from loaders._reading import Read
 from loaders._surfaces import nv12
 from loaders.pyav import HASTY, _Run
 
@@ -123,13 +125,13 @@ class Decoder:
                 raise _refused(error) from error
         self._size = height, width
 
-    def feed(self, packet: av.Packet[Any], label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
-        """Decode a packet; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels. A next call may overwrite them.
+    def feed(self, address: int, size: int, label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """Decode a packet, `size` bytes from `address` on; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels.
 
-        They are written on the stream. A picture that is not to be shown is decoded for others' sake, and not copied.
+        A next call may overwrite them. They are written on the stream. A picture that is not to be shown is decoded for others' sake alone.
         """
         data = self._codec.PacketData()
-        data.bsl_data, data.bsl, data.pts, data.discardable = packet.buffer_ptr, packet.buffer_size, label, int(not shown)
+        data.bsl_data, data.bsl, data.pts, data.discardable = address, size, label, int(not shown)
         return self._surfaces(data)
 
     def finish(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -159,6 +161,52 @@ def _refused(error: Exception) -> Undecodable:
     return Undecodable(next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 
+class Group(NamedTuple):
+    """Packets from one key frame on: bytes, time and, where it is wanted, frame of each, in the order of decoding; the last wanted time."""
+
+    packets: list[tuple[int, int, int | None]]
+    last: int
+
+
+class Clip(NamedTuple):
+    """What loaders._reading.Read says of a clip's packets: which sample it is of, its stored sides, and its groups."""
+
+    sample: int
+    height: int
+    width: int
+    groups: list[Group]
+
+
+class Packets:
+    """loaders._reading.ReadClip: the packets that NVDEC needs to show the frames, one behind the other."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = columns
+        av.logging.set_level(av.logging.PANIC)  # as loaders.pyav
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
+        groups, data = list[Group](), list[bytes]()
+        try:
+            with open_video(path, known=True) as container:
+                run = _Run(container, self._columns, sample, HASTY)
+                stream = container.streams[int(self._columns.stream[sample])]
+                assert isinstance(stream, av.VideoStream)  # as _Run has seen
+                context = stream.codec_context  # which _Run has seen too
+                pts, codec = self._columns.pts(sample), CODECS[self._columns.codec[sample]]
+                for together in run.split(frames):
+                    group = Group([], int(pts[together[-1]]))
+                    for packet, time, frame in chosen(run, stream, codec, {int(pts[frame]): frame for frame in together}):
+                        data.append(bytes(packet))
+                        group.packets.append((len(data[-1]), time, frame))
+                    if absent := {*together} - {frame for _, _, frame in group.packets}:
+                        raise Undecodable(f"{len(absent)} of {len(together)} frames did not come")
+                    groups.append(group)
+                about = Clip(sample, context.height, context.width, groups)
+        except (FFmpegError, ValueError) as error:  # Undecodable is one
+            raise Undecodable(str(error)) from error
+        return Read(np.frombuffer(b"".join(data), np.uint8), about)
+
+
 class Nvdec:
     """Gives frames of a file as surfaces. For one thread, whose current stream it writes on."""
 
@@ -168,64 +216,54 @@ class Nvdec:
         self._clips = 1
         self.decoded = 0
 
-    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture, torch.Tensor]]:
-        """Each of `frames` (ascending, each once) once: its number, what its surface shows, and the surface, valid until the next one.
+    def __call__(self, read: Read) -> Iterator[tuple[int, Picture, torch.Tensor]]:
+        """Each frame that Packets was asked for, once: its number, what its surface shows, and the surface, valid until the next one.
 
         Raises Undecodable.
         """
-        try:
-            with open_video(path, known=True) as container:
-                run = _Run(container, self._columns, sample, HASTY)
-                stream = container.streams[int(self._columns.stream[sample])]
-                assert isinstance(stream, av.VideoStream)  # as _Run has seen
-                context = stream.codec_context  # which _Run has seen too
-                picture = nv12(
-                    context.height,
-                    context.width,
-                    matrix=MATRICES.get(int(self._columns.matrix[sample]), BT601),
-                    full_range=bool(self._columns.full_range[sample]),
-                    turns=int(self._columns.rotation[sample]) // 90 % 4,
-                )
-                left = set(frames)
-                for together in run.split(frames):
-                    for frame, surface in self._group(run, stream, sample, together, context.height, context.width):
-                        if surface.shape != (context.height * 3 // 2, context.width) or surface.dtype != torch.uint8:
-                            raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
-                        left.discard(frame)
-                        yield frame, picture, surface
-        except (FFmpegError, ValueError) as error:  # Undecodable is one
-            raise Undecodable(str(error)) from error
-        if left:
-            raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
+        clip: Clip = read.about
+        picture = nv12(
+            clip.height,
+            clip.width,
+            matrix=MATRICES.get(int(self._columns.matrix[clip.sample]), BT601),
+            full_range=bool(self._columns.full_range[clip.sample]),
+            turns=int(self._columns.rotation[clip.sample]) // 90 % 4,
+        )
+        address = read.data.ctypes.data
+        for group in clip.groups:
+            for frame, surface in self._group(clip, group, address):
+                if surface.shape != (clip.height * 3 // 2, clip.width) or surface.dtype != torch.uint8:
+                    raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
+                yield frame, picture, surface
+            address += sum(size for size, _, _ in group.packets)
 
     def close(self) -> None:
         self._decoders.clear()
 
-    def _group(
-        self, run: _Run, stream: av.VideoStream, sample: int, frames: list[int], height: int, width: int
-    ) -> Iterator[tuple[int, torch.Tensor]]:
-
-        pts = self._columns.pts(sample)
+    def _group(self, clip: Clip, group: Group, address: int) -> Iterator[tuple[int, torch.Tensor]]:
         self._clips = self._clips - 1 or CLIPS
-        base, numbers = self._clips * CLIP_TICKS - int(pts[0]), dict[int, int]()
-        name, last, fed, came = CODECS[self._columns.codec[sample]], int(pts[frames[-1]]), 0, 0
+        base, numbers = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0]), dict[int, int]()
+        name, fed, came = CODECS[self._columns.codec[clip.sample]], 0, 0
         try:
-            decoder = self._decoder(name, height, width)
-            for packet, time, frame in chosen(run, stream, name, {int(pts[frame]): frame for frame in frames}):
+            decoder = self._decoder(name, clip.height, clip.width)
+            for size, time, frame in group.packets:
                 self.decoded += 1
                 fed = max(fed, base + time)
                 if frame is not None:
                     numbers[base + time] = frame
-                for label, surface in decoder.feed(packet, base + time, shown=frame is not None or time > last):
+                for label, surface in decoder.feed(address, size, base + time, shown=frame is not None or time > group.last):
                     came = max(came, label)
                     if label in numbers:
                         yield numbers.pop(label), surface
+                address += size
             for label, surface in decoder.finish():
                 came = max(came, label)
                 if label in numbers:
                     yield numbers.pop(label), surface
             if came < fed:  # a packet had no picture: those behind it have had labels of others
                 raise Undecodable("a picture is missing")
+            if numbers:
+                raise Undecodable(f"{len(numbers)} frames did not come")
         except BaseException:  # also when nobody asks for the rest
             self._decoders.pop(name, None)
             raise

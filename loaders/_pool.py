@@ -45,9 +45,10 @@ Source = Callable[[], tuple[Rows, Given] | None]
 class Pool:
     """A slot, `slots[i]`, belongs to its unit until it is released."""
 
-    def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool) -> None:
+    def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool, slots: int | None = None) -> None:
+        """`slots`: how many; default SLOTS for each worker, and one for each unit that waits for a worker."""
         self._limit = workers + QUEUED
-        self._memory = Shared(SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
+        self._memory = Shared(slots or SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
         self._free = deque(range(len(self.slots)))
         self._lock, self._stop = threading.RLock(), Stop()
         self._source: Source | None = None
@@ -108,7 +109,7 @@ class Pool:
             raise self._broken or RuntimeError("the workers were told to end")
         except BrokenExecutor:
             raise Mistake(
-                "a worker process that decodes clips was killed, as the system does when memory is short: fewer --workers need less"
+                "a worker process for clips was killed, as the system does when memory is short: fewer --workers need less"
             ) from None
 
     def release(self, slot: int) -> None:

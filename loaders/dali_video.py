@@ -1,8 +1,8 @@
 """`dali-video`: DALI's video decoder, which takes a file's bytes and the numbers of the frames; its filter resizes them on the GPU.
 
-One pipeline a thread, each for one clip at a time. What DALI is not exact for, pyav decodes in worker processes, also files of a size that
-it would mistake for another one's (`Sizes`). It reads whole files: for long ones `nvdec` and `pyav`, which read from the key frame on, are
-many times faster.
+One pipeline a thread, each for one clip at a time. Worker processes read, and decode by pyav what DALI is not exact for, also files of a
+size that it would mistake for another one's (`Sizes`). Files are read whole: for long ones `nvdec` and `pyav`, which read from the key
+frame on, are many times faster.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from loaders._clips import exact, kind, passed
 from loaders._dali import import_dali, lacks_memory, release_memory, said
 from loaders._mixed import MixedLoader, Normalise
 from loaders._readers import Undecodable
+from loaders._reading import Read
 
 Array = np.ndarray[Any, Any]
 
@@ -112,20 +113,30 @@ def inputs(data: Array, rows: Rows, place: int) -> dict[str, Array]:
     }
 
 
+class Whole:
+    """loaders._reading.ReadClip: the bytes of the file."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
+        data = np.fromfile(path, np.uint8)
+        self._source.check(sample, len(data))
+        return Read(data, None)
+
+
 class Filling:
     """loaders._mixed.Fills."""
 
-    def __init__(self, columns: Any, source: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
-        self._columns, self._source, self._device, self._stream, self._normalise = columns, source, device, stream, normalise
+    def __init__(self, columns: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
+        self._columns, self._device, self._stream, self._normalise = columns, device, stream, normalise
         self._pipeline: Any = None
         self.decoded = 0
 
-    def __call__(self, sample: int, path: bytes, rows: Rows, places: Array, out: torch.Tensor) -> None:
-        data = np.fromfile(path, np.uint8)
-        self._source.check(sample, len(data))
+    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
         for place in places.tolist():
             try:
-                clip = self._run(inputs(data, rows, place))
+                clip = self._run(inputs(read.data, rows, place))
             except Exception as error:  # DALI's, of which there are many; a pipeline is of no use after one
                 self._pipeline = None
                 if lacks_memory(error):
@@ -136,7 +147,7 @@ class Filling:
                 torch.cuda.current_stream().synchronize()
             self._pipeline.release_outputs()
             assert rows.frames is not None
-            self.decoded += passed(self._columns.keys(sample), np.unique(rows.frames[place]))
+            self.decoded += passed(self._columns.keys(int(rows.ids[place])), np.unique(rows.frames[place]))
 
     def close(self) -> None:
         self._pipeline = None
@@ -167,7 +178,8 @@ class DaliVideo(MixedLoader):
         super().__init__(
             feed,
             "dali-video",
-            lambda stream, normalise: Filling(feed.columns, feed.source, feed.device, stream, normalise),
+            lambda: Whole(feed.source),
+            lambda stream, normalise: Filling(feed.columns, feed.device, stream, normalise),
             safe,
             threads=THREADS,
             sort=lambda sample: kind(feed.columns, sample) + (OF_A_SIZE if able[sample] > safe[sample] else ""),

@@ -1,6 +1,7 @@
 """`nvdec`: the GPU's video engines, each fed by a thread; frames stay on the device, where they are resized and normalised.
 
-What the engines are not exact for, pyav decodes in worker processes. `nvdec+pyav`, `nvdec+decord`: workers also get a share of the others.
+Worker processes read the packets, and decode by pyav what the engines are not exact for. `nvdec+pyav`, `nvdec+decord`: they also get a
+share of the others.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from contracts import Feed, Mistake, Rows
 from loaders._clips import exact
 from loaders._mixed import Beside, MixedLoader, Normalise
-from loaders._nvdec import Nvdec, capabilities, import_codec, within
+from loaders._nvdec import Nvdec, Packets, capabilities, import_codec, within
 from loaders._planes import Picture
 from loaders._readers import Undecodable
+from loaders._reading import Read
 from loaders._surfaces import Fit, build
 from loaders.pyav import Pyav
 
@@ -34,19 +36,21 @@ class Filling:
     def __init__(self, columns: Any, codec: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
         build(device)
         self._columns, self._normalise = columns, normalise
-        self._read = Nvdec(columns, codec, device.index or 0, stream)
+        self._decode = Nvdec(columns, codec, device.index or 0, stream)
         self._kept = torch.empty(0)
+        self._places: tuple[torch.Tensor, ...] = ()  # of it, one for each surface
 
     @property
     def decoded(self) -> int:
-        return self._read.decoded
+        return self._decode.decoded
 
-    def __call__(self, sample: int, path: bytes, rows: Rows, places: Array, out: torch.Tensor) -> None:
+    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
         assert rows.frames is not None, "a plan of clips says which frames"
         shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for place in places.tolist():
             for t, frame in enumerate(rows.frames[place].tolist()):
                 shown[frame].append((place, t))
+        sample = rows.ids[places[0]]
         displayed = int(self._columns.height[sample]), int(self._columns.width[sample])
         fits: dict[int, Fit] = {}
         kept: list[int] = []
@@ -60,14 +64,15 @@ class Filling:
                     out[place, t : t + count, :height, :width] = pixels[i : i + count]
             kept.clear()
 
-        for frame, picture, surface in self._read(sample, path, sorted(shown)):
+        for frame, picture, surface in self._decode(read):
             if not fits:
                 if picture.shape != displayed:
                     raise Undecodable(f"its frames have {picture.shape} pixels, the manifest has {displayed}")
                 fits = {place: self._fit(picture, rows, place) for place in places.tolist()}
                 if self._kept.shape[1:] != surface.shape:
                     self._kept = torch.empty((CHUNK, *surface.shape), dtype=surface.dtype, device=surface.device)
-            self._kept[len(kept)] = surface
+                    self._places = self._kept.unbind()
+            self._places[len(kept)].copy_(surface, non_blocking=True)
             kept.append(frame)
             if len(kept) == CHUNK:
                 empty()
@@ -75,8 +80,8 @@ class Filling:
             empty()
 
     def close(self) -> None:
-        self._read.close()
-        self._kept = torch.empty(0)
+        self._decode.close()
+        self._kept, self._places = torch.empty(0), ()
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
         height, width = rows.sizes[place].tolist()
@@ -116,6 +121,7 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
     return MixedLoader(
         feed,
         "nvdec",
+        lambda: Packets(feed.columns),
         lambda stream, normalise: Filling(feed.columns, codec, feed.device, stream, normalise),
         able,
         threads=engines,  # a second one for an engine waits for the interpreter more than it decodes

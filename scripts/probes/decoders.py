@@ -211,7 +211,8 @@ def luma() -> float | str | None:
             torch.cuda.init()
         decoder = Decoder(import_codec(), 0, "h264", 0, (side, side))
         decoder.begin(side, side)
-        surfaces = [surface for at, packet in enumerate(packets) for _, surface in decoder.feed(packet, at, shown=True)]
+        fed = (decoder.feed(packet.buffer_ptr, packet.buffer_size, at, shown=True) for at, packet in enumerate(packets))
+        surfaces = [surface for came in fed for _, surface in came]
         surfaces += [surface for _, surface in decoder.finish()]
         return float(surfaces[0][:side].float().mean().item())
     except (Mistake, RuntimeError, ValueError, IndexError) as error:  # Undecodable is a ValueError

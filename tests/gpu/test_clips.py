@@ -18,10 +18,10 @@ from contracts import Feed, Pixels, Rows
 from dataset.video_scan import open_videos
 from loaders import _nvdec, _surfaces, open_loader
 from loaders._clips import exact
-from loaders._nvdec import Nvdec, capabilities, import_codec, within
+from loaders._nvdec import Nvdec, Packets, capabilities, import_codec, within
 from loaders._readers import Undecodable
 from loaders._surfaces import Fit
-from loaders.dali_video import Filling
+from loaders.dali_video import Filling, Whole
 from tests.conformance.fixtures import SAMPLES
 from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
@@ -56,10 +56,11 @@ class ByNvdec:
 
     def __init__(self, videos: Any, device: torch.device) -> None:
         self._videos, self._device = videos, device
-        self._read = Nvdec(videos, import_codec(), 0, torch.cuda.current_stream().cuda_stream)
+        self._packets = Packets(videos)
+        self._decode = Nvdec(videos, import_codec(), 0, torch.cuda.current_stream().cuda_stream)
 
     def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, np.ndarray]]:
-        for frame, picture, surface in self._read(sample, self._videos.path(sample), frames):
+        for frame, picture, surface in self._decode(self._packets(sample, self._videos.path(sample), frames)):
             height, width = picture.shape
             whole = np.array([0, 0, width, height])
             yield frame, Fit(picture, whole, whole.astype(float), (height, width), False)(surface[None])[0].cpu().numpy()
@@ -68,8 +69,8 @@ class ByNvdec:
 class ByDali:
     def __init__(self, videos: Any, device: torch.device) -> None:
         self._videos, self._device = videos, device
-        source = SimpleNamespace(check=lambda sample, size: None)
-        self._fill = Filling(videos, source, device, torch.cuda.current_stream().cuda_stream, lambda clip: clip)
+        self._read = Whole(SimpleNamespace(check=lambda sample, size: None))
+        self._fill = Filling(videos, device, torch.cuda.current_stream().cuda_stream, lambda clip: clip)
 
     def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, np.ndarray]]:
         height, width = int(self._videos.height[sample]), int(self._videos.width[sample])
@@ -84,7 +85,7 @@ class ByDali:
             frames=np.array([frames]),
         )
         out = torch.zeros((1, len(frames), height, width, 3), dtype=torch.uint8, device=self._device)
-        self._fill(sample, self._videos.path(sample), rows, np.array([0]), out)
+        self._fill(self._read(sample, self._videos.path(sample), frames), rows, np.array([0]), out)
         yield from zip(frames, out[0].cpu().numpy(), strict=True)
 
 

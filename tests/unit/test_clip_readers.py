@@ -15,12 +15,11 @@ import pytest
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS
 from loaders._clips import EXACT, exact, kind, late
-from loaders._nvdec import Nvdec
+from loaders._nvdec import Packets
 from loaders._planes import Fitter, Picture
 from loaders._readers import Undecodable
 from loaders.pyav import Pyav, planes
 from tests.unit.clip_kinds import KINDS, Made, reader
-from tests.unit.engines import Codec
 from tests.unit.video_files import make, number
 
 SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "video_sample"
@@ -92,7 +91,7 @@ def test_a_codec_that_damage_has_made_unknown(tmp_path: Path) -> None:
     path = make(tmp_path / "data" / "x" / "a.mp4")
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
     path.write_bytes(path.read_bytes().replace(b"avc1", b"zzzz"))
-    for read in (Pyav(videos), Nvdec(videos, Codec(), 0, 0)):
+    for read in (Pyav(videos), Packets(videos)):
         with pytest.raises(Undecodable, match="unknown codec"):
             list(read(0, videos.path(0), [3]))
 

@@ -16,7 +16,7 @@ from dataset.videos import CODECS
 from loaders import dali_video, open_loader
 from loaders._clips import REFUSED, exact
 from loaders._planes import Fitter
-from loaders.dali_video import OF_A_SIZE, DaliVideo, Filling, Sizes, of_safe_sizes
+from loaders.dali_video import OF_A_SIZE, DaliVideo, Filling, Sizes, Whole, of_safe_sizes
 from loaders.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
@@ -40,9 +40,10 @@ def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> Non
     """In any order and more than once; resized as pyav's are, to a grey level or so, also at a region's border."""
     sample, frames = made.names.index(name), [30, 3, 3, 47, 0]
     source = SimpleNamespace(check=lambda sample, size: None)
-    fill = Filling(made.videos, source, CPU, 0, lambda clip: clip)
+    fill = Filling(made.videos, CPU, 0, lambda clip: clip)
     height, width = int(made.videos.height[sample]), int(made.videos.width[sample])
     rows: Any = SimpleNamespace(
+        ids=np.full(3, sample),
         frames=np.tile(frames, (3, 1)),
         regions=np.array([[0, 0, width, height], [8, 6, 100, 90], [8, 6, 100, 90]]),
         windows=np.array([[0.0, 0, width, height], [3.2, 4.7, 80.1, 77.7], [0.0, 0.0, 60.0, 84.0]]),
@@ -50,7 +51,7 @@ def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> Non
         flips=np.array([False, True, False]),
     )
     out = torch.zeros((3, len(frames), height, width, 3))
-    fill(sample, made.videos.path(sample), rows, np.arange(3), out)
+    fill(Whole(source)(sample, made.videos.path(sample), frames), rows, np.arange(3), out)
     assert [number(frame.numpy()) for frame in out[0]] == frames
     for place in range(3):
         size = tuple(rows.sizes[place].tolist())

@@ -6,6 +6,8 @@ import heapq
 import os
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,10 @@ import pytest
 import torch
 
 from contracts import Mistake
-from loaders import CLIPS, default_loader, open_loader
+from loaders import CLIPS, _nvdec, _reading, default_loader, open_loader
 from loaders._clips import exact
-from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
+from loaders._deal import Unit
+from loaders._nvdec import CLIP_TICKS, Nvdec, Packets, capabilities, within
 from loaders._planes import Picture
 from loaders._readers import Undecodable
 from loaders._surfaces import Fit
@@ -44,6 +47,16 @@ def shown(picture: Picture, surface: torch.Tensor) -> int:
     return number(Fit(picture, whole, whole.astype(float), (height, width), False)(surface[None])[0].numpy())
 
 
+class Reading:
+    """Frames of files by one Nvdec, with its packets read right before."""
+
+    def __init__(self, videos: Any, codec: Codec) -> None:
+        self.nvdec, self._packets, self._videos = Nvdec(videos, codec, 0, 0), Packets(videos), videos
+
+    def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, Picture, torch.Tensor]]:
+        return self.nvdec(self._packets(sample, self._videos.path(sample), frames))
+
+
 # --- which files, which packets -------------------------------------------------------------------------------------------------------
 
 
@@ -66,9 +79,9 @@ def test_what_the_device_decodes(made: Made) -> None:
 def test_frames_that_were_asked_for(made: Made, name: str) -> None:
     """One decoder for all clips of a file; none of its surfaces is looked at after the next call."""
     codec, sample = Codec(), made.names.index(name)
-    read = Nvdec(made.videos, codec, 0, 0)
+    read = Reading(made.videos, codec)
     for frames in patterns(len(made.videos.pts(sample))):
-        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, made.videos.path(sample), frames)}
+        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, frames)}
         assert came == {frame: made.shown(sample, frame) for frame in frames}
     assert codec.made == 1
 
@@ -76,7 +89,7 @@ def test_frames_that_were_asked_for(made: Made, name: str) -> None:
 def fed(made: Made, name: str, frames: list[int]) -> tuple[list[int], list[int]]:
     """Display places of the packets that were fed, and of those whose frames were to be shown, in the order of decoding."""
     codec, sample = Codec(), made.names.index(name)
-    list(Nvdec(made.videos, codec, 0, 0)(sample, made.videos.path(sample), frames))
+    list(Reading(made.videos, codec)(sample, frames))
     pts = made.videos.pts(sample).tolist()
     places = [pts.index(label % CLIP_TICKS + pts[0]) for label, _ in codec.packets]
     return places, [place for place, (_, hidden) in zip(places, codec.packets, strict=True) if not hidden]
@@ -97,8 +110,8 @@ def test_packets_from_the_key_frame_to_the_last_wanted_one(made: Made) -> None:
 
 def test_an_edit_list_hides_frames_that_others_need(made: Made) -> None:
     sample = made.names.index("h264-cut.mp4")
-    read = Nvdec(made.videos, Codec(), 0, 0)
-    came = [shown(picture, surface) for _, picture, surface in read(sample, made.videos.path(sample), [0, 1])]
+    read = Reading(made.videos, Codec())
+    came = [shown(picture, surface) for _, picture, surface in read(sample, [0, 1])]
     assert sorted(came) == [7, 8]
 
 
@@ -125,26 +138,26 @@ class Losing(Codec):
 def test_a_missing_picture_is_no_reason_to_show_others(made: Made, wanted: list[int]) -> None:
     """Those behind it would have had the labels of the ones before them."""
     sample = made.names.index("hevc.mp4")
-    pts, path, codec = made.videos.pts(sample), made.videos.path(sample), Losing()
-    read = Nvdec(made.videos, codec, 0, 0)
+    pts, codec = made.videos.pts(sample), Losing()
+    read = Reading(made.videos, codec)
     codec.lost = int(pts[5] - pts[0])  # no picture is made from it
     with pytest.raises(Undecodable, match=r"a picture is missing|did not come"):
-        list(read(sample, path, wanted))
+        list(read(sample, wanted))
     codec.lost = -1
-    assert {frame: shown(picture, surface) for frame, picture, surface in read(sample, path, wanted)} == {frame: frame for frame in wanted}
+    assert {frame: shown(picture, surface) for frame, picture, surface in read(sample, wanted)} == {frame: frame for frame in wanted}
     assert codec.made == 2, "the decoder still had a label"
 
 
 def test_parts_in_another_order_are_refused(made: Made) -> None:
     """Nine frames from the end come first. Clips of one part are right; those of both are pyav's."""
     sample = made.names.index("h264-parts.mp4")
-    read, path = Nvdec(made.videos, Codec(), 0, 0), made.videos.path(sample)
+    read = Reading(made.videos, Codec())
     for frames in ([0, 3, 4], [9, 12], [20, 22, 30], [44]):
-        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, path, frames)}
+        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, frames)}
         assert came == {frame: made.shown(sample, frame) for frame in frames}
     for frames in ([7, 9], [5, 12, 13]):
         with pytest.raises(Undecodable, match="parts in another order"):
-            list(read(sample, path, frames))
+            list(read(sample, frames))
 
 
 def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +165,14 @@ def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: 
     monkeypatch.setattr("loaders._nvdec.FILTERS", {})
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="parameter sets"):
-        list(Nvdec(made.videos, Codec(), 0, 0)(sample, made.videos.path(sample), [20]))
+        list(Reading(made.videos, Codec())(sample, [20]))
 
 
 def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "nv12", lambda planes: torch.zeros(12, 16, dtype=torch.uint8))
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="surface"):
-        list(Nvdec(made.videos, Codec(), 0, 0)(sample, made.videos.path(sample), [20]))
+        list(Reading(made.videos, Codec())(sample, [20]))
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------------------------
@@ -268,9 +281,9 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
 
 
 def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -> None:
-    """Two crops of a clip at its beginning and one of a clip behind the damage, in one unit."""
+    """Two crops of a clip at its beginning, and a clip behind the damage."""
     kinds = spoiled(tmp_path, lambda content: content[: len(content) * 6 // 10] + bytes(len(content) - len(content) * 6 // 10))
-    given = feed(kinds.videos)
+    given = replace(feed(kinds.videos), workers=0)
     rows = given.plan.rows(0, 0)[0]
     first = np.zeros(BATCH, int)
     whole = np.tile([0, 0, int(kinds.videos.width[0]), int(kinds.videos.height[0])], (BATCH, 1))
@@ -286,8 +299,8 @@ def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -
     loading = loader(given, Refusing(), "")
     with loading:
         out = torch.zeros((BATCH, T, SIZE, SIZE, 3))
-        told = loading._all[0]._decode(rows, np.arange(3), out)
-        assert told.lost == [2] and told.fallbacks == ["h264 in mkv, refused"] * 2
+        told = [loading._all[0]._decode(rows, Unit(np.array(places), able=True), out) for places in ([0, 1], [2])]
+        assert [its.lost for its in told] == [[], [2]] and told[0].fallbacks == ["h264 in mkv, refused"] * 2
         shown = [numbers(out.movedim(-1, 1), rows, place) for place in (0, 1)]
         assert shown == [expected(kinds, rows, place) for place in (0, 1)] and not out[2:].any()
 
@@ -301,12 +314,10 @@ def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -
 
 
 def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
-    """No process or thread after `close`, also in the middle of a batch; few decoders; Python switches threads as before."""
-    switch_s = sys.getswitchinterval()
+    """No process or thread after `close`, also in the middle of a batch; few decoders."""
     children, threads = {child.pid for child in psutil.Process().children()}, threading.active_count()
     codec = Codec()
     loading = loader(feed(made.videos), codec, "pyav")
-    assert sys.getswitchinterval() < switch_s
     for epoch in range(4):
         list(loading.batches(epoch, 0))
     assert codec.made <= 2 * 4
@@ -315,7 +326,6 @@ def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
     loading.close()
     assert {child.pid for child in psutil.Process().children()} <= children
     assert threading.active_count() <= threads
-    assert sys.getswitchinterval() == switch_s
 
 
 def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> None:
@@ -324,8 +334,32 @@ def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> No
         with loader(replace(feed(made.videos), workers=workers), Codec(engines=4), beside):
             return len(psutil.Process().children()) - before
 
-    assert [processes("pyav", workers) for workers in (5, 2)] == [3, 1]
-    assert processes("", 3) == 3, "which decode only what engines cannot"
+    assert [processes(beside, workers) for beside in ("pyav", "") for workers in (5, 2, 0)] == [2 + 3, 2 + 1, 0] * 2, (
+        "that read, and decode"
+    )
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_packets_that_have_no_room_in_a_slot(made: Made, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come through a pipe; 1,500 bytes hold some clips and not others."""
+    monkeypatch.setattr(_reading, "MOST_BYTES", 1500)
+    given = replace(feed(made.videos), workers=workers)
+    loading = loader(given, Codec(), "")
+    with loading:
+        assert loading._reads._pool is None or loading._reads._pool.slots.shape[1] == 4096
+        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
+            for place in np.flatnonzero(rows.valid).tolist():
+                assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
+
+
+def test_closing_does_not_wait_for_a_read_that_hangs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nvdec, "open_video", lambda *_, **__: time.sleep(60))
+    loading = loader(feed(made.videos), Codec(), "")
+    loading.batches(0, 0)
+    time.sleep(0.5)
+    began = time.monotonic()
+    loading.close()
+    assert time.monotonic() - began < 10
 
 
 SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130, 202)]
@@ -335,14 +369,14 @@ def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
     """It grows to what is the largest of both sides; of two sizes with as many pixels none is taken for the other."""
     kinds = Made(tmp_path, {f"{at}.mp4": {"size": size, "frames": 12} for at, size in enumerate(SIZES)})
     codec = Codec()
-    read = Nvdec(kinds.videos, codec, 0, 0)
+    read = Reading(kinds.videos, codec)
     for sample in [*range(len(SIZES)), *reversed(range(len(SIZES)))]:
-        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, kinds.videos.path(sample), [3, 7])}
+        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, [3, 7])}
         assert came == {3: 3, 7: 7}
     assert codec.made == 4, "for 128 x 128, 192 x 128, 192 x 192 and 192 x 256"
-    assert [(decoder.height, decoder.width) for decoder in read._decoders.values()] == [(192, 256)]
-    read.close()
-    assert not read._decoders
+    assert [(decoder.height, decoder.width) for decoder in read.nvdec._decoders.values()] == [(192, 256)]
+    read.nvdec.close()
+    assert not read.nvdec._decoders
 
 
 def test_without_a_gpu(made: Made) -> None:
