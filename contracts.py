@@ -200,7 +200,7 @@ class Feed:
     columns: Any  # the manifest's columns that decoding may need: .height .width .format .components .depth .size
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
-    workers: int  # processes or threads that read and decode; as many reads are under way at once
+    workers: int  # processes or threads that read and decode; as many reads are under way at once, or more for the GPU's engines
     pixels: Pixels = Pixels()
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
@@ -231,7 +231,7 @@ class Loader(Protocol):
         """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent; without it they live until the
         program ends.
 
-        A read that hangs is waited for where the loader's own threads read, not worker processes: in DALI's.
+        A read that hangs is waited for where this process reads, and not worker processes: in threads of DALI's, and where there are none.
         """
 
     def __enter__(self) -> Loader: ...

@@ -172,11 +172,6 @@ class Told(NamedTuple):
     seconds: float  # that it took
     refusals: dict[str, str]  # of the fallbacks that end in REFUSED: why, of the first
 
-    def plus(self, other: Told) -> Told:
-        """Of two parts."""
-        counts = self.decoded + other.decoded, self.delivered + other.delivered, self.seconds + other.seconds
-        return Told(self.lost + other.lost, self.fallbacks + other.fallbacks, *counts, other.refusals | self.refusals)
-
 
 def count(loader: Any, parts: Sequence[Told]) -> None:
     """Into the loader's Counts, once a batch of these parts is handed over."""

@@ -26,7 +26,7 @@ from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
 from loaders._readers import Undecodable
-from loaders._reading import Read, ReadAhead, ReadClip, readers
+from loaders._reading import Read, ReadAhead, ReadClip
 from loaders._staging import COPIES, DTYPES, Staged, Staging, _Slot, sleeping_event
 from loaders._workers import some
 from loaders.pyav import Pyav
@@ -35,6 +35,8 @@ Array = np.ndarray[Any, Any]
 
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
+THREADS_A_CORE = 2
+"""Of the device's threads, with those that read for them: they keep less than that busy, but need it at once."""
 
 
 class Fills(Protocol):
@@ -160,13 +162,12 @@ class MixedLoader(Staging):
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
         self._pool: Pool | None = None
         self._pace: Pace | None = None
-        # both kinds are forked before there are threads that may hold a lock of FFmpeg's
-        reading = readers(feed.workers, threads)
-        self._reads = ReadAhead(feed, make_read, workers=reading, threads=threads)
+        # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who reads waits more than it works
+        self._reads = ReadAhead(feed, make_read, workers=min(threads, feed.workers) if beside else feed.workers, threads=threads)
         if feed.workers and (beside or not able.all()):
             name, own, other = beside or ("pyav", Pyav, None)
-            # reading and the threads take cores too: with a worker on each of them both sides were slower than with fewer
-            workers = max(feed.workers - reading, 1)
+            # the threads, and who reads for them, take cores too: with a worker on each of them both sides were slower than with fewer
+            workers = max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1) if beside else feed.workers
             self._pace = Pace(workers=workers, threads=threads) if beside else None
             self._pool = Pool(
                 lambda: Decoding(feed, name, own, other),

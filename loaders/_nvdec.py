@@ -9,7 +9,7 @@ is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -176,6 +176,17 @@ class Clip(NamedTuple):
     width: int
     groups: list[Group]
 
+    @property
+    def wanted(self) -> set[int]:
+        """The frames that its packets show and that are wanted."""
+        return {frame for group in self.groups for _, _, frame in group.packets if frame is not None}
+
+
+def require(found: set[int], frames: Collection[int]) -> None:
+    """Raise Undecodable unless all of `frames` were found."""
+    if left := {*frames} - found:
+        raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
+
 
 class Packets:
     """loaders._reading.ReadClip: the packets that NVDEC needs to show the frames, one behind the other."""
@@ -198,13 +209,12 @@ class Packets:
                     for packet, time, frame in chosen(run, stream, codec, {int(pts[frame]): frame for frame in together}):
                         data.append(bytes(packet))
                         group.packets.append((len(data[-1]), time, frame))
-                    if absent := {*together} - {frame for _, _, frame in group.packets}:
-                        raise Undecodable(f"{len(absent)} of {len(together)} frames did not come")
                     groups.append(group)
-                about = Clip(sample, context.height, context.width, groups)
+                clip = Clip(sample, context.height, context.width, groups)
+                require(clip.wanted, frames)
         except (FFmpegError, ValueError) as error:  # Undecodable is one
             raise Undecodable(str(error)) from error
-        return Read(np.frombuffer(b"".join(data), np.uint8), about)
+        return Read(np.frombuffer(b"".join(data), np.uint8), clip)
 
 
 class Nvdec:
@@ -229,13 +239,15 @@ class Nvdec:
             full_range=bool(self._columns.full_range[clip.sample]),
             turns=int(self._columns.rotation[clip.sample]) // 90 % 4,
         )
-        address = read.data.ctypes.data
+        address, shown = read.data.ctypes.data, set[int]()
         for group in clip.groups:
             for frame, surface in self._group(clip, group, address):
                 if surface.shape != (clip.height * 3 // 2, clip.width) or surface.dtype != torch.uint8:
                     raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
+                shown.add(frame)
                 yield frame, picture, surface
             address += sum(size for size, _, _ in group.packets)
+        require(shown, clip.wanted)
 
     def close(self) -> None:
         self._decoders.clear()
@@ -243,7 +255,7 @@ class Nvdec:
     def _group(self, clip: Clip, group: Group, address: int) -> Iterator[tuple[int, torch.Tensor]]:
         self._clips = self._clips - 1 or CLIPS
         base, numbers = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0]), dict[int, int]()
-        name, fed, came = CODECS[self._columns.codec[clip.sample]], 0, 0
+        name, fed, latest = CODECS[self._columns.codec[clip.sample]], 0, 0
         try:
             decoder = self._decoder(name, clip.height, clip.width)
             for size, time, frame in group.packets:
@@ -252,18 +264,16 @@ class Nvdec:
                 if frame is not None:
                     numbers[base + time] = frame
                 for label, surface in decoder.feed(address, size, base + time, shown=frame is not None or time > group.last):
-                    came = max(came, label)
+                    latest = max(latest, label)
                     if label in numbers:
                         yield numbers.pop(label), surface
                 address += size
             for label, surface in decoder.finish():
-                came = max(came, label)
+                latest = max(latest, label)
                 if label in numbers:
                     yield numbers.pop(label), surface
-            if came < fed:  # a packet had no picture: those behind it have had labels of others
+            if latest < fed:  # a packet had no picture: those behind it have had labels of others
                 raise Undecodable("a picture is missing")
-            if numbers:
-                raise Undecodable(f"{len(numbers)} frames did not come")
         except BaseException:  # also when nobody asks for the rest
             self._decoders.pop(name, None)
             raise

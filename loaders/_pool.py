@@ -1,4 +1,4 @@
-"""Worker processes that decode one unit of rows at a time, each the next one as soon as it is free: done in any order.
+"""Worker processes that read or decode one unit of rows at a time, each the next one as soon as it is free: done in any order.
 
     source() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
 
@@ -39,7 +39,7 @@ class Given(Protocol):
 
 
 Source = Callable[[], tuple[Rows, Given] | None]
-"""What to decode next; None = nothing now."""
+"""What to do next; None = nothing now."""
 
 
 class Pool:
@@ -72,7 +72,7 @@ class Pool:
         return self._memory.pinned
 
     def serve(self, source: Source) -> None:
-        """Decode what this one has, in place of the one before. Nothing may read the slots of the units before."""
+        """Do what this one has, in place of the one before. Nothing may read the slots of the units before."""
         with self._lock:
             self._sequence += 1
             self._free.extend(self._unused)

@@ -8,9 +8,9 @@ Storage that is slow, or hangs, holds up a process that can be ended. Without wo
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,8 +25,6 @@ from loaders._workers import some
 
 Array = np.ndarray[Any, Any]
 
-THREADS_A_READER = 2
-"""More would do (1.2 ms of a core for 16 frames of 1080p, which an engine decodes in 60), but for storage with latency."""
 MOST_BYTES = 64 << 20
 """Of a slot. What is larger comes through a pipe, more slowly."""
 
@@ -39,7 +37,7 @@ class Read(NamedTuple):
 
 
 ReadClip = Callable[[int, bytes, list[int]], Read]
-"""(sample, path, frames: ascending, each once) -> Read. Raises Undecodable and OSError."""
+"""(sample, path, frames: ascending, each once) -> Read. Without workers several threads share one. Raises Undecodable and OSError."""
 
 
 class _Told(NamedTuple):
@@ -106,6 +104,7 @@ class ReadAhead:
             return
         assert self._pool is not None
         slot, (size, large, about) = self._pool.result(unit)
+        unit.done = Future()  # it would hold what is large until its batch is over
         try:
             yield Read(self._pool.slots[slot][:size] if large is None else large, about)
         finally:
@@ -121,12 +120,8 @@ class ReadAhead:
             self._pool.close()
 
     def _next(self) -> tuple[Rows, Unit] | None:
-        if not self._coming:
+        coming = self._coming
+        if not coming:
             return None
-        rows, unit = self._coming.popleft()
+        rows, unit = coming.popleft()
         return some(rows, unit.places), unit
-
-
-def readers(workers: int, threads: int) -> int:
-    """How many of so many workers read for so many threads."""
-    return min(math.ceil(threads / THREADS_A_READER), workers)

@@ -30,12 +30,12 @@ Open = Callable[[Feed], Loader]
 NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
 MIXED = ("nvdec", "nvdec+pyav", "nvdec+decord", "dali-video")
-"""Loaders of clips whose threads read for the GPU's decoders: as many as there are engines, whatever is asked for."""
+"""Loaders of clips of which more processes read than are asked for: for the GPU's decoders, and for themselves."""
 NEED_GPU = ("dali-gpu", *MIXED)
 """Loaders that open nowhere else."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", *MIXED)
 """Loaders whose pixels come from the GPU's decoder where there is one."""
-READ_IN_THREADS = ("dali-cpu", "dali-gpu", *MIXED)
+READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
 AS_PYAV = ("decord", "torchcodec", "nvdec+decord")
 """Loaders that differ from one with pyav in what a worker process calls, and in nothing that runs, waits or ends."""
@@ -112,7 +112,7 @@ def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
 
 
 def paced(device: torch.device, *, clips: bool = False) -> list[Backend]:
-    """Of `lone`, those of which as many read at once as `workers` says."""
+    """Of `lone`, those of which just as many read at once as `workers` says."""
     return [backend for backend in lone(device, clips=clips) if backend.name not in MIXED]
 
 

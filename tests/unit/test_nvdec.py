@@ -334,9 +334,8 @@ def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> No
         with loader(replace(feed(made.videos), workers=workers), Codec(engines=4), beside):
             return len(psutil.Process().children()) - before
 
-    assert [processes(beside, workers) for beside in ("pyav", "") for workers in (5, 2, 0)] == [2 + 3, 2 + 1, 0] * 2, (
-        "that read, and decode"
-    )
+    assert [processes("pyav", workers) for workers in (7, 2, 0)] == [4 + 5, 2 + 1, 0], "that read, one for each engine, and that decode"
+    assert processes("", 6) == 6 + 6, "of which the second ones decode only what engines cannot"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
