@@ -113,7 +113,7 @@ class Loading(Settings):
     """Samples a rank in validation. Default: --batch-size."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Worker processes (torchvision, dali-fed, all of videos) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks,
-    less one."""
+    less one. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode."""
     decode_threads: PositiveInt | None = None
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     pin_memory: bool = True
