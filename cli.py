@@ -29,6 +29,9 @@ Flags = TypeVar("Flags", bound=Settings)
 
 def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None = None) -> Flags:
     """The settings that flags ask for; a group's settings have no prefix. Raises Mistake; --help prints and exits 0."""
+    for word, value in zip(argv, (*argv[1:], None), strict=False):
+        if word.startswith("--") and (value == "" or word.endswith("=")):  # as a path it would be the current folder
+            raise Mistake(f"flags: {word.rstrip('=')} got an empty value; give one, or leave the flag out")
     said = io.StringIO()
     groups = [info.annotation for info in cls.model_fields.values() if isinstance(info.annotation, type)]
     groups = [group for group in groups if issubclass(group, Settings)]
@@ -74,15 +77,15 @@ def _one_line(box: str, known: Mapping[str, Any]) -> str:
         return f"flags: {flag} got {got.replace(chr(39), '').replace(',', '') or 'nothing'}; it takes {takes}"
     unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
     if unknown:
-        name = unknown.group(1).lstrip("-").replace("-", "_")
-        return f"flags: unknown flag '{unknown.group(1)}'{nearest(name, known).replace('_', '-')}; --help lists every setting"
+        near = nearest(unknown.group(1).lstrip("-"), [name.replace("_", "-") for name in known], prefix="--")
+        return f"flags: unknown flag '{unknown.group(1)}'{near}; --help lists every setting"
     return f"flags: {text.replace(str(('True', 'False')), 'true, false')}"
 
 
-def nearest(name: str, known: Any) -> str:
-    """' (did you mean a or b?)', or nothing when no name is near."""
+def nearest(name: str, known: Any, *, prefix: str = "") -> str:
+    """' (did you mean a or b?)', each behind the prefix, or nothing when no name is near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.55)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+    return f" (did you mean {' or '.join(prefix + one for one in close)}?)" if close else ""
 
 
 def one_of(flag: str, name: str, known: Any, *, auto: str | None = None, elsewhere: Callable[[str], str | None] | None = None) -> str:

@@ -23,7 +23,7 @@ from dataset import draws  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
-from loaders import OF_TASK, default_loader, open_loader  # noqa: E402
+from loaders import OF_TASK, default_loader, open_loader, task_of  # noqa: E402
 from models import Unusable, elsewhere, registry_of  # noqa: E402
 from report import ceilings, record  # noqa: E402
 from report.console import Console  # noqa: E402
@@ -40,7 +40,8 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     kind, registry = task_named(model.task), registry_of(model.task)
     if config.detection.score:
         return int(kind.score(config, console))
-    loader_name = one_of("--loader", load.loader, OF_TASK[model.task], auto=default_loader(model.task, gpu=DEVICE.type == "cuda"))
+    auto = default_loader(model.task, gpu=DEVICE.type == "cuda")
+    loader_name = one_of("--loader", load.loader, OF_TASK[model.task], auto=auto, elsewhere=task_of)
     arch = one_of("--arch", model.arch or kind.ARCH, registry.names(), elsewhere=elsewhere)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.CPU_PRECISION)
     native = registry.native(arch, model.weights)
@@ -93,6 +94,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets)
         with memory.explained(step, load.batch_size, shape, world):
             loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, common))
+        checkpoint.restore(state, module, None if run.evaluate else step, opt.optimizer)  # what does not fit leaves the run's files alone
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
         told = facts(config, loader=loader, loader_name=loader_name, world=world, cores=cores(), **named, **kind.facts(plan))
         resumed_at = state["progress"]["step"] if state else 0 if run.resume == "auto" else None
@@ -101,8 +103,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         )
         stack.callback(reporter.close)
         anew = [f"--weights are for other classes: {', '.join(new)} start anew"] if new else []
-        for line in [*getattr(loader, "notes", ()), *anew, *recipe(config, arch)]:
-            console.info(line)
+        console.info(*getattr(loader, "notes", ()), *anew, *recipe(config, arch))
         training = Run(
             world=world,
             plan=plan,
@@ -126,8 +127,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             bytes_of=lambda ids: kind.bytes_read(train_set, ids),
             name_of=lambda split, sample: os.fsdecode(splits[split].columns.path(sample)),
         )
-        if state:
-            training.load(state)
+        training.go_on(state)
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
             finished = training.validate() if run.evaluate else training.fit()
         reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
@@ -141,7 +141,7 @@ def main() -> int:
         return train(parse(sys.argv[1:]), world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130
-    except (Mistake, NotFinite, Unusable) as error:
+    except (Mistake, NotFinite, Unusable, PermissionError) as error:
         world.complain(f"train.py: {error}")
         return 3 if isinstance(error, NotFinite) else 2
 

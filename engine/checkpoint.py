@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from contracts import Mistake
 
 FORMAT = 1
+FULL_BYTES = 1 << 20
+"""Less is left of a disk that a checkpoint has filled."""
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -28,9 +32,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError, in words of its own
+        full = isinstance(error, RuntimeError) and shutil.disk_usage(path.parent).free < FULL_BYTES
         new.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        reason = "no space left" if full else getattr(error, "strerror", None) or str(error).splitlines()[0]
         raise Mistake(f"--output {path.parent}: cannot write {path.name}: {reason}; earlier checkpoints are untouched") from error
 
 
@@ -63,6 +68,8 @@ def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str, eval
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise Mistake(f"--resume {path}: no checkpoint there; '--resume auto' starts anew when there is none") from None
+    except OSError as error:
+        raise Mistake(f"--resume {path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises whatever the bytes make it stumble over
         reason = str(error).partition("\n")[0].split(". ")[0] if _is_archive(path) else "damaged, or another kind of file"
         raise Mistake(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
@@ -91,6 +98,22 @@ def _is_archive(path: Path) -> bool:
 def _short(value: object) -> str:
     text = str(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def restore(content: dict[str, Any] | None, module: nn.Module, step: Any, optimizer: str) -> None:
+    """The tensors of a checkpoint into a network and into the optimiser and scaler of its step; hyper-parameters stay as they are.
+
+    `step`: None to evaluate, whatever trained it. `optimizer`: of --optimizer. Raises Mistake. Nothing happens without a checkpoint.
+    """
+    if content is None:
+        return
+    try:
+        module.load_state_dict(content["model"])
+    except RuntimeError as error:  # such as the position embedding of a transformer
+        said = str(error).splitlines()[-1].strip()
+        raise Mistake(f"--resume: the weights do not fit, was --image-size another one? {said}") from None
+    if step is not None:
+        load_optimizer(step.optimizer, step.scaler, content, optimizer)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, content: dict[str, Any], name: str) -> None:

@@ -79,7 +79,7 @@ class ProcessWorld:
             return default_workers(self.local_size)
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
         if asked > most:
-            raise Mistake(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; leave it out for one a core")
+            raise Mistake(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; leave it out for one a core, less one")
         return asked
 
     @contextmanager

@@ -375,15 +375,10 @@ class Run:
             **self.identity,
         }
 
-    def load(self, content: dict[str, Any]) -> None:
-        """Take up where a checkpoint left off; hyper-parameters are this run's, not the checkpoint's. Raises Mistake."""
-        try:
-            self.module.load_state_dict(content["model"])
-        except RuntimeError as error:  # such as the position embedding of a transformer
-            said = str(error).splitlines()[-1].strip()
-            raise Mistake(f"--resume: the weights do not fit, was --image-size another one? {said}") from None
-        if self.loader is not None:
-            checkpoint.load_optimizer(self.step.optimizer, self.step.scaler, content, self.identity["config"]["optimizer"])
+    def go_on(self, content: dict[str, Any] | None) -> None:
+        """Where a checkpoint left off; checkpoint.restore has taken up its tensors. None: from the beginning."""
+        if content is None:
+            return
         self.progress = Progress(**content["progress"])
         ordering = content.get("ordering", self.plan.ordering)
         if ordering != self.plan.ordering and self.progress.consumed:

@@ -28,6 +28,11 @@ OF_TASK = {"classification": LOADERS, "detection": LOADERS, "video": {**CLIPS, "
 """--task -> its loaders."""
 
 
+def task_of(name: str) -> str | None:
+    """The --task that has a loader, as a flag; None = no task has it."""
+    return next((f"--task {task}" for task, loaders in OF_TASK.items() if name in loaders), None)
+
+
 def default_loader(task: str, *, gpu: bool) -> str:
     """What --loader auto is."""
     if task == "video":

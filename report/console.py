@@ -97,8 +97,9 @@ class Console:
         live = enabled and self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._terminal = Terminal(file=self._stream, highlight=False, force_terminal=True) if live else None
 
-    def info(self, line: str) -> None:
-        self._print(line)
+    def info(self, *lines: str) -> None:
+        for line in lines:
+            self._print(line)
 
     def warn(self, line: str) -> None:
         self._print(f"warning: {line}", style="yellow")

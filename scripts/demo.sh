@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh machine to a trained network: set-up, a small set drawn for the task, a training run and its table.
 #
-#   scripts/demo.sh [classification|video|detection|superres] [flags of train.py]
+#   scripts/demo.sh [classification|video|detection] [flags of train.py]
 #
 # Data and runs go to runs/, or to SATURATE_DEMO_DIR. Paths among the flags are relative to the repository.
 set -euo pipefail
@@ -17,12 +17,8 @@ case "${1:-}" in
     task=$1
     shift
     ;;
-  superres)
-    echo "demo: the $1 demo is not there yet; these are: scripts/demo.sh classification, detection, video" >&2
-    exit 2
-    ;;
   *)
-    echo "demo: unknown task '$1': choose classification, video, detection or superres" >&2
+    echo "demo: unknown task '$1': choose classification, video or detection" >&2
     exit 2
     ;;
 esac

@@ -99,7 +99,8 @@ def chance(found: Sequence[Pair]) -> list[str]:
     if not counts:
         return []
     n, m = min(counts, key=sum)
-    return [f"Beyond noise: the runs do not overlap. Chance alone does that once in {math.comb(n + m, n) // 2} with {n} and {m} runs."]
+    apart = f"chance alone does that once in {math.comb(n + m, n) // 2} with {n} and {m} runs"
+    return [f"What is called beyond noise are runs that do not overlap: {apart}."]
 
 
 def failures(suite: Suite, found: Sequence[Pair], below: float) -> list[Pair]:

@@ -32,7 +32,11 @@ def judge_cores(usable: float, of_machine: int, gpus: int) -> Row:
     """`usable`: affinity or the container's quota."""
     found = f"{usable:.3g} usable" + (f" of the machine's {of_machine}" if of_machine > usable else "")
     if not gpus:
-        said = "one worker a core is the default" if usable >= 2 else "one core for the step and its workers: a larger quota or affinity"
+        said = (
+            "one worker a core, less one, is the default"
+            if usable >= 2
+            else "one core for the step and its workers: a larger quota or affinity"
+        )
         return Row(found=found, state="ok" if usable >= 2 else "warn", consequence=said)
     each = usable / gpus
     found += f", {each:.3g} a GPU"

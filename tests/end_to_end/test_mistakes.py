@@ -43,7 +43,11 @@ VALUES = (
     (("--val-resize", 16), ("--val-resize 16", "--image-size 32")),
     (("--precision", "fp8"), ("'fp8'", "bf16")),
     (("--ceilings", "maybe"), ("'maybe'", "true, false")),
-    (("--batchsize", 3), ("'--batchsize'", "did you mean batch-size")),
+    (("--batchsize", 3), ("'--batchsize'", "did you mean --batch-size")),
+    (("--output", ""), ("--output got an empty value",)),
+    (("--data=",), ("--data got an empty value",)),
+    (("--loader", "pyav"), ("'pyav'", "which is for --task video")),
+    (("--task", "video", "--loader", "torchvision"), ("'torchvision'", "which is for --task classification")),
     (("--evaluate", "true"), ("--evaluate", "--resume", "--weights")),
     (("--evaluate", "true", "--resume", "auto", "--output", "new"), ("--evaluate", "--resume", "--weights")),
     (("--resume", "auto"), ("--resume auto", "--output")),
@@ -138,8 +142,10 @@ def test_checkpoints_of_other_runs(train: Runner, pictures: Path) -> None:
     assert "does not fit --arch resnet18" in mistake("--weights", "run/last.pt", "--arch", "resnet18")
     line = mistake("--output", "run")
     assert "holds a run" in line and "--resume auto" in line
-    line = mistake("--resume", "run", "--optimizer", "adamw")
+    before = {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir()}
+    line = mistake("--resume", "auto", "--output", "run", "--optimizer", "adamw")
     assert "--optimizer is sgd in the checkpoint, adamw in this run" in line and "--weights" in line
+    assert {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir()} == before, "what is refused leaves the run as it was"
     content = torch.load(train.cwd / "run" / "last.pt", weights_only=True)
     content["model"]["classifier.1.bias"] = torch.zeros(9)  # as a vision transformer's position embedding differs by image size
     torch.save(content, train.cwd / "shape.pt")

@@ -323,7 +323,7 @@ def test_flags_behind_two_dashes_are_train_pys(tmp_path: Path, capsys: pytest.Ca
     assert bench.main(["trane"]) == 2
     assert "did you mean train" in capsys.readouterr().err
     assert bench.main(["train", "--sconds", "3"]) == 2
-    assert "did you mean seconds" in capsys.readouterr().err
+    assert "did you mean --seconds" in capsys.readouterr().err
 
 
 def test_the_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from contracts import Batch, Mistake, NotFinite
+from engine import checkpoint
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
 from engine.loop import Progress, Run
@@ -243,11 +244,10 @@ def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
     """A checkpoint is evaluated whatever trained it."""
     toy = Toy(tmp_path, epochs=1, figures=[])
     content = {"model": {"weight": torch.full((1, 1), 3.0)}, "progress": asdict(Progress(step=7)), "config": {"optimizer": "adamw"}}
-    toy.run.identity = {"config": {"optimizer": "sgd"}}
     with pytest.raises(Mistake, match="--optimizer is adamw"):
-        toy.run.load(content)
-    toy.run.loader = None
-    toy.run.load(content)
+        checkpoint.restore(content, toy.module, toy.run.step, "sgd")
+    checkpoint.restore(content, toy.module, None, "sgd")
+    toy.run.go_on(content)
     assert (toy.module.weight.item(), toy.run.progress.step) == (3.0, 7)
 
 

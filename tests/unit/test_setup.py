@@ -254,7 +254,7 @@ def test_an_environment_that_has_torch_is_used_as_it_is(machine: Machine, tmp_pa
 
 @pytest.mark.parametrize(
     ("task", "said"),
-    [("superres", "not there yet"), ("videos", "unknown task")],
+    [("superres", "classification, video or detection"), ("videos", "unknown task")],
 )
 def test_demo_of_another_task_says_so_in_one_line(machine: Machine, task: str, said: str):
     code, out, err = machine.run("scripts/demo.sh", task)
