@@ -169,7 +169,8 @@ def read(paths: list[str], limit_s: float = LIMIT_S) -> Pass:
 def reading(data: Path) -> Row:
     paths = some_files(data)
     if not paths:
-        return Row(found="no file found", state="warn", consequence="--data FOLDER: one with train/<class>/* and val/<class>/*")
+        said = "a run finds nothing to train on: --data FOLDER, one with train/<class>/* and val/<class>/*"
+        return Row(found="no file found", state="bad", consequence=said)
     try:
         forget(paths)
         cold = read(paths)

@@ -120,7 +120,7 @@ def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_folder_without_files_and_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert storage.reading(tmp_path).state == "warn"
+    assert storage.reading(tmp_path).state == "bad"
     monkeypatch.setattr(storage, "some_files", lambda _: [str(tmp_path / "gone")])
     row = storage.reading(tmp_path)
     assert row.state == "bad" and "gone" in row.found
