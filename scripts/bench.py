@@ -38,7 +38,7 @@ def suite_of(name: str) -> Suite:
 def _own(argv: list[str]) -> list[str]:
     """What follows a bare '--' is one value: flags of train.py."""
     at = argv.index("--") if "--" in argv else len(argv)
-    return argv[:at] + [f"--flags={shlex.join(argv[at + 1 :])}"] * (at < len(argv))
+    return argv[:at] + [f"--flags={shlex.join(argv[at + 1 :])}"] * (at + 1 < len(argv))
 
 
 def main(argv: list[str]) -> int:

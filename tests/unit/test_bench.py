@@ -318,6 +318,8 @@ def test_names_are_folders() -> None:
 
 
 def test_flags_behind_two_dashes_are_train_pys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["train", "--loaders", "torchvision", "--"]) == 2
+    assert "--data is missing" in capsys.readouterr().err, "none behind them are none"
     assert bench.main(["train", "--loaders", "torchvision", "--", "--image-size", "64"]) == 2
     assert "--data is missing" in capsys.readouterr().err
     assert bench.main(["trane"]) == 2

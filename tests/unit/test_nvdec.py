@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import mmap
 import os
 import sys
 import threading
@@ -340,15 +341,21 @@ def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> No
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_packets_that_have_no_room_in_a_slot(made: Made, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come through a pipe; 1,500 bytes hold some clips and not others."""
-    monkeypatch.setattr(_reading, "MOST_BYTES", 1500)
+    """They come through a pipe, beside others that have; without workers there are no slots."""
+    monkeypatch.setattr(_reading, "MOST_BYTES", 1)  # a slot is a page
+    large, made_read = list[bool](), _reading.Read
+
+    def noted(data: np.ndarray, about: Any) -> Any:
+        large.append(len(data) > mmap.PAGESIZE)
+        return made_read(data, about)
+
+    monkeypatch.setattr(_reading, "Read", noted)  # which this process makes of what came
     given = replace(feed(made.videos), workers=workers)
-    loading = loader(given, Codec(), "")
-    with loading:
-        assert loading._reads._pool is None or loading._reads._pool.slots.shape[1] == 4096
+    with loader(given, Codec(), "") as loading:
         for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
             for place in np.flatnonzero(rows.valid).tolist():
                 assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
+    assert {*large} == ({True, False} if workers else set()), "clips of both sorts"
 
 
 def test_closing_does_not_wait_for_a_read_that_hangs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
