@@ -160,7 +160,7 @@ def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> 
     if world.device.type != "cuda":
         raise Mistake("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone run on this machine")
     codec = import_codec()
-    engines = capabilities(codec, world.device.index or 0)["h264"].engines
+    engines = capabilities(codec, world.device.index or 0, ("h264",))["h264"].engines
     stream = nvdec.clips(
         codec,
         files,

@@ -65,19 +65,23 @@ class Caps(NamedTuple):
     blocks: int  # of 16 x 16 pixels
 
 
+def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[str, Caps]:
+    """Codec -> Caps, of those of these that this device decodes. Raises Mistake."""
+    told = {name: _capability(codec, gpu, name) for name in names}
+    return {name: caps for name, caps in told.items() if caps is not None}
+
+
 @cache
-def capabilities(codec: Any, gpu: int) -> dict[str, Caps]:
-    """Codec -> Caps, of those that this device decodes. Asked once: each answer makes a CUDA context, and ends it. Raises Mistake."""
-    found = {}
-    for name, member in NAMES.items():
-        try:
-            caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, member))
-        except Exception as error:  # of PyNvVideoCodec's, which has no class of its own
-            raise Mistake(f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav") from error
-        if caps["supported"]:
-            least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))
-            found[name] = Caps(caps["num_decoder_engines"], least, most, caps["mb_num_max"])
-    return found
+def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
+    """None = it does not decode it. Asked once, and of no codec that is not needed: each answer makes a CUDA context, and ends it."""
+    try:
+        caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, NAMES[name]))
+    except Exception as error:  # of PyNvVideoCodec's, which has no class of its own
+        raise Mistake(f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav") from error
+    if not caps["supported"]:
+        return None
+    least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))
+    return Caps(caps["num_decoder_engines"], least, most, caps["mb_num_max"])
 
 
 def within(caps: dict[str, Caps], columns: Any) -> Array:

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from contracts import Feed, Mistake, Rows
+from dataset.videos import CODECS
 from loaders._clips import exact
 from loaders._mixed import Beside, MixedLoader, Normalise
-from loaders._nvdec import Nvdec, Packets, capabilities, import_codec, within
+from loaders._nvdec import NAMES, Nvdec, Packets, capabilities, import_codec, within
 from loaders._planes import Picture
 from loaders._readers import Undecodable
 from loaders._reading import Read
@@ -113,7 +114,8 @@ def beside_of(name: str) -> Beside | None:
 
 def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
     """With PyNvVideoCodec, or what stands for it."""
-    caps = capabilities(codec, feed.device.index or 0)
+    gpu, there = feed.device.index or 0, set(np.unique(feed.columns.codec[:]).tolist())
+    caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(codec, gpu)
     engines = max([cap.engines for cap in caps.values()], default=0)
     if not engines:
         raise Mistake("--loader nvdec: this GPU has no engine that decodes video; --loader pyav")
@@ -132,7 +134,8 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
 def usable() -> bool:
     """Whether PyNvVideoCodec is installed, finds the driver's libraries, and this process's GPU has an engine."""
     try:
-        return any(cap.engines for cap in capabilities(import_codec(), torch.cuda.current_device()).values())
+        codec, gpu = import_codec(), torch.cuda.current_device()
+        return any(cap.engines for name in NAMES for cap in capabilities(codec, gpu, (name,)).values())
     except Mistake:
         return False
 

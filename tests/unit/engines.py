@@ -89,7 +89,7 @@ def nv12(planes: np.ndarray) -> torch.Tensor:
 
 
 class Codec:
-    """The module. `packets`: (label, not to be shown) of all that were fed; `made`: decoders so far."""
+    """The module. `packets`: (label, not to be shown) of all that were fed; `made`: decoders so far; `asked`: codecs."""
 
     cudaVideoCodec = SimpleNamespace(**{name: name for name in NAMES})
     DisplayDecodeLatencyType = SimpleNamespace(NATIVE=0)
@@ -98,12 +98,14 @@ class Codec:
         self._engines, self._least = engines, least
         self.packets: list[tuple[int, bool]] = []
         self.made = 0
+        self.asked: list[str] = []
 
     @staticmethod
     def PacketData() -> Any:
         return SimpleNamespace(bsl_data=0, bsl=0, pts=0, discardable=0)
 
     def GetDecoderCaps(self, *, gpuid: int, codec: str) -> dict[str, int]:
+        self.asked.append(codec)
         return {
             "supported": int(codec != "VP9"),
             "num_decoder_engines": self._engines,

@@ -76,6 +76,14 @@ def test_what_the_device_decodes(made: Made) -> None:
     assert not within({"h264": caps["h264"]._replace(blocks=47)}, made.videos).any()
 
 
+def test_only_codecs_of_the_set_are_asked_for(tmp_path: Path) -> None:
+    """Each answer makes a CUDA context: four of them kept twelve programs that started together from their first clip for a minute."""
+    for names, asked in ((["hevc.mp4"], ["HEVC"]), (["vp9.webm", "h264.mp4"], ["H264", "VP9"]), (["vp9.webm"], ["VP9", "H264", "HEVC", "AV1"])):
+        videos, codec = Made(tmp_path / "-".join(names), {name: KINDS[name] for name in names}).videos, Codec()
+        with loader(feed(videos), codec, ""):
+            assert codec.asked == asked
+
+
 @pytest.mark.parametrize("name", [name for name in CLAIMED if name != "h264-parts.mp4"])
 def test_frames_that_were_asked_for(made: Made, name: str) -> None:
     """One decoder for all clips of a file; none of its surfaces is looked at after the next call."""
