@@ -16,6 +16,7 @@ import numpy as np
 
 from benchmarks import _curves
 from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, said_of, value, versions_of
+from report.advice import STEAL
 from report.record import replace
 from report.tensorboard import Board
 
@@ -136,6 +137,9 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     if clocks:
         slowed = max((row["figures"].get("throttled") or 0.0) for row in rows)
         told.append(f"GPU clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz; slowed in up to {slowed:.0%} of the readings (power, heat).")
+    steal = max((row["figures"].get("cpu_steal") or 0.0) for row in rows)
+    if steal >= STEAL:
+        told.append(f"Up to {steal:.0%} of the cores' time went to other virtual machines of the host (steal).")
     return told
 
 

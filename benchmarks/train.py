@@ -204,6 +204,7 @@ def measured(told: dict[str, Any]) -> Measured:
             **{name: memory[name] for name in ("device_gib", "allocated_gib", "host_gib")},
             **{f"gpu_{name}" if name == "utilisation" else name: found for name, found in gpu.items()},
             "cpu_utilisation": told["cpu"]["utilisation"],
+            "cpu_steal": told["cpu"].get("steal"),
             "img_per_s_w": rate["steady"] / power if rate["steady"] and power else None,
             "steps": timed.get("n"),
         },

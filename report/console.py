@@ -23,7 +23,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from report.advice import advice
+from report.advice import STEAL, advice
 
 WIDTH = 80  # of the table, and of plain output
 LIVE_S, PLAIN_S = 0.2, 10.0  # least time between two pictures of a bar, between two plain lines
@@ -215,6 +215,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
         ("bound by", str(summary.get("bound") or "-")),
         ("data wait", _wait(summary.get("data_wait"))),
+        *_steal(_part(summary, "cpu").get("steal")),
         *_clips(_part(summary, "clips")),
         *_detection(_part(summary, "detection")),
         *([("not decoded", f"{len(failed)} samples, see summary.json")] if failed else []),
@@ -264,6 +265,11 @@ def _metric(name: str, value: float | None) -> str:
     if not isinstance(value, int | float) or math.isnan(value):  # nan is text in a summary that was read again
         return "-"
     return f"{value:.2%}" if SHARES.match(name) else f"{value:.2f} dB" if name == "psnr" else f"{value:.4f}"
+
+
+def _steal(share: float | None) -> list[tuple[str, str]]:
+    """Where it is enough to tell in a rate."""
+    return [("CPU steal", f"{share:.1%} of the cores' time went to other virtual machines")] if share and share >= STEAL else []
 
 
 def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:

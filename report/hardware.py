@@ -99,7 +99,7 @@ def over_ranks(readings: Sequence[Mapping[str, float | None]]) -> dict[str, floa
     return {name: sum(values) / len(values) if values else None for name, values in known.items()}
 
 
-LOADS = ("cpu_utilisation", "gpu_utilisation", "power_w", "sm_mhz", "throttled")
+LOADS = ("cpu_utilisation", "cpu_steal", "gpu_utilisation", "power_w", "sm_mhz", "throttled")
 """Of what a Sampler reads, how busy the machine is and at which clocks."""
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """nvml.h, nvmlClocksEventReason*: power cap, hardware slowdown, thermal (software, hardware), power brake."""
@@ -114,7 +114,7 @@ class Sampler:
     tens of milliseconds.
     """
 
-    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib", "cpu_utilisation", "host_gib")
+    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib", "cpu_utilisation", "cpu_steal", "host_gib")
 
     def __init__(self, device: torch.device, *, cores: float, every_s: float = 1.0, host: bool = True) -> None:
         self._every_s, self._host = every_s, host
@@ -123,12 +123,13 @@ class Sampler:
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._cpu = _cpu_load(cores)
+        self._cpu, self._steal = _cpu_load(cores), _cpu_steal()
 
     def start(self) -> Sampler:
         if self._thread is None:
             self._end.clear()
-            next(self._cpu)  # the load is counted from here
+            for load in (self._cpu, self._steal):
+                next(load)  # it is counted from here
             self._thread = threading.Thread(target=self._run, name="load-sampler", daemon=True)
             self._thread.start()
         return self
@@ -140,7 +141,10 @@ class Sampler:
             self._thread = None
 
     def read(self) -> dict[str, float | None]:
-        """gpu_utilisation and cpu_utilisation (shares 0..1), power_w, sm_mhz, throttled (share), device_gib; None where unread."""
+        """Shares 0..1: gpu_utilisation, cpu_utilisation, of which cpu_steal, throttled; power_w, sm_mhz, device_gib, host_gib.
+
+        None where unread.
+        """
         with self._lock:
             sums, self._sums = self._sums, {}
         return {name: sums[name][0] / sums[name][1] if name in sums else None for name in self.NAMES}
@@ -171,6 +175,7 @@ class Sampler:
             "throttled": at_work and _nvml(lambda nvml: float(bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(at) & SLOWED))),
             "device_gib": at and _nvml(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(at).used / GIB),
             "cpu_utilisation": next(self._cpu),
+            "cpu_steal": next(self._steal),
         }
 
 
@@ -210,9 +215,8 @@ def _cpu_load(cores: float) -> Iterator[float | None]:
         if cores < len(allowed) and used:  # a container's own clock: /proc/stat is the whole machine's
             busy, room = used[0], time.monotonic() * cores
         else:
-            try:
-                times = [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in allowed]
-            except OSError:  # no descriptor for it, say
+            times = _cpu_times(allowed)
+            if not times:
                 yield None
                 continue
             room = sum(sum(core[:8]) for core in times)  # guest time is within user time
@@ -220,6 +224,31 @@ def _cpu_load(cores: float) -> Iterator[float | None]:
         share = (busy - before[0]) / (room - before[1]) if before and room > before[1] else None
         before = busy, room
         yield share if share is None else min(max(share, 0.0), 1.0)
+
+
+def _cpu_steal() -> Iterator[float | None]:
+    """Share of the time of the cores this process may use in which the host ran other virtual machines on them, though they were wanted.
+
+    Since the call before (the first: None).
+    """
+    before: tuple[float, float] | None = None
+    allowed = os.sched_getaffinity(0)
+    while True:
+        if not (times := _cpu_times(allowed)):
+            yield None
+            continue
+        steal, room = sum(getattr(core, "steal", 0.0) for core in times), sum(sum(core[:8]) for core in times)
+        share = (steal - before[0]) / (room - before[1]) if before and room > before[1] else None
+        before = steal, room
+        yield share if share is None else min(max(share, 0.0), 1.0)
+
+
+def _cpu_times(cores: set[int]) -> list[Any]:
+    """psutil's, of each of these; none where they cannot be read."""
+    try:
+        return [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in cores]
+    except OSError:  # no descriptor for it, say
+        return []
 
 
 def _cgroup(name: str, key: str = "") -> list[int]:

@@ -295,7 +295,7 @@ class Reporter:
             "validation_s": self._validation_s,  # of the last one
             "memory": self._memory | {"host_gib": float(self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0])},
             "gpu": over_ranks(self._world.gather({name: self._mean(read, warm) for name, read in GPU.items()})),
-            "cpu": {"utilisation": self._mean("cpu_utilisation", warm)},
+            "cpu": {"utilisation": self._mean("cpu_utilisation", warm), "steal": self._mean("cpu_steal", warm)},
             **({"clips": clips} if clips else {}),
             **({"detection": detection} if detection else {}),
         }

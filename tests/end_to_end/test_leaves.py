@@ -40,7 +40,7 @@ CONTRACT: dict[str, Any] = {
     "validation_s": {"pass": float, "score": float, "waited": float},
     "memory": dict.fromkeys(("allocated_gib", "reserved_gib", "device_gib", "host_gib"), OPTIONAL),
     "gpu": {"utilisation": OPTIONAL, "power_w": OPTIONAL},
-    "cpu": {"utilisation": OPTIONAL},
+    "cpu": {"utilisation": OPTIONAL, "steal": OPTIONAL},
 }
 TAGS = {
     *(f"throughput/{name}" for name in ("samples_per_s", "per_gpu", "compute_ceiling", "loader_ceiling", "efficiency")),

@@ -90,6 +90,9 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
     assert (best["largest"], best["device_gib"], best["ended"], best["trials"]) == (128, 20.0, "out of memory at 136", 3)
     assert (best["of_torchvision"], best["of_dali-gpu"]) == (1.0, 2.0)
     assert any(line.startswith("GPU clock 1,755 ") for line in _show.conditions(max_batch.SUITE, [*told.values()]))
+    assert not any("steal" in line for line in _show.conditions(max_batch.SUITE, [*told.values()]))
+    next(iter(told.values()))["figures"]["cpu_steal"] = 0.25
+    assert any(line.startswith("Up to 25% of the cores' time") for line in _show.conditions(max_batch.SUITE, [*told.values()]))
     assert told["torchvision"]["took_s"] == 6.0
     assert told["dali-gpu"]["figures"]["of_torchvision"] == 0.5
     assert told["other"]["figures"]["ended"] == "failed (exit code 1: cuDNN) at 72"

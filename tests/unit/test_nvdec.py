@@ -78,7 +78,8 @@ def test_what_the_device_decodes(made: Made) -> None:
 
 def test_only_codecs_of_the_set_are_asked_for(tmp_path: Path) -> None:
     """Each answer makes a CUDA context: four of them kept twelve programs that started together from their first clip for a minute."""
-    for names, asked in ((["hevc.mp4"], ["HEVC"]), (["vp9.webm", "h264.mp4"], ["H264", "VP9"]), (["vp9.webm"], ["VP9", "H264", "HEVC", "AV1"])):
+    every = ["VP9", "H264", "HEVC", "AV1"]  # VP9 is what the stand-in does not decode
+    for names, asked in ((["hevc.mp4"], ["HEVC"]), (["vp9.webm", "h264.mp4"], ["H264", "VP9"]), (["vp9.webm"], every)):
         videos, codec = Made(tmp_path / "-".join(names), {name: KINDS[name] for name in names}).videos, Codec()
         with loader(feed(videos), codec, ""):
             assert codec.asked == asked

@@ -154,6 +154,11 @@ def test_what_was_not_measured_is_a_dash() -> None:
     assert dict(rows(nothing)) == found
 
 
+def test_steal_is_told_where_it_counts() -> None:
+    assert not {"CPU steal"} & dict(rows({"cpu": {"steal": 0.019}})).keys()
+    assert dict(rows({"cpu": {"steal": 0.123}}))["CPU steal"].startswith("12.3% of the cores' time")
+
+
 def test_a_validation_alone_has_no_rows_without_a_value() -> None:
     alone = {"samples": 0, "rate": {"steady": None}, "validation": {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000}}
     assert rows(alone) == [("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"), ("samples", "50,000")]

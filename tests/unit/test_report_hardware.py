@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import namedtuple
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +65,16 @@ def test_cpu_load_in_a_container_is_that_of_its_quota(tmp_path: Path, monkeypatc
     assert next(load) == pytest.approx(3.0 / (2.0 * 2))
 
 
+def test_steal_is_of_the_cores_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    Core = namedtuple("Core", ("user", "idle", "irq", "steal"))
+    first, other, second = [Core(10, 90, 0, 0), Core(0, 0, 0, 50)], Core(0, 0, 0, 99), Core(13, 95, 0, 2)
+    readings: Iterator[list[Any]] = iter([first, [second, other], []])
+    monkeypatch.setattr(hardware.psutil, "cpu_times", lambda percpu: next(readings))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    steal = hardware._cpu_steal()
+    assert [next(steal) for _ in range(3)] == [None, pytest.approx(0.2), None]
+
+
 def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     before = {thread.name for thread in threading.enumerate()}
     cores = float(len(os.sched_getaffinity(0)))
@@ -72,9 +84,10 @@ def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
         pass  # one core is busy
     found = sampler.read()
     of_gpu = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib")
-    assert set(found) == {*of_gpu, "cpu_utilisation", "host_gib"}
+    assert set(found) == {*of_gpu, "cpu_utilisation", "cpu_steal", "host_gib"}
     assert [found[name] for name in of_gpu] == [None] * 5
     assert found["cpu_utilisation"] is not None and 0.5 / cores < found["cpu_utilisation"] <= 1.0
+    assert found["cpu_steal"] is not None and 0 <= found["cpu_steal"] <= found["cpu_utilisation"]
     sampler.stop()
     sampler.read()
     assert sampler.read()["cpu_utilisation"] is None, "nothing since the last read"
