@@ -75,6 +75,9 @@ def _one_line(box: str, known: Mapping[str, Any]) -> str:
         flag, kinds, got = several.groups()
         takes = " or ".join(kind.strip("{}") for kind in kinds.split("|") if kind != "{None}")
         return f"flags: {flag} got {got.replace(chr(39), '').replace(',', '') or 'nothing'}; it takes {takes}"
+    number = re.match(r"Error parsing (--\S+): (invalid literal for int|could not convert string to float)[^']*: (.*)", text)
+    if number:
+        return f"flags: {number[1]} got {number[3]}; it takes {'a whole number' if number[2].endswith('int') else 'a number'}"
     unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
     if unknown:
         near = nearest(unknown.group(1).lstrip("-"), [name.replace("_", "-") for name in known], prefix="--")

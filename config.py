@@ -110,7 +110,7 @@ class Loading(Settings):
     batch_size: PositiveInt = 64
     """Samples a rank and micro-batch."""
     val_batch_size: PositiveInt | None = None
-    """Samples a rank in validation. Default: --batch-size."""
+    """Samples a rank in validation, no more than there are. Default: --batch-size."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Worker processes (torchvision, dali-fed, all of videos) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks,
     less one. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from config import Config
@@ -18,4 +19,7 @@ def pair(of: Callable[..., P], config: Config, splits: dict[str, Split], trainin
     train = of(splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks)
     if not config.run.evaluate:
         train.require_a_step()
-    return train, of(splits["val"].columns, validation, batch_size=load.val_batch_size or load.batch_size, training=False, **ranks)
+    of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
+    val = of_val(batch_size=load.val_batch_size or load.batch_size)
+    most = max(-(-val.samples * val.views // val.world_size), load.batch_size)  # a larger batch would be padding
+    return train, of_val(batch_size=most) if val.batch_size > most else val
