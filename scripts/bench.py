@@ -51,7 +51,7 @@ def main(argv: list[str]) -> int:
             print(f"  {name:14}{suite_of(name).about}")
         return 0
     console = Console(width=None if sys.stdout.isatty() else 200)
-    folder = Path("runs")
+    folder: Path | None = None
     try:
         suite = suite_of(argv[0])
         settings = asked(suite.settings, _own(argv[1:]), prog=f"bench {suite.name}")
@@ -68,6 +68,9 @@ def main(argv: list[str]) -> int:
         print(f"bench: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if folder is None:
+            print("bench: interrupted before anything was measured", file=sys.stderr)
+            return 130
         name = shlex.quote(str(folder))
         file = folder / "results.jsonl"
         some = file.exists() and file.stat().st_size

@@ -311,6 +311,9 @@ def test_an_interrupt_before_any_row_names_no_table(
     monkeypatch.setattr(bench, "run", interrupted)
     assert bench.main(["fake", "--output", str(tmp_path)]) == 130
     assert "scripts.report" not in capsys.readouterr().err
+    monkeypatch.setattr(bench, "suite_of", lambda _: interrupted())
+    assert bench.main(["fake", "--output", str(tmp_path)]) == 130
+    assert "--output" not in capsys.readouterr().err, "no folder was made"
 
 
 def test_names_are_folders() -> None:
