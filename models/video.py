@@ -7,22 +7,32 @@ from pathlib import Path
 import torch
 import torchvision
 from torch import nn
-from torchvision.models.video.resnet import BasicBlock, BasicStem, Conv3DSimple, VideoResNet
+from torchvision.models.video.resnet import BasicBlock, Conv3DSimple, VideoResNet
 
 from models import Native, Unusable
 from models._weights import dry_run, load
 
 
 class Tiny(VideoResNet):
-    """r3d_18 with one block a stage and a quarter of the channels behind the stem: learns small clips on a CPU."""
+    """r3d_18 with one block a stage and a quarter of the channels: learns small clips on a CPU."""
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__(BasicBlock, [Conv3DSimple] * 4, [1] * 4, BasicStem, num_classes)
+        super().__init__(BasicBlock, [Conv3DSimple] * 4, [1] * 4, _TinyStem, num_classes)
         self.fc = nn.Linear(512 // 4, num_classes)
 
     def _make_layer(self, block: type, conv_builder: type, planes: int, blocks: int, stride: int = 1) -> nn.Sequential:
+        if stride == 1:  # the first: torchvision's stem has 64
+            self.inplanes = 64 // 4
         layers: nn.Sequential = super()._make_layer(block, conv_builder, planes // 4, blocks, stride)
         return layers
+
+
+class _TinyStem(nn.Sequential):
+    """torchvision's BasicStem, a quarter as wide."""
+
+    def __init__(self) -> None:
+        conv = nn.Conv3d(3, 64 // 4, kernel_size=(3, 7, 7), stride=(1, 2, 2), padding=(1, 3, 3), bias=False)
+        super().__init__(conv, nn.BatchNorm3d(64 // 4), nn.ReLU(inplace=True))
 
 
 OWN, OWN_SIZE = {"r3d_tiny": Tiny}, 48
