@@ -1,27 +1,17 @@
-"""The loader of the GPU's video engines, with FFmpeg in their place: packets, pixels, shares, order, errors. tests/gpu has the engines."""
+"""What the GPU's video engines are given and give, with FFmpeg in their place: packets, labels, surfaces. tests/gpu has the engines."""
 
 from __future__ import annotations
 
 import heapq
-import mmap
-import os
-import sys
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
-from contracts import Mistake
-from loaders import CLIPS, _nvdec, _reading, default_loader, open_loader
 from loaders._clips import exact
-from loaders._deal import Unit
 from loaders._nvdec import CLIP_TICKS, Nvdec, Packets, capabilities, within
 from loaders._planes import Picture
 from loaders._readers import Undecodable
@@ -30,7 +20,7 @@ from loaders.nvdec import loader, runs
 from tests.unit import engines
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
-from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels, spoiled
+from tests.unit.test_clip_loaders import feed
 from tests.unit.test_clip_readers import patterns
 from tests.unit.video_files import number
 
@@ -185,198 +175,6 @@ def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.Monke
         list(Reading(made.videos, Codec())(sample, [20]))
 
 
-# --- copies -----------------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("pairs", "expected"),
-    [
-        ([], []),
-        ([(0, 3), (1, 4), (2, 5)], [(0, 3, 3)]),
-        ([(0, 0), (0, 1), (1, 2), (3, 3), (4, 4)], [(0, 0, 1), (0, 1, 2), (3, 3, 2)]),
-        ([(5, 1), (6, 0)], [(5, 1, 1), (6, 0, 1)]),
-    ],
-)
-def test_runs(pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]) -> None:
-    assert list(runs(pairs)) == expected
-
-
-# --- the loader -----------------------------------------------------------------------------------------------------------------------
-
-
-def numbers(images: torch.Tensor, rows: Any, place: int) -> list[int]:
-    upright = levels(images)[place][:, :, :: -1 if rows.flips[place] else 1]
-    return [number(frame) for frame in upright]
-
-
-def expected(kinds: Made, rows: Any, place: int) -> list[int]:
-    return [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
-
-
-@pytest.mark.parametrize("beside", ["", "pyav", "decord"])
-@pytest.mark.parametrize("views", [1, 3])
-def test_every_clip_of_every_kind(made: Made, beside: str, views: int) -> None:
-    if beside == "decord":
-        pytest.importorskip("decord")
-    given = feed(made.videos, views=views)
-    loading = loader(given, Codec(), beside)
-    with loading:
-        for epoch in (0, 1):
-            for batch, rows in zip(loading.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
-                assert batch.images.shape == (BATCH, 3, T, SIZE, SIZE)
-                assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
-                assert batch.failed == ()
-                np.testing.assert_array_equal(batch.ids, rows.ids)
-                np.testing.assert_array_equal(batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1))
-                assert not batch.images[~batch.valid].any()
-                for place in np.flatnonzero(rows.valid).tolist():
-                    assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
-        able = exact("nvdec", made.videos, np.arange(len(made.videos))) & within(capabilities(Codec(), 0), made.videos)
-        told = dict(loading.counts.fallbacks)
-        assert sum(told.values()) >= 4 * views * (~able).sum()
-        refused = {words for words in told if "refused" in words and beside != "decord"}
-        assert refused <= {"h264 in mp4, edit list, refused"}, "clips of two parts of h264-parts.mp4"
-        assert loading.counts.delivered == 2 * given.plan.samples * T and loading.counts.decoded > loading.counts.delivered // views // 2
-        assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
-
-
-def test_who_decodes_changes_pixels_little_and_resuming_nothing(made: Made) -> None:
-    given = feed(made.videos)
-    whole = {}
-    for name in ("", "pyav"):
-        with loader(given, Codec(), name) as loading:
-            whole[name] = torch.cat([batch.images for batch in loading.batches(2, 0)])
-            next(iter(loading.batches(2, 0)))  # abandoned
-            tail = torch.cat([batch.images for batch in loading.batches(2, 8)])
-            apart = np.abs(levels(tail) - levels(whole[name][8:])).mean(axis=(1, 2, 3, 4))
-            assert apart.max() <= (0 if name == "" else 0.5)
-    with open_loader("pyav", given) as reference:
-        by_pyav = torch.cat([batch.images for batch in reference.batches(2, 0)])
-    for images in whole.values():
-        assert np.abs(levels(images) - levels(by_pyav)).mean(axis=(1, 2, 3, 4)).max() <= 0.5
-
-
-class Refusing(Codec):
-    """A driver that refuses every stream."""
-
-    def CreateDecoder(self, **given: Any) -> Any:
-        raise Exception("cuvidCreateDecoder : no\nError code : 801")
-
-
-def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
-    kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4")})
-    given = feed(kinds.videos)
-    loading = loader(given, Refusing(), "")
-    with loading:
-        assert loading._pool is None, "all files are such that the engines can decode them"
-        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
-            for place in np.flatnonzero(rows.valid).tolist():
-                assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
-        assert loading.counts.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
-        assert loading.counts.refusals == dict.fromkeys(loading.counts.fallbacks, "nvdec: cuvidCreateDecoder : no")
-
-
-def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
-    kinds = spoiled(tmp_path, lambda content: content[: len(content) // 5] + bytes(len(content) - len(content) // 5))
-    given, failed = feed(kinds.videos), set[int]()
-    with loader(given, Codec(), "pyav") as loading:
-        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
-            failed |= set(batch.failed)
-            np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
-            assert not batch.images[~batch.valid].any()
-            for place in np.flatnonzero(batch.valid.numpy()).tolist():
-                if rows.ids[place] % 2:
-                    assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
-    assert failed and not any(sample % 2 for sample in failed)
-
-
-def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -> None:
-    """Two crops of a clip at its beginning, and a clip behind the damage."""
-    kinds = spoiled(tmp_path, lambda content: content[: len(content) * 6 // 10] + bytes(len(content) - len(content) * 6 // 10))
-    given = replace(feed(kinds.videos), workers=0)
-    rows = given.plan.rows(0, 0)[0]
-    first = np.zeros(BATCH, int)
-    whole = np.tile([0, 0, int(kinds.videos.width[0]), int(kinds.videos.height[0])], (BATCH, 1))
-    late = len(kinds.videos.pts(0)) - T
-    rows = replace(
-        rows,
-        ids=first,
-        regions=whole,
-        windows=whole.astype(float),
-        flips=first.astype(bool),
-        frames=np.array([[clip + t for t in range(T)] for clip in (0, 0, late, 0)]),
-    )
-    loading = loader(given, Refusing(), "")
-    with loading:
-        out = torch.zeros((BATCH, T, SIZE, SIZE, 3))
-        told = [loading._all[0]._decode(rows, Unit(np.array(places), able=True), out) for places in ([0, 1], [2])]
-        assert [its.lost for its in told] == [[], [2]] and told[0].fallbacks == ["h264 in mkv, refused"] * 2
-        shown = [numbers(out.movedim(-1, 1), rows, place) for place in (0, 1)]
-        assert shown == [expected(kinds, rows, place) for place in (0, 1)] and not out[2:].any()
-
-
-@pytest.mark.parametrize("beside", ["", "pyav"])
-def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -> None:
-    kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
-    Path(os.fsdecode(kinds.videos.path(1))).unlink()
-    with loader(feed(kinds.videos), Codec(), beside) as loading, pytest.raises(Mistake, match=r"is gone.*--rescan"):
-        list(loading.batches(0, 0))
-
-
-def test_nothing_is_left_and_nothing_grows(made: Made) -> None:
-    """No process or thread after `close`, also in the middle of a batch; few decoders."""
-    children, threads = {child.pid for child in psutil.Process().children()}, threading.active_count()
-    codec = Codec()
-    loading = loader(feed(made.videos), codec, "pyav")
-    for epoch in range(4):
-        list(loading.batches(epoch, 0))
-    assert codec.made <= 2 * 4
-    next(iter(loading.batches(9, 0)))
-    loading.close()
-    loading.close()
-    assert {child.pid for child in psutil.Process().children()} <= children
-    assert threading.active_count() <= threads
-
-
-def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> None:
-    def processes(beside: str, workers: int) -> int:
-        before = len(psutil.Process().children())
-        with loader(replace(feed(made.videos), workers=workers), Codec(engines=4), beside):
-            return len(psutil.Process().children()) - before
-
-    assert [processes("pyav", workers) for workers in (7, 2, 0)] == [4 + 5, 2 + 1, 0], "that read, one for each engine, and that decode"
-    assert processes("", 6) == 6 + 6, "of which the second ones decode only what engines cannot"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_packets_that_have_no_room_in_a_slot(made: Made, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They come through a pipe, beside others that have; without workers there are no slots."""
-    monkeypatch.setattr(_reading, "MOST_BYTES", 1)  # a slot is a page
-    large, made_read = list[bool](), _reading.Read
-
-    def noted(data: np.ndarray, about: Any) -> Any:
-        large.append(len(data) > mmap.PAGESIZE)
-        return made_read(data, about)
-
-    monkeypatch.setattr(_reading, "Read", noted)  # which this process makes of what came
-    given = replace(feed(made.videos), workers=workers)
-    with loader(given, Codec(), "") as loading:
-        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
-            for place in np.flatnonzero(rows.valid).tolist():
-                assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
-    assert {*large} == ({True, False} if workers else set()), "clips of both sorts"
-
-
-def test_closing_does_not_wait_for_a_read_that_hangs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nvdec, "open_video", lambda *_, **__: time.sleep(60))
-    loading = loader(feed(made.videos), Codec(), "")
-    loading.batches(0, 0)
-    time.sleep(0.5)
-    began = time.monotonic()
-    loading.close()
-    assert time.monotonic() - began < 10
-
-
 SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130, 202)]
 
 
@@ -394,30 +192,17 @@ def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
     assert not read.nvdec._decoders
 
 
-def test_without_a_gpu(made: Made) -> None:
-    for name in ("nvdec", "nvdec+pyav", "nvdec+decord"):
-        assert name in CLIPS
-        with pytest.raises(Mistake, match="needs an NVIDIA GPU"):
-            open_loader(name, feed(made.videos))
-    with pytest.raises(Mistake, match="no engine"):
-        loader(feed(made.videos), Codec(engines=0), "")
+# --- copies -----------------------------------------------------------------------------------------------------------------------------
 
 
-def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without PyNvVideoCodec, with it, and on a GPU without engines; on a CPU it is not asked for."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for codec, auto in ((None, "pyav"), (Codec(), "nvdec+pyav"), (Codec(engines=0), "pyav")):
-        monkeypatch.setitem(sys.modules, "PyNvVideoCodec", codec)
-        assert [default_loader("video", gpu=gpu) for gpu in (False, True)] == ["pyav", auto]
-
-
-@pytest.fixture(autouse=True)
-def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without PyNvVideoCodec."""
-    monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
-
-
-def test_without_the_module(made: Made) -> None:
-    with pytest.raises(Mistake, match=r"pip install PyNvVideoCodec.*--loader pyav") as caught:
-        open_loader("nvdec", replace(feed(made.videos), device=torch.device("cuda", 0)))
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([], []),
+        ([(0, 3), (1, 4), (2, 5)], [(0, 3, 3)]),
+        ([(0, 0), (0, 1), (1, 2), (3, 3), (4, 4)], [(0, 0, 1), (0, 1, 2), (3, 3, 2)]),
+        ([(5, 1), (6, 0)], [(5, 1, 1), (6, 0, 1)]),
+    ],
+)
+def test_runs(pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]) -> None:
+    assert list(runs(pairs)) == expected
