@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks import _curves
 from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, said_of, value, versions_of
-from report.advice import STEAL
+from report.meter import STEAL
 from report.record import replace
 from report.tensorboard import Board
 

@@ -12,8 +12,6 @@ from report.meter import HIGHEST_EFFICIENCY
 
 BUSY, IDLE = 0.85, 0.6
 """Share of the CPU cores, or of the GPU's time, in use: above, they are the limit; below, something else is waited for."""
-STEAL = 0.02
-"""Share of the cores' time that other virtual machines of the host have: from here on it is told beside rates."""
 FAR_BELOW, NEARLY = 0.5, 0.75
 """A loader ceiling that is below this share of the compute ceiling is the one to raise, if the rate is above that share of it."""
 GRAPHS = "--compile true --compile-mode reduce-overhead"

@@ -23,7 +23,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from report.advice import STEAL, advice
+from report.advice import advice
+from report.meter import STEAL
 
 WIDTH = 80  # of the table, and of plain output
 LIVE_S, PLAIN_S = 0.2, 10.0  # least time between two pictures of a bar, between two plain lines

@@ -207,39 +207,42 @@ def _nvml_handle(device: torch.device) -> Any:
 
 
 def _cpu_load(cores: float) -> Iterator[float | None]:
-    """Busy share of the cores this process may use, since the call before (the first: None)."""
-    before: tuple[float, float] | None = None
+    """Busy share of the cores this process may use, of each call since the one before."""
     allowed = os.sched_getaffinity(0)
-    while True:
+
+    def read() -> tuple[float, float] | None:
         used = [*(us / 1e6 for us in _cgroup("cpu.stat", "usage_usec")), *(ns / 1e9 for ns in _cgroup("cpuacct/cpuacct.usage"))]
         if cores < len(allowed) and used:  # a container's own clock: /proc/stat is the whole machine's
-            busy, room = used[0], time.monotonic() * cores
-        else:
-            times = _cpu_times(allowed)
-            if not times:
-                yield None
-                continue
-            room = sum(sum(core[:8]) for core in times)  # guest time is within user time
-            busy = room - sum(core.idle + getattr(core, "iowait", 0.0) for core in times)
-        share = (busy - before[0]) / (room - before[1]) if before and room > before[1] else None
-        before = busy, room
-        yield share if share is None else min(max(share, 0.0), 1.0)
+            return used[0], time.monotonic() * cores
+        if not (times := _cpu_times(allowed)):
+            return None
+        room = sum(sum(core[:8]) for core in times)  # guest time is within user time
+        return room - sum(core.idle + getattr(core, "iowait", 0.0) for core in times), room
+
+    return _shares(read)
 
 
 def _cpu_steal() -> Iterator[float | None]:
-    """Share of the time of the cores this process may use in which the host ran other virtual machines on them, though they were wanted.
-
-    Since the call before (the first: None).
-    """
-    before: tuple[float, float] | None = None
+    """Share of the time of these cores in which they were wanted and the host ran other virtual machines on them, likewise."""
     allowed = os.sched_getaffinity(0)
-    while True:
+
+    def read() -> tuple[float, float] | None:
         if not (times := _cpu_times(allowed)):
+            return None
+        return sum(getattr(core, "steal", 0.0) for core in times), sum(sum(core[:8]) for core in times)
+
+    return _shares(read)
+
+
+def _shares(read: Callable[[], tuple[float, float] | None]) -> Iterator[float | None]:
+    """By how much the first has grown since the call before, of what the second has, in 0..1; None at first, and of what cannot be read."""
+    before: tuple[float, float] | None = None
+    while True:
+        if (now := read()) is None:
             yield None
             continue
-        steal, room = sum(getattr(core, "steal", 0.0) for core in times), sum(sum(core[:8]) for core in times)
-        share = (steal - before[0]) / (room - before[1]) if before and room > before[1] else None
-        before = steal, room
+        share = (now[0] - before[0]) / (now[1] - before[1]) if before and now[1] > before[1] else None
+        before = now
         yield share if share is None else min(max(share, 0.0), 1.0)
 
 

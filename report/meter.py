@@ -21,8 +21,8 @@ STEADY_WITHIN = 0.1
 """Warm-up lasts until the first window this close to the median of the later half."""
 HIGHEST_EFFICIENCY = 1.03
 """A rate can be this far above its ceiling by chance."""
-
-
+STEAL = 0.02
+"""Share of the cores' time that other virtual machines of the host have: from here on it is told beside rates."""
 ENOUGH = 4
 """Windows that a measurement by time takes at least: three make a median with a spread, and the last may move the warm-up's end."""
 

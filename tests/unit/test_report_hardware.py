@@ -87,7 +87,7 @@ def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     assert set(found) == {*of_gpu, "cpu_utilisation", "cpu_steal", "host_gib"}
     assert [found[name] for name in of_gpu] == [None] * 5
     assert found["cpu_utilisation"] is not None and 0.5 / cores < found["cpu_utilisation"] <= 1.0
-    assert found["cpu_steal"] is not None and 0 <= found["cpu_steal"] <= found["cpu_utilisation"]
+    assert found["cpu_steal"] is not None and 0 <= found["cpu_steal"] <= 1
     sampler.stop()
     sampler.read()
     assert sampler.read()["cpu_utilisation"] is None, "nothing since the last read"
