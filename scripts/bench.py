@@ -43,16 +43,16 @@ def _own(argv: list[str]) -> list[str]:
 
 def main(argv: list[str]) -> int:
     """0; 1 when a point failed or none has a figure; 2 for a user's mistake; 130 when it was interrupted."""
-    from rich.console import Console
-
-    if not argv or argv[0] in ("-h", "--help"):
-        print(f"{__doc__}\n")
-        for name in SUITES:
-            print(f"  {name:14}{suite_of(name).about}")
-        return 0
-    console = Console(width=None if sys.stdout.isatty() else 200)
     folder: Path | None = None
     try:
+        from rich.console import Console
+
+        if not argv or argv[0] in ("-h", "--help"):
+            print(f"{__doc__}\n")
+            for name in SUITES:
+                print(f"  {name:14}{suite_of(name).about}")
+            return 0
+        console = Console(width=None if sys.stdout.isatty() else 200)
         suite = suite_of(argv[0])
         settings = asked(suite.settings, _own(argv[1:]), prog=f"bench {suite.name}")
         folder = settings.output or Path("runs") / f"bench-{suite.name}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -12,8 +12,9 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import active_children, get_context
@@ -131,11 +132,24 @@ def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], s
 
 def diagnose(data: Path | None) -> list[Row]:
     """All rows, in the order of the tables."""
-    with ThreadPoolExecutor(len(LANES)) as lanes:
+    with _unheard(), ThreadPoolExecutor(len(LANES)) as lanes:
         rows = [row for lane in lanes.map(ask, LANES) for row in lane]
-    if data is not None:
-        rows += ask({name: partial(probe, data) for name, probe in OF_DATA.items()} | MANIFESTS)
+        if data is not None:
+            rows += ask({name: partial(probe, data) for name, probe in OF_DATA.items()} | MANIFESTS)
     return rows
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Children begin without the terminal: one that Ctrl-C ends before it has its file would tell of it there."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def show(rows: list[Row]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -200,4 +201,5 @@ def _figure(row: Row | None, figure: str, form: str) -> str:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what it writes is whole or not there
     sys.exit(main(sys.argv[1:]))

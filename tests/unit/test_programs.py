@@ -1,0 +1,71 @@
+"""Ctrl-C while one of `python -m scripts.NAME` begins."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("imported", "code"), [(False, 130), (True, 0)])
+def test_ctrl_c_while_imports_run_says_nothing(imported: bool, code: int) -> None:
+    """Behind them it is Python's KeyboardInterrupt, for the program to catch."""
+    lines = [
+        "import os, signal, sys, time",
+        "sys.argv = ['-m']",  # as it is while `python -m` imports the package
+        "import scripts",
+        "main = print" * imported,
+        "try:",
+        "    os.kill(os.getpid(), signal.SIGINT)",
+        "    time.sleep(60)",
+        "except KeyboardInterrupt:",
+        "    pass",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_who_imports_a_program_keeps_its_signals() -> None:
+    code = "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.report; assert s.getsignal(s.SIGINT) is kept"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_doctor_ends_with_its_children() -> None:
+    """As a terminal sends it, to all of them, while the children still begin: nobody prints where it was."""
+    process = subprocess.Popen([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE)
+    try:
+        tasks, deadline = Path(f"/proc/{process.pid}/task"), time.monotonic() + 100
+        while not any(map(_hears, (begun := _children(tasks))[1:])) and time.monotonic() < deadline:  # the first is multiprocessing's own
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=60)[1] == b"" and process.returncode == 130
+        while time.monotonic() < deadline and any(_alive(child) for child in begun):
+            time.sleep(0.05)
+        assert not any(_alive(child) for child in begun)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _children(tasks: Path) -> list[int]:
+    return [int(word) for file in tasks.glob("*/children") for word in file.read_text().split()]
+
+
+def _hears(pid: int) -> bool:
+    """Whether Python has begun in it."""
+    return bool(int(re.findall(r"SigCgt:\t(\S+)", Path(f"/proc/{pid}/status").read_text())[0], 16) & 1 << signal.SIGINT - 1)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
