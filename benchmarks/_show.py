@@ -159,8 +159,8 @@ def _machine(hardware: dict[str, Any]) -> str:
     return f"{gpu}{hardware['cores']:g} cores of {hardware['cpu']}, {hardware['ram_gib']:.0f} GiB{'' if gpu else ', no GPU used'}"
 
 
-def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
-    """Print the table; write table.md, plots/*.png and the TensorBoard runs."""
+def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any, *, write: bool = True) -> None:
+    """Print the table; with `write`, write table.md, plots/*.png and the TensorBoard runs."""
     from rich.table import Table
     from rich.text import Text
 
@@ -177,6 +177,8 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> None:
     elsewhere = [f"More columns in table.md: {', '.join(more)}."] if more else []
     for line in (*elsewhere, *conditions(suite, rows), *concluded(suite, rows)):
         console.print(line, highlight=False, markup=False)
+    if not write:
+        return
     replace(folder / "table.md", printable(markdown(suite, rows, folder)).encode())
     plots = _plotted(suite, rows, folder, console)
     if suite.follow:  # a row is of many trials; their own runs say nothing to compare

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -156,7 +157,11 @@ def main(argv: list[str]) -> int:
         read_ = [read(folder) for folder in settings.folders]
         suite = suite_of(read_[0][0])
         if len(read_) == 1:
-            _show.show(suite, read_[0][1], settings.folders[0], console)
+            folder = settings.folders[0]
+            write = os.access(folder, os.W_OK)
+            _show.show(suite, read_[0][1], folder, console, write=write)
+            if not write:
+                print(f"report: {folder} cannot be written to: table.md, plots and TensorBoard runs are as they were", file=sys.stderr)
             return 0
         (name_a, a), (name_b, b) = ((name, list(suite_of(name).derive(merged(rows)))) for name, rows in read_)
         if name_a != name_b:

@@ -167,3 +167,16 @@ def test_a_run_of_train_py_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(report, "read", lambda folder: ("train", [row(100, 98, 102)]))
     assert report.main([str(tmp_path)]) == 0
     assert "| 100.0 (98.0 to 102.0, 5) |" in (tmp_path / "table.md").read_text()
+
+
+def test_a_folder_that_cannot_be_written_to_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = folder(tmp_path / "a", row(100, 98, 102))
+    before = sorted(shown.iterdir())
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert report.main([str(shown)]) == 0
+    said = capsys.readouterr()
+    assert "100.0 (98.0 to 102.0, 5)" in said.out and "TensorBoard:" not in said.out
+    assert said.err.splitlines() == [f"report: {shown} cannot be written to: table.md, plots and TensorBoard runs are as they were"]
+    assert sorted(shown.iterdir()) == before
