@@ -18,7 +18,7 @@ import av.logging
 import numpy as np
 from av.stream import Discard, Disposition
 
-from dataset.container import HEAD, declared_bytes, open_video
+from dataset.container import HEAD, declared_bytes, open_video, read_packets
 from dataset.headers import Rejected
 from dataset.manifest import Array
 from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
@@ -163,7 +163,7 @@ def _require_unmirrored(path: bytes, stream: int) -> None:
     """Raise Rejected where the display matrix swaps left and right. FFmpeg describes its angle alone: a decoded frame has it whole."""
     with open_video(path, known=True) as file:
         packet: Any
-        for packet in file.demux(file.streams[stream]):
+        for packet in read_packets(file, file.streams[stream]):
             with suppress(av.error.FFmpegError):
                 for frame in packet.decode():
                     if (matrix := frame.side_data.get("DISPLAYMATRIX")) is None:
@@ -208,7 +208,7 @@ def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
     for other in file.streams:
         if other.index != stream.index:
             other.discard = Discard.all
-    return (packet for packet in file.demux(stream) if packet.size)  # an empty one is the end
+    return (packet for packet in read_packets(file, stream) if packet.size)  # an empty one is the end
 
 
 def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Array, Array, bool]:

@@ -16,7 +16,7 @@ from av.error import FFmpegError
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from contracts import Feed
-from dataset.container import open_video
+from dataset.container import open_video, read_packets
 from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, Flags
 from loaders._clips import ClipLoader
 from loaders._planes import BT601, MATRICES, Picture, Plane
@@ -130,7 +130,7 @@ class _Run:
     def _packets(self, sync: int | None, begin: int) -> Iterator[av.Packet[av.VideoStream]]:
         """From the key frame of time `sync` on; none when the seek went past it."""
         started = False
-        for packet in self._container.demux(self._stream):
+        for packet in read_packets(self._container, self._stream):
             if not packet.size:  # the end
                 continue
             if not started:
@@ -163,7 +163,7 @@ class _Run:
     def _unpacked(self) -> Iterator[av.VideoFrame]:
         """All frames of packed MPEG-4, in the order of display. Their own times are those of neighbours: they have to be counted."""
         unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=self._stream)
-        for packet in self._container.demux(self._stream):
+        for packet in read_packets(self._container, self._stream):
             for single in unpack.filter(packet if packet.size else None):
                 yield from self._codec.decode(single)
         yield from self._codec.decode(None)

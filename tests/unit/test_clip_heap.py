@@ -1,0 +1,64 @@
+"""What is read of a video leaves nothing behind on C's heap, which grows too slowly for a test that looks at a process from outside."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from dataset.video_packets import read as scan
+from loaders._nvdec import Packets
+from loaders._readers import Undecodable
+from tests.unit.clip_kinds import Made, reader
+
+WARM, CLIPS = 60, 300
+FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class Mallinfo(ctypes.Structure):
+    """mallinfo(3)."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
+
+
+def in_use() -> int:
+    """Bytes on the heap."""
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        pytest.skip("needs glibc 2.33 or later")
+    mallinfo2.restype = Mallinfo
+    gc.collect()
+    found = mallinfo2()
+    return int(found.uordblks + found.hblkhd)
+
+
+def kept(do: Callable[[], Any]) -> float:
+    """Bytes that are not given back, each time."""
+    for _ in range(WARM):
+        do()
+    before = in_use()
+    for _ in range(CLIPS):
+        do()
+    return (in_use() - before) / CLIPS
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "h264.ts", "vp9.webm", "mpeg4-packed.avi"])
+@pytest.mark.parametrize("what", ["pyav", "decord", "packets", "scan"])
+def test_a_clip_keeps_nothing(what: str, name: str, made: Made) -> None:
+    """Of frames at the beginning: the rest of the file is not read. Nor does a file that is refused."""
+    sample = made.names.index(name)
+    path, frames = made.videos.path(sample), [1, 2, 3]
+    if what == "scan":
+        assert kept(lambda: scan(path)) < 32
+        return
+    read = Packets(made.videos) if what == "packets" else reader(what, made.videos)
+
+    def clip() -> None:
+        with suppress(Undecodable):
+            list(read(sample, path, frames))
+
+    assert kept(clip) < 32
