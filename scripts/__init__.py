@@ -12,5 +12,6 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-if sys.argv[:1] == ["-m"]:  # as Python has it until it knows the program's file; not in tests, nor in processes of a program
+# "-m" until Python knows the program's file: not in tests, nor in processes of a program. Behind a shell's & Ctrl-C is not for it
+if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)

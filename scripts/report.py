@@ -206,5 +206,6 @@ def _figure(row: Row | None, figure: str, form: str) -> str:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # what it writes is whole or not there
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # what it writes is whole or not there
     sys.exit(main(sys.argv[1:]))

@@ -33,6 +33,14 @@ def test_ctrl_c_while_imports_run_says_nothing(imported: bool, code: int) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
+def test_one_that_does_not_hear_ctrl_c_stays_so() -> None:
+    """A shell starts what is behind its & so."""
+    lines = ["import os, signal, sys", "signal.signal(signal.SIGINT, signal.SIG_IGN)", "sys.argv = ['-m']", "import scripts"]
+    lines += ["os.kill(os.getpid(), signal.SIGINT)", "print('on')"]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "on\n", "")
+
+
 def test_who_imports_a_program_keeps_its_signals() -> None:
     code = "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.report; assert s.getsignal(s.SIGINT) is kept"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
