@@ -1,7 +1,7 @@
 """For all tests: each process of pytest-xdist, with the programs that its tests start, has cores of its own.
 
-Where they share them, oneDNN's threads burn the time in which they wait for one that has no core (two processes on two cores, a training
-run on the CPU: 255 s of CPU time instead of 47).
+Where they share them, threads of a training run on the CPU burn the time in which they wait for one that has no core, by their stacks in
+oneDNN's convolutions backwards (two processes on two cores: 255 s of CPU time instead of 47).
 """
 
 import os
