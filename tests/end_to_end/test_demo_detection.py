@@ -26,7 +26,7 @@ def test_the_preset_learns(train: Runner, shapes: Path) -> None:
     """In a quarter of the demo's steps, validated once; the header of the preset has the figures of all of them."""
     preset = ("--config", ROOT / "configs/coco/demo.yaml", "--data", shapes)
     learning = train(*preset, "--output", "learned", *SHORT)
-    learning.wait(500)  # a minute on two free cores; here others share them
+    learning.wait(500)  # a minute on two cores; here it may have one
     learning.done()
     train(*preset, "--output", "untrained", *SHORT, "--steps", 1).done()
     learned, untrained = (summary(train.cwd / name)["validation"] for name in ("learned", "untrained"))

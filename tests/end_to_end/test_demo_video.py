@@ -22,7 +22,7 @@ def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: obj
     """Top-1 of the demo's preset after epochs of 10 steps; the demo's have many more."""
     short = ("--epochs", epochs, "--val-every", epochs, "--warmup-epochs", 0.5, "--workers", 1, "--ceilings", "false")
     process = train("--config", ROOT / "configs/video/demo.yaml", "--data", videos, "--output", output, *short, *flags)
-    process.wait(500)  # half a minute, and a few seconds, on two free cores; here others share them
+    process.wait(500)  # half a minute, and a few seconds, on two cores; here it may have one
     process.done()
     return float(summary(train.cwd / output)["validation"]["top1"])
 

@@ -53,6 +53,7 @@ def test_doctor_ends_with_its_children() -> None:
         tasks, deadline = Path(f"/proc/{process.pid}/task"), time.monotonic() + 100
         while not any(map(_hears, (begun := _children(tasks))[1:])) and time.monotonic() < deadline:  # the first is multiprocessing's own
             time.sleep(0.01)
+        assert begun[1:], "no child began"
         os.killpg(process.pid, signal.SIGINT)
         assert process.communicate(timeout=60)[1] == b"" and process.returncode == 130
         while time.monotonic() < deadline and any(_alive(child) for child in begun):
@@ -69,7 +70,11 @@ def _children(tasks: Path) -> list[int]:
 
 def _hears(pid: int) -> bool:
     """Whether Python has begun in it."""
-    return bool(int(re.findall(r"SigCgt:\t(\S+)", Path(f"/proc/{pid}/status").read_text())[0], 16) & 1 << signal.SIGINT - 1)
+    try:
+        caught = re.findall(r"SigCgt:\t(\S+)", Path(f"/proc/{pid}/status").read_text())
+    except OSError:  # it has ended
+        return False
+    return bool(int(caught[0], 16) & 1 << signal.SIGINT - 1)
 
 
 def _alive(pid: int) -> bool:
