@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.soak import host_mib, slope
+from benchmarks.soak import host_mib, slope, trimming
 from contracts import Feed
 from report.hardware import device_gib
 from tests.conformance.scenes import Open
@@ -86,7 +86,7 @@ def epochs_are_flat(open_: Open, feed: Feed) -> dict[str, float]:
     A leak shows every time, so growth must be seen in ATTEMPTS windows in a row: allocators and forked pages settle slowly.
     """
     readings = measures(feed.device)
-    with open_(feed) as loader:
+    with trimming(), open_(feed) as loader:
         epoch = 0
         for _ in range(WARM_EPOCHS):
             epoch = _pass(loader, epoch)

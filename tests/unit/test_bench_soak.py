@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import multiprocessing
 import os
+import signal
+import subprocess
+import time
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from benchmarks import _show, soak
@@ -148,6 +156,69 @@ def measured(data: Path, folder: Path, mib: int, **changes: Any) -> tuple[str | 
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return draw(tmp_path / "data", classes=("red", "blue"), train=12, val=1)
+
+
+def freed(ready: Any, block: bool) -> None:
+    """In a process of its own: 64 MiB are allocated and freed, and its heap keeps them."""
+    if block:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {soak.TRIM})
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    size = 100_000  # less than malloc maps on its own
+    blocks = [libc.malloc(size) for _ in range((64 << 20) // size)]
+    for one in blocks:
+        ctypes.memset(one, 1, size)
+    libc.malloc(size)  # above them: the heap's end cannot move down
+    for one in blocks:
+        libc.free(one)
+    ready.set()
+    time.sleep(600)
+
+
+@contextmanager
+def has_freed(*, block: bool = False) -> Iterator[int]:
+    """Its process."""
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Event()
+    child = fork.Process(target=freed, args=(ready, block), daemon=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads and forks
+        child.start()
+    assert ready.wait(30) and child.pid
+    try:
+        yield child.pid
+    finally:
+        child.kill()
+        child.join()
+
+
+def held_mib(pid: int) -> float:
+    return float(psutil.Process(pid).memory_info().rss - psutil.Process(pid).memory_info().shared) / 2**20
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
+def test_what_children_have_freed_is_not_counted() -> None:
+    other = subprocess.Popen(["sleep", "600"])  # without our handler the signal would end it
+    try:
+        with soak.trimming(), has_freed() as child:
+            before = held_mib(child)
+            soak.host_mib()
+            assert before - held_mib(child) == pytest.approx(64, abs=4)
+        assert other.poll() is None
+        with has_freed() as child:  # it may have a use for the signal
+            before = held_mib(child)
+            soak.host_mib()
+            assert held_mib(child) == pytest.approx(before, abs=4)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_child_that_does_not_answer_is_read_as_it_is() -> None:
+    with soak.trimming(), has_freed(block=True):
+        began = time.monotonic()
+        assert soak.host_mib() > 64
+        assert soak.TRIM_S <= time.monotonic() - began < 10 * soak.TRIM_S
 
 
 def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(data: Path, tmp_path: Path) -> None:
