@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import torch
 
 from benchmarks import _show, soak
 from benchmarks._suite import Measured, Row, run
@@ -212,6 +215,20 @@ def test_what_children_have_freed_is_not_counted() -> None:
     finally:
         other.kill()
         other.wait()
+
+
+def test_garbage_is_collected_before_a_reading() -> None:
+    garbage = Leaks.__new__(Leaks)
+    garbage.kept = [garbage]  # type: ignore[list-item]
+    gone = weakref.ref(garbage)
+    gc.disable()
+    try:
+        del garbage
+        assert gone() is not None
+        soak.reading(torch.device("cpu"))
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_child_that_does_not_answer_is_read_as_it_is() -> None:
