@@ -45,7 +45,7 @@ def open_videos(
             files, samples, used = read_list(real, classes)
             source.write_listing(files, made)
             source.remember_folders(visits, root, files)
-            total = len(files)
+            total, labels = len(files), {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
             labels = source.labels(real, classes, "videos")
             total = source.list_files(real, labels, made, visits, rejects, say)
@@ -57,12 +57,14 @@ def open_videos(
         kept = _segments(root, samples, records, made, rejects)
         if not len(kept):
             raise Mistake(f"--data: no video in {data}; left out: {rejects.count}{rejects.first and ', first '}{rejects.first}")
-        if not listed:
+        if not (listed and all(map(str.isdecimal, used))):  # numbers of classes stay as they are
             counts = np.bincount(kept["label"], minlength=len(classes or used))
             for name, label in labels.items():
-                if not counts[label]:
+                if not counts[label] and listed:
+                    rejects(os.fsencode(real), f"class '{name}' has no video that can be read")
+                elif not counts[label]:
                     rejects(os.fsencode(real / name), "class folder without a video")
-            if classes is None:  # a folder without a video has no label: those behind it move up
+            if classes is None:  # one without a video has no label: those behind it move up
                 kept["label"] = (np.cumsum(counts > 0) - 1)[kept["label"]]
                 used = [name for name in used if counts[labels[name]]]
         _write(kept, records, made)

@@ -17,6 +17,8 @@ from dataset.manifest import LISTING, Array, Header, Scanned, printable
 
 HEAD = 4096  # bytes of a file read at first; nearly every header ends before
 
+MEND = "put it back and go on with --resume auto, or leave it out with --rescan, which begins a new run"
+
 Visit = tuple[str, int, int]  # a folder's path below the root (os.fsdecode), its date of change in ns, its inode
 Reject = Callable[[bytes, str], None]  # absolute path, reason
 
@@ -48,7 +50,7 @@ class Folder:
         try:
             file = os.open(self.path(sample), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise Mistake(f"a file of --data is gone: {printable(self.path(sample))}; run with --rescan") from None
+            raise Mistake(f"a file of --data is gone: {printable(self.path(sample))}; {MEND}") from None
         try:
             data = os.read(file, expected + 1)  # one byte more: a file that grew shows itself
             while len(data) < expected and (piece := os.read(file, expected + 1 - len(data))):
@@ -66,7 +68,7 @@ class Folder:
         expected = int(self.manifest.size[sample])
         if size != expected:
             path = printable(self.path(sample))
-            raise Mistake(f"a file of --data changed size: {path} has {size} bytes, the manifest says {expected}; run with --rescan")
+            raise Mistake(f"a file of --data changed size: {path} has {size} bytes, the manifest says {expected}; {MEND}")
 
 
 def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> dict[str, int]:
@@ -82,7 +84,7 @@ def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> 
     if unknown:
         raise Mistake(
             f"--data: {root} has class folder '{unknown[0]}' ({len(unknown)} such), which is none of the {len(places)} classes of the "
-            "training data; remove or rename it, or add a folder of that name there"
+            f"training data; remove or rename it, or add a folder of that name there, with {files} that can be read"
         )
     return {name: places[name] for name in names}
 

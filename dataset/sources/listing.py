@@ -2,10 +2,12 @@
 
 clips/a b.mp4 3             path, label: as in the lists of Kinetics that SlowFast and MMAction2 read
 clips/c.mp4,3,12.5,22.5     path, label, start, end in seconds from the file's first frame, end not included
+"clips/d, e.mp4",3          quoted, as CSV writers do
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -21,18 +23,19 @@ SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8
 _APART = r"[ \t]*[ \t,][ \t]*"  # blanks, tabs or one comma
 _SECONDS = r"\d+(?:\.\d*)?|\.\d+"
 _SEGMENT = re.compile(rf"(.+?){_APART}([^ \t,]+){_APART}({_SECONDS}){_APART}({_SECONDS})".encode())
+_NUMBER = re.compile(_SECONDS.encode())
+_WHOLE_NUMBER = re.compile(r"\d+\.0*")  # as data frames write labels of which some are missing
 _WHOLE = re.compile(rf"(.+?){_APART}([^ \t,]+)".encode())
 MOST_CLASSES = 100_000
 """Labels that are numbers say how many classes there are: a larger one is a date, an id or a slip."""
-HEADINGS = ("label", "class", "category", "end")
 
 
 def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], Array, list[str]]:
     """(files, samples, classes) of a list: each file once, as a path below the list's folder; a SAMPLE for each line, in order.
 
     Paths are relative to the list's folder or absolute, and may hold blanks and commas: a line is split from its right, and is a segment
-    when it ends in two numbers behind path and label. Labels are numbers from 0, or names (their places are those of the sorted names).
-    `classes` fixes the labels, as for folders. Raises Mistake that names the line.
+    when it ends in two numbers behind path and label, unless a CSV writer has quoted its fields. Labels are numbers from 0, or names (their
+    places are those of the sorted names). `classes` fixes the labels, as for folders. Raises Mistake that names the line.
     """
     folder = os.fsencode(path.parent)
     places: dict[bytes, int] = {}
@@ -45,13 +48,22 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
         labels.append(label)
     if not lines:
         raise Mistake(f"--data: the list {path} is empty; {EXPECTED}")
+    first, own = next(iter(places)), labels[0]
+    lonely = len(lines) > 1 and not own.isdecimal() and own not in (*labels[1:], *(classes or ()))
+    if lonely and not os.path.exists(os.path.join(folder, first)):
+        raise Mistake(
+            f"--data: {path} line {lines[0][1]} names no file, {printable(first)[:200]}, and has the label '{own}', as no other line has. "
+            f"A heading? Remove it; {EXPECTED}"
+        )
     numbers = [label.isdecimal() for label in labels]
     if any(numbers) and not all(numbers):
         odd = numbers.index(not numbers[0])
         raise Mistake(
-            f"--data: {path} line {lines[odd][1]} has the label '{labels[odd]}', but the lines before it have "
-            f"{'numbers' if numbers[0] else 'names'}; labels are all numbers from 0 or all names"
+            f"--data: {path} line {lines[0][1]} has the label '{own}' and line {lines[odd][1]} '{labels[odd]}'; labels are all numbers "
+            "from 0 or all names"
         )
+    if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
+        raise Mistake(f"--data: {path} line {lines[0][1]} has the label '{own}'; labels are whole numbers from 0, such as 3, or names")
     if all(numbers):
         large = next((i for i, label in enumerate(labels) if len(label) > 18 or int(label) >= MOST_CLASSES), None)
         if large is not None:
@@ -74,13 +86,10 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
 
 
 def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str) -> None:
-    """Raise Mistake for a heading, and for a line of which another part is a file than what it is split into: it would be a class."""
+    """Raise Mistake for a line of which another part is a file than what it is split into: the rest would be a class."""
     folder = os.fsencode(path.parent)
-    heading = number == 1 and label.lower() in HEADINGS
-    if not (heading or "." in label or _WHOLE.fullmatch(name)) or os.path.exists(os.path.join(folder, name)):
+    if not ("." in label or _WHOLE.fullmatch(name)) or os.path.exists(os.path.join(folder, name)):
         return
-    if heading:
-        raise Mistake(f"--data: {path} line 1 is a heading, '{printable(line)[:200]}'; remove it: {EXPECTED}")
     cut = _WHOLE.fullmatch(line)
     while cut is not None:
         if os.path.isfile(os.path.join(folder, cut[1])):
@@ -89,7 +98,20 @@ def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str
         cut = _WHOLE.fullmatch(cut[1])
 
 
-EXPECTED = "a line is 'path label' or 'path label start end' (seconds), separated by blanks or commas"
+def _quoted(line: bytes) -> tuple[bytes, ...] | None:
+    """The fields of a line in which a CSV writer has quoted some; None = take the quotes as part of the names."""
+    for mark in (b",", b" "):
+        if not line.startswith(b'"') and mark + b'"' not in line:
+            continue
+        text = os.fsdecode(line)
+        fields = tuple(map(os.fsencode, next(csv.reader([text], delimiter=os.fsdecode(mark), skipinitialspace=True))))
+        path_alone = len(fields) == 2 or (len(fields) == 4 and all(_NUMBER.fullmatch(field) for field in fields[2:]))
+        if path_alone and all(fields):
+            return fields
+    return None
+
+
+EXPECTED = "a line is 'path label' or 'path label start end' (decimal seconds from 0 on, such as 2.5), separated by blanks or commas"
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
@@ -98,6 +120,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
         text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
         raise Mistake(f"--data: the list {path} cannot be read: {error.strerror}") from None
+    folder = os.fsencode(path.parent)
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
         if not line:
@@ -105,7 +128,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
         found = _SEGMENT.fullmatch(line) or _WHOLE.fullmatch(line)
         if found is None or b"\0" in line:
             raise Mistake(f"--data: {path} line {number} is '{printable(line)[:200]}'; {EXPECTED}")
-        name, label, *part = found.groups()
+        fields = found.groups()
+        if b'"' in line and not os.path.exists(os.path.join(folder, fields[0])):
+            fields = _quoted(line) or fields
+        name, label, *part = fields
         start, end = map(float, part) if part else (0.0, np.inf)
         if not start < end:
             raise Mistake(f"--data: {path} line {number}: the segment ends at {end:g} s and starts at {start:g} s; the end must lie behind")

@@ -269,7 +269,7 @@ def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) 
     [
         ("a.mp4 0\n\na.mp4\n", "a.mp4 0", ("train.csv line 3 is 'a.mp4'", "'path label'")),
         ("a\0b.mp4 0\n", "a.mp4 0", ("train.csv line 1 is 'a\\x00b.mp4 0'", "'path label'")),
-        ("a.mp4 0\na.mp4 walk\n", "a.mp4 0", ("train.csv line 2", "'walk'", "all numbers from 0 or all names")),
+        ("a.mp4 0\na.mp4 walk\n", "a.mp4 0", ("train.csv line 1", "line 2 'walk'", "all numbers from 0 or all names")),
         ("a.mp4 0 0.2 0.1\n", "a.mp4 0", ("train.csv line 1", "ends at 0.1 s")),
         ("", "a.mp4 0", ("train.csv is empty", "'path label'")),
         ("a.mp4 0\na.mp4 1\n", "a.mp4 0\na.mp4 2\n", ("val.csv line 2", "'2'", "none of the 2 classes of the training data")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import pickle
 import shutil
@@ -248,15 +249,18 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
         ("", "is empty; a line is 'path label'"),
         ("ant/z.mkv 0\nant/z.mkv\n", "line 2 is 'ant/z.mkv'"),
         ("ant/z.mkv 0 5 3", "line 1: the segment ends at 3 s and starts at 5 s"),
-        ("path,label\nant/z.mkv,0", "line 1 is a heading, 'path,label'; remove it"),
-        ("path,label,start,end\nant/z.mkv,run,0,1", "line 1 is a heading, 'path,label,start,end'; remove it"),
-        ("odd x\nant/z.mkv,0", "line 2 has the label '0', but the lines before it have names"),
+        ("path,label\nant/z.mkv,0", "line 1 names no file, path, and has the label 'label', as no other line has. A heading"),
+        ("path,label,start,end\nant/z.mkv,run,0,1", "line 1 names no file, path,label,start, and has the label 'end'"),
+        ("video_path,class_name\nant/z.mkv,run\nant/a b.mp4,run", "line 1 names no file, video_path, and has the label 'class_name'"),
+        ("# kinetics subset one\nant/z.mkv run\nant/a b.mp4 run", "line 1 names no file, # kinetics subset, and has the label 'one'"),
+        ("ant/z.mkv odd\nant/a b.mp4,0", "line 1 has the label 'odd' and line 2 '0'; labels are all numbers"),
+        ("ant/z.mkv 0.0\nant/a b.mp4 10.0", "line 1 has the label '0.0'; labels are whole numbers from 0"),
         ("ant/a b.mp4 1 5", "line 1 has '1 5' behind ant/a b.mp4; a line is 'path label' or"),
         ("ant/z.mkv 1\nant/z.mkv 0 -1 2", "line 2 has '0 -1 2' behind ant/z.mkv"),
         ("ant/z.mkv,run,0.1,nan", "line 1 has 'run,0.1,nan' behind ant/z.mkv"),
         ("ant/z.mkv 0\nant/z.mkv 20240101", "line 2 has the label '20240101'; labels are numbers of classes, from 0 to 99,999"),
         ("ant/z.mkv 99999999999999999999999", "line 1 has the label '99999999999999999999999'; labels are numbers"),
-        ("ant/z.mkv 0\n\nant/z.mkv x", "line 3 has the label 'x', but the lines before it have numbers"),
+        ("ant/z.mkv 0\n\nant/z.mkv x", "line 1 has the label '0' and line 3 'x'; labels are all numbers"),
         ("gone.mp4 0", "no video in .*left out: 1, first .*gone.mp4: cannot be read: No such file"),
     ],
 )
@@ -265,6 +269,32 @@ def test_mistakes_in_a_list(lines: str, said: str, videos: Path, cache: Path) ->
     with pytest.raises(Mistake, match=said) as caught:
         open_videos(videos / "list.txt", cache=cache)
     assert "\n" not in str(caught.value)
+
+
+def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Path) -> None:
+    lines = ["ant/z.mkv zebra", "gone.mp4 bee", "# a comment", "gone/too.mp4 up -1 0.5", "ant/a b.mp4 cat", "ant/z.mkv zebra"]
+    (videos / "list.txt").write_text("\n".join(lines))
+    found = open_videos(videos / "list.txt", cache=cache)
+    assert (list(found.classes), found.label.tolist()) == (["cat", "zebra"], [1, 0, 1])
+    said = (found.folder / "rejected.txt").read_text()
+    assert "list.txt\tclass 'bee' has no video that can be read" in said and "class 'comment' has" in said
+    (videos / "val.txt").write_text("gone.mp4 zebra\nant/z.mkv cat\n")
+    again = open_videos(videos / "val.txt", cache=cache, classes=found.classes)
+    assert (again.classes, again.label.tolist()) == (found.classes, [0])
+    (videos / "numbers.txt").write_text("gone.mp4 1\nant/z.mkv 3\n")
+    numbered = open_videos(videos / "numbers.txt", cache=cache)
+    assert (len(numbered.classes), numbered.label.tolist()) == (4, [3]), "numbers are places in somebody's list of classes"
+
+
+def test_lines_that_a_csv_writer_has_quoted(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+    place(videos, {"ant/c, d.mp4": clips["short"], 'ant/"e".mp4': clips["short"]})
+    rows: list[list[Any]] = [["ant/c, d.mp4", "up"], ['ant/"e".mp4', "go, up"], ["ant/z.mkv", "up", 0, 1.5]]
+    with open(videos / "list.csv", "w", newline="") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
+        file.write('"ant/z.mkv" up\nant/"e".mp4 up\n')
+    found = open_videos(videos / "list.csv", cache=cache)
+    assert names(found) == ["ant/c, d.mp4", 'ant/"e".mp4', "ant/z.mkv", "ant/z.mkv", 'ant/"e".mp4']
+    assert [found.classes[label] for label in found.label] == ["up", "go, up", "up", "up", "up"]
 
 
 def test_labels_of_validation_are_those_of_training(videos: Path, cache: Path) -> None:
