@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from config import changed
 from contracts import Batch, Loader, Mistake, NotFinite, Plan, Task
 from engine import checkpoint, memory
 from engine.distributed import ProcessWorld, Vote
@@ -238,8 +239,8 @@ class Run:
         self._judge(failed, new, self.plan.samples, "train")
 
     def _judge(self, failed: set[int], new: set[int], samples: int, split: str) -> None:
-        for sample in sorted(new)[:5]:
-            self.report.warn(f"cannot be decoded, left out: {self.name_of(split, sample)}")
+        if new:
+            self.report.failed(split, [self.name_of(split, sample) for sample in sorted(new)])
         limit = max(10, samples // 100)
         if len(failed) > limit:
             named = ", ".join(self.name_of(split, sample) for sample in sorted(failed)[:3])
@@ -380,6 +381,8 @@ class Run:
         if content is None:
             return
         self.progress = Progress(**content["progress"])
+        if self.loader is not None and (others := changed(content.get("config", {}), self.identity.get("config", {}))):
+            self.report.info(f"--resume: otherwise than in the checkpoint: {', '.join(others)}")
         ordering = content.get("ordering", self.plan.ordering)
         if ordering != self.plan.ordering and self.progress.consumed:
             orders = f"{ordering}; now {self.plan.ordering}"

@@ -219,7 +219,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_steal(_part(summary, "cpu").get("steal")),
         *_clips(_part(summary, "clips")),
         *_detection(_part(summary, "detection")),
-        *([("not decoded", f"{len(failed)} samples, see summary.json")] if failed else []),
+        *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
         ("change first", advice(summary)),
     ]
 

@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import torch
 
+from contracts import memory_bytes
+
 GIB = 1 << 30
 CGROUP = Path("/sys/fs/cgroup")
 # name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version
@@ -53,14 +55,13 @@ def hardware(device: torch.device, cores: float) -> dict[str, Any]:
     """The machine as this process may use it: gpu gpus gpu_gib (None without one) cpu cores ram_gib shm_gib."""
     cuda = device.type == "cuda" and torch.cuda.is_available()
     gpu = torch.cuda.get_device_properties(device) if cuda else None
-    limits = [psutil.virtual_memory().total, *_cgroup("memory.max"), *_cgroup("memory/memory.limit_in_bytes")]
     return {
         "gpu": gpu.name if gpu else None,
         "gpus": torch.cuda.device_count() if cuda else 0,
         "gpu_gib": round(gpu.total_memory / GIB, 1) if gpu else None,
         "cpu": _cpu_model(),
         "cores": round(cores, 2),
-        "ram_gib": round(min(limits) / GIB, 1),
+        "ram_gib": round(memory_bytes() / GIB, 1),
         "shm_gib": round(shm_free_bytes() / GIB, 2),
     }
 

@@ -13,7 +13,7 @@ import math
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ import numpy as np
 
 from contracts import Mistake
 
-LEFT_BY_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", "last.pt", "best.pt", "events.out.tfevents.*")
+FAILED = "failed.txt"
+"""Samples that could not be decoded: split, tab, name."""
+LEFT_BY_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", FAILED, "last.pt", "best.pt", "events.out.tfevents.*")
 
 
 def folder(chosen: Path | None, resume: Path | None, *, evaluate: bool, name: str) -> Path:
@@ -224,6 +226,18 @@ class Record:
         """A file of the run's folder, complete or as it was before."""
         if self.enabled:
             replace(self.folder / name, content)
+
+    def lines(self, name: str, lines: Sequence[str]) -> None:
+        """Add lines to a file of the run's folder, those that it has not."""
+        if self.enabled:
+            path = self.folder / name
+            before = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if path.exists() else []
+            replace(
+                path,
+                "".join(f"{line}\n" for line in dict.fromkeys([*before, *(line.replace("\n", "\\n") for line in lines)])).encode(
+                    "utf-8", "surrogateescape"
+                ),
+            )
 
     def summary(self, values: Mapping[str, Any]) -> None:
         if self.enabled:

@@ -10,7 +10,7 @@ import sys
 import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from report import pictures
 from report.console import Bar, Console, figures, number, took
 from report.hardware import Sampler, device_gib, hardware, host_gib, over_ranks, versions
 from report.meter import HIGHEST_EFFICIENCY, Meter, Window, bound
-from report.record import Record
+from report.record import FAILED, Record
 from report.tensorboard import LAYOUT, LAYOUTS, SETTINGS, Board
 
 
@@ -58,6 +58,8 @@ def _device_name(device: torch.device) -> str:
 GPU = {"utilisation": "gpu_utilisation", "power_w": "power_w", "sm_mhz": "sm_mhz", "throttled": "throttled"}
 DETECTION = ("instances_per_image", "padding")  # of the facts: what tasks/detection.py tells of its plan
 NO_LOSS = {"step", "grad_norm", "loss_scale"}  # of a point; the rest is the loss and its parts
+SAID = 5
+"""Samples of a check that are said by name."""
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
@@ -252,6 +254,14 @@ class Reporter:
 
     def warn(self, line: str) -> None:
         self._console.warn(line)
+
+    def failed(self, split: str, names: Sequence[str]) -> None:
+        """Samples that could not be decoded: the first ones are said, all are in failed.txt."""
+        for name in names[:SAID]:
+            self.warn(f"cannot be decoded, left out: {name}")
+        if len(names) > SAID:
+            self.warn(f"and {len(names) - SAID} more, in {self._record.folder / FAILED}")
+        self._record.lines(FAILED, [f"{split}\t{name}" for name in names])
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

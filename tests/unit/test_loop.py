@@ -187,6 +187,15 @@ def test_a_validation_that_ends_the_run_ends_its_scoring(evaluated: bool, tmp_pa
     assert toy.later[0].dropped and not toy.told
 
 
+def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> None:
+    toy = Toy(tmp_path, epochs=1, figures=[])
+    toy.run.identity = {"config": {"lr": 0.2, "steps": 5}}
+    for before, said in (({"lr": 0.1, "steps": 3}, ["lr 0.1 -> 0.2"]), ({"lr": 0.2, "steps": 3}, [])):
+        toy.report.info.reset_mock()
+        toy.run.go_on({"progress": asdict(toy.run.progress), "config": before})
+        assert [call.args[0].rpartition(": ")[2] for call in toy.report.info.call_args_list] == said
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_says_when_a_checkpoint_is_due(rank: int, tmp_path: Path) -> None:
     """The others' part of a validation is done at once, and asking for a checkpoint then would be to wait for the figures."""

@@ -22,7 +22,7 @@ from report.console import Console, rows
 from report.hardware import Sampler
 from report.meter import Meter, Window
 from report.record import Record
-from report.reporter import Reporter
+from report.reporter import SAID, Reporter
 from report.tensorboard import Board
 
 CPU = torch.device("cpu")
@@ -81,6 +81,17 @@ def test_a_loss_of_no_sample_does_not_count(told: Told) -> None:
     assert "loss" not in train(math.nan, math.nan)
     assert "loss 1.500" in train(1.0, math.nan, 2.0)
     assert told.points()[0]["losses"] == ["nan", "nan"]
+
+
+def test_samples_that_failed_are_all_in_a_file_and_the_first_are_said(told: Told) -> None:
+    told.reporter.failed("train", [f"{i}.jpg" for i in range(SAID)])
+    said = told.stream.getvalue()
+    assert said.count("cannot be decoded, left out: ") == SAID and "more" not in said
+    told.reporter.failed("val", [f"{i}.jpg" for i in range(SAID + 2)])
+    said = " ".join(told.stream.getvalue().removeprefix(said).split())
+    assert "4.jpg" in said and "5.jpg" not in said and "and 2 more, in " in said
+    lines = (told.reporter._record.folder / "failed.txt").read_text().splitlines()
+    assert lines == [*(f"train\t{i}.jpg" for i in range(SAID)), *(f"val\t{i}.jpg" for i in range(SAID + 2))]
 
 
 def test_a_failed_check_names_no_bound(told: Told) -> None:
