@@ -64,8 +64,9 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
 
 
 def unit_of(rows: Sequence[Row]) -> str:
-    """Of the rates: img/s unless the rows say otherwise."""
-    return next((str(unit) for row in rows if (unit := row["figures"].get("unit"))), "img/s")
+    """Of the rates: as the rows say, also those that have failed; else img/s."""
+    said = (row["figures"].get("unit") or ("clip/s" if "clip_frames" in row["point"] else None) for row in rows)
+    return next((str(unit) for unit in said if unit), "img/s")
 
 
 def _cell(row: Row, key: str, form: str, *, spread: bool = True) -> str:

@@ -138,10 +138,14 @@ def require_gpus(asked: Sequence[int], here: int) -> None:
         raise Mistake(f"--gpus {max(asked)}: there {there} here, and a rank needs one of its own; at most --gpus {here}")
 
 
-def class_folders(root: Path | None) -> Path:
-    """The folder with <class>/*: root/train or the root itself. Raises Mistake."""
+def class_folders(root: Path | None, *, task: str = "classification") -> Path:
+    """The folder with <class>/*: root/train or the root itself; of videos also a list, the root itself or in it. Raises Mistake."""
+    lists = [root, root / "train.csv", root / "train.txt"] if root is not None and task == "video" else []
+    if found := next((path for path in lists if path.is_file()), None):
+        return found.resolve()
     if root is None or not root.is_dir():
-        raise Mistake(f"--data {'is missing' if root is None else f'{root}: no such folder'}; name one with <class>/* or train/<class>/*")
+        wanted = "name one with <class>/* or train/<class>/*" + (", or with the list train.csv" if task == "video" else "")
+        raise Mistake(f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}")
     return (root / "train" if (root / "train").is_dir() else root).resolve()
 
 

@@ -38,7 +38,7 @@ Tell = Callable[[float], dict[str, Any]]
 
 
 def open_split(root: Path) -> Split:
-    """The videos of root/<class>/*, scanned once. Raises Mistake."""
+    """The videos of root/<class>/*, or of the list `root`, scanned once. Raises Mistake."""
     from dataset.video_scan import open_videos  # with PyAV, which images do without
 
     columns = open_videos(root, cache=cache_folder(None))

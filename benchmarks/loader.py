@@ -45,7 +45,7 @@ from benchmarks._suite import (
 from cli import one_of
 from contracts import Mistake, Source
 from dataset.splits import open_split
-from loaders import OF_TASK
+from loaders import OF_TASK, task_of
 from report import hardware
 from report.meter import Meter, spread
 
@@ -75,7 +75,7 @@ class Loader(Common):
     task: Literal["classification", "video"] = "classification"
     """Images, or clips of videos."""
     data: Path | None = None
-    """Folder with <class>/* or train/<class>/*."""
+    """Folder with <class>/* or train/<class>/*; of videos also with a list, train.csv."""
     loaders: tuple[str, ...] = ("auto",)
     """By hand, pytorch and dali (DALI's own reader; of clips pytorch with PyAV, pytorch+decord, on a GPU dali and dali-experimental), or as
     in --loader of train.py; auto = all that run here but nvdec+ANOTHER. Of clips also decord-alone, pyav-alone and nvdec-alone, which drop
@@ -104,7 +104,7 @@ class Loader(Common):
 
 
 def points(settings: Loader) -> list[Point]:
-    class_folders(settings.data)
+    class_folders(settings.data, task=settings.task)
     devices = torch.cuda.device_count()
     require_gpus(settings.gpus, devices)
     same = settled(settings).model_dump(include=POINT[settings.task])
@@ -129,7 +129,11 @@ def expanded(
     known = (*by_hand, *OF_TASK[task])
     never = ("synthetic", *clips.ALONE)
     auto = [name for name in known if name not in never and "nvdec+" not in name and _runs(name, task, devices)]
-    return list(dict.fromkeys(each for name in names for each in (auto if one_of(flag, name, (*known, "auto")) == "auto" else [name])))
+    return list(
+        dict.fromkeys(
+            each for name in names for each in (auto if one_of(flag, name, (*known, "auto"), elsewhere=task_of) == "auto" else [name])
+        )
+    )
 
 
 def _runs(name: str, task: str, devices: int) -> bool:
@@ -145,7 +149,7 @@ def _installed(module: str) -> bool:
 
 
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:
-    found = settled(settings).model_copy(update={"data": class_folders(settings.data)})
+    found = settled(settings).model_copy(update={"data": class_folders(settings.data, task=settings.task)})
     python, *words = in_own_process("benchmarks.loader")(found, point, folder)
     return [python, *ranks(point["gpus"]), *words]
 
@@ -153,7 +157,7 @@ def command(settings: Loader, point: Point, folder: Path) -> list[str]:
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     device = prepare_process()
     world = ProcessWorld(device)
-    data = (clips.open_split if settings.task == "video" else open_split)(class_folders(settings.data))
+    data = (clips.open_split if settings.task == "video" else open_split)(class_folders(settings.data, task=settings.task))
     files = len(data.columns)
     whole = files * max(settings.clips, 1) if settings.task == "video" else files
     with ExitStack() as stack:

@@ -26,7 +26,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks import _plots, _show, clips
-from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring
+from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
 from benchmarks.loader import expanded
 from config import NotNegative
 from contracts import Feed, Loader, Mistake, World
@@ -60,7 +60,7 @@ class Soak(Common):
     task: Literal["classification", "video"] = "classification"
     """Images, or clips of videos."""
     data: Path | None = None
-    """Folder with train/<class>/*, images or videos; an epoch is one pass over it. Needed for every loader."""
+    """Folder with <class>/* or train/<class>/*, images or videos, or with a list of videos, train.csv; an epoch is one pass over it."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py; auto = all that read files and run here, but nvdec+ANOTHER."""
     epochs: PositiveInt = 30
@@ -95,13 +95,13 @@ _answers: tuple[int, int] | None = None  # both ends of a pipe, inside `trimming
 def trimming() -> Iterator[None]:
     """Processes that are forked inside give back what they have freed too, whenever `host_mib` reads."""
     global _answers
-    ends = _answers = os.pipe()
-    before = signal.signal(TRIM, _trim_and_answer)
+    outer, ends = _answers, os.pipe()
+    _answers, before = ends, signal.signal(TRIM, _trim_and_answer)
     try:
         yield
     finally:
         signal.signal(TRIM, before)
-        _answers = None
+        _answers = outer
         for end in ends:
             os.close(end)
 
@@ -141,7 +141,7 @@ def _trim_and_answer(*_: object) -> None:
 
 
 def _trim_others(pids: Sequence[int]) -> None:
-    """Ask those that have our handler, and wait for their answers."""
+    """Ask those that have a handler for it, which is ours if they were forked, and wait for their answers."""
     if _answers is None:
         return
     answer, asked = _answers[0], 0
@@ -162,7 +162,7 @@ def reading(device: Any) -> dict[str, float | None]:
     """host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files, threads, processes.
 
     Garbage is collected first. The first time that writes to all objects, so that pages are copied which this process shared with those
-    that it has forked, 73 MiB of them: left to itself, Python did it after 24,000 clips.
+    that it has forked, 73 MiB of them: left to itself, Python did it after 24,000 and 26,000 clips.
     """
     gc.collect()
     counted = []
@@ -244,8 +244,7 @@ def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -
 
 
 def points(settings: Soak) -> list[Point]:
-    if settings.data is None:
-        raise Mistake("--data is missing: a folder with train/<class>/*")
+    class_folders(settings.data, task=settings.task)
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
         raise Mistake(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
@@ -262,8 +261,7 @@ def feed_of(settings: Soak, point: Point, world: World) -> Feed:
     from dataset.splits import open_split
     from tasks.classification import Classification
 
-    assert settings.data is not None
-    root = settings.data / "train"
+    root = class_folders(settings.data, task=settings.task)
     if settings.task == "video":
         videos = clips.open_split(root)
         settings = settings.model_copy(update={"batch_size": point["batch_size"]})

@@ -27,6 +27,7 @@ from benchmarks import _show, soak
 from benchmarks._suite import Measured, Row, run
 from benchmarks.soak import Soak, margin, slope, verdict
 from contracts import Batch, Feed, Mistake
+from engine.distributed import ProcessWorld
 from loaders import open_loader
 from report.hardware import LOADS
 from scripts import bench
@@ -232,9 +233,10 @@ def test_garbage_is_collected_before_a_reading() -> None:
 
 
 def test_a_child_that_does_not_answer_is_read_as_it_is() -> None:
-    with soak.trimming(), has_freed(block=True):
-        began = time.monotonic()
-        assert soak.host_mib() > 64
+    with soak.trimming(), has_freed(block=True) as child:
+        before, began = held_mib(child), time.monotonic()
+        soak.host_mib()
+        assert held_mib(child) == pytest.approx(before, abs=4)
         assert soak.TRIM_S <= time.monotonic() - began < 10 * soak.TRIM_S
 
 
@@ -274,8 +276,16 @@ def test_points_of_videos(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found[0] == {"batch_size": 8, "image_size": 224, "clip_frames": 16, "clip_stride": 2, "clips": 0}
     (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
-    with pytest.raises(Mistake, match="torchvision"):
+    with pytest.raises(Mistake, match="got 'torchvision', which is for --task classification"):
         soak.points(Soak(task="video", data=videos, loaders=("torchvision",)))
+
+
+def test_videos_of_a_list(videos: Path, tmp_path: Path) -> None:
+    (videos / "train.csv").write_text("".join(f"train/x/{i}.mp4 {i % 2}\n" for i in range(3)))
+    settings = Soak(task="video", data=videos, loaders=("pyav",), batch_size=1, workers=1)
+    (point,) = soak.points(settings)
+    feed = soak.feed_of(settings, point, ProcessWorld(torch.device("cpu")))
+    assert (len(feed.columns), feed.columns.classes) == (3, ("0", "1")), "a list goes before a folder"
 
 
 def test_what_leaks_is_shown_with_its_figures() -> None:
@@ -284,18 +294,21 @@ def test_what_leaks_is_shown_with_its_figures() -> None:
     row: Row = {"point": {"loader": "x", "batch_size": 8, "image_size": 32}, "status": "failed", "error": error, "figures": figures}
     row |= {"suite": "soak", "spread": {}, "versions": {}, "hardware": {}, "folder": "runs/x", "took_s": 1.0}
     titles, line = _show.cells(soak.SUITE, [row], detail=False)
+    of_clips: Row = row | {"point": row["point"] | {"clip_frames": 8}, "figures": {}, "error": "no"}
+    assert _show.cells(soak.SUITE, [of_clips], detail=False)[0][0] == "clip/s", "also where nothing was measured"
     assert dict(zip(titles, line, strict=True)) == {"img/s": "100", "host MiB an epoch": "+1.00", "verdict": error}
 
 
 def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
     suite = replace(soak.SUITE, command=lambda *_: ["true"], read=lambda *_: Measured(figures={"rate": 1.0}, error="it grows"))
+    (tmp_path / "data").mkdir()
     (row,) = run(suite, Soak(data=tmp_path / "data", loaders=("synthetic",)), tmp_path / "out", lambda *_: None)
     assert (row["status"], row["error"], row["figures"]) == ("failed", "it grows", {"rate": 1.0})  # bench's exit code is then 1
 
 
-def test_too_few_epochs_are_refused() -> None:
+def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(Mistake, match="leaves 2 epochs to judge"):
-        soak.points(Soak(data=Path("x"), epochs=6))
+        soak.points(Soak(data=tmp_path, epochs=6))
     with pytest.raises(Mistake, match="--data is missing"):
         soak.points(Soak())
 
