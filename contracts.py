@@ -45,6 +45,15 @@ def cores() -> float:
     return affinity
 
 
+def memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or the container's limit where that is less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file, 'max'
+            limits.append(int((CGROUP / name).read_text()))
+    return min(limits)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """One micro-batch of one rank, as numbers. Drawn by the plan, carried through every room unchanged.

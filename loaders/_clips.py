@@ -21,6 +21,7 @@ import torch
 
 from contracts import Counts, Feed, Mistake, Rows
 from dataset.manifest import printable
+from dataset.sources.folder import MEND
 from dataset.videos import CODECS, CONTAINERS, PIXELS, Flags
 from loaders._planes import Fitter, Picture, compile_kernels
 from loaders._readers import Undecodable
@@ -69,14 +70,15 @@ EXACT = {
         plain=True,
     ),
 }
-"""Kept true by tests/unit/test_clip_readers.py, with numbered frames; of those that need a GPU by tests/gpu/test_clips.py."""
+"""Kept true by tests/unit/test_clip_readers.py, with numbered frames; of those that need a GPU by tests/gpu/test_clips.py.
+A backend that is not here is exact nowhere: pyav decodes everything."""
 
 
 def exact(backend: str, columns: Any, ids: Array) -> Array:
     """bool [B], whether the backend's frames of these samples are known to be the right ones; pyav's always are, or none."""
     if backend == "pyav":
         return np.ones(len(ids), bool)
-    claim = EXACT[backend]
+    claim = EXACT.get(backend, Claim(kinds={}, flags=Flags(0)))
     able = np.zeros((len(CODECS), len(CONTAINERS)), bool)
     for codec, containers in claim.kinds.items():
         able[CODECS.index(codec), [CONTAINERS.index(container) for container in containers]] = True
@@ -250,7 +252,7 @@ def checked(source: Any, sample: int) -> bytes:
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:
-        raise Mistake(f"a file of --data is gone: {printable(path)}; run with --rescan") from None
+        raise Mistake(f"a file of --data is gone: {printable(path)}; {MEND}") from None
     source.check(sample, size)
     if source.read_delay_s:
         time.sleep(source.read_delay_s)

@@ -1,4 +1,4 @@
-"""Worker processes behind the torchvision and dali-fed loaders: rows in, filled slots of shared memory out, in order.
+"""Worker processes behind torchvision, dali-fed and the loaders of clips on the CPU: rows in, filled slots of shared memory out, in order.
 
 PyTorch's DataLoader with persistent workers; its sampler is the plan's rows. Workers are stateless: an epoch, a resume or a
 drained ceiling is only another sequence of rows. Results do not travel through /dev/shm: slots are mapped once, before the
@@ -29,7 +29,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from contracts import Mistake, Rows
+from contracts import Mistake, Rows, memory_bytes
 from dataset.forked import Stop, begin, starting
 
 PREFETCH = 4
@@ -58,12 +58,13 @@ class Shared:
 
     def __init__(self, count: int, slot_bytes: int, asked: str, *, pinned: bool) -> None:
         slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
+        takes = f"{asked} takes {count * slot_bytes / 2**30:,.0f} GiB of memory for {count} slots"
+        if count * slot_bytes > (there := memory_bytes()):  # Linux gives it, and ends who uses it
+            raise Mistake(f"{takes}, and there are {there / 2**30:,.0f} GiB: ask for fewer")
         try:
             memory = mmap.mmap(-1, count * slot_bytes)
         except (OSError, OverflowError) as error:
-            raise Mistake(
-                f"{asked} takes {count * slot_bytes / 2**30:.0f} GiB of memory for {count} slots ({error}): ask for fewer"
-            ) from None
+            raise Mistake(f"{takes} ({error}): ask for fewer") from None
         self.slots = np.frombuffer(memory, np.uint8).reshape(count, slot_bytes)
         self.pinned, self._wanted = False, pinned
 

@@ -23,7 +23,7 @@ from dataset.sources.folder import Folder
 from dataset.video_scan import open_videos
 from dataset.videos import RECORD
 from loaders import CLIPS, open_loader
-from loaders._clips import REASON, REFUSED, Decoding, exact, kind, passed, reason, views_together
+from loaders._clips import REASON, REFUSED, ClipLoader, Decoding, exact, kind, passed, reason, views_together
 from loaders._planes import Picture
 from loaders._readers import Undecodable
 from loaders._workers import part_of
@@ -131,6 +131,16 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
         assert all(told[words] >= 4 for words in others)
 
 
+def test_a_backend_without_a_claim_leaves_everything_to_pyav(made: Made) -> None:
+    given = feed(made.videos)
+    with ClipLoader(given, "toy", Pyav, Pyav) as opened:
+        loader: Any = opened
+        batch = next(iter(loader.batches(0, 0)))
+        assert batch.failed == () and batch.valid.all()
+        assert loader.counts.fallbacks.total() == BATCH
+    assert loader.notes and all("decoded by pyav, toy is not exact there" in note for note in loader.notes)
+
+
 @pytest.mark.parametrize("backend", CLIPS)
 def test_backends_agree_and_resume(made: Made, backend: str) -> None:
     """The tail of an epoch is what it was, pixel for pixel, and close to what pyav gives."""
@@ -204,7 +214,7 @@ def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
 
 @pytest.mark.parametrize("backend", CLIPS)
 @pytest.mark.parametrize("damage", ["zeros", "noise"])
-def test_damage_is_masked_and_never_another_frame(backend: str, damage: str, tmp_path: Path) -> None:
+def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: Path) -> None:
     """Half of the files are damaged from their middle on, without a change of size."""
 
     def spoil(content: bytes) -> bytes:

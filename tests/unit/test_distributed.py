@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from filelock import FileLock
 from torch import nn
 
 import contracts
-from contracts import Mistake, World
+from contracts import Mistake, World, memory_bytes
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
@@ -287,6 +288,18 @@ def test_cores_respect_the_containers_quota(
     assert world.workers(None) == max(1, int(expected) - 1)
     world.local_size = 3
     assert world.workers(None) == (1 if expected < 6 else max(1, int(expected) // 3 - 1))
+
+
+@pytest.mark.parametrize(
+    ("files", "least"),
+    [({}, False), ({"memory.max": "max"}, False), ({"memory.max": "4096"}, True), ({"memory/memory.limit_in_bytes": "4096"}, True)],
+)
+def test_memory_is_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], least: bool) -> None:
+    monkeypatch.setattr(contracts, "CGROUP", tmp_path)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert memory_bytes() == (4096 if least else psutil.virtual_memory().total)
 
 
 def test_workers_as_asked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Feed, Mistake, Rows
-from loaders._workers import PART, QUEUES_BYTES, Workers, part_of, require_shared_memory, some
+from contracts import Feed, Mistake, Rows, memory_bytes
+from loaders._workers import PART, QUEUES_BYTES, Shared, Workers, part_of, require_shared_memory, some
 from loaders.torchvision import TorchvisionLoader
 
 
@@ -33,6 +33,18 @@ def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytes
     require_shared_memory(5 << 20)
     require_shared_memory(0)
     assert asked == ["/dev/shm"] * 3
+
+
+def test_more_slots_than_there_is_memory_are_refused() -> None:
+    """Linux maps them, and kills the run without a word when they are written."""
+    gib = memory_bytes() // 2**30
+    with pytest.raises(
+        Mistake, match=rf"^--batch-size 9 takes {4 * gib + 4:,} GiB of memory for 4 slots, and there are ({gib}|{gib + 1}) GiB"
+    ):
+        Shared(4, (gib + 1) << 30, "--batch-size 9", pinned=False)
+    few = Shared(2, 1, "--batch-size 1", pinned=False)
+    assert few.slots.shape == (2, mmap.PAGESIZE)
+    few.close()
 
 
 def test_a_machine_without_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
