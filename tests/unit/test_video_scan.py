@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dataset import video_packets
 from dataset.container import open_video
 from dataset.headers import Rejected
-from dataset.video_packets import Times, read
+from dataset.video_packets import Times, _first_frames, read
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from tests.unit.test_headers import SAMPLES
@@ -302,6 +302,14 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "mirrored-damaged.mp4": (mirrored[:first] + bytes(1500) + mirrored[first + 1500 :], "is to be shown mirrored"),
         "mirrored-90.mp4": (make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(), "is to be shown mirrored"),
     }
+
+
+@pytest.mark.parametrize("about", [{}, {"b_frames": 3}, {"codec": "hevc"}, {"codec": "vp9"}], ids=["h264", "b-frames", "hevc", "vp9"])
+def test_the_head_of_a_picture_has_its_display_matrix(about: dict[str, Any], tmp_path: Path) -> None:
+    """Else a whole one is decoded, which takes longer than all the rest of a scan."""
+    with open_video(os.fsencode(make(tmp_path / "a.mp4", rotation=90, **about)), known=True) as file:
+        (frame,) = _first_frames(file, file.streams.video[0], hasty=True)
+        assert frame.side_data.get("DISPLAYMATRIX") is not None
 
 
 def test_what_is_no_video_says_why(tmp_path: Path) -> None:
