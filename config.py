@@ -67,7 +67,7 @@ class Clips(Settings):
     """Frames of a clip."""
     clip_stride: Annotated[int, Field(gt=0, le=1_000_000)] = 2
     """From one frame of a clip to the next: frames of the video, or of --clip-fps."""
-    clip_fps: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    clip_fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = None
     """Take the frames nearest in time at this rate. Default: each video at its own."""
     short_side: tuple[PositiveInt, PositiveInt] | None = None
     """Training: the shorter side is scaled to a random length between these two before the crop, pixels. Default: image size * 256 / 224

@@ -84,6 +84,8 @@ def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str, eval
     ):
         if there != here:
             instead = "" if what == "architecture" else f"; --weights {path} starts from its weights alone"
+            if there == content["manifest"]:
+                instead = f": files were added, removed or changed since{instead}"
             raise Mistake(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run{instead}")
     return content
 
