@@ -103,10 +103,12 @@ def _quoted(line: bytes) -> tuple[bytes, ...] | None:
     for mark in (b",", b" "):
         if not line.startswith(b'"') and mark + b'"' not in line:
             continue
-        text = os.fsdecode(line)
-        fields = tuple(map(os.fsencode, next(csv.reader([text], delimiter=os.fsdecode(mark), skipinitialspace=True))))
-        path_alone = len(fields) == 2 or (len(fields) == 4 and all(_NUMBER.fullmatch(field) for field in fields[2:]))
-        if path_alone and all(fields):
+        try:
+            found = next(csv.reader([os.fsdecode(line)], delimiter=os.fsdecode(mark), skipinitialspace=True), [])
+        except csv.Error:  # a field of more than 128 KiB
+            continue
+        fields = tuple(map(os.fsencode, found))
+        if all(fields) and (len(fields) == 2 or (len(fields) == 4 and all(map(_NUMBER.fullmatch, fields[2:])))):
             return fields
     return None
 

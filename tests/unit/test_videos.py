@@ -261,6 +261,7 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
         ("ant/z.mkv 0\nant/z.mkv 20240101", "line 2 has the label '20240101'; labels are numbers of classes, from 0 to 99,999"),
         ("ant/z.mkv 99999999999999999999999", "line 1 has the label '99999999999999999999999'; labels are numbers"),
         ("ant/z.mkv 0\n\nant/z.mkv x", "line 1 has the label '0' and line 3 'x'; labels are all numbers"),
+        ('"' + 200_000 * "x" + '" 0', "no video in .*cannot be read: File name too long"),
         ("gone.mp4 0", "no video in .*left out: 1, first .*gone.mp4: cannot be read: No such file"),
     ],
 )
