@@ -5,7 +5,6 @@ Must not know: any room. What a name means (a loader, an architecture) is checke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -228,28 +227,6 @@ class Config(Settings):
     def flat(self) -> dict[str, Any]:
         """Every setting by its flag's name, with JSON values, as a preset holds them."""
         return {name: value for group in self.model_dump(mode="json").values() for name, value in group.items()}
-
-
-TAKEN_UP_FREELY = {
-    "steps",
-    "seconds",
-    "workers",
-    "decode_threads",
-    "pin_memory",
-    "read_delay_ms",
-    *Data.model_fields,
-    *Run.model_fields,
-} - {"seed"}
-"""Settings that a resumed run may have anew without a word: how long, from where, by how many."""
-
-
-def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What a run that goes on has otherwise than it began, both as of Config.flat(): 'lr 0.1 -> 1.0'."""
-    return [
-        f"{name} {before[name]} -> {value}"
-        for name, value in now.items()
-        if before.get(name, value) != value and name not in TAKEN_UP_FREELY
-    ]
 
 
 GROUPS: dict[str, type[Settings]] = {

@@ -5,17 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from config import Data, Run
 from contracts import Mistake
 
 FORMAT = 1
 FULL_BYTES = 1 << 20
 """Less is left of a disk that a checkpoint has filled."""
+HOW_LONG, BY_HOW_MANY = {"steps", "seconds"}, {"workers", "decode_threads", "pin_memory", "read_delay_ms"}
+TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | {*Data.model_fields, *Run.model_fields} - {"seed"}
+"""Settings that a run which goes on may have anew without a word."""
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -88,6 +93,13 @@ def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str, eval
                 instead = f": files were added, removed or changed since{instead}"
             raise Mistake(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run{instead}")
     return content
+
+
+def changed(content: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """What a run that goes on, with `config` of Config.flat(), has otherwise than its checkpoint: 'lr 0.1 -> 1.0'."""
+    before = content.get("config", {})
+    told = [name for name in config if name in before and name not in TAKEN_UP_FREELY and before[name] != config[name]]
+    return [f"{name} {before[name]} -> {config[name]}" for name in told]
 
 
 def _is_archive(path: Path) -> bool:

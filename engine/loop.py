@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from config import changed
 from contracts import Batch, Loader, Mistake, NotFinite, Plan, Task
 from engine import checkpoint, memory
 from engine.distributed import ProcessWorld, Vote
@@ -381,7 +380,7 @@ class Run:
         if content is None:
             return
         self.progress = Progress(**content["progress"])
-        if self.loader is not None and (others := changed(content.get("config", {}), self.identity.get("config", {}))):
+        if self.loader is not None and (others := checkpoint.changed(content, self.identity.get("config", {}))):
             self.report.info(f"--resume: otherwise than in the checkpoint: {', '.join(others)}")
         ordering = content.get("ordering", self.plan.ordering)
         if ordering != self.plan.ordering and self.progress.consumed:

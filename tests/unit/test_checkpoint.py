@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from config import parse
 from contracts import Mistake
 from engine import checkpoint
+from engine.checkpoint import changed
 
 ROOT = Path(__file__).resolve().parents[2]
 FITS: dict[str, Any] = {"arch": "resnet18", "classes": ["ant", "bee", "cow"], "manifest": "a1b2c3"}
@@ -241,3 +243,10 @@ def test_which_file_is_resumed(tmp_path: Path) -> None:
 
 def test_nothing_there(tmp_path: Path) -> None:
     assert "no checkpoint there" in refusal(tmp_path / "last.pt")
+
+
+def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
+    before = parse(["--lr", "0.1", "--crop-scale", "0.1", "1", "--workers", "2", "--output", "a"]).flat()
+    now = parse(["--lr", "1", "--crop-scale", "0.2", "1", "--workers", "3", "--output", "b", "--steps", "9", "--seed", "1"]).flat()
+    assert sorted(changed({"config": before}, now)) == ["crop_scale [0.1, 1.0] -> [0.2, 1.0]", "lr 0.1 -> 1.0", "seed 0 -> 1"]
+    assert changed({"config": now}, now) == [] and changed({}, now) == [], "a checkpoint that does not say"
