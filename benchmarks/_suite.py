@@ -29,6 +29,7 @@ from benchmarks._reasons import NOT_HERE, reason
 from cli import Settings
 from config import NotNegative
 from contracts import Mistake
+from dataset.splits import list_of
 from report import record
 from report.meter import spread
 
@@ -140,8 +141,7 @@ def require_gpus(asked: Sequence[int], here: int) -> None:
 
 def class_folders(root: Path | None, *, task: str = "classification") -> Path:
     """The folder with <class>/*: root/train or the root itself; of videos also a list, the root itself or in it. Raises Mistake."""
-    lists = [root, root / "train.csv", root / "train.txt"] if root is not None and task == "video" else []
-    if found := next((path for path in lists if path.is_file()), None):
+    if root is not None and task == "video" and (found := root if root.is_file() else list_of(root, "train")):
         return found.resolve()
     if root is None or not root.is_dir():
         wanted = "name one with <class>/* or train/<class>/*" + (", or with the list train.csv" if task == "video" else "")

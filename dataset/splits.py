@@ -102,13 +102,19 @@ def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Ki
     return partial(open_one, _part(root, split, kind))
 
 
+def list_of(root: Path, split: str) -> Path | None:
+    """The list of a split of videos, which goes before its folder."""
+    return next((path for ending in (".csv", ".txt") if (path := root / f"{split}{ending}").exists()), None)
+
+
 def _part(root: Path, split: str, kind: Kind) -> Path:
     """The list of a split, or its folder. Raises Mistake."""
     if not root.is_dir():
         raise Mistake(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {HOLDS[kind]}")
-    for path in (*((root / f"{split}{ending}" for ending in (".csv", ".txt")) if kind == "videos" else ()), root / split):
-        if path.exists():
-            return path
+    if kind == "videos" and (found := list_of(root, split)):
+        return found
+    if (root / split).exists():
+        return root / split
     raise Mistake(f"--data {root}: has no {split}/ folder; it must be {HOLDS[kind]}")
 
 
