@@ -18,10 +18,9 @@ from typing import Any
 import psutil
 import torch
 
-from contracts import memory_bytes
+from contracts import CGROUP, memory_bytes
 
 GIB = 1 << 30
-CGROUP = Path("/sys/fs/cgroup")
 # name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version
 DISTRIBUTIONS = {
     **{name: name for name in ("torch", "torchvision", "triton", "numpy", "tensorboard", "decord", "av", "torchcodec", "pycocotools")},

@@ -231,13 +231,9 @@ class Record:
         """Add lines to a file of the run's folder, those that it has not."""
         if self.enabled:
             path = self.folder / name
-            before = path.read_text(encoding="utf-8", errors="surrogateescape").splitlines() if path.exists() else []
-            replace(
-                path,
-                "".join(f"{line}\n" for line in dict.fromkeys([*before, *(line.replace("\n", "\\n") for line in lines)])).encode(
-                    "utf-8", "surrogateescape"
-                ),
-            )
+            before = path.read_bytes().splitlines() if path.exists() else []
+            new = [line.replace("\n", "\\n").replace("\r", "\\r").encode("utf-8", "surrogateescape") for line in lines]
+            replace(path, b"".join(line + b"\n" for line in dict.fromkeys([*before, *new])))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         if self.enabled:

@@ -58,8 +58,7 @@ def _device_name(device: torch.device) -> str:
 GPU = {"utilisation": "gpu_utilisation", "power_w": "power_w", "sm_mhz": "sm_mhz", "throttled": "throttled"}
 DETECTION = ("instances_per_image", "padding")  # of the facts: what tasks/detection.py tells of its plan
 NO_LOSS = {"step", "grad_norm", "loss_scale"}  # of a point; the rest is the loss and its parts
-SAID = 5
-"""Samples of a check that are said by name."""
+SAID = 5  # samples of a check that are said by name
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
@@ -257,10 +256,9 @@ class Reporter:
 
     def failed(self, split: str, names: Sequence[str]) -> None:
         """Samples that could not be decoded: the first ones are said, all are in failed.txt."""
-        for name in names[:SAID]:
-            self.warn(f"cannot be decoded, left out: {name}")
-        if len(names) > SAID:
-            self.warn(f"and {len(names) - SAID} more, in {self._record.folder / FAILED}")
+        more = [f"and {len(names) - SAID} more, in {self._record.folder / FAILED}"] if len(names) > SAID else []
+        for line in (*(f"cannot be decoded, left out: {name}" for name in names[:SAID]), *more):
+            self.warn(line)
         self._record.lines(FAILED, [f"{split}\t{name}" for name in names])
 
     # -- the end ------------------------------------------------------------------------------------------------------

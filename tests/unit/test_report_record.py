@@ -250,10 +250,10 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
 
 
 def test_lines_are_added_once(tmp_path: Path) -> None:
-    Record(tmp_path, resume_step=0).lines("failed.txt", ["train\ta\udcff.mp4", "train\tb\nc.mp4"])
+    Record(tmp_path, resume_step=0).lines("failed.txt", ["train\ta\udcff.mp4", "train\tb\n\u2028c.mp4"])
     Record(tmp_path, resume_step=0).lines("failed.txt", ["val\ta.mp4", "train\ta\udcff.mp4"])
     Record(tmp_path, enabled=False).lines("failed.txt", ["val\tother.mp4"])
-    assert (tmp_path / "failed.txt").read_bytes() == b"train\ta\xff.mp4\ntrain\tb\\nc.mp4\nval\ta.mp4\n"
+    assert (tmp_path / "failed.txt").read_bytes() == b"train\ta\xff.mp4\ntrain\tb\\n\xe2\x80\xa8c.mp4\nval\ta.mp4\n"
 
 
 def test_appender_goes_on_at_the_end(tmp_path: Path) -> None:
