@@ -176,7 +176,7 @@ def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
     """Decoded frames; `hasty`: at most one, of which only the head was decoded. 1080p: 0.7 ms of a core instead of 19."""
     for packet in read_packets(file, stream):
         if hasty:
-            yield from _begun(stream.codec_context, memoryview(packet)) if packet.size else ()
+            yield from decode_head(stream.codec_context, memoryview(packet)) if packet.size else ()
             return
         with suppress(av.error.FFmpegError):
             yield from packet.decode()
@@ -194,11 +194,11 @@ SLICE = 64  # bytes of a slice of H.264 or HEVC: likewise
 
 def _begins(context: Any, packet: memoryview) -> bool:
     """Whether the decoder knows what pixels are like from the head of the first packet alone. 1080p: 0.2 to 4 ms, for its memory."""
-    _begun(context, packet)
+    decode_head(context, packet)
     return context.format is not None
 
 
-def _begun(context: Any, packet: memoryview) -> list[Any]:
+def decode_head(context: Any, packet: memoryview) -> list[Any]:
     """The frame, if any, that is made of the head of a first packet. The context can decode nothing afterwards."""
     codec = context.codec.name
     if codec in ("h264", "hevc"):

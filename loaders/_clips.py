@@ -65,7 +65,7 @@ EXACT = {
     ),
     "dali-video": Claim(
         kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: refused on an H200 (DALI 2.4)
-        flags=Flags.VARIABLE_RATE,
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
         rotated=(),
         plain=True,
     ),

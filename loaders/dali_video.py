@@ -1,22 +1,30 @@
-"""`dali-video`: DALI's video decoder, which takes a file's bytes and the numbers of the frames; its filter resizes them on the GPU.
+"""`dali-video`: DALI's video decoder and its filter, on the GPU. It takes a file in memory and the numbers of the frames.
 
-One pipeline a thread, each for one clip at a time. Worker processes read, and decode by pyav what DALI is not exact for, also files of a
-size that it would mistake for another one's (`Sizes`). Files are read whole: for long ones `nvdec` and `pyav`, which read from the key
-frame on, are many times faster.
+    worker: the packets of a clip -> a small file, whose pictures are displayed as they are stored -> DALI: decode, cut, resize, flip
+
+DALI takes whole files, and keeps its decoders for those that are displayed as they are stored: given a file as it is, of 1080 rows that are
+stored as 1088, it makes a decoder for each clip. One pipeline a thread, each for one clip at a time. Worker processes cut the files, and
+decode by pyav what DALI is not exact for, also VP9 of a size that it would mistake for another one's (`Sizes`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+import io
+from fractions import Fraction
+from typing import Any, NamedTuple
 
+import av
 import numpy as np
 import torch
+from av.bitstream import BitStreamFilterContext
 
 from contracts import Feed, Mistake, Rows
+from dataset.video_packets import decode_head
 from dataset.videos import CODECS
-from loaders._clips import exact, kind, passed
+from loaders._clips import exact, kind
 from loaders._dali import import_dali, lacks_memory, release_memory, said
 from loaders._mixed import MixedLoader, Normalise
+from loaders._packets import FILTERS, chosen, reading, require, wanted_together
 from loaders._readers import Undecodable
 from loaders._reading import Read
 
@@ -25,10 +33,14 @@ Array = np.ndarray[Any, Any]
 THREADS = 7
 """As many as an H100 or H200 has engines; also how many clips of whole frames are on the device at once."""
 
-UNITS = {"h264": ((16, 16), (32, 16))}
-"""Codec -> the heights and widths in multiples of which it stores pictures: H.264's are 32 rows high where a file may be interlaced."""
-ANY_UNITS = ((8, 8), (16, 16), (32, 32), (64, 64))
-"""Of the others: HEVC's smallest coding units, and more than VP9 needs."""
+WHOLE = {codec: f"{annex_b},{codec}_metadata=crop_right=0:crop_bottom=0" for codec, annex_b in FILTERS.items()}
+"""FFmpeg's filters after which a picture is displayed as it is stored. VP9 is never cut off."""
+UNITS = ((8, 8), (16, 16), (32, 32), (64, 64))
+"""More than VP9 needs: the heights and widths in multiples of which it may store pictures."""
+NO_TAG = "\0\0\0\0"
+"""What the codec is called in MP4 is none of Matroska's names."""
+STEP = 10
+"""Ticks, of a millisecond, between the frames of a small file: DALI asks for their order alone."""
 
 
 OF_A_SIZE = ", of a size that DALI takes for another"
@@ -36,20 +48,19 @@ OF_A_SIZE = ", of a size that DALI takes for another"
 
 
 class Sizes:
-    """The sizes of a codec's pictures that DALI decodes in this process, none of which it takes for the other.
+    """The sizes of VP9's pictures that DALI decodes in this process, none of which it takes for the other.
 
     DALI (2.4, NVDECCache in frames_decoder_gpu.cc) keeps its decoders as long as the process lives, filed under the size that is displayed,
     and looks for one of the size that is stored: for 40 x 60 pixels, stored as 48 x 64, it takes one that was made for files of 48 x 64,
     and gives other pixels. Files of one displayed size are taken to be stored alike, and to be cut off at the bottom and the right.
     """
 
-    def __init__(self, codec: str) -> None:
-        self._units = UNITS.get(codec, ANY_UNITS)
+    def __init__(self) -> None:
         self._taken, self._stored = set[tuple[int, int]](), set[tuple[int, int]]()
 
     def take(self, size: tuple[int, int]) -> bool:
         """Whether files of this displayed size, (height, width), may be decoded beside those that were taken; if so, it is taken."""
-        stored = {(-(-size[0] // rows) * rows, -(-size[1] // columns) * columns) for rows, columns in self._units} - {size}
+        stored = {(-(-size[0] // rows) * rows, -(-size[1] // columns) * columns) for rows, columns in UNITS} - {size}
         if size in self._taken:
             return True
         if size in self._stored or stored & self._taken:
@@ -59,22 +70,18 @@ class Sizes:
         return True
 
 
-_sizes: dict[int, Sizes] = {}  # by codec
+_sizes = Sizes()
 
 
-def of_safe_sizes(columns: Any, able: Array, sizes: dict[int, Sizes]) -> Array:
-    """`able`, bool by sample, without the files of sizes that cannot be taken. Those of most files come first."""
-    codec, height, width = (column[:][able].astype(np.int64) for column in (columns.codec, columns.height, columns.width))
-    kinds, which, counts = np.unique(codec << 48 | height << 24 | width, return_inverse=True, return_counts=True)
-    codec, height, width = kinds >> 48, kinds >> 24 & 0xFFFFFF, kinds & 0xFFFFFF
-    good = np.zeros(len(kinds), bool)
-    for place in np.lexsort((-height * width, -counts)).tolist():
-        its = int(codec[place])
-        if its not in sizes:
-            sizes[its] = Sizes(CODECS[its])
-        good[place] = sizes[its].take((int(height[place]), int(width[place])))
+def of_safe_sizes(columns: Any, able: Array, sizes: Sizes) -> Array:
+    """`able`, bool by sample, without the files of VP9 whose sizes cannot be taken. Those of most files come first."""
     found = able.copy()
-    found[able] = good[which]
+    vp9 = able & (columns.codec[:] == CODECS.index("vp9"))
+    kinds, which, counts = np.unique(np.stack([columns.height[vp9], columns.width[vp9]]), axis=1, return_inverse=True, return_counts=True)
+    good = np.zeros(kinds.shape[1], bool)
+    for place in np.lexsort((-kinds.astype(np.int64).prod(axis=0), -counts)).tolist():
+        good[place] = sizes.take((int(kinds[0, place]), int(kinds[1, place])))
+    found[vp9] = good[which.reshape(-1)]
     return found
 
 
@@ -98,13 +105,14 @@ def build(device: int | None) -> Any:
     return pipeline
 
 
-def inputs(data: Array, rows: Rows, place: int) -> dict[str, Array]:
+def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
     """What `build`'s pipeline takes for the clip of one row. Axes: (y, x) as DALI orders them."""
     assert rows.frames is not None, "a plan of clips says which frames"
     left, top, right, bottom = rows.regions[place].tolist()
+    cut: Cut = read.about
     return {
-        "data": data,
-        "frames": rows.frames[place].astype(np.int32),
+        "data": read.data,
+        "frames": np.array([cut.places[frame] for frame in rows.frames[place].tolist()], np.int32),
         "starts": np.array([top, left], np.int32),
         "shapes": np.array([bottom - top, right - left], np.int32),
         "windows": rows.windows[place][[1, 0, 3, 2]].astype(np.float32),
@@ -113,30 +121,72 @@ def inputs(data: Array, rows: Rows, place: int) -> dict[str, Array]:
     }
 
 
-class Whole:
-    """loaders._reading.ReadClip: the bytes of the file."""
+class Cut(NamedTuple):
+    """What loaders._reading.Read says of a small file: where in it each frame is, in the order of display, and how many packets it has."""
 
-    def __init__(self, source: Any) -> None:
-        self._source = source
+    places: dict[int, int]
+    packets: int
+
+
+class Cutting:
+    """loaders._reading.ReadClip: a file in Matroska of the packets that show the frames.
+
+    A file that is cut off at the left or the top, as no common encoder does it, is displayed so there too.
+    """
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = columns
+        av.logging.set_level(av.logging.PANIC)  # as loaders.pyav
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
-        data = np.fromfile(path, np.uint8)
-        self._source.check(sample, len(data))
-        return Read(data, None)
+        file, codec = io.BytesIO(), CODECS[self._columns.codec[sample]]
+        with reading(self._columns, sample, path) as (run, stream), av.open(file, "w", format="matroska") as output:
+            out = output.add_stream_from_template(stream)
+            filtered = BitStreamFilterContext(WHOLE[codec], in_stream=stream, out_stream=out) if codec in WHOLE else None
+            found = [
+                (packet, time, frame)
+                for wanted in wanted_together(self._columns, sample, run, frames)
+                for packet, time, frame in chosen(run, codec, wanted, filtered)
+            ]
+            require({frame for _, _, frame in found if frame is not None}, frames)
+            out.codec_context.codec_tag = NO_TAG
+            if codec in WHOLE:
+                out.height, out.width = stored(codec, out.codec_context.extradata, found[0][0])
+            order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
+            late = max(place - order[time] for place, (_, time, _) in enumerate(found))  # no packet is shown before it is decoded
+            for place, (packet, time, _) in enumerate(found):
+                packet.stream, packet.time_base = out, Fraction(1, 1000)
+                packet.dts, packet.pts = STEP * place, STEP * (order[time] + late)
+                output.mux(packet)
+        return Read(
+            np.frombuffer(file.getbuffer(), np.uint8),
+            Cut({frame: order[time] for _, time, frame in found if frame is not None}, len(found)),
+        )
+
+
+def stored(codec: str, extradata: bytes | None, packet: av.Packet[Any]) -> tuple[int, int]:
+    """Height and width of the pictures that a first packet begins, as a decoder has them from the head of it."""
+    context = av.CodecContext.create(codec, "r")
+    assert isinstance(context, av.VideoCodecContext)
+    context.extradata = extradata
+    decode_head(context, memoryview(packet))
+    if not (context.height and context.width):
+        raise Undecodable("the head of its key frame does not say how large pictures are")
+    return context.height, context.width
 
 
 class Filling:
     """loaders._mixed.Fills."""
 
-    def __init__(self, columns: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
-        self._columns, self._device, self._stream, self._normalise = columns, device, stream, normalise
+    def __init__(self, device: torch.device, stream: int, normalise: Normalise) -> None:
+        self._device, self._stream, self._normalise = device, stream, normalise
         self._pipeline: Any = None
         self.decoded = 0
 
     def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
         for place in places.tolist():
             try:
-                clip = self._run(inputs(read.data, rows, place))
+                clip = self._run(inputs(read, rows, place))
             except Exception as error:  # DALI's, of which there are many; a pipeline is of no use after one
                 self._pipeline = None
                 if lacks_memory(error):
@@ -146,8 +196,7 @@ class Filling:
             if self._stream:
                 torch.cuda.current_stream().synchronize()
             self._pipeline.release_outputs()
-            assert rows.frames is not None
-            self.decoded += passed(self._columns.keys(int(rows.ids[place])), np.unique(rows.frames[place]))
+            self.decoded += read.about.packets
 
     def close(self) -> None:
         self._pipeline = None
@@ -178,8 +227,8 @@ class DaliVideo(MixedLoader):
         super().__init__(
             feed,
             "dali-video",
-            lambda: Whole(feed.source),
-            lambda stream, normalise: Filling(feed.columns, feed.device, stream, normalise),
+            lambda: Cutting(feed.columns),
+            lambda stream, normalise: Filling(feed.device, stream, normalise),
             safe,
             threads=THREADS,
             sort=lambda sample: kind(feed.columns, sample) + (OF_A_SIZE if able[sample] > safe[sample] else ""),

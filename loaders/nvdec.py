@@ -18,7 +18,8 @@ from contracts import Feed, Mistake, Rows
 from dataset.videos import CODECS
 from loaders._clips import exact
 from loaders._mixed import Beside, MixedLoader, Normalise
-from loaders._nvdec import NAMES, Nvdec, Packets, capabilities, import_codec, within
+from loaders._nvdec import NAMES, Nvdec, capabilities, import_codec, within
+from loaders._packets import Packets
 from loaders._planes import Picture
 from loaders._readers import Undecodable
 from loaders._reading import Read

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from dataset.video_packets import read as scan
-from loaders._nvdec import Packets
+from loaders._packets import Packets
 from loaders._readers import Undecodable
+from loaders.dali_video import Cutting
 from tests.unit.clip_kinds import Made, reader
 
 WARM, CLIPS = 60, 300
@@ -47,7 +48,7 @@ def kept(do: Callable[[], Any]) -> float:
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.ts", "vp9.webm", "mpeg4-packed.avi"])
-@pytest.mark.parametrize("what", ["pyav", "decord", "packets", "scan"])
+@pytest.mark.parametrize("what", ["pyav", "decord", "packets", "cutting", "scan"])
 def test_a_clip_keeps_nothing(what: str, name: str, made: Made) -> None:
     """Of frames at the beginning: the rest of the file is not read. Nor does a file that is refused."""
     sample = made.names.index(name)
@@ -55,7 +56,8 @@ def test_a_clip_keeps_nothing(what: str, name: str, made: Made) -> None:
     if what == "scan":
         assert kept(lambda: scan(path)) < 32
         return
-    read = Packets(made.videos) if what == "packets" else reader(what, made.videos)
+    makes: dict[str, Callable[[Any], Any]] = {"packets": Packets, "cutting": Cutting}
+    read = makes[what](made.videos) if what in makes else reader(what, made.videos)
 
     def clip() -> None:
         with suppress(Undecodable):

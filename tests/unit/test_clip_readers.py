@@ -15,7 +15,7 @@ import pytest
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS
 from loaders._clips import EXACT, exact, kind, late
-from loaders._nvdec import Packets
+from loaders._packets import Packets
 from loaders._planes import Fitter, Picture
 from loaders._readers import Undecodable
 from loaders.pyav import Pyav, planes

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
@@ -16,18 +18,27 @@ from dataset.videos import CODECS
 from loaders import dali_video, open_loader
 from loaders._clips import REFUSED, exact
 from loaders._planes import Fitter
-from loaders.dali_video import OF_A_SIZE, DaliVideo, Filling, Sizes, Whole, of_safe_sizes
+from loaders._readers import Undecodable
+from loaders._reading import Read
+from loaders.dali_video import OF_A_SIZE, Cutting, DaliVideo, Filling, Sizes, of_safe_sizes
 from loaders.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
+from tests.unit.test_clip_readers import patterns
 from tests.unit.video_files import number
 
 CPU = torch.device("cpu")
 VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4")
 CLAIMED = [
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-fragments.mp4", "h264-every.mp4"),
-    *("hevc.mp4", "hevc-variable.mkv", *VP9),
+    *("h264-cut.mp4", "h264-parts.mp4", "h264-two.mp4"),
+    *("hevc.mp4", "hevc-variable.mkv", "hevc-cut.mp4", "hevc-two.mkv", *VP9),
 ]
+
+
+def open_video_of(read: Read, *, known: bool = False) -> Any:
+    """`known`: by what the container says alone."""
+    return av.open(io.BytesIO(read.data.tobytes()), container_options={"codec_whitelist": "none"} if known else {})
 
 
 def test_the_table(made: Made) -> None:
@@ -39,8 +50,7 @@ def test_the_table(made: Made) -> None:
 def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> None:
     """In any order and more than once; resized as pyav's are, to a grey level or so, also at a region's border."""
     sample, frames = made.names.index(name), [30, 3, 3, 47, 0]
-    source = SimpleNamespace(check=lambda sample, size: None)
-    fill = Filling(made.videos, CPU, 0, lambda clip: clip)
+    fill = Filling(CPU, 0, lambda clip: clip)
     height, width = int(made.videos.height[sample]), int(made.videos.width[sample])
     rows: Any = SimpleNamespace(
         ids=np.full(3, sample),
@@ -51,7 +61,7 @@ def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> Non
         flips=np.array([False, True, False]),
     )
     out = torch.zeros((3, len(frames), height, width, 3))
-    fill(Whole(source)(sample, made.videos.path(sample), frames), rows, np.arange(3), out)
+    fill(Cutting(made.videos)(sample, made.videos.path(sample), sorted(set(frames))), rows, np.arange(3), out)
     assert [number(frame.numpy()) for frame in out[0]] == frames
     for place in range(3):
         size = tuple(rows.sizes[place].tolist())
@@ -61,6 +71,58 @@ def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> Non
             found = out[place, frames.index(frame), : size[0], : size[1]].numpy()
             assert np.abs(found - expected).mean() < 1.5
     fill.close()
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMED if name != "h264-parts.mp4"])
+def test_a_small_file_shows_the_frames(made: Made, name: str) -> None:
+    """In the places that it says, in the order of display, each as large as it is stored, and decodable from the first on."""
+    sample = made.names.index(name)
+    cutting, path = Cutting(made.videos), made.videos.path(sample)
+    for frames in patterns(len(made.videos.pts(sample))):
+        read = cutting(sample, path, frames)
+        with open_video_of(read) as file:
+            shown = sorted(file.decode(video=0), key=lambda frame: frame.pts or 0)
+        assert len(shown) == read.about.packets
+        assert len({frame.pts for frame in shown}) == len(shown) and shown[0].pts is not None and shown[0].pts >= 0
+        for frame in frames:
+            picture = shown[read.about.places[frame]].to_ndarray(format="rgb24")
+            assert number(picture[: made.videos.height[sample], : made.videos.width[sample]]) == made.shown(sample, frame)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "unit"),
+    [
+        ("h264.mp4", (90, 100), (96, 112)),
+        ("h264.mkv", (96, 112), (96, 112)),
+        ("hevc.mp4", (90, 100), (96, 104)),
+        ("vp9.webm", (90, 100), (90, 100)),
+    ],
+)
+def test_pictures_are_displayed_as_they_are_stored(tmp_path: Path, name: str, size: tuple[int, int], unit: tuple[int, int]) -> None:
+    """By the container, from which DALI takes the size of what it gives, and by the pictures, from which it takes its decoder."""
+    kinds = Made(tmp_path, {name: KINDS[name] | {"size": size}})
+    assert (kinds.videos.height[0], kinds.videos.width[0]) == size
+    read = Cutting(kinds.videos)(0, kinds.videos.path(0), [13, 14])
+    with open_video_of(read, known=True) as head, open_video_of(read) as file:
+        context = head.streams.video[0].codec_context
+        assert context is not None and (context.height, context.width) == unit
+        assert {(frame.height, frame.width) for frame in file.decode(video=0)} == {unit}
+
+
+def test_a_small_file_is_small(tmp_path: Path) -> None:
+    """Packets from the key frame on, until the last frame that is wanted; those of H.264 that nothing is made from are left out."""
+    kinds = Made(tmp_path, {"h264.mp4": KINDS["h264.mp4"]})
+    keys = np.flatnonzero(kinds.videos.keys(0)).tolist()
+    read = Cutting(kinds.videos)(0, kinds.videos.path(0), [keys[1], keys[1] + 1])
+    assert read.about.packets <= 5 and len(read.data) < kinds.videos.size[0] / 2
+
+
+def test_a_file_damaged_since_the_scan_is_refused(tmp_path: Path) -> None:
+    kinds = Made(tmp_path, {"h264.mp4": KINDS["h264.mp4"]})
+    path = kinds.videos.path(0)
+    Path(path.decode()).write_bytes(Path(path.decode()).read_bytes()[:200])
+    with pytest.raises(Undecodable):
+        Cutting(kinds.videos)(0, path, [3])
 
 
 def test_every_clip_of_every_kind(made: Made) -> None:
@@ -74,49 +136,30 @@ def test_every_clip_of_every_kind(made: Made) -> None:
                 assert rows.frames is not None
                 upright = levels(batch.images)[place][:, :, :: -1 if rows.flips[place] else 1]
                 assert [number(frame) for frame in upright] == [made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()]
-        assert loading.counts.fallbacks["h264 in mp4, refused"] >= 2 and loading.counts.fallbacks["h264 in mp4, edit list"] == 4
+        assert loading.counts.fallbacks["h264 in mp4, refused"] >= 2 and loading.counts.fallbacks["h264 in mp4, rotated"] >= 2
         assert not any("vp9" in words and "odd" not in words and "refused" in words for words in loading.counts.fallbacks)
         assert set(loading.counts.refusals) == {sort for sort in loading.counts.fallbacks if sort.endswith(REFUSED)}
         assert "Failed to create video decoder" in loading.counts.refusals["h264 in mp4" + REFUSED]
 
 
-@pytest.mark.parametrize(
-    ("codec", "size", "stored", "other"),
-    [
-        ("h264", (1080, 1920), (1088, 1920), (1104, 1920)),
-        ("h264", (720, 1280), (736, 1280), (752, 1280)),
-        ("h264", (40, 60), (48, 64), (80, 64)),
-        ("hevc", (168, 250), (168, 256), (168, 264)),
-        ("hevc", (168, 248), (176, 256), (168, 264)),
-        ("hevc", (168, 248), (192, 256), (168, 264)),
-        ("vp9", (130, 130), (192, 192), (130, 200)),
-    ],
-)
-def test_sizes_that_dali_takes_for_each_other(codec: str, size: tuple[int, int], stored: tuple[int, int], other: tuple[int, int]) -> None:
-    """A decoder made for files that show `stored` would be taken for those of `size`, which may be stored so. The first one stays."""
-    for first, second in ((size, stored), (stored, size)):
-        sizes = Sizes(codec)
+def test_sizes_that_dali_takes_for_each_other() -> None:
+    """A decoder made for files that show 192 x 192 would be taken for those of 130 x 130, which may be stored so. The first one stays."""
+    small, large = (130, 130), (192, 192)
+    for first, second in ((small, large), (large, small)):
+        sizes = Sizes()
         assert sizes.take(first) and not sizes.take(second)
-        assert sizes.take(first) and sizes.take(other) and not sizes.take(second)
-
-
-def test_h264_is_stored_in_units_of_16() -> None:
-    """So these may lie beside each other, as the widths of a set with short sides of 256 do."""
-    sizes, short = Sizes("h264"), 256
-    taken = [sizes.take((short, width)) for width in range(320, 642, 2)]
-    assert taken[:2] == [True, True] and sum(taken) >= 140
-    assert [width for width, good in zip(range(320, 642, 2), taken, strict=True) if not good] == list(range(336, 642, 16))
+        assert sizes.take(first) and sizes.take((130, 200)) and not sizes.take(second)
 
 
 def test_files_that_dali_takes_for_each_other() -> None:
-    """Those of most files are decoded by DALI, at the same number the larger ones; of another codec they harm nobody."""
-    h264, hevc = CODECS.index("h264"), CODECS.index("hevc")
-    kinds = {(h264, 40, 60): 2, (h264, 48, 64): 2, (h264, 270, 480): 3, (h264, 272, 480): 1, (hevc, 40, 60): 1}
+    """Those of most files are decoded by DALI, at the same number the larger ones; other codecs are not asked for their sizes."""
+    vp9, h264 = CODECS.index("vp9"), CODECS.index("h264")
+    kinds = {(vp9, 140, 160): 2, (vp9, 144, 160): 2, (vp9, 270, 480): 3, (vp9, 272, 480): 1, (h264, 270, 480): 1, (h264, 272, 480): 1}
     codec, height, width = np.array([kind for kind, count in kinds.items() for _ in range(count)]).T
     columns, able = SimpleNamespace(codec=codec, height=height, width=width), np.ones(len(codec), bool)
-    sizes: dict[int, Sizes] = {}
-    assert of_safe_sizes(columns, able, sizes).tolist() == [False] * 2 + [True] * 2 + [True] * 3 + [False] + [True]
-    others = SimpleNamespace(codec=np.full(4, h264), height=np.array([272, 270, 48, 40]), width=np.array([480, 480, 64, 60]))
+    sizes = Sizes()
+    assert of_safe_sizes(columns, able, sizes).tolist() == [False] * 2 + [True] * 2 + [True] * 3 + [False] + [True] * 2
+    others = SimpleNamespace(codec=np.full(4, vp9), height=np.array([272, 270, 144, 140]), width=np.array([480, 480, 160, 160]))
     able = np.array([True, True, True, False])
     assert of_safe_sizes(others, able, sizes).tolist() == [False, True, True, False], "as another loader of this process has begun"
     assert not of_safe_sizes(others, np.zeros(4, bool), sizes).any()

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from loaders._clips import exact
-from loaders._nvdec import CLIP_TICKS, Nvdec, Packets, capabilities, within
+from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
+from loaders._packets import Packets
 from loaders._planes import Picture
 from loaders._readers import Undecodable
 from loaders._surfaces import Fit
@@ -162,7 +163,7 @@ def test_parts_in_another_order_are_refused(made: Made) -> None:
 
 def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that has seen another file would decode it with that one's."""
-    monkeypatch.setattr("loaders._nvdec.FILTERS", {})
+    monkeypatch.setattr("loaders._packets.FILTERS", {})
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="parameter sets"):
         list(Reading(made.videos, Codec())(sample, [20]))

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from contracts import Mistake
-from loaders import CLIPS, _nvdec, _reading, default_loader, open_loader
+from loaders import CLIPS, _packets, _reading, default_loader, open_loader
 from loaders._clips import exact
 from loaders._deal import Unit
 from loaders._nvdec import capabilities, within
@@ -192,7 +192,7 @@ def test_packets_that_have_no_room_in_a_slot(made: Made, workers: int, monkeypat
 
 
 def test_closing_does_not_wait_for_a_read_that_hangs(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_nvdec, "open_video", lambda *_, **__: time.sleep(60))
+    monkeypatch.setattr(_packets, "open_video", lambda *_, **__: time.sleep(60))
     loading = loader(feed(made.videos), Codec(), "")
     loading.batches(0, 0)
     time.sleep(0.5)
