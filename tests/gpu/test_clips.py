@@ -206,18 +206,21 @@ SIZES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("order", [1, -1])
 def test_sizes_that_are_stored_alike(name: str, order: int, tmp_path: Path, device: torch.device) -> None:
-    """Whichever comes first: every frame is the file's own."""
+    """Whichever comes first: every frame is the file's own, and no larger or smaller than pyav's, to which a number would be deaf."""
     files = {f"{at}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(SIZES[::order])}
     kinds = Made(tmp_path, files)
     given = on_gpu(feed(kinds.videos), device)
-    with open_loader(name, given) as loading:
+    with open_loader("pyav", given) as reference, open_loader(name, given) as loading:
         for epoch in range(4):
-            for batch, rows in zip(loading.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
+            batches, others = loading.batches(epoch, 0), reference.batches(epoch, 0)
+            for batch, other, rows in zip(batches, others, given.plan.rows(epoch, 0), strict=True):
                 assert batch.failed == () and rows.frames is not None
                 clips = on_cpu(batch.images)
+                apart = np.abs(clips - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
                 for place in np.flatnonzero(rows.valid).tolist():
                     shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.flips[place] else 1]]
                     assert shown == rows.frames[place].tolist(), kinds.names[rows.ids[place]]
+                    assert apart[place] <= APART, kinds.names[rows.ids[place]]
         print(f"{name}: {dict(loading.counts.fallbacks)}")  # type: ignore[attr-defined]
 
 
