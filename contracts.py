@@ -223,7 +223,7 @@ class Counts:
     decoded: int = 0  # frames that decoders went through
     delivered: int = 0  # frames that clips have
     fallbacks: Counter[str] = field(default_factory=Counter)  # sort of file -> clips that another decoder did
-    refusals: dict[str, str] = field(default_factory=dict)  # of the sorts that were refused: why, of the first clip
+    refusals: dict[str, str] = field(default_factory=dict)  # sort, and ", refused" or ", lost" -> why, of the first clip
 
 
 @runtime_checkable

@@ -154,6 +154,8 @@ MakeReader = Callable[[Any], Reader]
 
 REFUSED = ", refused"
 """Ends the sort of a file that a backend should decode, and could not, or had other times for its frames."""
+LOST = ", lost"
+"""Ends the sort of one that pyav could not decode either."""
 REASON = 200
 """Characters of a reason that are told."""
 
@@ -172,7 +174,7 @@ class Told(NamedTuple):
     decoded: int  # frames that a decoder went through
     delivered: int
     seconds: float  # that it took
-    refusals: dict[str, str]  # of the fallbacks that end in REFUSED: why, of the first
+    refusals: dict[str, str]  # of sorts that end in REFUSED or LOST: why, of the first clip
 
 
 def count(loader: Any, parts: Sequence[Told]) -> None:
@@ -185,7 +187,7 @@ def count(loader: Any, parts: Sequence[Told]) -> None:
 
 
 class ClipLoader(Staging):
-    """contracts.Loader, with Counts: pyav is the other decoder, a sort that was refused ends in REFUSED, frames are counted by passed().
+    """contracts.Loader, with Counts: pyav is the other decoder, what was refused ends in REFUSED or LOST, frames are counted by passed().
 
     `notes`: what is known of that before training.
     """
@@ -284,8 +286,9 @@ class Decoding:
                 fell_back += self._decode(sample, rows, places, out, refusals)
                 decoded += passed(self._feed.columns.keys(sample), np.unique(rows.frames[places]))
                 delivered += rows.frames[places].size
-            except (Undecodable, OSError):
+            except (Undecodable, OSError) as error:
                 lost += same
+                refusals.setdefault(kind(self._feed.columns, sample) + LOST, reason("pyav", error))
         return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
 
     def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> list[str]:

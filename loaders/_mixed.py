@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from contracts import Counts, Feed, Rows
-from loaders._clips import REFUSED, Decoding, MakeReader, Told, count, kind, notes, reason, slot_shape, views_together
+from loaders._clips import LOST, REFUSED, Decoding, MakeReader, Told, count, kind, notes, reason, slot_shape, views_together
 from loaders._deal import Deal, Dealt, Pace, Unit
 from loaders._planes import compile_kernels
 from loaders._pool import Pool
@@ -119,7 +119,7 @@ class _Thread:
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
         sort = self._sort(sample) + ("" if refused is None else REFUSED)
-        refusals = {sort: refused} if refused is not None and len(good) else {}
+        refusals = told.refusals | ({sort: refused} if refused is not None and len(good) else {})
         return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals)
 
     def close(self) -> None:
@@ -264,7 +264,8 @@ class MixedLoader(Staging):
             self._learn("worker", told)
             unable = [self._sort(sample) for sample in samples if not self._able[sample]]
             # the device was not asked for these: who decodes them on the CPU, and why, is no news
-            units.append(told._replace(fallbacks=unable, refusals={}) if unable else told)
+            lost = {sort: why for sort, why in told.refusals.items() if sort.endswith(LOST)}
+            units.append(told._replace(fallbacks=unable, refusals=lost) if unable else told)
             valid[unit.places[told.lost]] = False
         staged = self._staged_batch(batch, valid)
         staged.count = partial(count, self, units)

@@ -281,7 +281,9 @@ def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
     decoded = f"   ({per:.2f} decoded for each)" if per else ""
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items(), key=lambda one: -one[1]))
     instead = [("fallback", f"{sum(others.values()):,} clips by pyav instead ({kinds})")] if others else []
-    instead += [("refused", f"{sort.removesuffix(', refused')}: {why}") for sort, why in (clips.get("refusals") or {}).items()]
+    for sort, why in (clips.get("refusals") or {}).items():
+        its, _, fate = sort.rpartition(", ")
+        instead += [(fate, f"{its}: {why}")]
     return [("frames", f"{number(clips.get('frames_per_s'))} frame/s{decoded}"), *instead]
 
 

@@ -23,7 +23,7 @@ from dataset.sources.folder import Folder
 from dataset.video_scan import open_videos
 from dataset.videos import RECORD
 from loaders import CLIPS, open_loader
-from loaders._clips import REASON, REFUSED, ClipLoader, Decoding, exact, kind, passed, reason, views_together
+from loaders._clips import LOST, REASON, REFUSED, ClipLoader, Decoding, exact, kind, passed, reason, views_together
 from loaders._planes import Picture
 from loaders._readers import Undecodable
 from loaders._workers import part_of
@@ -196,11 +196,15 @@ def test_a_frame_of_another_size_is_none(made: Made, backend: str) -> None:
     """A stream may change its size; its windows are for the one in the manifest."""
     read = reader(backend, made.videos)
     given = feed(made.videos)
-    columns = SimpleNamespace(**{name: getattr(made.videos, name) for name in RECORD.names or ()} | {"width": made.videos.width + 2})
+    names = (*(RECORD.names or ()), "file", "frame_pts", "frame_offsets")
+    columns = SimpleNamespace(**{name: getattr(made.videos, name) for name in names} | {"width": made.videos.width + 2})
     work = Decoding(replace(given, columns=columns), "pyav", lambda _: read, None)
-    rows = part_of(given.plan.rows(0, 0)[0], 0, 2)
-    told = work(rows, np.empty(2 * T * SIZE * SIZE * 3, np.uint8))
-    assert (told.lost, told.delivered) == ([0, 1], 0)
+    place, batch = next(
+        (place, batch) for batch in given.plan.rows(0, 0) for place in np.flatnonzero(batch.ids == made.names.index("h264.mp4")).tolist()
+    )
+    told = work(part_of(batch, place, place + 1), np.empty(T * SIZE * SIZE * 3, np.uint8))
+    assert (told.lost, told.delivered) == ([0], 0)
+    assert told.refusals and all("pixels, its file said" in why for why in told.refusals.values())
 
 
 def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
@@ -242,7 +246,9 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
                         assert all(found in (-1, frame) for found, frame in zip(shown, expected, strict=True)), kinds.names[sample]
         told = loader.counts.fallbacks  # type: ignore[attr-defined]
         assert backend != "pyav" or not told
-        assert set(loader.counts.refusals) == {words for words in told if words.endswith(REFUSED)}, "what pyav refused too has failed"  # type: ignore[attr-defined]
+        lost = {kind(kinds.videos, sample) + LOST for sample in failed}
+        assert set(loader.counts.refusals) == lost | {words for words in told if words.endswith(REFUSED)}  # type: ignore[attr-defined]
+        assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)  # type: ignore[attr-defined]
     assert failed and not any(sample % 2 for sample in failed)
 
 

@@ -255,10 +255,11 @@ def test_a_text_that_cannot_be_shown_ends_no_talking(terminal: tuple[Any, Any]) 
     stream, shown = terminal
     console = Console(stream=stream)
     console.info("half of a letter: \udcff")
-    console.result({**SUMMARY, "clips": {"refusals": {"h264 in mp4, refused": "half \udcff"}}})
+    console.result({**SUMMARY, "clips": {"refusals": {"h264 in mp4, refused": "half \udcff", "vp9 in mkv, open gop, lost": "pyav: torn"}}})
     console.info("the next one")
     said = shown()
     assert "half of a letter: ?" in said and "half ?" in said and "the next one" in said
+    assert re.search(r"lost\W+vp9 in mkv, open gop: pyav: torn", re.sub(r"\x1b\[[\d;]*m", "", said))
 
 
 def test_a_stream_that_knows_no_unicode() -> None:
