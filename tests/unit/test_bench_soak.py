@@ -184,6 +184,7 @@ def has_freed(*, block: bool = False) -> Iterator[int]:
     """Its process."""
     fork = multiprocessing.get_context("fork")
     ready = fork.Event()
+    soak.host_mib()  # or the child would also give back what this process has freed
     child = fork.Process(target=freed, args=(ready, block), daemon=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads and forks

@@ -222,7 +222,7 @@ def test_types_shapes_and_where_numbers_come_from() -> None:
     assert (rows.ids == order(3, 4, 30)).all() and (rows.sizes == 16).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 60), SMALL, SMALL, SMALL, SMALL, st.booleans(), st.data())
 def test_resuming_at_another_world_size_and_batch_gives_the_same_clips(
     n: int, world: int, batch: int, world_after: int, batch_after: int, by_time: bool, data: Any
@@ -248,7 +248,6 @@ def test_resuming_at_another_world_size_and_batch_gives_the_same_clips(
         assert row == through[sample]
 
 
-@settings(deadline=None)
 @given(st.integers(0, 30), SMALL, SMALL, st.integers(1, 4), st.sampled_from([1, 3]))
 def test_validation_has_each_view_once_whatever_the_ranks(n: int, world: int, batch: int, count: int, crops: int) -> None:
     how = {"policy": policy(clips=count, crops=crops, resize=16), "training": False, "batch_size": batch, "world_size": world}

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataset import coco_json
@@ -34,7 +34,6 @@ def read(text: str, piece: int) -> list[tuple[str, Any]]:
 DOCUMENT = st.tuples(st.dictionaries(st.text(max_size=3), ANY, max_size=2), *(st.lists(ANY, max_size=3) for _ in KEYS))
 
 
-@settings(deadline=None)
 @example(({"": 0.5}, [1.5e30, True], [-0.25], []), [3, 0, 1, 2, 4], 1, None, True)
 @given(DOCUMENT, st.permutations(range(5)), st.integers(1, 40), st.sampled_from([None, 0, 2]), st.booleans())
 def test_entries_are_those_of_the_whole_text(parts: Any, order: list[int], piece: int, indent: int | None, plain: bool) -> None:

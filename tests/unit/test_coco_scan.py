@@ -225,7 +225,7 @@ def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
     return None
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
     """In any order, of any form, with any lengths: each comes back, at its image, in the order of the file."""

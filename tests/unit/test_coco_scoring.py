@@ -128,7 +128,7 @@ def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32), each=st.integers(1, 4), wrong=st.sampled_from([0.0, 0.5]), digits=st.sampled_from([0, 1, 8]))
 def test_evaluators_agree(drawn: Set, kind: str, seed: int, each: int, wrong: float, digits: int) -> None:
     """Crowds, images without objects, and scores that are all the same, where the order decides."""
@@ -306,7 +306,7 @@ def test_bad_run_lengths_get_one_line(drawn: Set, tmp_path: Path, counts: Any) -
         Results.read(path).checked(drawn.columns("masks"))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), height=st.integers(1, 30), width=st.integers(1, 300), share=st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]))
 def test_good_run_lengths_are_taken_as_they_are(seed: int, height: int, width: int, share: float) -> None:
     mask = np.random.default_rng(seed).random((height, width)) < share

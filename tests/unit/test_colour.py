@@ -126,7 +126,7 @@ def test_channels_change_places_last(index: int) -> None:
         assert (got[..., channel] == plain[..., PERMUTATIONS[index][channel]]).all()
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(SEEDS, st.integers(1, 5))
 def test_a_batch_is_its_images_one_by_one(seed: int, count: int) -> None:
     here = pixels(seed, (count, 4, 5)).astype(np.float32)

@@ -23,7 +23,11 @@ def both(pixels: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return distort(torch.from_numpy(pixels), torch.from_numpy(numbers)).numpy(), expected
 
 
-@given(arrays.arrays(np.float32, (3, 4, 5, 3), elements=channels.map(np.float32)), st.integers(0, 2**31), st.integers(0, 1000))
+@given(
+    arrays.arrays(np.float32, (3, 4, 5, 3), elements=channels.map(lambda level: float(np.float32(level)))),
+    st.integers(0, 2**31),
+    st.integers(0, 1000),
+)
 def test_it_is_numpys(pixels: np.ndarray, seed: int, epoch: int) -> None:
     """Greys, primaries and ties of two channels among them, for which a hue is a matter of definition."""
     found, expected = both(pixels, colour.distortions(seed, epoch, np.arange(3)))

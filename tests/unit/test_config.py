@@ -141,7 +141,7 @@ def test_what_a_run_writes_is_the_preset_of_the_same_run(tmp_path: Path) -> None
         assert parse(["--config", preset(tmp_path, as_yaml(found))]).flat() == found.flat() | {"config": str(tmp_path / "preset.yaml")}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.text(min_size=1), st.floats(0, 1e9), st.integers(1, 10**12), st.booleans(), st.none() | st.integers(1, 5))
 def test_any_value_comes_back_from_yaml(text: str, number: float, whole: int, flag: bool, perhaps: int | None) -> None:
     if "\0" in text:

@@ -45,7 +45,7 @@ def test_outputs_are_as_large_as_torchvisions_detectors_make_them() -> None:
             assert list(theirs.resize(torch.zeros(1, h, w))[0].shape[1:]) == got
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=9))
 def test_a_canvas_is_as_large_as_torchvisions(sizes: list[tuple[int, int]]) -> None:
     theirs = GeneralizedRCNNTransform(800, 1333, [0.0] * 3, [1.0] * 3)
@@ -160,7 +160,6 @@ def test_options_are_torchvisions() -> None:
 # --- places -----------------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 7, 300, 320]))
 def test_a_place_is_the_whole_pixels_that_an_image_covers(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)

@@ -124,7 +124,7 @@ def test_a_flipped_place_is_counted_from_the_right() -> None:
 # --- which rows -------------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 70), st.booleans())
 @example(n=2, world_size=5, batch_size=1, accumulate=1, first=0, keep_empty=False)
 def test_training_rows_are_the_grouped_order(
@@ -145,7 +145,7 @@ def test_training_rows_are_the_grouped_order(
             assert row.ids.tolist() == ids[start : start + batch_size].tolist() and row.valid.all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(COUNTS, SMALL, SMALL)
 @example(n=1, world_size=5, batch_size=4)
 def test_validation_has_each_sample_once_padded_at_the_end(n: int, world_size: int, batch_size: int) -> None:
@@ -170,7 +170,7 @@ def test_validation_is_alike_in_every_epoch_and_by_size() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.sampled_from([0, 5, 61, 130]), SMALL, SMALL, SMALL, SMALL, st.data())
 def test_resuming_at_another_world_size_and_batch_gives_the_same_rows(
     name: str, n: int, world: int, batch: int, world_after: int, batch_after: int, data: Any

@@ -77,7 +77,7 @@ def test_pictures_do_without_files(columns: Columns, tmp_path: Path) -> None:
     assert extras["images"].keys() == {"val/precision_recall"}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(length=st.integers(0, 40), count=st.integers(1, 6))
 def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
     ids = np.arange(length) + 100

@@ -288,7 +288,7 @@ def one_by_one(columns: Columns) -> dict[str, Any]:
     return as_stored(columns, range(IMAGES), 1)
 
 
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(order=st.permutations(range(IMAGES)), batch_size=st.integers(2, IMAGES))
 def test_neither_order_nor_batches_change_a_bit(columns: Columns, one_by_one: Any, order: list[int], batch_size: int) -> None:
     found = as_stored(columns, order, batch_size)
@@ -353,7 +353,7 @@ def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
         assert measured(task)["samples"] == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), height=st.integers(1, 40), width=st.integers(1, 40), wide=st.floats(0, 40))
 def test_masks_are_torchvisions_and_pycocotools(seed: int, height: int, width: int, wide: float) -> None:
     """The pixels that paste_masks_in_image would give, the bytes that encode would: over edges, as high as the image, empty, full."""

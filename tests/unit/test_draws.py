@@ -7,7 +7,7 @@ from itertools import pairwise, product
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataset.draws import Purpose, bits, key, uniforms
@@ -93,13 +93,11 @@ def test_seeds_are_combined_as_keys() -> None:
     assert key(1, 0) != key(0, 1) and key(2, 1) != key(1, 2) and key(0, 0) != key(0) != key(0, 0, 0)
 
 
-@settings(deadline=None)
 @given(WORDS, WORDS, WORDS, WORDS)
 def test_two_words_are_not_their_sum_product_or_exclusive_or(a: int, b: int, c: int, d: int) -> None:
     assert (key(a, b) == key(c, d)) == ((a, b) == (c, d))
 
 
-@settings(deadline=None)
 @given(st.integers(-(2**63), 2**64 - 1))
 def test_a_key_is_a_word(word: int) -> None:
     assert 0 <= key(word) < 2**64
@@ -121,7 +119,6 @@ def test_all_columns_and_purposes_differ() -> None:
 # --- a row is a function of its id --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     st.integers(0, 2**63 - 1),
     st.integers(0, 1000),

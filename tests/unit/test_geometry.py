@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
@@ -40,7 +40,6 @@ def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
     )
 
 
-@settings(deadline=None)
 @given(SEEDS, st.booleans())
 def test_back_and_forth_is_where_it_was(seed: int, places: bool) -> None:
     rows = drawn_rows(seed, places=places)
@@ -52,7 +51,6 @@ def test_back_and_forth_is_where_it_was(seed: int, places: bool) -> None:
         np.testing.assert_allclose(geometry.to_image(rows, which, there), points, rtol=1e-9, atol=1e-6)
 
 
-@settings(deadline=None)
 @given(SEEDS, st.booleans())
 def test_the_windows_corners_are_the_places_corners(seed: int, places: bool) -> None:
     """And the left one is on the right under a flip."""
@@ -93,7 +91,6 @@ def test_by_hand() -> None:
     assert geometry.boxes_to_image(one(flip=True), row, np.array([[25.0, 9.0, 33.0, 15.0]])).tolist() == box.tolist()
 
 
-@settings(deadline=None)
 @given(SEEDS)
 def test_boxes_keep_their_corners_in_order(seed: int) -> None:
     rows, rng = drawn_rows(seed), np.random.default_rng(seed)

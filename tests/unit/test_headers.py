@@ -276,14 +276,14 @@ def survives(content: bytes, path: Path | None = None) -> None:
         assert said
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(name=st.sampled_from(sorted(FILES)), data=st.data())
 def test_any_cut_gives_a_header_or_a_reason(name: str, data: st.DataObject) -> None:
     content = FILES[name]
     survives(content[: data.draw(st.integers(0, min(len(content), 600)))])
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(name=st.sampled_from(sorted(FILES)), edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=8))
 def test_any_damage_gives_a_header_or_a_reason(name: str, edits: list[tuple[int, int]]) -> None:
     content = bytearray(FILES[name])
@@ -292,7 +292,7 @@ def test_any_damage_gives_a_header_or_a_reason(name: str, edits: list[tuple[int,
     survives(bytes(content))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(
     magic=st.sampled_from(
         [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF\0\0\0\0WEBPVP8X", b"II*\0", b"MM\0+", b"P6 ", b""]

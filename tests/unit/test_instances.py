@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Mistake
@@ -47,7 +47,6 @@ def test_annotations_of_an_image(data: Path) -> None:
             found.annotations(sample)
 
 
-@settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), max_size=4), max_size=8))
 def test_images_with_a_usable_annotation(usable: list[list[bool]]) -> None:
     offsets = np.cumsum([0, *map(len, usable)])
@@ -82,7 +81,6 @@ def test_numbers_of_classes(ids: list[int], numbers: list[int]) -> None:
     assert class_numbers(np.array(ids, np.int64)).tolist() == numbers
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-3, 40), unique=True).map(sorted))
 def test_classes_and_categories_are_each_other_s_inverse(ids: list[int]) -> None:
     names = class_names(np.array(ids, np.int64), [str(i) for i in ids])
@@ -140,7 +138,6 @@ def test_a_side_needs_one_partner(names: list[str], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.sampled_from(["left_a", "right_a", "aLeft", "aRight", "l_a", "r_a", "LA", "RA", "lefta", "righta", "a", "L", "b"]), max_size=7

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from report.meter import STEADY_WITHIN, Meter, Window, bound, spread, steady
@@ -172,7 +172,6 @@ def test_warm_up_ends_near_the_median_of_the_later_half(rates: tuple[float, ...]
     assert len(rates) - len(steady(windows(*rates))) == warm_up
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=30))
 def test_steady_windows_are_a_tail_and_never_none(rates: list[float]) -> None:
     made = windows(*[float(round(rate)) for rate in rates])

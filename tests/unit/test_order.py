@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataset.order import BLOCK, CHUNK, block_size, by_size, grouped, micro_batches, order, share, steps
@@ -46,7 +46,6 @@ def test_golden_order_of_imagenet() -> None:
     assert ordered[-2:].tolist() == [337823, 165603]
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(0, 2**31), COUNTS)
 def test_a_permutation(seed: int, epoch: int, n: int) -> None:
     ordered = order(seed, epoch, n)
@@ -55,7 +54,6 @@ def test_a_permutation(seed: int, epoch: int, n: int) -> None:
     assert (ordered == order(seed, epoch, n)).all()
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(0, 2**31), st.integers(50, 300))
 def test_differs_by_epoch_and_by_seed(seed: int, epoch: int, n: int) -> None:
     here = order(seed, epoch, n)
@@ -98,7 +96,6 @@ def pixels(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 TOGETHER = CHUNK * BLOCK
 
 
-@settings(deadline=None)
 @given(SEEDS, st.integers(0, 2**31), st.one_of(COUNTS, st.sampled_from([TOGETHER, TOGETHER + 1, 2 * TOGETHER + BLOCK + 5])))
 def test_grouping_is_a_permutation(seed: int, epoch: int, n: int) -> None:
     heights, widths = pixels(seed % 1000, n)
@@ -173,7 +170,6 @@ def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:
 # --- training ---------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 250), st.integers(0, 3))
 @example(n=3, world_size=5, batch_size=1, accumulate=1, first=0, epoch=0)  # fewer samples than ranks
 @example(n=0, world_size=1, batch_size=1, accumulate=1, first=0, epoch=0)
@@ -205,7 +201,6 @@ def test_the_drawing_in_the_module() -> None:
     assert "".join(letters[i] for i in sorted(letters)) == "aabbaabbaabbaabb"
 
 
-@settings(deadline=None)
 @given(COUNTS, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, st.data())
 def test_resuming_at_another_world_size_and_batch_gives_the_tail(
     n: int, world: int, batch: int, accumulate: int, world_after: int, batch_after: int, accumulate_after: int, data: Any
@@ -224,7 +219,6 @@ def test_resuming_at_another_world_size_and_batch_gives_the_tail(
     assert dropped == set(ordered[len(seen) + len(more) :].tolist())
 
 
-@settings(deadline=None)
 @given(COUNTS, SMALL, SMALL, SMALL, st.data())
 def test_resuming_alike_gives_the_same_batches(n: int, world: int, batch: int, accumulate: int, data: Any) -> None:
     ordered = order(9, 2, n)
@@ -245,7 +239,6 @@ def test_other_ids_are_dropped_each_epoch() -> None:
 # --- validation -------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(COUNTS, SMALL, SMALL, st.integers(0, 250))
 @example(n=2, world_size=7, batch_size=3, first=0)
 def test_validation_has_each_sample_once(n: int, world_size: int, batch_size: int, first: int) -> None:

@@ -63,7 +63,6 @@ def epoch_of(n: int, epoch: int, first: int, world_size: int, **numbers: Any) ->
 # --- which rows ---------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 70), st.integers(0, 5))
 @example(n=2, world_size=5, batch_size=1, accumulate=1, first=0, epoch=0)
 def test_training_rows_are_the_order(n: int, world_size: int, batch_size: int, accumulate: int, first: int, epoch: int) -> None:
@@ -83,7 +82,6 @@ def test_training_rows_are_the_order(n: int, world_size: int, batch_size: int, a
             assert row.valid.all() and len(row) == batch_size
 
 
-@settings(deadline=None)
 @given(COUNTS, SMALL, SMALL)
 @example(n=1, world_size=5, batch_size=4)
 def test_validation_has_each_sample_once_padded_at_the_end(n: int, world_size: int, batch_size: int) -> None:
@@ -106,7 +104,7 @@ def test_validation_is_alike_in_every_epoch() -> None:
         assert by_id(one) == by_id(other)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(COUNTS, SMALL, SMALL, SMALL, SMALL, st.data())
 def test_resuming_at_another_world_size_and_batch_gives_the_same_rows(
     n: int, world: int, batch: int, world_after: int, batch_after: int, data: Any

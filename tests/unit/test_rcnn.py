@@ -140,7 +140,7 @@ IMAGES = st.lists(
 )  # boxes of an image, and where they are
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]), low=st.booleans())
 def test_anchors_find_what_they_find_in_torchvision(seed: int, images: list[tuple[int, str]], most: int, low: bool) -> None:
     """Whatever is equal, however many boxes are compared at a time, with and without matches of low quality."""
@@ -167,7 +167,7 @@ def test_a_box_that_no_anchor_overlaps_is_everyones_best() -> None:
 # --- drawing --------------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     labels=st.lists(st.lists(st.sampled_from([-1, 0, 0, 1, 3]), min_size=7, max_size=7), min_size=1, max_size=4),
     wanted=st.integers(1, 12),
@@ -204,7 +204,7 @@ def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
 # --- proposals ------------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 999),
     sharpness=st.sampled_from([1.0, 30.0]),  # of the latter many probabilities are exactly 1

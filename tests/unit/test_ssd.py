@@ -115,7 +115,7 @@ IMAGES = st.lists(
 # --- training -------------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]))
 def test_matches_are_torchvisions(seed: int, images: list[tuple[int, str]], most: int) -> None:
     """Whatever is equal, and however many boxes are compared at a time."""
@@ -147,7 +147,7 @@ def test_chunks_have_each_box_once_and_no_more_than_asked(counts: list[int], mos
     assert seen == list(range(sum(counts)))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(seed=st.integers(0, 999), images=IMAGES)
 def test_losses_and_gradients_are_torchvisions(seed: int, images: list[tuple[int, str]]) -> None:
     stock, targets = SMALL, targets_from(seed, images)
@@ -253,7 +253,7 @@ def test_training_without_targets_is_refused() -> None:
 # --- validation -----------------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 999),
     sizes=st.lists(st.tuples(st.integers(20, SIDE), st.integers(20, SIDE)), min_size=1, max_size=4),

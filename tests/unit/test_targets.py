@@ -84,7 +84,7 @@ def around(pixels: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(SEEDS)
 def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int) -> None:
     source = drawn(seed)
@@ -101,7 +101,7 @@ def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int) -> No
 
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("runs", [False, True], ids=["polygons", "run lengths"])
-@settings(deadline=None, max_examples=8)
+@settings(max_examples=8)
 @given(SEEDS)
 def test_a_box_is_the_box_of_its_mask(name: str, runs: bool, seed: int) -> None:
     source = drawn(seed, runs=runs)
@@ -290,7 +290,6 @@ def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
     assert len(off) > 200 and np.quantile(off, 0.97) < 1.5
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=12))
 def test_spans_are_those_of_a_loop(pairs: list[tuple[int, int]]) -> None:
     begins, counts = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))

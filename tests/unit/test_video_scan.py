@@ -346,7 +346,7 @@ def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:
         read(os.fsencode(path))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_of_any_kind_is_rejected_or_read(data: Any, folder: Path) -> None:
     """Never another exception, and never columns that contradict each other."""

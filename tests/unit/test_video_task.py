@@ -101,7 +101,7 @@ def test_views_can_outvote_one_that_is_wrong() -> None:
     assert measured((torch.stack([wrong, wrong, right]), batch_of(videos)))["top1"] == 0.0
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.permutations(range(VIDEOS * VIEWS)), st.lists(st.integers(1, VIDEOS * VIEWS - 1), max_size=5, unique=True), st.data())
 def test_neither_order_nor_batches_nor_padding_change_a_bit(permutation: list[int], cuts: list[int], data: Any) -> None:
     """Floating-point sums would: they depend on which is added first."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
@@ -134,7 +134,6 @@ def test_a_planted_distribution_is_rejected(change: Callable[[np.ndarray, np.nda
 # --- always a window, always inside ---------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES, st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS))
 @example(1, 1, [0.0] * UNIFORMS)
 @example(4000, 1, [1 - 2**-53] * UNIFORMS)
@@ -144,7 +143,6 @@ def test_inside_the_image_and_at_least_a_pixel(height: int, width: int, draws: l
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES, st.floats(0.01, 20), st.floats(1, 20), st.floats(0.001, 1))
 @example(10, 1, 2.0, 1.5, 1.0)
 @example(1, 10, 0.1, 3.0, 1.0)
@@ -154,7 +152,6 @@ def test_inside_for_any_setting(height: int, width: int, low: float, factor: flo
     assert (regions[:, 2:] <= np.array([width, height])).all()
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES)
 @example(1, 3000)
 @example(3000, 1)
@@ -233,7 +230,6 @@ def test_nothing_outside_the_region_is_needed_and_little_of_it_is_spare() -> Non
             assert step <= margin <= step + 2
 
 
-@settings(deadline=None)
 @given(SIDES, SIDES, st.integers(8, 600), st.integers(0, 200))
 def test_the_preimage_is_inside_and_square(height: int, width: int, crop: int, more: int) -> None:
     regions, inner = resize_then_center(np.array([height]), np.array([width]), resize=crop + more, crop=crop)
