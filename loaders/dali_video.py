@@ -153,6 +153,8 @@ class Cutting:
             if codec in WHOLE:
                 out.height, out.width = stored(codec, out.codec_context.extradata, found[0][0])
             order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
+            if len(order) < len(found):
+                raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart
             late = max(place - order[time] for place, (_, time, _) in enumerate(found))  # no packet is shown before it is decoded
             for place, (packet, time, _) in enumerate(found):
                 packet.stream, packet.time_base = out, Fraction(1, 1000)
