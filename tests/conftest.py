@@ -16,5 +16,5 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # before anything imports torch
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # behind a shell's &; programs that tests start would inherit it and not hear Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("shared", suppress_health_check=[HealthCheck.too_slow])  # of a machine, not of a test
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not of a test
 settings.load_profile("shared")
