@@ -34,7 +34,7 @@ THREADS = 7
 """As many as an H100 or H200 has engines; also how many clips of whole frames are on the device at once."""
 
 WHOLE = {codec: f"{annex_b},{codec}_metadata=crop_right=0:crop_bottom=0" for codec, annex_b in FILTERS.items()}
-"""FFmpeg's filters after which a picture is displayed as it is stored. VP9 is never cut off."""
+"""FFmpeg's filters after which a picture is displayed as it is stored. VP9 is never cropped."""
 UNITS = ((8, 8), (16, 16), (32, 32), (64, 64))
 """More than VP9 needs: the heights and widths in multiples of which it may store pictures."""
 NO_TAG = "\0\0\0\0"
@@ -51,8 +51,8 @@ class Sizes:
     """The sizes of VP9's pictures that DALI decodes in this process, none of which it takes for the other.
 
     DALI (2.4, NVDECCache in frames_decoder_gpu.cc) keeps its decoders as long as the process lives, filed under the size that is displayed,
-    and looks for one of the size that is stored: for 40 x 60 pixels, stored as 48 x 64, it takes one that was made for files of 48 x 64,
-    and gives other pixels. Files of one displayed size are taken to be stored alike, and to be cut off at the bottom and the right.
+    and looks for one of the size that is stored: for 40 x 60 pixels of H.264, stored as 48 x 64, it took one that was made for files of
+    48 x 64, and gave other pixels. Files of one displayed size are taken to be stored alike.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Cut(NamedTuple):
 class Cutting:
     """loaders._reading.ReadClip: a file in Matroska of the packets that show the frames.
 
-    A file that is cut off at the left or the top, as no common encoder does it, is displayed so there too.
+    A file that is cropped at the left or the top, as no common encoder does it, keeps that cropping.
     """
 
     def __init__(self, columns: Any) -> None:

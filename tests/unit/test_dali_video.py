@@ -125,6 +125,15 @@ def test_a_file_damaged_since_the_scan_is_refused(tmp_path: Path) -> None:
         Cutting(kinds.videos)(0, path, [3])
 
 
+def test_packets_of_one_time_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DALI finds a picture by the time of its packet."""
+    kinds = Made(tmp_path, {"h264.mp4": KINDS["h264.mp4"]})
+    chosen = dali_video.chosen
+    monkeypatch.setattr(dali_video, "chosen", lambda *given: ((packet, 0, frame) for packet, _, frame in chosen(*given)))
+    with pytest.raises(Undecodable, match="one time"):
+        Cutting(kinds.videos)(0, kinds.videos.path(0), [3, 4])
+
+
 def test_every_clip_of_every_kind(made: Made) -> None:
     """What DALI refuses here pyav decodes in its place; what it is not exact for goes to the workers."""
     given = feed(made.videos)
