@@ -190,6 +190,12 @@ def train(step: Step, first: int, last: int) -> list[list[float]]:
     return [step(iter([batch_of(seed=i)]), lr=0.05, epoch=0, position=i * SIZE).tolist()[:2] for i in range(first, last)]
 
 
+def asked_after(times: int) -> Callable[[], bool]:
+    """A request to stop that is there from the so manyth question on."""
+    left = iter(range(times))
+    return lambda: next(left, None) is None
+
+
 @pytest.mark.parametrize(("optimizer", "precision"), [("sgd", "fp32"), ("adamw", "fp32"), ("sgd", "fp16"), ("adamw", "bf16")])
 def test_training_goes_on_bit_for_bit(optimizer: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
@@ -205,6 +211,17 @@ def test_training_goes_on_bit_for_bit(optimizer: str, precision: str, monkeypatc
     ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
     assert_same(everything(measured), before)
     assert train(measured, 3, 6) == expected[3:]
+
+
+@pytest.mark.parametrize("asked", [0, 1, 4])
+def test_a_step_that_is_asked_to_stop_has_no_rate_and_is_put_back(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
+    step = step_of(net(), optimizer="adamw")
+    before = everything(step)
+    stop = asked_after(asked)
+    with pytest.raises(ceilings.Stopped):
+        ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing, stop=stop)
+    assert_same(everything(step), before)
 
 
 def test_a_state_that_is_not_put_back_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,3 +326,35 @@ def test_the_loaders_of_all_ranks_add_up(monkeypatch: pytest.MonkeyPatch) -> Non
 
     one, other = on_ranks(2, work)
     assert one == other == pytest.approx(SIZE / 0.02 + SIZE / 0.04, rel=0.3)  # a busy machine
+
+
+def test_a_slow_loader_is_measured_by_one_round_of_what_is_in_flight(sleep: Callable[[float], None]) -> None:
+    loader = FakeLoader(3.0, sleep, in_flight=8)
+    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing)
+    assert found["rate"] == pytest.approx(SIZE / 3.0)
+    assert found["windows"] == 1 and -loader.ready == 16, "and one round before it"
+
+
+@pytest.mark.parametrize("asked", [0, 5, 20])
+def test_a_loader_that_is_asked_to_stop_hears_it_at_the_next_batch(asked: int, sleep: Callable[[float], None]) -> None:
+    loader = FakeLoader(3.0, sleep, in_flight=16)
+    with pytest.raises(ceilings.Stopped):
+        ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing, stop=asked_after(asked))
+    assert -loader.ready == asked + 1 and loader.abandoned == 1
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+def test_one_rank_that_is_asked_to_stop_ends_it_for_all(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "LEAST_S", 0.1)
+
+    def work(world: Threads) -> Any:
+        stop = asked_after(asked) if world.rank else ceilings.never
+        step, loader = FakeStep(0.001), FakeLoader(0.001)
+        with pytest.raises(ceilings.Stopped):
+            ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=world, synchronise=nothing, stop=stop)
+        with pytest.raises(ceilings.Stopped):
+            ceilings.loader_ceiling(loader, epoch=0, world=world, synchronise=nothing, stop=stop)
+        return step.calls
+
+    one, other = on_ranks(2, work)
+    assert one == other
