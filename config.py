@@ -197,7 +197,7 @@ class Run(Settings):
     evaluate: bool = False
     """Validate once (with --resume or --weights) and stop. The training data need not be there."""
     ceilings: bool = True
-    """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each; two rounds of all batches in flight, where those take longer)."""
+    """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer with a slow loader)."""
     profile: bool = False
     """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a table of operators."""
     val_every: Annotated[int, Field(ge=0)] = 1

@@ -260,13 +260,14 @@ class MixedLoader(Staging):
             assert self._pool is not None, "there are workers, unless the device can decode everything"
             slot, told = self._pool.result(unit)
             self._place(slot, unit, batch)
-            samples = rows.ids[unit.places][rows.valid[unit.places]].tolist()
             self._learn("worker", told)
+            left_out = unit.places[told.lost]
+            samples = rows.ids[np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)].tolist()
             unable = [self._sort(sample) for sample in samples if not self._able[sample]]
             # the device was not asked for these: who decodes them on the CPU, and why, is no news
             lost = {sort: why for sort, why in told.refusals.items() if sort.endswith(LOST)}
             units.append(told._replace(fallbacks=unable, refusals=lost) if unable else told)
-            valid[unit.places[told.lost]] = False
+            valid[left_out] = False
         staged = self._staged_batch(batch, valid)
         staged.count = partial(count, self, units)
         return staged

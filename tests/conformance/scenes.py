@@ -41,6 +41,8 @@ AS_PYAV = ("decord", "torchcodec", "nvdec+decord")
 """Loaders that differ from one with pyav in what a worker process calls, and in nothing that runs, waits or ends."""
 MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
 """Decoder of some loaders of clips -> its module, which a machine may do without: the loaders are then left out."""
+FROM_PLANES = ("pyav", "nvdec", "nvdec+pyav")
+"""Loaders of clips that resize the planes as they are stored, and make RGB of the result."""
 CPU = torch.device("cpu")
 
 
@@ -89,9 +91,9 @@ class Backend:
     def edge_difference(self) -> float:
         """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the filter.
 
-        swscale, which turns into RGB what decord and torchcodec decode, is a level off: a third of a pixel of a ramp. DALI's is a guess.
+        Who decodes clips to RGB, as swscale does for decord and torchcodec, is a level off: a third of a pixel of a ramp.
         """
-        return 0.7 if self.clips and self.name.endswith(("decord", "torchcodec", "dali-video")) else 0.3
+        return 0.7 if self.clips and self.name not in FROM_PLANES else 0.3
 
     @property
     def dtype(self) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 
 from contracts import Mistake
 from loaders import CLIPS, _packets, _reading, default_loader, open_loader
-from loaders._clips import LOST, exact, kind
+from loaders._clips import LOST, REFUSED, exact, kind
 from loaders._deal import Unit
 from loaders._nvdec import capabilities, within
 from loaders.nvdec import loader
@@ -104,18 +105,22 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
     kinds = spoiled(tmp_path, lambda content: content[: len(content) // 5] + bytes(len(content) - len(content) // 5))
     given, failed = feed(kinds.videos), set[int]()
     loading = loader(given, Codec(), "pyav")
+    able, by_pyav = loading._able, Counter[str]()
     with loading:
         for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
             failed |= set(batch.failed)
+            by_pyav.update(kind(kinds.videos, sample) for sample in rows.ids[batch.valid.numpy()].tolist() if not able[sample])
             np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
             assert not batch.images[~batch.valid].any()
             for place in np.flatnonzero(batch.valid.numpy()).tolist():
                 if rows.ids[place] % 2:
                     assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
         told = {sort: why for sort, why in loading.counts.refusals.items() if sort.endswith(LOST)}
+        fallbacks = {sort: clips for sort, clips in loading.counts.fallbacks.items() if not sort.endswith(REFUSED)}
+    assert fallbacks == by_pyav, "clips that it decoded, not those that it lost"
     assert failed and not any(sample % 2 for sample in failed)
     assert {*told} == {kind(kinds.videos, sample) + LOST for sample in failed} and all(why.startswith("pyav: ") for why in told.values())
-    assert any(not able for able in exact("nvdec", kinds.videos, np.array(sorted(failed)))), "one that the engines were not asked for"
+    assert not able[sorted(failed)].all(), "one that the engines were not asked for"
 
 
 def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -> None:
