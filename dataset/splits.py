@@ -104,7 +104,7 @@ def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Ki
 
 def list_of(root: Path, split: str) -> Path | None:
     """The list of a split of videos, which goes before its folder."""
-    return next((path for ending in (".csv", ".txt") if (path := root / f"{split}{ending}").exists()), None)
+    return next((path for ending in (".csv", ".txt") if os.path.lexists(path := root / f"{split}{ending}")), None)
 
 
 def _part(root: Path, split: str, kind: Kind) -> Path:

@@ -142,7 +142,7 @@ class Videos(Scanned):
     def name_shorter(self, least: Any, name: str) -> tuple[int, Path | None]:
         """How many those are, and the file beside the columns that names them as rejected.txt does what was left out; None for none.
 
-        `name` is the file's: another one for another `least`. Where the folder may not be written to there is no file.
+        `name` is the file's, which is of the last call. Where the folder may not be written to there is no file.
         """
         short = self.shorter(least)
         if not len(short):

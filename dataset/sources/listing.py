@@ -26,6 +26,7 @@ _SEGMENT = re.compile(rf"(.+?){_APART}([^ \t,]+){_APART}({_SECONDS}){_APART}({_S
 _NUMBER = re.compile(_SECONDS.encode())
 _WHOLE_NUMBER = re.compile(r"\d+\.0*")  # as data frames write labels of which some are missing
 _WHOLE = re.compile(rf"(.+?){_APART}([^ \t,]+)".encode())
+_BACK = re.compile(rb"(?:^|/)(?!\.\.?/)[^/]+/+\.\.(?:/|$)")  # out of a folder that the path has named, which may be a link
 MOST_CLASSES = 100_000
 """Labels that are numbers say how many classes there are: a larger one is a date, an id or a slip."""
 
@@ -41,6 +42,8 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
     places: dict[bytes, int] = {}
     lines, labels = [], []
     for number, name, label, start, end in _lines(path):
+        if _BACK.search(name):
+            name = os.path.realpath(os.path.join(folder, name))
         if os.path.isabs(name):
             name = os.path.relpath(name, folder)
         file = places.setdefault(os.path.normpath(name), len(places))
@@ -100,7 +103,7 @@ def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str
 
 def _quoted(line: bytes) -> tuple[bytes, ...] | None:
     """The fields of a line in which a CSV writer has quoted some; None = take the quotes as part of the names."""
-    for mark in (b",", b" "):
+    for mark in (b",", b" ", b"\t"):
         if not line.startswith(b'"') and mark + b'"' not in line:
             continue
         try:
@@ -134,6 +137,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
         if b'"' in line and not os.path.exists(os.path.join(folder, fields[0])):
             fields = _quoted(line) or fields
         name, label, *part = fields
+        if len(label) > 2 and label.startswith(b'"') and label.endswith(b'"'):  # alone, without its path
+            label = label[1:-1].replace(b'""', b'"')
         start, end = map(float, part) if part else (0.0, np.inf)
         if not start < end:
             raise Mistake(f"--data: {path} line {number}: the segment ends at {end:g} s and starts at {start:g} s; the end must lie behind")

@@ -18,6 +18,7 @@ import pytest
 from contracts import Mistake
 from dataset.scan import open_folder
 from dataset.sources.folder import Folder
+from dataset.splits import list_of
 from dataset.video_packets import read
 from dataset.video_scan import open_videos
 from dataset.videos import RECORD, Flags, Videos
@@ -292,10 +293,29 @@ def test_lines_that_a_csv_writer_has_quoted(videos: Path, cache: Path, clips: di
     rows: list[list[Any]] = [["ant/c, d.mp4", "up"], ['ant/"e".mp4', "go, up"], ["ant/z.mkv", "up", 0, 1.5]]
     with open(videos / "list.csv", "w", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
-        file.write('"ant/z.mkv" up\nant/"e".mp4 up\n')
+        file.write('"ant/z.mkv" up\nant/"e".mp4 up\nant/c, d.mp4,"up"\nant/z.mkv\t"up"\nant/z.mkv,"up",0,1.5\nant/z.mkv,"go, up"\n')
     found = open_videos(videos / "list.csv", cache=cache)
-    assert names(found) == ["ant/c, d.mp4", 'ant/"e".mp4', "ant/z.mkv", "ant/z.mkv", 'ant/"e".mp4']
-    assert [found.classes[label] for label in found.label] == ["up", "go, up", "up", "up", "up"]
+    assert names(found) == ["ant/c, d.mp4", 'ant/"e".mp4', *["ant/z.mkv"] * 2, 'ant/"e".mp4', "ant/c, d.mp4", *["ant/z.mkv"] * 3]
+    assert [found.classes[label] for label in found.label] == ["up", "go, up", *["up"] * 6, "go, up"]
+
+
+def test_numbers_that_a_csv_writer_has_quoted_are_numbers(videos: Path, cache: Path) -> None:
+    (videos / "list.csv").write_text('ant/z.mkv,"10"\nant/a b.mp4,"2"\n')
+    found = open_videos(videos / "list.csv", cache=cache)
+    assert (len(found.classes), found.label.tolist()) == (11, [10, 2])
+
+
+def test_a_path_out_of_a_linked_folder_is_where_the_file_system_says(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+    place(videos, {"other/deep/b.mp4": clips["short"], "other/a b.mp4": clips["short"], "a b.mp4": clips["short"]})
+    (videos / "link").symlink_to("other/deep")
+    (videos / "list.txt").write_text(f"link/../a b.mp4 0\nother/./deep/../a b.mp4 0\n{videos}/link/../a b.mp4 0\nant/../a b.mp4 0\n")
+    assert names(open_videos(videos / "list.txt", cache=cache)) == ["other/a b.mp4"] * 3 + ["a b.mp4"]
+
+
+def test_a_list_that_is_a_dangling_link_is_no_folder(videos: Path) -> None:
+    (videos / "train").mkdir()
+    (videos / "train.csv").symlink_to("gone.csv")
+    assert list_of(videos, "train") == videos / "train.csv"
 
 
 def test_labels_of_validation_are_those_of_training(videos: Path, cache: Path) -> None:
