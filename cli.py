@@ -65,7 +65,7 @@ def _one_line(box: str, known: Mapping[str, Any]) -> str:
     """The parser's framed message as one line."""
     text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)  # the frame is of dashes where the terminal has nothing better
     text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
-    found = re.search(r"validation error for \w+ (\w+) (.*?) \[type=[^,]*, input_value=(.*?), input_type", text)
+    found = re.search(r"validation errors? for \w+ (\w+)(?:\.\d+)* (.*?) \[type=[^,]*, input_value=(.*?), input_type", text)
     if found:
         name, said, got = found.groups()
         return f"flags: --{name.replace('_', '-')} got {got}: {said[0].lower() + said[1:]}"

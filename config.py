@@ -16,6 +16,8 @@ from contracts import Mistake
 
 PRESETS = Path(__file__).resolve().parent / "configs"
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
+Side = Annotated[int, Field(ge=8, le=65_536)]
+"""Pixels."""
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
@@ -37,7 +39,7 @@ class Data(Settings):
 class Augmentation(Settings):
     """What the plan draws for each sample. The same numbers for every loader."""
 
-    image_size: Annotated[int, Field(ge=8)] | None = None
+    image_size: Side | None = None
     """Height and width of the training and validation images, pixels; of detectors the shorter side, or both of SSD's. Default: what the
     architecture was made for, mostly 224, or 800."""
     train_window: Literal["random-resized", "center", "stretch"] = "random-resized"
@@ -50,7 +52,7 @@ class Augmentation(Settings):
     """Probability of a left-right flip in training."""
     val_window: Literal["center", "stretch"] = "center"
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
-    val_resize: Annotated[int, Field(ge=8)] | None = None
+    val_resize: Side | None = None
     """Validation: length of the shorter side before the crop, pixels. Default: image size * 256 / 224, or what torchvision's
     --weights of that name were measured with; for --val-crops 3 the image size."""
     mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
@@ -68,7 +70,7 @@ class Clips(Settings):
     """From one frame of a clip to the next: frames of the video, or of --clip-fps."""
     clip_fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = None
     """Take the frames nearest in time at this rate. Default: each video at its own."""
-    short_side: tuple[PositiveInt, PositiveInt] | None = None
+    short_side: tuple[Side, Side] | None = None
     """Training: the shorter side is scaled to a random length between these two before the crop, pixels. Default: image size * 256 / 224
     and * 320 / 224."""
     val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = 5
@@ -83,9 +85,9 @@ class Detection(Settings):
     augment: Literal["flip", "multiscale", "lsj", "ssd", "ssdlite"] = "flip"
     """Training images: flipped alone; at a random scale (multiscale: --short-sides; lsj: 0.1 to 2, then cut or filled to --image-size, as
     "Simple Copy-Paste"); ssd: colours, zoom out, crop by overlap, as SSD's paper; ssdlite: crop by overlap. All of them flip."""
-    longer_side: Annotated[int, Field(ge=8)] | None = None
+    longer_side: Side | None = None
     """The longer side at most, pixels; the shorter one gives way. Default: what the architecture was made for, mostly 1333."""
-    short_sides: tuple[PositiveInt, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
+    short_sides: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
     """--augment multiscale: the shorter sides that are drawn from, pixels."""
     keep_empty: bool = False
     """Train on images without a box too."""

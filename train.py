@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from cli import one_of  # noqa: E402
 from config import Config, as_yaml, parse, recipe  # noqa: E402
 from contracts import Feed, Mistake, NotFinite, Pixels  # noqa: E402
-from dataset import draws  # noqa: E402
+from dataset import draws, manifest  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
@@ -125,7 +125,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             **opt.model_dump(include={"epochs", "steps", "seconds"}),
             **run.model_dump(include={"val_every", "log_every", "save_every_steps", "save_every_minutes"}),
             bytes_of=lambda ids: kind.bytes_read(train_set, ids),
-            name_of=lambda split, sample: os.fsdecode(splits[split].columns.path(sample)),
+            name_of=lambda split, sample: manifest.printable(splits[split].columns.path(sample)),
         )
         training.go_on(state)
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):

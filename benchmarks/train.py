@@ -196,7 +196,7 @@ def measured(told: dict[str, Any]) -> Measured:
             "first_epoch": rate["first_epoch"],
             **{f"{name}_ceiling": found.get("rate") for name, found in part.items()},
             "efficiency": told["efficiency"],
-            "bound": told["bound"] or (CHECK_FAILED if told["check"] != "passed" else None),
+            "bound": told["bound"] or (CHECK_FAILED if told["check"] not in ("passed", None) else None),
             **{name: (told.get(part) or {}).get(name) for part, names in MORE.items() for name in names},
             "data_wait_ms": (told["data_wait"] or {}).get("ms"),
             "step_p50_ms": timed.get("p50"),

@@ -111,6 +111,8 @@ def _part(root: Path, split: str, kind: Kind) -> Path:
     """The list of a split, or its folder. Raises Mistake."""
     if not root.is_dir():
         raise Mistake(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {HOLDS[kind]}")
+    if not os.access(root, os.X_OK):
+        raise Mistake(f"--data {root}: may not be entered; it must be {HOLDS[kind]}")
     if kind == "videos" and (found := list_of(root, split)):
         return found
     if (root / split).exists():

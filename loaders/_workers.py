@@ -38,6 +38,7 @@ PART = 32
 """Most rows of a task: about 30 ms of decoding."""
 HELD = 3
 """Slots that the consumer may still read while workers fill the others."""
+FEWER = "ask for fewer, or for smaller samples: --image-size, of clips --clip-frames"
 QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
 
@@ -60,11 +61,11 @@ class Shared:
         slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         takes = f"{asked} takes {count * slot_bytes / 2**30:,.0f} GiB of memory for {count} slots"
         if count * slot_bytes > (there := memory_bytes()):  # Linux gives it, and ends who uses it
-            raise Mistake(f"{takes}, and there are {there / 2**30:,.0f} GiB: ask for fewer")
+            raise Mistake(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
         try:
             memory = mmap.mmap(-1, count * slot_bytes)
         except (OSError, OverflowError) as error:
-            raise Mistake(f"{takes} ({error}): ask for fewer") from None
+            raise Mistake(f"{takes} ({error}): {FEWER}") from None
         self.slots = np.frombuffer(memory, np.uint8).reshape(count, slot_bytes)
         self.pinned, self._wanted = False, pinned
 

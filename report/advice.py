@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from report.meter import HIGHEST_EFFICIENCY
+from report.meter import too_high
 
 BUSY, IDLE = 0.85, 0.6
 """Share of the CPU cores, or of the GPU's time, in use: above, they are the limit; below, something else is waited for."""
@@ -24,7 +24,9 @@ def advice(summary: Mapping[str, Any]) -> str:
     ceiling = _part(summary, "ceiling")
     if _part(summary, "rate").get("steady") is None:
         return "Train for longer: no rate was taken, a window is at least 2 s and starts after the warm-up."
-    if efficiency is not None and efficiency > HIGHEST_EFFICIENCY:
+    if _part(summary, "rate").get("short"):
+        return "Train for longer: this run was shorter than a window, so its rate is that of the first steps too."
+    if too_high(efficiency):
         return "Measure again: the rate is above its own ceiling, so one of the two is wrong (another load on the machine?)."
     if summary.get("loader") == "synthetic":
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
@@ -91,15 +93,21 @@ def _overlap(summary: Mapping[str, Any]) -> str:
         return _loader(summary)
     said = "Loader and step hinder each other, each is faster alone:"
     if not _gpu(summary):
-        return f"{said} they share the CPU cores, so try fewer --workers, then more cores."
+        return f"{said} they share the CPU cores, so try {_fewer(summary)}more cores."
     if busy is not None and busy >= BUSY:
         graphs = f" and {GRAPHS} (few launches)" if _could_be_graphs(summary) else ""
-        return f"{said} they share the CPU cores, so try fewer --workers{graphs}, then more cores."
+        return f"{said} they share the CPU cores, so try {_fewer(summary, graphs)}more cores."
     if _could_be_graphs(summary):
         return f"{said} {GRAPHS} leaves few launches to be held up, instead of hundreds."
     if summary.get("loader") in ("dali-gpu", "dali-fed"):
         return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
     return f"{said} look at a --profile true trace for the gaps between steps."
+
+
+def _fewer(summary: Mapping[str, Any], graphs: str = "") -> str:
+    """What comes before more cores, where there is something."""
+    tried = ("" if summary.get("workers") in (0, 1) else "fewer --workers") + graphs
+    return f"{tried.removeprefix(' and ')}, then " if tried else ""
 
 
 def _gpu(summary: Mapping[str, Any]) -> bool:

@@ -211,7 +211,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [best, *([("samples", f"{validation['samples']:,}")] if "samples" in validation else [])]
     return [
         best,
-        ("rate", _rate(rate.get("steady"), rate.get("spread"), unit)),
+        ("rate", _rate(rate.get("steady"), None if rate.get("short") else rate.get("spread"), unit)),
         *((f"{name} ceiling", _rate(_part(ceiling, name).get("rate"), _part(ceiling, name).get("spread"), unit)) for name in CEILINGS),
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
         ("bound by", str(summary.get("bound") or "-")),

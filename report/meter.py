@@ -9,7 +9,7 @@ Must not know what a sample is, nor where it came from.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +90,7 @@ class Meter:
         return self._point(resume=True)
 
     def flush(self) -> None:
-        """While paused: keep what was counted since the last window, if no window exists yet (a very short run)."""
+        """While paused: keep what was counted since the last window, if no window exists yet. The rate is then `short`."""
         if not self.windows and self._active_s > 0:
             self._close()
 
@@ -117,15 +117,20 @@ class Meter:
         return window
 
     def result(self, unit: str = "img/s") -> dict[str, Any]:
-        """`rate` of summary.json. `steady` is None before the first window, `first_epoch` when none lies within that epoch."""
+        """`rate` of summary.json. `steady` is None before the first window, `first_epoch` when none lies within that epoch.
+
+        `short`: of all of a run that was shorter than a window, with its first steps: no rate to compare.
+        """
         kept = steady(self.windows)
+        short = any(window.seconds < self._min_window_s for window in kept)
         rates = [window.rate for window in kept]
         first = [w for w in self.windows if w.epoch == self._first_epoch]
         own = sum(w.own_samples for w in kept) / sum(w.seconds for w in kept) if kept else None
         return {
             "steady": float(np.median(rates)) if rates else None,
             "spread": spread(rates),
-            "first_epoch": sum(w.samples for w in first) / sum(w.seconds for w in first) if first else None,
+            "short": short,
+            "first_epoch": sum(w.samples for w in first) / sum(w.seconds for w in first) if first and not short else None,
             "per_rank": self._world.gather(own),
             "unit": unit,
             "paused_s": self.paused_s,
@@ -150,6 +155,16 @@ def spread(rates: list[float]) -> dict[str, float] | None:
     return {"n": len(rates), "min": min(rates), "max": max(rates), "iqr": float(high - low)}
 
 
+def too_high(efficiency: float | None) -> bool:
+    """Whether it is above HIGHEST_EFFICIENCY: the rate or a ceiling is wrong."""
+    return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
+
+
+def bound_of(rate: Mapping[str, Any], compute: float | None, loader: float | None) -> tuple[float | None, str | None]:
+    """`bound` of a Meter's result; (None, None) where it is short."""
+    return bound(None if rate["short"] else rate["steady"], compute, loader)
+
+
 def bound(rate: float | None, compute: float | None, loader: float | None) -> tuple[float | None, str | None]:
     """(efficiency, bound). compute: rate >= 95 % of the compute ceiling; else loader: >= 95 % of the loader's; else overlap.
 
@@ -158,7 +173,7 @@ def bound(rate: float | None, compute: float | None, loader: float | None) -> tu
     if not rate or not compute or not loader:
         return None, None
     efficiency = rate / min(compute, loader)
-    if efficiency > HIGHEST_EFFICIENCY:
+    if too_high(efficiency):
         return efficiency, None
     if rate >= 0.95 * compute:
         return efficiency, "compute"

@@ -24,7 +24,7 @@ from contracts import Array, Batch, Counts, World
 from report import pictures
 from report.console import Bar, Console, figures, number, took
 from report.hardware import Sampler, device_gib, hardware, host_gib, over_ranks, versions
-from report.meter import HIGHEST_EFFICIENCY, Meter, Window, bound
+from report.meter import Meter, Window, bound, bound_of, too_high
 from report.record import FAILED, Record
 from report.tensorboard import LAYOUT, LAYOUTS, SETTINGS, Board
 
@@ -221,8 +221,8 @@ class Reporter:
 
     def above_ceiling(self) -> bool:
         """Whether the rate is higher than a ceiling can allow: the machine's speed has changed since that was measured."""
-        efficiency, _ = bound(self._meter.result()["steady"], self._ceiling("compute"), self._ceiling("loader"))
-        return efficiency is not None and efficiency > HIGHEST_EFFICIENCY
+        efficiency, _ = bound_of(self._meter.result(), self._ceiling("compute"), self._ceiling("loader"))
+        return too_high(efficiency)
 
     def validated(self, result: Mapping[str, Any], *, step: int, epoch: int | None, loading: Mapping[str, Any] | None = None) -> None:
         """`epoch`: the last one that was trained, None when there was none. `loading`: reader and Counts of the loader. A mean
@@ -275,7 +275,7 @@ class Reporter:
             return summary
         rate = self._meter.result(self._facts.get("unit", "img/s"))
         clips, detection = self._clips(loader, rate["steady"]), self._detection(rate["steady"])
-        efficiency, bound_by = bound(rate["steady"], self._ceiling("compute"), self._ceiling("loader"))
+        efficiency, bound_by = bound_of(rate, self._ceiling("compute"), self._ceiling("loader"))
         if not self._memory:
             self._measure_memory(host_gib())
         warm = rate["warmup_windows"]  # what is said of the machine and of a step is of the same windows as the rate
@@ -295,7 +295,7 @@ class Reporter:
             "ceiling": self._ceilings,
             "efficiency": efficiency,
             "bound": bound_by,
-            "check": "failed: efficiency above 103 %" if efficiency is not None and efficiency > HIGHEST_EFFICIENCY else "passed",
+            "check": None if efficiency is None else "failed: efficiency above 103 %" if too_high(efficiency) else "passed",
             "data_wait": data_wait(kept),
             "step_ms": step_times(kept),
             "split_ms": {name: float(np.nansum(its)) / len(its) for name, its in kept.items() if not np.isnan(its).all()},
@@ -314,7 +314,7 @@ class Reporter:
         if finished:
             self._tell_rate(rate["steady"], efficiency, step=progress["step"])
             self._console.result(summary, folder=self._record.folder)
-            if efficiency is not None and efficiency > HIGHEST_EFFICIENCY:
+            if too_high(efficiency):
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is wrong")
         return summary
 

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.meter import STEADY_WITHIN, Meter, Window, bound, spread, steady
+from report.meter import STEADY_WITHIN, Meter, Window, bound, bound_of, spread, steady
 
 
 class Threads:
@@ -193,6 +193,7 @@ def test_result() -> None:
         "first_epoch": 70.0,
         "per_rank": [(100 + 101 + 102 + 110) / 8],
         "unit": "clip/s",
+        "short": False,
         "warmup_windows": 2,
     }
 
@@ -220,7 +221,10 @@ def test_a_run_too_short_for_a_window_still_has_a_rate() -> None:
     train(meter, clock, 2)
     assert meter.pause() is None
     meter.flush()
-    assert meter.result()["steady"] == 20.0 and meter.result()["first_epoch"] == 20.0
+    found = meter.result()
+    assert (found["steady"], found["short"], found["first_epoch"]) == (20.0, True, None)
+    assert bound_of(found, 40.0, 21.0) == (None, None)
+    assert bound_of(found | {"short": False}, 40.0, 21.0) == bound(20.0, 40.0, 21.0) == (20 / 21, "loader")
 
 
 def test_a_run_without_a_step_has_none() -> None:

@@ -31,6 +31,7 @@ SLOW_LOADER = {"compute": {"rate": 1224.0}, "loader": {"rate": 111.0}}
 CASES: list[tuple[dict[str, Any], str]] = [
     ({}, "Train for longer"),
     (summary("compute", rate={"steady": None}), "Train for longer"),
+    (summary(None, rate={"steady": 45.0, "short": True}), "Train for longer: this run was shorter than a window"),
     (summary("compute", efficiency=1.2), "Measure again"),
     (summary("compute", loader="synthetic"), "Name a real loader"),
     (summary(None), "--ceilings true"),
@@ -79,7 +80,9 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("overlap", busy=0.3, rate={"steady": 50.0}, ceiling=SLOW_LOADER), "Loader and step hinder each other"),
     # neither, but both together
     (summary("overlap", CPU, busy=1.0), "fewer --workers, then more cores"),
-    (summary("overlap", busy=0.95), "fewer --workers and --compile true --compile-mode reduce-overhead (few launches"),
+    (summary("overlap", CPU, busy=1.0, workers=1), "they share the CPU cores, so try more cores"),
+    (summary("overlap", busy=0.95, workers=0), "so try --compile true --compile-mode reduce-overhead (few launches), then more cores"),
+    (summary("overlap", busy=0.95, workers=16), "fewer --workers and --compile true --compile-mode reduce-overhead (few launches"),
     (summary("overlap", busy=0.95, compile="reduce-overhead"), "fewer --workers, then more cores"),
     (summary("overlap", busy=0.95, task="detection"), "fewer --workers, then more cores"),
     (summary("overlap", busy=0.3), "--compile true --compile-mode reduce-overhead leaves few launches"),

@@ -119,7 +119,7 @@ def test_other_ranks_have_no_extras(tmp_path: Path) -> None:
 
 def test_the_summary_has_instances(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO(), instances_per_image=7.25, padding=0.0625)
-    reporter._meter.result = lambda unit="img/s": {"steady": 40.0, "warmup_windows": 0, "unit": unit}  # type: ignore[method-assign]
+    reporter._meter.result = lambda unit="img/s": {"steady": 40.0, "short": False, "warmup_windows": 0, "unit": unit}  # type: ignore[method-assign]
     summary = reporter.finish(progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True)
     reporter.close()
     assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}
