@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 from fractions import Fraction
+from functools import cache
 from typing import Any, NamedTuple
 
 import av
@@ -25,6 +26,7 @@ from loaders._clips import exact, kind
 from loaders._dali import import_dali, lacks_memory, release_memory, said
 from loaders._mixed import MixedLoader, Normalise
 from loaders._packets import FILTERS, chosen, reading, require, wanted_together
+from loaders._planes import BT601, MATRICES
 from loaders._readers import Undecodable
 from loaders._reading import Read
 
@@ -122,10 +124,12 @@ def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
 
 
 class Cut(NamedTuple):
-    """What loaders._reading.Read says of a small file: where in it each frame is, in the order of display, and how many packets it has."""
+    """What loaders._reading.Read says of a small file: where in it each frame is, in the order of display, how many packets it has, and
+    Kr and Kb of its colours."""
 
     places: dict[int, int]
     packets: int
+    colours: tuple[float, float]
 
 
 class Cutting:
@@ -162,7 +166,11 @@ class Cutting:
                 output.mux(packet)
         return Read(
             np.frombuffer(file.getbuffer(), np.uint8),
-            Cut({frame: order[time] for _, time, frame in found if frame is not None}, len(found)),
+            Cut(
+                places={frame: order[time] for _, time, frame in found if frame is not None},
+                packets=len(found),
+                colours=MATRICES.get(int(self._columns.matrix[sample]), BT601),
+            ),
         )
 
 
@@ -175,6 +183,23 @@ def stored(codec: str, extradata: bytes | None, packet: av.Packet[Any]) -> tuple
     if not (context.height and context.width):
         raise Undecodable("the head of its key frame does not say how large pictures are")
     return context.height, context.width
+
+
+@cache
+def recoloured(colours: tuple[float, float], device: torch.device) -> torch.Tensor | None:
+    """float32 [3, 3]: RGB that DALI has made, by BT.601's Kr and Kb whatever a stream says -> RGB by these; None where they are the same.
+
+    DALI 2.4, color_space.cu. What it has clipped at 0 and 255 stays so.
+    """
+
+    def rgb_of(red: float, blue: float) -> Array:  # of Y, Cb and Cr, the latter from -0.5 to 0.5
+        green = 1 - red - blue
+        from_cb, from_cr = 2 * (1 - blue), 2 * (1 - red)
+        return np.array([[1, 0, from_cr], [1, -from_cb * blue / green, -from_cr * red / green], [1, from_cb, 0]])
+
+    if colours == BT601:
+        return None
+    return torch.tensor((rgb_of(*colours) @ np.linalg.inv(rgb_of(*BT601))).T, dtype=torch.float32, device=device)
 
 
 class Filling:
@@ -194,6 +219,8 @@ class Filling:
                 if lacks_memory(error):
                     raise Mistake("DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little") from None
                 raise Undecodable(said(error)) from error
+            if (colours := recoloured(read.about.colours, self._device)) is not None:
+                clip = (clip.float() @ colours).round_().clamp_(0, 255)
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(clip)
             if self._stream:
                 torch.cuda.current_stream().synchronize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -189,6 +190,19 @@ def test_what_a_decoder_goes_through() -> None:
     keys[[0, 60]] = True
     for frames, expected in ([0], 1), ([59], 60), ([59, 60], 61), ([62, 63, 64], 5), ([10, 20, 90], 21 + 31):
         assert passed(keys, np.array(frames)) == expected
+
+
+def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:
+    """What is left of the slot are the pixels of another clip."""
+    given = feed(made.videos)
+
+    def fewer(columns: Any) -> Any:
+        return lambda sample, path, frames: itertools.islice(Pyav(columns)(sample, path, frames), len(frames) - 1)
+
+    rows = given.plan.rows(0, 0)[0]
+    told = Decoding(given, "pyav", fewer, None)(part_of(rows, 0, 1), np.empty(T * SIZE * SIZE * 3, np.uint8))
+    assert (told.lost, told.delivered) == ([0], 0)
+    assert [why for why in told.refusals.values() if "frames came" in why]
 
 
 @pytest.mark.parametrize("backend", CLIPS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +15,12 @@ import pytest
 
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS
-from loaders import CLIPS
+from loaders import CLIPS, pyav
 from loaders._clips import EXACT, exact, kind, late
-from loaders._packets import Packets
+from loaders._packets import Packets, chosen
 from loaders._planes import Fitter, Picture
 from loaders._readers import Undecodable
+from loaders.dali_video import Cutting
 from loaders.pyav import Pyav, planes
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import make, number
@@ -116,6 +118,82 @@ def test_the_table_is_true(made: Made, backend: str) -> None:
     modest = [name for name, claimed in zip(made.names, claims, strict=True) if not claimed and not any(found[name].values())]
     print(f"{backend} was also right about {', '.join(modest) or 'nothing else'}")
     assert claims.sum() >= LEAST.get(backend, (1, 1))[0]
+
+
+def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -> None:
+    """FFmpeg, left to itself, makes up a frame that it cannot decode from the one before it, which has another number."""
+    kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "mpeg4.mp4")})
+    columns, shown, refused = kinds.videos, Counter[str](), 0
+    for sample in range(len(columns)):
+        path = Path(os.fsdecode(columns.path(sample)))
+        whole = path.read_bytes()
+        for seed in range(3):
+            draws, spoiled = np.random.default_rng(seed), bytearray(whole)
+            for at in draws.integers(len(whole) * 3 // 10, len(whole) * 8 // 10, 12).tolist():
+                spoiled[at] ^= int(draws.integers(1, 256))
+            path.write_bytes(spoiled)
+            for frames in patterns(len(columns.pts(sample))):
+                try:
+                    for frame, picture in Pyav(columns)(sample, columns.path(sample), frames):
+                        found = number(upright(picture))
+                        shown["right" if found == frame else "torn" if found == -1 else "another"] += 1
+                except Undecodable:
+                    refused += 1
+    assert shown["right"] > 100 < refused and not shown["another"]
+    assert shown["torn"] < shown["right"] / 20, "in what FFmpeg takes for whole"
+
+
+def with_columns(videos: Any, **changed: Any) -> Any:
+    """Columns in which something is other than in the files."""
+    columns = {name: getattr(videos, name) for name in dir(videos) if not name.startswith("_")}
+    return SimpleNamespace(**columns | changed)
+
+
+@pytest.mark.parametrize("reads", [Packets, Cutting])
+def test_packets_of_a_frame_that_is_not_there(made: Made, reads: Any) -> None:
+    """A time that no packet has: its frame would be left as it was."""
+    sample = made.names.index("h264.mp4")
+    pts = made.videos.pts(sample).copy()
+    pts[20] += 1
+    columns = with_columns(made.videos, pts=lambda _: pts)
+    assert reads(columns)(sample, made.videos.path(sample), [18, 19]).data.size
+    with pytest.raises(Undecodable, match="1 of 2 frames did not come"):
+        reads(columns)(sample, made.videos.path(sample), [19, 20])
+
+
+class Sent(bytes):
+    """A packet as FFmpeg gives it."""
+
+    is_keyframe, is_discard, is_corrupt, pts, pos = True, False, False, 0, 0
+
+
+def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
+    def frames(*packets: Any) -> list[int | None]:
+        run: Any = SimpleNamespace(_seek=lambda frame: 0, _packets=lambda sync, begin: iter(packets))
+        return [frame for _, _, frame in chosen(run, "vp9", {0: 7}, None)]
+
+    packet = Sent(b"data")
+    assert frames(packet) == [7]
+    packet.is_corrupt = True
+    with pytest.raises(Undecodable, match="damaged"):
+        frames(packet)
+
+
+def test_pictures_that_ffmpeg_calls_damaged_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = made.names.index("h264.mp4")
+    picture = int(made.videos.pts(sample)[14]), SimpleNamespace(is_corrupt=True)
+    monkeypatch.setattr(pyav._Run, "_timed", lambda *_: iter([picture]))
+    with pytest.raises(Undecodable, match="damaged"):
+        list(Pyav(made.videos)(sample, made.videos.path(sample), [14]))
+
+
+def test_decord_refuses_a_file_with_fewer_frames_than_its_manifest(made: Made) -> None:
+    sample = made.names.index("h264.mp4")
+    pts = made.videos.pts(sample)
+    longer = np.append(pts, 2 * pts[-1] - pts[-2])
+    assert list(reader("decord", made.videos)(sample, made.videos.path(sample), [3]))
+    with pytest.raises(Undecodable, match="frames, the manifest"):
+        list(reader("decord", with_columns(made.videos, pts=lambda _: longer))(sample, made.videos.path(sample), [3]))
 
 
 def test_decord_refuses_what_does_not_begin_at_zero(made: Made) -> None:

@@ -110,8 +110,10 @@ def test_a_clip_by_time_has_the_nearest_frames(steps: list[int], count: int, ste
     assert clip.tolist() == nearest.tolist()
 
 
-def test_time_at_the_own_rate_is_the_stride() -> None:
-    columns = Columns(40)
+@pytest.mark.parametrize(("step", "time_base"), [(512, (1, 12800)), (1, (1, 25)), (2, (512, 25600)), (1001, (1, 25025))])
+def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int]) -> None:
+    """However a file counts it: a tick of avi is mostly a frame, of more than one unit."""
+    columns = Columns(40, step=step, time_base=time_base)
     by_frames = plan(40, batch_size=40, columns=columns).rows(1, 0)[0]
     by_time = plan(40, batch_size=40, columns=columns, policy=policy(fps=25.0)).rows(1, 0)[0]
     assert by_frames.frames is not None and by_time.frames is not None
@@ -220,6 +222,17 @@ def test_types_shapes_and_where_numbers_come_from() -> None:
     assert (rows.frames[:, 0] == first + starts).all()
     assert (rows.flips == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
     assert (rows.ids == order(3, 4, 30)).all() and (rows.sizes == 16).all()
+
+
+def test_each_epoch_draws_its_own_frames_windows_and_flips() -> None:
+    def drawn(epoch: int) -> tuple[Any, ...]:
+        rows = plan(40, batch_size=40).rows(epoch, 0)[0]
+        assert rows.frames is not None
+        by_sample = np.argsort(rows.ids)
+        return rows.frames[by_sample], places(rows)[by_sample], rows.flips[by_sample, None]
+
+    for one, other in zip(drawn(4), drawn(5), strict=True):
+        assert (one != other).any(axis=1).sum() > 8
 
 
 @settings(max_examples=40)

@@ -20,7 +20,7 @@ import torch
 from contracts import Mistake
 from loaders import CLIPS, _packets, _reading, default_loader, open_loader
 from loaders._clips import LOST, REFUSED, exact, kind
-from loaders._deal import Unit
+from loaders._deal import Pace, Unit
 from loaders._nvdec import capabilities, within
 from loaders.nvdec import loader
 from tests.unit.clip_kinds import KINDS, Made
@@ -63,6 +63,19 @@ def test_every_clip_of_every_kind(made: Made, beside: str, views: int) -> None:
         assert refused <= {"h264 in mp4, edit list, refused"}, "clips of two parts of h264-parts.mp4"
         assert loading.counts.delivered == 2 * given.plan.samples * T and loading.counts.decoded > loading.counts.delivered // views // 2
         assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
+
+
+def test_the_share_of_the_workers_is_by_what_both_sides_took(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each unit of either side is learnt from, and whether a worker's was late."""
+    learnt, met = Counter[str](), list[bool]()
+    monkeypatch.setattr(Pace, "learn", lambda self, side, seconds: learnt.update({side: seconds > 0}))
+    monkeypatch.setattr(Pace, "met", lambda self, *, late: met.append(late))
+    given = feed(made.videos)
+    with loader(given, Codec(), "pyav") as loading:
+        for _ in loading.batches(0, 0):
+            pass
+    assert learnt["thread"] and learnt["worker"] == len(met)
+    assert learnt.total() == given.plan.samples, "each clip is one"
 
 
 def test_who_decodes_changes_pixels_little_and_resuming_nothing(made: Made) -> None:

@@ -64,6 +64,8 @@ class Video:
     parts: Sequence[tuple[int, int]] = ()  # (first frame, frames) of the parts that an edit list shows, in its order; mp4
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
     pixels: str = "yuv420p"
+    matrix: int = 2  # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
+    full_range: bool = False
     numbers_from: int = 0
     other: Video | None = None  # a second video stream, before this one, which players prefer
     options: dict[str, str] = field(default_factory=dict)  # of the encoder
@@ -151,6 +153,9 @@ def _stream(file: Any, video: Video) -> Any:
     stream.height, stream.width, stream.pix_fmt = height, width, video.pixels
     stream.codec_context.time_base = Fraction(1, 90_000) if video.ticks else 1 / video.fps
     stream.codec_context.gop_size = video.gop
+    stream.codec_context.colorspace = video.matrix
+    if _range(video) == 2:
+        stream.codec_context.color_range = 2  # else it is not said
     stream.codec_context.thread_count = 1
     stream.codec_context.bit_rate = 2_000_000 if encoder in ("mpeg4", "mpeg2video", "mjpeg", "libvpx") else 0
     options = {**FAST.get(encoder, {}), **video.options}
@@ -164,19 +169,22 @@ def _stream(file: Any, video: Video) -> Any:
     elif encoder in ("mpeg4", "mpeg2video"):
         stream.codec_context.max_b_frames = video.b_frames
         options |= {"sc_threshold": "1000000000", "b_strategy": "0"}
-    elif encoder == "mjpeg":
-        stream.codec_context.color_range = 2
     stream.options = options
     if video.rotation or video.mirrored:
         stream.set_display_rotation(video.rotation, hflip=video.mirrored)
     return stream
 
 
+def _range(video: Video) -> int:
+    """As FFmpeg numbers it."""
+    return 2 if video.full_range or video.codec == "mjpeg" else 1
+
+
 def _encoded(stream: Any, video: Video) -> Any:
     for place in range(video.frames):
         shown = picture((video.numbers_from + place) % NUMBERS, video.size)
         frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(np.rot90(shown, -(video.rotation // 90))), format="rgb24")
-        frame = frame.reformat(format=video.pixels, dst_color_range=2 if video.codec == "mjpeg" else 1)
+        frame = frame.reformat(format=video.pixels, dst_color_range=_range(video))
         frame.time_base = stream.codec_context.time_base
         frame.pts = (video.ticks[place] if video.ticks else place) - (video.ticks[video.cut] if video.ticks else video.cut)
         yield from stream.encode(frame)
