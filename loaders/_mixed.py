@@ -27,7 +27,7 @@ from loaders._planes import compile_kernels
 from loaders._pool import Pool
 from loaders._readers import Undecodable
 from loaders._reading import Read, ReadAhead, ReadClip
-from loaders._staging import COPIES, DTYPES, Staged, Staging, _Slot, sleeping_event
+from loaders._staging import COPIES, DTYPES, Slot, Staged, Staging, sleeping_event
 from loaders._workers import some
 from loaders.pyav import Pyav
 
@@ -73,7 +73,7 @@ class _Batch:
 
     dealt: Dealt
     images: torch.Tensor  # [B, T, H, W, 3]
-    slot: _Slot | None
+    slot: Slot | None
     jobs: list[Future[Done]] = field(default_factory=list)
 
 
@@ -223,7 +223,7 @@ class MixedLoader(Staging):
     def _begin(self, dealt: Dealt) -> _Batch:
         shape = torch.Size(slot_shape(dealt.rows))
         if self._feed.device.type == "cuda":
-            slot = self._stager._take(shape)
+            slot = self._stager.take(shape)
             assert slot.images is not None
             batch = _Batch(dealt, slot.images, slot)
         else:
@@ -244,7 +244,7 @@ class MixedLoader(Staging):
 
     def _finish(self, batch: _Batch) -> Staged:
         """Wait for all of its units."""
-        stream, rows = self._stager._stream, batch.dealt.rows
+        stream, rows = self._stager.stream, batch.dealt.rows
         valid = rows.valid.copy()
         units: list[Told] = []
         for job in batch.jobs:
@@ -286,9 +286,9 @@ class MixedLoader(Staging):
                 batch.images[place] = self._levels(clip)
             self._pool.release(slot)
             return
-        assert self._stager._stream is not None and batch.slot.bytes_ is not None
-        with torch.cuda.stream(self._stager._stream):
-            self._stager._stream.wait_event(batch.slot.done)
+        assert self._stager.stream is not None and batch.slot.bytes_ is not None
+        with torch.cuda.stream(self._stager.stream):
+            self._stager.stream.wait_event(batch.slot.done)
             for place, clip in zip(unit.places.tolist(), pixels, strict=True):
                 batch.slot.bytes_[place].copy_(clip, non_blocking=True)  # page-locked, or else it waits
             self._copied.append((sleeping_event(), slot))
@@ -307,17 +307,17 @@ class MixedLoader(Staging):
 
     def _levels(self, pixels: torch.Tensor) -> torch.Tensor:
         """Normalise."""
-        return self._stager._normalise(pixels).movedim(1, -1)
+        return self._stager.normalise(pixels).movedim(1, -1)
 
     def _staged_batch(self, batch: _Batch, valid: Array) -> Staged:
         rows, images = batch.dealt.rows, batch.images.movedim(-1, 1)
         if batch.slot is None:
-            return Staged(self._stager._batch(images, rows, valid))
+            return Staged(self._stager.batch(images, rows, valid))
         ready = torch.cuda.Event()
-        assert self._stager._stream is not None
-        with torch.cuda.stream(self._stager._stream):
-            self._stager._stream.wait_event(batch.slot.done)
-            made = self._stager._batch(images, rows, valid)
+        assert self._stager.stream is not None
+        with torch.cuda.stream(self._stager.stream):
+            self._stager.stream.wait_event(batch.slot.done)
+            made = self._stager.batch(images, rows, valid)
             ready.record()
         return Staged(made, ready, batch.slot.done)
 

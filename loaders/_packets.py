@@ -18,7 +18,7 @@ from dataset.container import open_video
 from dataset.videos import CODECS
 from loaders._readers import Undecodable
 from loaders._reading import Read
-from loaders.pyav import HASTY, _Run
+from loaders.pyav import HASTY, Run
 
 FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
 """FFmpeg's bitstream filters: NVDEC's parser takes start codes, and the parameter sets in front of a key frame."""
@@ -61,7 +61,7 @@ class Packets:
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
         groups, data, codec = list[Group](), list[bytes](), CODECS[self._columns.codec[sample]]
         with reading(self._columns, sample, path) as (run, stream):
-            assert stream.codec_context is not None  # as _Run has seen
+            assert stream.codec_context is not None  # as Run has seen
             for wanted in wanted_together(self._columns, sample, run, frames):
                 group = Group([], max(wanted))
                 to_annex_b = BitStreamFilterContext(FILTERS[codec], in_stream=stream) if codec in FILTERS else None
@@ -75,19 +75,19 @@ class Packets:
 
 
 @contextmanager
-def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[_Run, av.VideoStream]]:
+def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[Run, av.VideoStream]]:
     """An open file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
     try:
         with open_video(path, known=True) as container:
-            run = _Run(container, columns, sample, HASTY)
+            run = Run(container, columns, sample, HASTY)
             stream = container.streams[int(columns.stream[sample])]
-            assert isinstance(stream, av.VideoStream)  # as _Run has seen
+            assert isinstance(stream, av.VideoStream)  # as Run has seen
             yield run, stream
     except (FFmpegError, ValueError) as error:  # Undecodable is one
         raise Undecodable(str(error)) from error
 
 
-def wanted_together(columns: Any, sample: int, run: _Run, frames: list[int]) -> Iterator[dict[int, int]]:
+def wanted_together(columns: Any, sample: int, run: Run, frames: list[int]) -> Iterator[dict[int, int]]:
     """Time -> frame, of each group that a key frame begins."""
     pts = columns.pts(sample)
     for together in run.split(frames):
@@ -95,7 +95,7 @@ def wanted_together(columns: Any, sample: int, run: _Run, frames: list[int]) -> 
 
 
 def chosen(
-    run: _Run, codec: str, wanted: dict[int, int], to_annex_b: BitStreamFilterContext | None
+    run: Run, codec: str, wanted: dict[int, int], to_annex_b: BitStreamFilterContext | None
 ) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
     """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the order of decoding.
 
@@ -105,8 +105,8 @@ def chosen(
     """
     begin, left, started = min(wanted), len(wanted), False
     latest, place = begin, 0
-    sync = run._seek(wanted[begin])
-    for packet in run._packets(sync, begin):
+    sync = run.seek(wanted[begin])
+    for packet in run.packets(sync, begin):
         if packet.is_corrupt or packet.pts is None:
             raise Undecodable("damaged")
         time, its_place = packet.pts, packet.pos if packet.pos is not None else place

@@ -57,7 +57,7 @@ class Staged:
 
 
 @dataclass
-class _Slot:
+class Slot:
     pinned: torch.Tensor | None = None
     bytes_: torch.Tensor | None = None
     images: torch.Tensor | None = None
@@ -76,10 +76,10 @@ class Stager:
         self._scale = (1 / (255 * std)).to(feed.device)
         self._shift = (-mean / std).to(feed.device)
         # one being written, `ahead` waiting, one with the consumer, one whose step may still run
-        self._slots = [_Slot() for _ in range(ahead + 3)] if self._cuda else []
+        self._slots = [Slot() for _ in range(ahead + 3)] if self._cuda else []
         self._next = 0
-        self._recent: deque[_Slot] = deque()
-        self._stream = torch.cuda.Stream(feed.device) if self._cuda else None
+        self._recent: deque[Slot] = deque()
+        self.stream = torch.cuda.Stream(feed.device) if self._cuda else None
 
     def stage(self, pixels: torch.Tensor, rows: Rows, valid: np.ndarray, *, pinned: bool = False) -> Staged:
         """Copy, normalise, attach the targets. May be called from a thread of its own.
@@ -89,20 +89,20 @@ class Stager:
         again as soon as this returns.
         """
         if not self._cuda:
-            return Staged(self._batch(self._finished(pixels, rows), rows, valid))
-        slot = self._take(pixels.shape)
-        assert self._stream is not None and slot.bytes_ is not None and slot.images is not None
+            return Staged(self.batch(self._finished(pixels, rows), rows, valid))
+        slot = self.take(pixels.shape)
+        assert self.stream is not None and slot.bytes_ is not None and slot.images is not None
         if not pinned and self._feed.pinned:
             slot.pinned = fitted(slot.pinned, pixels.shape, dtype=torch.uint8, pin_memory=True)
             pixels = slot.pinned.copy_(pixels)
         begin, slot.copied, ready = torch.cuda.Event(enable_timing=True), sleeping_event(timed=True), torch.cuda.Event()
-        with torch.cuda.stream(self._stream):
-            self._stream.wait_event(slot.done)
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(slot.done)
             begin.record()
             slot.bytes_.copy_(pixels, non_blocking=True)
             slot.copied.record()
             slot.images.copy_(self._finished(slot.bytes_, rows).movedim(1, -1))
-            batch = self._batch(slot.images.movedim(-1, 1), rows, valid)
+            batch = self.batch(slot.images.movedim(-1, 1), rows, valid)
             batch.transfer = (begin, slot.copied)
             ready.record()
         return Staged(batch, ready, slot.done)
@@ -120,19 +120,19 @@ class Stager:
             if slot.copied is not None:
                 slot.copied.synchronize()
 
-    def _take(self, shape: torch.Size) -> _Slot:
+    def take(self, shape: torch.Size) -> Slot:
         """The next slot, once the device has copied what was in it; the copy of the batch HELD before this one is then over too."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        assert self._stream is not None
-        with torch.cuda.stream(self._stream):
+        assert self.stream is not None
+        with torch.cuda.stream(self.stream):
             grows = too_small(slot.images, shape)
             if grows:
                 slot.done.synchronize()  # memory that goes back to the allocator has no reader left
             slot.bytes_ = fitted(slot.bytes_, shape, dtype=torch.uint8, device=self._feed.device)
             slot.images = fitted(slot.images, shape, dtype=self._dtype, device=self._feed.device)
             if grows:
-                self._stream.synchronize()  # nor has memory that comes from it: other streams may write it now
+                self.stream.synchronize()  # nor has memory that comes from it: other streams may write it now
         self._recent.append(slot)
         if len(self._recent) > COPIES and (before := self._recent.popleft().copied) is not None:
             before.synchronize()
@@ -152,22 +152,22 @@ class Stager:
             images = self._finished(images, rows).movedim(1, -1)
         stream.wait_event(slot.done)
         slot.images.copy_(images)
-        batch = self._batch(slot.images.permute(0, 3, 1, 2), rows, valid)
+        batch = self.batch(slot.images.permute(0, 3, 1, 2), rows, valid)
         ready.record()
         return Staged(batch, ready, slot.done)
 
     def _finished(self, pixels: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """As `_normalise`, with the rows' colours distorted before."""
+        """As `normalise`, with the rows' colours distorted before."""
         if rows.colour is None:
-            return self._normalise(pixels)
-        return self._normalise(255 * distort(pixels.to(torch.float32) / 255, self._to_device(rows.colour)))
+            return self.normalise(pixels)
+        return self.normalise(255 * distort(pixels.to(torch.float32) / 255, self._to_device(rows.colour)))
 
-    def _normalise(self, pixels: torch.Tensor) -> torch.Tensor:
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
         """uint8, or fp32 that nobody needs any more, [B, ..., 3] -> [B, 3, ...], channels last in memory, in the step's dtype."""
         levels = pixels.to(torch.float32)
         return torch.addcmul(self._shift, levels, self._scale, out=levels).to(self._dtype).movedim(-1, 1)
 
-    def _batch(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Batch:
+    def batch(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Batch:
         """Everything but the pixels; 0 where no image is, and in rows that are not valid."""
         if not filled(rows):
             images.masked_fill_(outside(self._to_device(geometry.places(rows)), images), 0)

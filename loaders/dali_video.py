@@ -33,7 +33,7 @@ from loaders._reading import Read
 Array = np.ndarray[Any, Any]
 
 THREADS = 7
-"""As many as an H100 or H200 has engines; also how many clips of whole frames are on the device at once."""
+"""As many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
 
 WHOLE = {codec: f"{annex_b},{codec}_metadata=crop_right=0:crop_bottom=0" for codec, annex_b in FILTERS.items()}
 """FFmpeg's filters after which a picture is displayed as it is stored. VP9 is never cropped."""

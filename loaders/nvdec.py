@@ -143,5 +143,6 @@ def usable() -> bool:
 
 def open(feed: Feed, beside: str = "") -> MixedLoader:
     if feed.device.type != "cuda":
-        raise Mistake("--loader nvdec needs an NVIDIA GPU and none is here; pyav, decord and torchcodec run on this machine")
+        name = f"nvdec+{beside}" if beside else "nvdec"
+        raise Mistake(f"--loader {name} needs an NVIDIA GPU and none is here; pyav, decord and torchcodec run on this machine")
     return loader(feed, import_codec(), beside)

@@ -50,7 +50,7 @@ class Pyav:
         for attempt in range(FROM_THE_START + 1):
             try:
                 with open_video(path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES) as container:
-                    run = _Run(container, self._columns, sample, attempt)
+                    run = Run(container, self._columns, sample, attempt)
                     for together in run.split(sorted(missing)):
                         for frame, picture in run.decode(together):
                             missing.discard(frame)
@@ -62,7 +62,7 @@ class Pyav:
         raise Undecodable(f"{len(missing)} of {len(frames)} frames did not come{why}")
 
 
-class _Run:
+class Run:
     """One open file, in which groups of frames are decoded one after the other."""
 
     def __init__(self, container: av.container.InputContainer, columns: Any, sample: int, attempt: int) -> None:
@@ -103,7 +103,7 @@ class _Run:
         """Those of a group that came, each with its own time."""
         wanted = {int(self._pts[frame]): frame for frame in frames}
         begin, end = min(wanted), max(wanted)
-        sync = None if self._packed else self._seek(frames[0])
+        sync = None if self._packed else self.seek(frames[0])
         shown = zip(self._pts.tolist(), self._unpacked(), strict=False) if self._packed else self._timed(sync, begin, wanted)
         for time, frame in shown:
             if time > end:
@@ -118,7 +118,7 @@ class _Run:
     def _key(self, frame: int) -> int:
         return int(np.searchsorted(self._keys, frame, side="right")) - 1
 
-    def _seek(self, first: int) -> int | None:
+    def seek(self, first: int) -> int | None:
         """Go to, or before, a key frame and return its time; None = begin at the first one that comes."""
         key = self._key(first) - (self._attempt > HASTY + 1)
         if self._attempt == FROM_THE_START:
@@ -127,7 +127,7 @@ class _Run:
         self._container.seek(time - self._lead, stream=self._stream)
         return time if key >= 0 else None  # an edit list may have cut the key frame away
 
-    def _packets(self, sync: int | None, begin: int) -> Iterator[av.Packet[av.VideoStream]]:
+    def packets(self, sync: int | None, begin: int) -> Iterator[av.Packet[av.VideoStream]]:
         """From the key frame of time `sync` on; none when the seek went past it."""
         started = False
         for packet in read_packets(self._container, self._stream):
@@ -143,7 +143,7 @@ class _Run:
     def _timed(self, sync: int | None, begin: int, wanted: Collection[int]) -> Iterator[tuple[int, av.VideoFrame]]:
         """Decoded frames with their times, in the order of display."""
         left = len(wanted)
-        for packet in self._packets(sync, begin):
+        for packet in self.packets(sync, begin):
             sync = packet.pts if sync is None else sync  # of the key frame that this begins with
             asked = packet.pts in wanted
             left -= asked

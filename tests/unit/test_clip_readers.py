@@ -169,7 +169,7 @@ class Sent(bytes):
 
 def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
     def frames(*packets: Any) -> list[int | None]:
-        run: Any = SimpleNamespace(_seek=lambda frame: 0, _packets=lambda sync, begin: iter(packets))
+        run: Any = SimpleNamespace(seek=lambda frame: 0, packets=lambda sync, begin: iter(packets))
         return [frame for _, _, frame in chosen(run, "vp9", {0: 7}, None)]
 
     packet = Sent(b"data")
@@ -182,7 +182,7 @@ def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
 def test_pictures_that_ffmpeg_calls_damaged_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = made.names.index("h264.mp4")
     picture = int(made.videos.pts(sample)[14]), SimpleNamespace(is_corrupt=True)
-    monkeypatch.setattr(pyav._Run, "_timed", lambda *_: iter([picture]))
+    monkeypatch.setattr(pyav.Run, "_timed", lambda *_: iter([picture]))
     with pytest.raises(Undecodable, match="damaged"):
         list(Pyav(made.videos)(sample, made.videos.path(sample), [14]))
 
