@@ -50,7 +50,7 @@ class Run:
     report: Any
     meter: Any
     phases: Any
-    measure_ceilings: Callable[[Run, Batch], None] | None
+    measure_ceilings: Callable[[Run, Batch], bool] | None  # whether it measured, and was not asked to stop
     profile: Any
     output: Path
     identity: dict[str, Any]  # arch, classes, manifest: what a checkpoint must agree with; config
@@ -109,7 +109,8 @@ class Run:
                 self.save()
                 return False
             self.save()  # resumes into the validation
-            self._ceilings()
+            if not self._ceilings():
+                return False
             if self._enough() and self.plan.steps(self.progress.consumed) > 0:
                 break  # --steps ended it in mid-epoch
             if not self._validate():
@@ -186,14 +187,15 @@ class Run:
         self._kept = kept
         return not stopped
 
-    def _ceilings(self) -> None:
-        """Once, after the first epoch, with its last batch; not when a signal has come."""
+    def _ceilings(self) -> bool:
+        """Once, after the first epoch, with its last batch. False when a signal has come."""
         if self.measure_ceilings is None or self._last_batch is not None or self._kept is None:
-            return
+            return True
         self.vote.exchange(stop=self.stop())
-        if not self.vote.drain()["stop"]:
-            self._last_batch = self._kept
-            self.measure_ceilings(self, self._kept)
+        if self.vote.drain()["stop"]:
+            return False
+        self._last_batch = self._kept
+        return self.measure_ceilings(self, self._kept)
 
     def _noting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Batches on their way into the step, remembered until it is counted."""

@@ -28,8 +28,8 @@ class Stopped(Exception):
     """Some rank is asked to stop; raised on all."""
 
 
-def measure(run: Any, batch: Batch) -> None:
-    """Both ceilings of a run that has just finished an epoch; the batch is its last one. Without result when the run is asked to stop."""
+def measure(run: Any, batch: Batch) -> bool:
+    """Both ceilings of a run that has just finished an epoch; the batch is its last one. False, and no result, when it is asked to stop."""
     synchronise = run.world.synchronise
     run.report.info("measuring the two ceilings: the step alone, the loader alone")
     counts = deepcopy(getattr(run.loader, "counts", None))
@@ -44,11 +44,12 @@ def measure(run: Any, batch: Batch) -> None:
         )
         loader = loader_ceiling(run.loader, epoch=run.progress.epoch + 1, world=run.world, synchronise=run.world.await_batch, stop=run.stop)
     except Stopped:
-        return
+        return False
     finally:
         if counts is not None:
             run.loader.counts = counts  # what a ceiling takes is not trained on
     run.report.ceilings(compute=compute, loader=loader, step=run.progress.step)
+    return True
 
 
 def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator[Batch]:

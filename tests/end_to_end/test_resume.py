@@ -122,6 +122,21 @@ def test_stopped_while_validating(train: Runner, pictures: Path) -> None:
     assert summary(train.cwd / "run")["samples_dropped"] == 0
 
 
+def test_stopped_while_ceilings_are_measured(train: Runner, pictures: Path) -> None:
+    """Heard within a batch, however many are to be read; a resume measures them."""
+    slow = ("--ceilings", "true", "--read-delay-ms", 100)
+    (process,) = start(train, pictures, "run", flags=slow)
+    until(lambda: "measuring the two ceilings" in process.out, TIMEOUT_S, "the ceilings")
+    process.send(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert points(train.cwd / "run", "ceilings") == points(train.cwd / "run", "val") == []
+    assert summary(train.cwd / "run")["ceiling"] == {"compute": None, "loader": None}
+
+    start(train, pictures, "run", flags=("--ceilings", "true"))[0].done()
+    assert len(points(train.cwd / "run", "ceilings")) == 1
+    assert len(losses(train.cwd / "run")) == STEPS
+
+
 def test_stopped_while_validating_after_the_last_step(train: Runner, pictures: Path) -> None:
     """--steps ends training in mid-epoch: what was trained is saved before the validation, not after it."""
     flags = ("--steps", 5)
