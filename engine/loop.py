@@ -149,12 +149,19 @@ class Run:
         self.meter.resume(progress.epoch)
         with self.report.epoch(progress.epoch, self.epochs, self.plan.samples, progress.consumed) as bar:
             closed: tuple[Any, int, int] | None = None
+            decided, mistake = {"stop": False}, None
             for _ in range(total):
                 epoch = progress.epoch + progress.consumed / self.plan.samples
                 lr = self.learning_rate(epoch)
                 logging = (progress.step + 1) % self.log_every == 0
                 self._seen: list[Batch] = []
-                outcome = self.step(batches, lr=lr, epoch=progress.epoch, position=progress.consumed, want_norm=logging)
+                try:
+                    outcome = self.step(batches, lr=lr, epoch=progress.epoch, position=progress.consumed, want_norm=logging)
+                except Mistake as error:  # a file of the data is gone
+                    if self.plan.step_samples > self.plan.batch_size:
+                        raise  # other ranks wait in their step, or this one is half done
+                    mistake = error
+                    break
                 self.phases.step()
                 progress.step += 1
                 progress.consumed += self.plan.step_samples
@@ -185,6 +192,9 @@ class Run:
             self._log(lr, bar)
             self._window(self._closed(self.meter.pause()))
         self._kept = kept
+        if mistake is not None:
+            self.save()
+            raise mistake
         return not stopped
 
     def _ceilings(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import time
 from collections.abc import Sequence
@@ -120,6 +121,23 @@ def test_stopped_while_validating(train: Runner, pictures: Path) -> None:
     assert [(point["epoch"], point["step"]) for point in points(train.cwd / "run", "val")] == [(0, N // STEP), (1, STEPS)]
     assert len(losses(train.cwd / "run")) == STEPS
     assert summary(train.cwd / "run")["samples_dropped"] == 0
+
+
+def test_files_that_are_gone_for_a_while_cost_no_step(train: Runner, pictures: Path) -> None:
+    """The run says so and ends with a checkpoint of its last whole step; put back, they are trained on as if nothing had been."""
+    data = train.cwd / "data"
+    shutil.copytree(pictures, data)
+    start(train, data, "whole")[0].done()
+    (process,) = start(train, data, "run", flags=("--read-delay-ms", 30))
+    reached(train.cwd / "run", 3, process)
+    one = min(folder for folder in (data / "train").iterdir())
+    one.rename(data / "away")
+    assert "is gone" in process.mistake()
+    (data / "away").rename(one)
+    step = torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]["step"]
+    assert 3 <= step < N // STEP
+    start(train, data, "run")[0].done()
+    check_same(train.cwd / "whole", train.cwd / "run")
 
 
 def test_stopped_while_ceilings_are_measured(train: Runner, pictures: Path) -> None:
