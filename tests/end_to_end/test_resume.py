@@ -135,7 +135,7 @@ def test_files_that_are_gone_for_a_while_cost_no_step(train: Runner, pictures: P
     assert "is gone" in process.mistake()
     (data / "away").rename(one)
     step = torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]["step"]
-    assert 3 <= step < N // STEP
+    assert 3 <= step < STEPS
     start(train, data, "run")[0].done()
     check_same(train.cwd / "whole", train.cwd / "run")
 
