@@ -17,10 +17,10 @@ from contracts import Mistake
 from dataset.videos import CODECS
 from loaders import dali_video, open_loader
 from loaders._clips import REFUSED, exact
-from loaders._planes import Fitter
+from loaders._planes import BT601, MATRICES, Fitter
 from loaders._readers import Undecodable
 from loaders._reading import Read
-from loaders.dali_video import OF_A_SIZE, Cutting, DaliVideo, Filling, Sizes, of_safe_sizes
+from loaders.dali_video import OF_A_SIZE, Cutting, DaliVideo, Filling, Sizes, of_safe_sizes, recoloured
 from loaders.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
@@ -72,6 +72,20 @@ def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> Non
             found = out[place, frames.index(frame), : size[0], : size[1]].numpy()
             assert np.abs(found - expected).mean() < 0.5
     fill.close()
+
+
+def test_colours_that_dali_does_not_clip_are_right_to_a_level() -> None:
+    """Of the RGB of a cube, that DALI makes by BT.601 of what BT.709 has made YCbCr of."""
+    assert recoloured(BT601, CPU) is None
+    turned = recoloured(MATRICES[1], CPU)
+    assert turned is not None
+    levels = torch.linspace(0, 255, 26)
+    colours = torch.cartesian_prod(levels, levels, levels)
+    dali = colours @ torch.linalg.inv(turned)
+    whole = ((dali >= 0) & (dali <= 255)).all(dim=1)
+    apart = ((dali.round().clamp(0, 255) @ turned).round().clamp(0, 255) - colours).abs()
+    assert 0.8 < whole.float().mean() < 0.9 and apart[whole].max() <= 1.5
+    assert 30 < (dali.clamp(0, 255) - colours).abs().max() < 40, "what it is about"
 
 
 @pytest.mark.parametrize("name", [name for name in CLAIMED if name != "h264-parts.mp4"])

@@ -245,6 +245,13 @@ def test_no_folder_and_no_split(data: Path, videos: bool, video: Path) -> None:
 
 
 @pytest.mark.parametrize("videos", [False, True])
+def test_a_folder_that_may_not_be_entered(data: Path, videos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests may run as root, who may enter every folder."""
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    assert f"--data {data}: may not be entered" in mistake(data, videos=videos)
+
+
+@pytest.mark.parametrize("videos", [False, True])
 def test_a_split_that_is_no_folder(data: Path, videos: bool) -> None:
     (data / "train").write_text("a file of that name")
     assert str(data) in mistake(data, videos=videos)
