@@ -81,13 +81,13 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         raise Rejected("has no video")
     context, container = stream.codec_context, CONTAINERS[_FORMATS[file.format.name]]
     demuxed = _demuxed(file, stream)
+    first = next(demuxed, None)
+    demuxed = chain([] if first is None else [first], demuxed)
     if quick:
         if context is None or context.codec.name not in QUICK or container not in ("mp4", "mkv") or len(videos) > 1:
             return None
-        first = next(demuxed, None)
         if first is None or not _begins(context, memoryview(first)):
             return None
-        demuxed = chain([first], demuxed)
     if context is None or context.format is None or not (context.width and context.height):
         raise Rejected("has a video stream of an unknown codec")
     codec, described = context.codec.canonical_name, _described(file, stream.index)
@@ -109,6 +109,9 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         flags |= Flags.GRADUAL_REFRESH
     if _FIELDS.search(described):
         flags |= Flags.INTERLACED
+    if codec == "hevc" and first and not _is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
+        flags |= Flags.UNALIGNED
+    pixels = "gray" if codec == "h264" and _is_grey(context.extradata) else context.pix_fmt
     steps, tick = np.diff(pts), stream.time_base
     if len(pts) > 2 and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001:  # each may be rounded to a tick
         flags |= Flags.VARIABLE_RATE
@@ -119,7 +122,7 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         stream.index,
         _index(CODECS, codec),
         CONTAINERS.index(container),
-        _index(PIXELS, context.pix_fmt),
+        _index(PIXELS, pixels),
         context.format.components[0].bits,
         int(context.colorspace),
         context.color_range == FULL_RANGE or context.pix_fmt.startswith("yuvj"),
@@ -190,12 +193,33 @@ QUICK = {"h264", "vp9"}
 """Codecs of which FFmpeg decodes a whole picture to find out what its pixels are like: of 1080p that takes 11 to 15 ms of a core."""
 BEGINNING = 4096  # bytes of a packet of VP9: its header is shorter
 SLICE = 64  # bytes of a slice of H.264 or HEVC: likewise
+WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles of H.264 (7.3.2.1.1)
 
 
 def _begins(context: Any, packet: memoryview) -> bool:
     """Whether the decoder knows what pixels are like from the head of the first packet alone. 1080p: 0.2 to 4 ms, for its memory."""
     decode_head(context, packet)
     return context.format is not None
+
+
+class Sides(NamedTuple):
+    """Height and width of H.264's and HEVC's pictures: as they are displayed, before they are turned, and as they are coded. 0: unknown."""
+
+    displayed: tuple[int, int]
+    coded: tuple[int, int]
+
+
+def sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
+    """As a decoder has them from the head of the first packet."""
+    context = av.CodecContext.create(codec, "r")
+    assert isinstance(context, av.VideoCodecContext)
+    context.extradata = extradata
+    decode_head(context, packet)
+    return Sides((context.height, context.width), (context.coded_height, context.coded_width))
+
+
+def _is_aligned(coded: tuple[int, int]) -> bool:
+    return all(coded) and not any(side % 16 for side in coded)
 
 
 def decode_head(context: Any, packet: memoryview) -> list[Any]:
@@ -281,16 +305,27 @@ def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> 
 def _is_whole(packet: memoryview, length_bytes: int) -> bool:
     """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also where it cannot be told."""
     begin = _first_slice(packet, length_bytes)
-    return begin is None or packet[begin] & 31 == 5 or _slice_type(packet[begin + 1 : begin + 9]) % 5 in (2, 4)
+    return begin is None or packet[begin] & 31 == 5 or _second(packet[begin + 1 : begin + 9]) in (None, 2, 4, 7, 9)
 
 
-def _slice_type(head: memoryview) -> int:
-    """The second of the Exp-Golomb numbers that a slice begins with."""
+def _is_grey(extradata: bytes | None) -> bool:
+    """Whether the first parameter set of avcC says that there is no chroma (ISO 14496-15, 5.3.3.1; H.264, 7.3.2.1.1).
+
+    FFmpeg gives such pictures a grey chroma, and says yuv420p.
+    """
+    if not extradata or len(extradata) < 12 or extradata[0] != 1 or not extradata[5] & 31:
+        return False
+    profile, numbers = extradata[9], extradata[12:20]
+    return profile in WITH_CHROMA_FORMAT and _second(numbers) == 0
+
+
+def _second(head: bytes | memoryview) -> int | None:
+    """The second of the Exp-Golomb numbers that this begins with; None: it is too short."""
     bits, at, value = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}", 0, 0
     for _ in range(2):
         zeros = bits.find("1", at) - at
         if zeros < 0 or at + 2 * zeros >= len(bits):
-            return 2
+            return None
         value, at = int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1, at + 2 * zeros + 1
     return value
 

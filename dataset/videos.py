@@ -45,6 +45,7 @@ class Flags(IntFlag):
     SEVERAL_STREAMS = 16  # more than one video stream; `stream` is the one that this manifest describes
     GRADUAL_REFRESH = 32  # H.264 whose key frames are no pictures of their own: from one on, the picture is renewed part by part
     INTERLACED = 64  # two fields a frame: some decoders mix them over time
+    UNALIGNED = 128  # HEVC whose pictures are coded in a height or width that is no multiple of 16
 
 
 RECORD = np.dtype(
@@ -78,7 +79,7 @@ class Videos(Scanned):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 6"
+    VERSION: ClassVar[str] = "videos 7"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -53,14 +53,14 @@ _USUAL = {
     "mjpeg": ("avi",),
 }
 EXACT = {
-    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE, rotated=("mp4",), from_zero=True),
+    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED, rotated=("mp4",), from_zero=True),
     "torchcodec": Claim(
         kinds={**_USUAL, "av1": ("mp4", "mkv")},
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS,
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED,
     ),
     "nvdec": Claim(
         kinds=dict.fromkeys(("h264", "hevc", "vp9", "av1"), ("mp4", "mkv")),
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED,
         plain=True,
     ),
     "dali-video": Claim(
@@ -93,9 +93,9 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
     return good
 
 
-def notes(backend: str, columns: Any, able: Array, sort: Callable[[int], str]) -> list[str]:
+def notes(backend: str, columns: Any, able: Array) -> list[str]:
     """A line for each sort of file that the backend is not known to be exact for; `able`: bool by sample, those it is."""
-    sorts = Counter(sort(sample) for sample in np.flatnonzero(~able).tolist())
+    sorts = Counter(kind(columns, sample) for sample in np.flatnonzero(~able).tolist())
     return [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there" for sort, count in sorts.items()
     ]
@@ -197,7 +197,7 @@ class ClipLoader(Staging):
         compile_kernels()
         self.counts = Counts()
         able = exact(backend, feed.columns, np.arange(len(feed.columns)))
-        self.notes = notes(backend, feed.columns, able, partial(kind, feed.columns))
+        self.notes = notes(backend, feed.columns, able)
         rows, plan = feed.plan.rows(0, 0), feed.plan
         self._workers = Workers(
             lambda: Decoding(feed, backend, make_reader, make_pyav),

@@ -56,8 +56,6 @@ Normalise = Callable[[torch.Tensor], torch.Tensor]
 """Grey levels [N, H, W, 3] -> what a batch holds, of the same shape."""
 MakeFills = Callable[[int, Normalise], Fills]
 """(raw stream of the thread, 0 = none) -> Fills."""
-Sort = Callable[[int], str]
-"""Sample -> what sort of file it is."""
 
 
 class Done(NamedTuple):
@@ -80,11 +78,9 @@ class _Batch:
 class _Thread:
     """What one of the threads owns."""
 
-    def __init__(
-        self, feed: Feed, backend: str, reads: ReadAhead, make: MakeFills, normalise: Normalise, stream: Any, able: Array, sort: Sort
-    ) -> None:
+    def __init__(self, feed: Feed, backend: str, reads: ReadAhead, make: MakeFills, normalise: Normalise, stream: Any, able: Array) -> None:
         self._backend, self._reads, self._normalise, self._stream = backend, reads, normalise, stream
-        self._able, self._sort = able, sort
+        self._able, self._columns = able, feed.columns
         self._host = Decoding(feed, "pyav", Pyav, None)
         self._fills = make(stream.cuda_stream if stream else 0, normalise)
 
@@ -118,7 +114,7 @@ class _Thread:
         good = np.delete(np.arange(len(places)), told.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
-        sort = self._sort(sample) + ("" if refused is None else REFUSED)
+        sort = kind(self._columns, sample) + ("" if refused is None else REFUSED)
         refusals = told.refusals | ({sort: refused} if refused is not None and len(good) else {})
         return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals)
 
@@ -143,21 +139,16 @@ class MixedLoader(Staging):
         *,
         threads: int,
         beside: Beside | None = None,
-        sort: Sort | None = None,
     ) -> None:
-        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips.
-
-        `sort`: as the files are called that it is not able for; default loaders._clips.kind.
-        """
+        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips."""
         compile_kernels()
-        self._sort: Sort = sort or partial(kind, feed.columns)
         rows = feed.plan.rows(0, 0)
         self._views = views_together(rows[0]) if len(rows) else 1
         units = len(rows[0]) // self._views if len(rows) else 1
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
         super().__init__(feed, window=self._window)
         self.counts = Counts()
-        self.notes = notes(backend, feed.columns, able, self._sort)
+        self.notes = notes(backend, feed.columns, able)
         self._able = able
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
         self._pool: Pool | None = None
@@ -178,7 +169,7 @@ class MixedLoader(Staging):
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would fill
         self.in_flight = self._window + self._depth + (math.ceil(len(self._pool.slots) / max(units, 1)) if self._pool else 0)
         streams = device_streams(feed.device, threads)
-        self._idle = [_Thread(feed, backend, self._reads, make_fills, self._levels, stream, able, self._sort) for stream in streams]
+        self._idle = [_Thread(feed, backend, self._reads, make_fills, self._levels, stream, able) for stream in streams]
         self._all = list(self._idle)
         self._threads = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
 
@@ -263,7 +254,7 @@ class MixedLoader(Staging):
             self._learn("worker", told)
             left_out = unit.places[told.lost]
             samples = rows.ids[np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)].tolist()
-            unable = [self._sort(sample) for sample in samples if not self._able[sample]]
+            unable = [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]]
             # the device was not asked for these: who decodes them on the CPU, and why, is no news
             lost = {sort: why for sort, why in told.refusals.items() if sort.endswith(LOST)}
             units.append(told._replace(fallbacks=unable, refusals=lost) if unable else told)

@@ -114,7 +114,7 @@ class Decoder:
             raise _refused(error) from error
 
     def begin(self, height: int, width: int) -> None:
-        """A clip of pictures of these sides."""
+        """A clip of pictures of these coded sides, as which they are displayed."""
         if self._size not in ((0, 0), (height, width)):
             self._views.clear()  # the surfaces will be gone
             try:
@@ -159,27 +159,41 @@ def _refused(error: Exception) -> Undecodable:
     return Undecodable(next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 
+def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
+    """What a decoder is kept by: its codec, and of HEVC by how much its coded sides are no multiples of 16, 0 or 8 each.
+
+    NVIDIA's parser rounds them up to multiples of 16, and tells of a new size only where these are others: 168 after 176 rows it would take
+    for 176. H.264's always are; VP9 and AV1 it does not round.
+    """
+    return (name, height % 16, width % 16) if name == "hevc" else (name,)
+
+
 class Nvdec:
     """Gives frames of a file as surfaces. For one thread, whose current stream it writes on."""
 
     def __init__(self, columns: Any, codec: Any, gpu: int, stream: int) -> None:
         self._columns, self._codec, self._gpu, self._stream = columns, codec, gpu, stream
-        self._decoders: dict[str, Decoder] = {}
+        self._decoders: dict[tuple[Any, ...], Decoder] = {}
         self._clips = 1
         self.decoded = 0
 
     def __call__(self, read: Read) -> Iterator[tuple[int, Picture, torch.Tensor]]:
         """Each frame that Packets was asked for, once: its number, what its surface shows, and the surface, valid until the next one.
 
+        A surface has the coded sides, so that there may be more below and to the right than the picture that it shows.
+
         Raises Undecodable.
         """
         clip: Clip = read.about
+        columns, sample = self._columns, clip.sample
+        turned = columns.rotation[sample] % 180 != 0
+        height, width = (int(side[sample]) for side in ((columns.width, columns.height) if turned else (columns.height, columns.width)))
         picture = nv12(
-            clip.height,
-            clip.width,
-            matrix=MATRICES.get(int(self._columns.matrix[clip.sample]), BT601),
-            full_range=bool(self._columns.full_range[clip.sample]),
-            turns=int(self._columns.rotation[clip.sample]) // 90 % 4,
+            height,
+            width,
+            matrix=MATRICES.get(int(columns.matrix[sample]), BT601),
+            full_range=bool(columns.full_range[sample]),
+            turns=int(columns.rotation[sample]) // 90 % 4,
         )
         address, shown = read.data.ctypes.data, set[int]()
         for group in clip.groups:
@@ -197,9 +211,9 @@ class Nvdec:
     def _group(self, clip: Clip, group: Group, address: int) -> Iterator[tuple[int, torch.Tensor]]:
         self._clips = self._clips - 1 or CLIPS
         base, numbers = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0]), dict[int, int]()
-        name, fed, latest = CODECS[self._columns.codec[clip.sample]], 0, 0
+        key, fed, latest = kept_by(CODECS[self._columns.codec[clip.sample]], clip.height, clip.width), 0, 0
         try:
-            decoder = self._decoder(name, clip.height, clip.width)
+            decoder = self._decoder(key, clip.height, clip.width)
             for size, time, frame in group.packets:
                 self.decoded += 1
                 fed = max(fed, base + time)
@@ -217,15 +231,15 @@ class Nvdec:
             if latest < fed:  # a packet had no picture: those behind it have had labels of others
                 raise Undecodable("a picture is missing")
         except BaseException:  # also when nobody asks for the rest
-            self._decoders.pop(name, None)
+            self._decoders.pop(key, None)
             raise
 
-    def _decoder(self, name: str, height: int, width: int) -> Decoder:
-        decoder = self._decoders.get(name)
+    def _decoder(self, key: tuple[Any, ...], height: int, width: int) -> Decoder:
+        decoder = self._decoders.get(key)
         if decoder is None or decoder.height < height or decoder.width < width:
             # as large as both need, so that sizes that alternate do not make one each time
             sides = (height, width) if decoder is None else (max(decoder.height, height), max(decoder.width, width))
-            self._decoders.pop(name, None)
-            decoder = self._decoders[name] = Decoder(self._codec, self._gpu, name, self._stream, sides)
+            self._decoders.pop(key, None)
+            decoder = self._decoders[key] = Decoder(self._codec, self._gpu, key[0], self._stream, sides)
         decoder.begin(height, width)
         return decoder

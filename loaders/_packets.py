@@ -15,13 +15,16 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from dataset.container import open_video
+from dataset.video_packets import sides
 from dataset.videos import CODECS
 from loaders._readers import Undecodable
 from loaders._reading import Read
 from loaders.pyav import HASTY, Run
 
-FILTERS = {"h264": "h264_mp4toannexb", "hevc": "hevc_mp4toannexb"}
-"""FFmpeg's bitstream filters: NVDEC's parser takes start codes, and the parameter sets in front of a key frame."""
+FILTERS = {codec: f"{codec}_mp4toannexb,{codec}_metadata=crop_right=0:crop_bottom=0" for codec in ("h264", "hevc")}
+"""FFmpeg's bitstream filters: NVDEC's parser takes start codes, and the parameter sets in front of a key frame. Pictures are displayed as
+they are coded, with the rows and columns that fill the last blocks: who keeps a decoder for files of many sizes does not notice that two
+of them are coded alike and displayed otherwise. VP9 and AV1 are never cropped."""
 
 
 class Group(NamedTuple):
@@ -32,7 +35,7 @@ class Group(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """What loaders._reading.Read says of a clip's packets: which sample it is of, its stored sides, and its groups."""
+    """What loaders._reading.Read says of a clip's packets: which sample it is of, its coded sides, and its groups."""
 
     sample: int
     height: int
@@ -49,6 +52,18 @@ def require(found: set[int], frames: Collection[int]) -> None:
     """Raise Undecodable unless all of `frames` were found."""
     if left := {*frames} - found:
         raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
+
+
+def coded(codec: str, context: Any, packet: memoryview) -> tuple[int, int]:
+    """Height and width of the pictures that a first packet begins, behind its filters. `context`: of their stream. Raises Undecodable."""
+    if codec not in FILTERS:
+        return context.height, context.width
+    found = sides(codec, None, packet)
+    if not all(found.coded):
+        raise Undecodable("the head of its key frame does not say how large pictures are")
+    if found.displayed != found.coded:
+        raise Undecodable("it is cropped at the left or the top")
+    return found.coded
 
 
 class Packets:
@@ -69,8 +84,8 @@ class Packets:
                     data.append(bytes(packet))
                     group.packets.append((len(data[-1]), time, frame))
                 groups.append(group)
-            clip = Clip(sample, stream.codec_context.height, stream.codec_context.width, groups)
-            require(clip.wanted, frames)
+            require({frame for group in groups for _, _, frame in group.packets if frame is not None}, frames)
+            clip = Clip(sample, *coded(codec, stream.codec_context, memoryview(data[0])), groups)
         return Read(np.frombuffer(b"".join(data), np.uint8), clip)
 
 

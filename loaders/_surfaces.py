@@ -1,8 +1,8 @@
 """Decoded surfaces on the device -> RGB of the output's size, all frames of a clip at once.
 
 What loaders/_planes.py does on the CPU, with its filters. A surface is NV12: the luma, [H, W], and below it the chroma, [H / 2, W], with U
-and V in turns. One kernel does it (loaders/_surfaces_kernel.py); where Triton cannot build it, each plane is multiplied by a matrix from
-the left and by one from the right, and the few pixels that are left become RGB.
+and V in turns; the picture is at its top left, and may be smaller. One kernel does it (loaders/_surfaces_kernel.py); where Triton cannot
+build it, each plane is multiplied by a matrix from the left and by one from the right, and the few pixels that are left become RGB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOTHING = np.empty(0, np.uint8)
 
 
 def nv12(height: int, width: int, *, matrix: tuple[float, float], full_range: bool, turns: int) -> Picture:
-    """What a surface of these stored sides, both even, shows; without its samples."""
+    """What a surface shows, a picture of these sides as it is stored, both even; without its samples."""
     chroma = Plane(NOTHING, width // 2, height // 2, width // 2)
     return Picture((Plane(NOTHING, width, height, width), chroma, chroma), matrix=matrix, full_range=full_range, turns=turns)
 
@@ -52,7 +52,7 @@ class Fit:
         taken = stored(np.asarray(window, np.float64) + corner, picture.shape, turns).tolist()
         height, width = size if turns % 2 == 0 else size[::-1]
         luma = picture.planes[0]
-        self._turns, self._flip, self._height, self._size = turns, flip, luma.height, size
+        self._turns, self._flip, self._size = turns, flip, size
         self._y, self._x = (
             Axis(taken[at], (taken[at + 2] - taken[at]) / count, count, max(math.floor(seen[at]), 0), min(math.ceil(seen[at + 2]), length))
             for at, count, length in ((1, height, luma.height), (0, width, luma.width))
@@ -72,7 +72,7 @@ class Fit:
         y, x = self._y, self._x
         origin, down, across = places(y.samples, x.samples, self._turns, self._flip)
         kernel._fit[count, -(-tall * wide // kernel.BLOCK)](
-            surfaces, out, rows * row, row, self._height * row, y.samples, x.samples, tall * wide * 3, 3 * origin, 3 * down, 3 * across,
+            surfaces, out, rows * row, row, rows * 2 // 3 * row, y.samples, x.samples, tall * wide * 3, 3 * origin, 3 * down, 3 * across,
             y.begin, y.step, y.low, y.high, x.begin, x.step, x.low, x.high, *self._colours, SIZE=kernel.BLOCK,
         )  # fmt: skip
         return out
@@ -86,7 +86,8 @@ class Fit:
         dark, gain, middle, rv, gu, gv, bu = self._colours
         luma = surfaces[:, top:bottom, left:right].to(dtype)
         levels = ((down @ luma @ across.T).float() - dark) * gain
-        chroma = surfaces[:, self._height + u_top : self._height + u_bottom, 2 * u_left : 2 * u_right].to(dtype)
+        begin = surfaces.shape[1] * 2 // 3
+        chroma = surfaces[:, begin + u_top : begin + u_bottom, 2 * u_left : 2 * u_right].to(dtype)
         # [N, height, 2 * columns] -> [N, height, 2, columns]: U and V apart
         apart = (u_down @ chroma).unflatten(2, (-1, 2)).transpose(2, 3)
         u, v = ((apart @ u_across.T).float() - middle).unbind(2)

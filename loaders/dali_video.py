@@ -4,7 +4,7 @@
 
 DALI takes whole files, and keeps its decoders for those that are displayed as they are stored: given a file as it is, of 1080 rows that are
 stored as 1088, it makes a decoder for each clip. One pipeline a thread, each for one clip at a time. Worker processes cut the files, and
-decode by pyav what DALI is not exact for, also VP9 of a size that it would mistake for another one's (`Sizes`).
+decode by pyav what DALI is not exact for: of HEVC it takes sides that are no multiples of 16 for those of another file.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ import torch
 from av.bitstream import BitStreamFilterContext
 
 from contracts import Feed, Mistake, Rows
-from dataset.video_packets import decode_head
 from dataset.videos import CODECS
-from loaders._clips import exact, kind
+from loaders._clips import exact
 from loaders._dali import import_dali, lacks_memory, release_memory, said
 from loaders._mixed import MixedLoader, Normalise
-from loaders._packets import FILTERS, chosen, reading, require, wanted_together
+from loaders._packets import FILTERS, chosen, coded, reading, require, wanted_together
 from loaders._planes import BT601, MATRICES
 from loaders._readers import Undecodable
 from loaders._reading import Read
@@ -35,56 +34,10 @@ Array = np.ndarray[Any, Any]
 THREADS = 7
 """As many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
 
-WHOLE = {codec: f"{annex_b},{codec}_metadata=crop_right=0:crop_bottom=0" for codec, annex_b in FILTERS.items()}
-"""FFmpeg's filters after which a picture is displayed as it is stored. VP9 is never cropped."""
-UNITS = ((8, 8), (16, 16), (32, 32), (64, 64))
-"""More than VP9 needs: the heights and widths in multiples of which it may store pictures."""
 NO_TAG = "\0\0\0\0"
 """What the codec is called in MP4 is none of Matroska's names."""
 STEP = 10
 """Ticks, of a millisecond, between the frames of a small file: DALI asks for their order alone."""
-
-
-OF_A_SIZE = ", of a size that DALI takes for another"
-"""Ends the sort of such files."""
-
-
-class Sizes:
-    """The sizes of VP9's pictures that DALI decodes in this process, none of which it takes for the other.
-
-    DALI (2.4, NVDECCache in frames_decoder_gpu.cc) keeps its decoders as long as the process lives, filed under the size that is displayed,
-    and looks for one of the size that is stored: for 40 x 60 pixels of H.264, stored as 48 x 64, it took one that was made for files of
-    48 x 64, and gave other pixels. Files of one displayed size are taken to be stored alike.
-    """
-
-    def __init__(self) -> None:
-        self._taken, self._stored = set[tuple[int, int]](), set[tuple[int, int]]()
-
-    def take(self, size: tuple[int, int]) -> bool:
-        """Whether files of this displayed size, (height, width), may be decoded beside those that were taken; if so, it is taken."""
-        stored = {(-(-size[0] // rows) * rows, -(-size[1] // columns) * columns) for rows, columns in UNITS} - {size}
-        if size in self._taken:
-            return True
-        if size in self._stored or stored & self._taken:
-            return False
-        self._taken.add(size)
-        self._stored |= stored
-        return True
-
-
-_sizes = Sizes()
-
-
-def of_safe_sizes(columns: Any, able: Array, sizes: Sizes) -> Array:
-    """`able`, bool by sample, without the files of VP9 whose sizes cannot be taken. Those of most files come first."""
-    found = able.copy()
-    vp9 = able & (columns.codec[:] == CODECS.index("vp9"))
-    kinds, which, counts = np.unique(np.stack([columns.height[vp9], columns.width[vp9]]), axis=1, return_inverse=True, return_counts=True)
-    good = np.zeros(kinds.shape[1], bool)
-    for place in np.lexsort((-kinds.astype(np.int64).prod(axis=0), -counts)).tolist():
-        good[place] = sizes.take((int(kinds[0, place]), int(kinds[1, place])))
-    found[vp9] = good[which.reshape(-1)]
-    return found
 
 
 def build(device: int | None) -> Any:
@@ -133,10 +86,7 @@ class Cut(NamedTuple):
 
 
 class Cutting:
-    """loaders._reading.ReadClip: a file in Matroska of the packets that show the frames.
-
-    A file that is cropped at the left or the top, as no common encoder does it, keeps that cropping.
-    """
+    """loaders._reading.ReadClip: a file in Matroska of the packets that show the frames."""
 
     def __init__(self, columns: Any) -> None:
         self._columns = columns
@@ -146,7 +96,7 @@ class Cutting:
         file, codec = io.BytesIO(), CODECS[self._columns.codec[sample]]
         with reading(self._columns, sample, path) as (run, stream), av.open(file, "w", format="matroska") as output:
             out = output.add_stream_from_template(stream)
-            filtered = BitStreamFilterContext(WHOLE[codec], in_stream=stream, out_stream=out) if codec in WHOLE else None
+            filtered = BitStreamFilterContext(FILTERS[codec], in_stream=stream, out_stream=out) if codec in FILTERS else None
             found = [
                 (packet, time, frame)
                 for wanted in wanted_together(self._columns, sample, run, frames)
@@ -154,8 +104,7 @@ class Cutting:
             ]
             require({frame for _, _, frame in found if frame is not None}, frames)
             out.codec_context.codec_tag = NO_TAG
-            if codec in WHOLE:
-                out.height, out.width = stored(codec, out.codec_context.extradata, found[0][0])
+            out.height, out.width = coded(codec, stream.codec_context, memoryview(found[0][0]))
             order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
             if len(order) < len(found):
                 raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart
@@ -172,17 +121,6 @@ class Cutting:
                 colours=MATRICES.get(int(self._columns.matrix[sample]), BT601),
             ),
         )
-
-
-def stored(codec: str, extradata: bytes | None, packet: av.Packet[Any]) -> tuple[int, int]:
-    """Height and width of the pictures that a first packet begins, as a decoder has them from the head of it."""
-    context = av.CodecContext.create(codec, "r")
-    assert isinstance(context, av.VideoCodecContext)
-    context.extradata = extradata
-    decode_head(context, memoryview(packet))
-    if not (context.height and context.width):
-        raise Undecodable("the head of its key frame does not say how large pictures are")
-    return context.height, context.width
 
 
 @cache
@@ -241,26 +179,18 @@ class Filling:
         return torch.from_dlpack(clips.as_tensor())[0]
 
 
-def on_gpu(device: torch.device) -> bool:
-    """Where DALI keeps decoders."""
-    return device.type == "cuda"
-
-
 class DaliVideo(MixedLoader):
     """contracts.Loader. DALI's buffers are given back when it closes."""
 
     def __init__(self, feed: Feed) -> None:
         import_dali()
-        able = exact("dali-video", feed.columns, np.arange(len(feed.columns.codec)))
-        safe: Array = of_safe_sizes(feed.columns, able, _sizes) if on_gpu(feed.device) else able
         super().__init__(
             feed,
             "dali-video",
             lambda: Cutting(feed.columns),
             lambda stream, normalise: Filling(feed.device, stream, normalise),
-            safe,
+            exact("dali-video", feed.columns, np.arange(len(feed.columns.codec))),
             threads=THREADS,
-            sort=lambda sample: kind(feed.columns, sample) + (OF_A_SIZE if able[sample] > safe[sample] else ""),
         )
 
     def close(self) -> None:

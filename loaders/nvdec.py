@@ -21,7 +21,6 @@ from loaders._mixed import Beside, MixedLoader, Normalise
 from loaders._nvdec import NAMES, Nvdec, capabilities, import_codec, within
 from loaders._packets import Packets
 from loaders._planes import Picture
-from loaders._readers import Undecodable
 from loaders._reading import Read
 from loaders._surfaces import Fit, build
 from loaders.pyav import Pyav
@@ -37,7 +36,7 @@ class Filling:
 
     def __init__(self, columns: Any, codec: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
         build(device)
-        self._columns, self._normalise = columns, normalise
+        self._normalise = normalise
         self._decode = Nvdec(columns, codec, device.index or 0, stream)
         self._kept = torch.empty(0)
         self._places: tuple[torch.Tensor, ...] = ()  # of it, one for each surface
@@ -52,8 +51,6 @@ class Filling:
         for place in places.tolist():
             for t, frame in enumerate(rows.frames[place].tolist()):
                 shown[frame].append((place, t))
-        sample = rows.ids[places[0]]
-        displayed = int(self._columns.height[sample]), int(self._columns.width[sample])
         fits: dict[int, Fit] = {}
         kept: list[int] = []
 
@@ -68,8 +65,6 @@ class Filling:
 
         for frame, picture, surface in self._decode(read):
             if not fits:
-                if picture.shape != displayed:
-                    raise Undecodable(f"its frames have {picture.shape} pixels, the manifest has {displayed}")
                 fits = {place: self._fit(picture, rows, place) for place in places.tolist()}
                 if self._kept.shape[1:] != surface.shape:
                     self._kept = torch.empty((CHUNK, *surface.shape), dtype=surface.dtype, device=surface.device)

@@ -193,21 +193,20 @@ def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: tor
 
 SIZES: list[tuple[str, dict[str, Any]]] = [
     *(("hevc.mp4", {"size": (168, 248), "unit": unit}) for unit in (32, 16, 8)),
-    ("hevc.mp4", {"size": (192, 256)}),
-    ("h264.mp4", {"size": (168, 248)}),
-    ("h264.mp4", {"size": (176, 256)}),
-    ("vp9.webm", {"size": (168, 250)}),
-    ("vp9.webm", {"size": (168, 256)}),
-    ("vp9.webm", {"size": (192, 256)}),
+    *(("hevc.mp4", {"size": size, "unit": 8}) for size in [(168, 256), (176, 256), (176, 248), (192, 256)]),
+    *(("h264.mp4", {"size": size}) for size in [(168, 248), (168, 256), (176, 256), (176, 248), (192, 256)]),
+    *(("vp9.webm", {"size": size}) for size in [(168, 250), (168, 256), (176, 256), (192, 256)]),
+    ("h264-90.mp4", {"size": (248, 168)}),
+    *(("av1.mp4", {"size": size}) for size in [(168, 250), (176, 256)]),
 ]
-"""Stored as 192 x 256, 176 x 256 and 168 x 248; as themselves; as 176 x 256; as themselves; of VP9 DALI may think one is another."""
+"""Of which many are coded in the same blocks of 16: both NVIDIA's parser and DALI's decoders take some of them for others."""
 
 
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("order", [1, -1])
-def test_sizes_that_are_stored_alike(name: str, order: int, tmp_path: Path, device: torch.device) -> None:
+def test_sizes_that_are_coded_alike(name: str, order: int, tmp_path: Path, device: torch.device) -> None:
     """Whichever comes first: every frame is the file's own, and no larger or smaller than pyav's, to which a number would be deaf."""
-    files = {f"{at}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(SIZES[::order])}
+    files = {f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(SIZES[::order])}
     kinds = Made(tmp_path, files)
     given = on_gpu(feed(kinds.videos), device)
     with open_loader("pyav", given) as reference, open_loader(name, given) as loading:

@@ -63,6 +63,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "h264-709.mp4": {"matrix": 1},
     "h264-full.mp4": {"full_range": True},
     "h264-grey.mp4": {"pixels": "gray"},
+    "h264-grey.mkv": {"pixels": "gray"},
     "hevc-709.mp4": {"codec": "hevc", "matrix": 1, "full_range": True},
     "vp9-709.webm": {"codec": "vp9", "matrix": 1},
     "vp9-full.webm": {"codec": "vp9", "full_range": True},

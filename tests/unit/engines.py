@@ -38,17 +38,23 @@ class Frame:
 
 
 class Session:
-    """A PyNvDecoder. As NVIDIA's parser does, it gives each picture, in the order of display, the smallest label that it still has."""
+    """A PyNvDecoder. As NVIDIA's parser does, it gives each picture, in the order of display, the smallest label that it still has.
+
+    Where pictures are coded in as many blocks of 16 as those before, it does not hear of their size: they are put on surfaces of the one
+    before, of which as much is told as it was asked for last. Where it was not asked for another size, it scales them to the one before.
+    """
 
     def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
         self._codec, self._name, self._most, self._hidden = codec, name, most, set[int]()
         self._labels: list[int] = []
         self._valid: list[torch.Tensor] = []
-        self._size: tuple[int, int] | None = None
+        self._size: tuple[int, int] | None = None  # that it was asked for
+        self._asked, self._scales = False, False  # the first: since it has heard of a size
+        self._coded = self._surface = (0, 0)
         self._begin()
 
     def setReconfigParams(self, width: int, height: int) -> None:
-        self._size = height, width
+        self._size, self._asked = (height, width), True
 
     def _begin(self) -> None:
         self._context: Any = av.CodecContext.create(self._name, "r")
@@ -67,7 +73,6 @@ class Session:
                 raise Exception("HandleVideoSequence : refused\nError code : 1") from error
         else:
             frames = self._context.decode(None)
-            self._begin()
         for samples in self._valid:
             samples.fill_(77)
         if any(frame.height > self._most[0] or frame.width > self._most[1] for frame in frames):
@@ -75,10 +80,34 @@ class Session:
         labelled = [(heapq.heappop(self._labels), frame) for frame in frames]
         shown = [(label, frame) for label, frame in labelled if label not in self._hidden]
         self._hidden -= {label for label, _ in labelled}
-        for _, frame in shown:
-            self._size = self._size or (frame.height, frame.width)
-        self._valid = [nv12(frame.reformat(width=self._size[1], height=self._size[0]).to_ndarray()) for _, frame in shown if self._size]
+        self._valid = [self._samples(frame) for _, frame in shown]
+        if not data.bsl:
+            self._begin()
         return [Frame(label, samples) for (label, _), samples in zip(shown, self._valid, strict=True)]
+
+    def _samples(self, frame: Any) -> torch.Tensor:
+        displayed = frame.height, frame.width
+        coded = displayed
+        if self._name in ("h264", "hevc"):
+            coded = (-(-self._context.coded_height // 16) * 16, -(-self._context.coded_width // 16) * 16)
+        if coded != self._coded:
+            self._scales = not (self._asked or self._coded == (0, 0))
+            self._surface = self._surface if self._scales else displayed
+            self._coded, self._asked = coded, False
+        self._size = self._size or displayed
+        if self._scales:
+            frame = frame.reformat(width=self._surface[1], height=self._surface[0])
+        return cut(cut(nv12(frame.to_ndarray()), self._surface), self._size)
+
+
+def cut(surface: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """The top left of an NV12 surface, with what it has not in grey."""
+    rows, columns = surface.shape[0] * 2 // 3, surface.shape[1]
+    found = torch.full((size[0] * 3 // 2, size[1]), 99, dtype=torch.uint8)
+    rows_both, columns_both = min(rows, size[0]), min(columns, size[1])
+    found[:rows_both, :columns_both] = surface[:rows_both, :columns_both]
+    found[size[0] : size[0] + rows_both // 2, :columns_both] = surface[rows : rows + rows_both // 2, :columns_both]
+    return found
 
 
 def nv12(planes: np.ndarray) -> torch.Tensor:

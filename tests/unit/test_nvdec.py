@@ -7,26 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 import torch
+from av.bitstream import BitStreamFilterContext
 
+from dataset.video_scan import open_videos
 from loaders._clips import exact
 from loaders._nvdec import CLIP_TICKS, Nvdec, capabilities, within
 from loaders._packets import Packets
-from loaders._planes import Picture
+from loaders._planes import Fitter, Picture
 from loaders._readers import Undecodable
 from loaders._surfaces import Fit
+from loaders.dali_video import Cutting
 from loaders.nvdec import loader, runs
+from loaders.pyav import Pyav
 from tests.unit import engines
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
 from tests.unit.test_clip_loaders import feed
 from tests.unit.test_clip_readers import patterns
-from tests.unit.video_files import number
+from tests.unit.video_files import make, number
 
 CLAIMED = [
-    *("h264-709.mp4", "h264-full.mp4", "h264-grey.mp4", "hevc-709.mp4", "vp9-709.webm", "vp9-full.webm"),
+    *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4", "vp9-709.webm", "vp9-full.webm"),
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-90.mp4", "h264-180.mp4", "h264-270.mp4", "h264-cut.mp4"),
     *("h264-parts.mp4", "h264-90.mkv", "h264-fragments.mp4", "h264-every.mp4", "h264-two.mp4", "hevc.mp4", "hevc-variable.mkv"),
     *("hevc-cut.mp4", "hevc-90.mp4", "hevc-two.mkv", "vp9.webm", "vp9-variable.webm", "vp9.mp4", "av1.mp4", "av1-variable.webm"),
@@ -171,7 +176,7 @@ def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: 
 
 
 def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "nv12", lambda planes: torch.zeros(12, 16, dtype=torch.uint8))
+    monkeypatch.setattr(engines, "cut", lambda surface, size: torch.zeros(12, 16, dtype=torch.uint8))
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="surface"):
         list(Reading(made.videos, Codec())(sample, [20]))
@@ -192,6 +197,58 @@ def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
     assert [(decoder.height, decoder.width) for decoder in read.nvdec._decoders.values()] == [(192, 256)]
     read.nvdec.close()
     assert not read.nvdec._decoders
+
+
+ALIKE: list[tuple[str, dict[str, Any]]] = [
+    *(("h264.mp4", {"size": size}) for size in [(88, 120), (96, 128), (88, 128), (96, 120), (80, 112)]),
+    *(("hevc.mp4", {"size": (88, 120), "unit": unit}) for unit in (8, 16, 32)),
+    *(("hevc.mp4", {"size": size, "unit": 8}) for size in [(96, 128), (88, 128), (96, 120)]),
+    *(("vp9.webm", {"size": size}) for size in [(88, 120), (96, 128), (90, 120)]),
+    ("h264-90.mp4", {"size": (88, 120)}),
+]
+"""Of which many are coded in the same blocks of 16."""
+
+
+def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
+    """Whichever file a decoder has had before: all of a picture is there, and no larger or smaller than pyav's."""
+    kinds = Made(tmp_path, {f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(ALIKE)})
+    pyav, codec = Pyav(kinds.videos), Codec()
+    read = Reading(kinds.videos, codec)
+    order = np.random.default_rng(0).integers(0, len(ALIKE), 120).tolist()
+    for sample in order:
+        height, width = int(kinds.videos.height[sample]), int(kinds.videos.width[sample])
+        whole, wanted = np.array([0, 0, width, height]), [1, 2]
+        right = {}
+        for frame, picture in pyav(sample, kinds.videos.path(sample), wanted):
+            right[frame] = np.empty((height, width, 3), np.uint8)
+            Fitter(picture, whole, whole, (height, width), False).fill(right[frame], picture)
+        for frame, picture, surface in read(sample, wanted):
+            assert picture.shape == (height, width)
+            found = Fit(picture, whole, whole, (height, width), False)(surface[None])[0].numpy()
+            assert np.abs(found.astype(int) - right[frame]).max() <= 1, kinds.names[sample]
+    assert codec.made <= 1 + 4 + 1 + 3, "one of H.264, four of HEVC, one of VP9, and as many again for larger ones"
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
+@pytest.mark.parametrize("side", ["crop_left=2", "crop_top=2"])
+def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, side: str) -> None:
+    """Pictures are shown from the top left of what is coded on."""
+    whole, codec = make(tmp_path / name, **KINDS[name]), name.partition(".")[0]
+    (tmp_path / "data" / "x").mkdir(parents=True)
+    with av.open(str(whole)) as file, av.open(str(tmp_path / "data" / "x" / name), "w") as output:
+        stream = file.streams.video[0]
+        out = output.add_stream_from_template(stream)
+        cropped = BitStreamFilterContext(f"{codec}_metadata={side}", in_stream=stream, out_stream=out)
+        for packet in file.demux(stream):
+            for single in cropped.filter(packet if packet.size else None):
+                single.stream = out
+                output.mux(single)
+    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
+    assert (videos.height[0] % 16, videos.width[0] % 16) == ((0, 14) if "left" in side else (14, 0)), "what it is about"
+    assert exact("nvdec", videos, np.arange(1)).all()
+    for reading in (Packets(videos), Cutting(videos)):
+        with pytest.raises(Undecodable, match="cropped at the left or the top"):
+            reading(0, videos.path(0), [3, 4])
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------------------------

@@ -60,6 +60,11 @@ KINDS: dict[str, tuple[dict[str, Any], Flags]] = {
     "two.mp4": ({"other": Video(size=(64, 64), numbers_from=1000)}, Flags.SEVERAL_STREAMS),
     "two-one-turned.mp4": ({"other": Video(size=(64, 48), numbers_from=1000, rotation=90)}, Flags.SEVERAL_STREAMS),
     "ten-bit.mp4": ({"pixels": "yuv420p10le"}, Flags(0)),
+    "unaligned.mp4": ({"codec": "hevc", "size": (104, 128)}, Flags.UNALIGNED),
+    "unaligned.mkv": ({"codec": "hevc", "size": (96, 120)}, Flags.UNALIGNED),
+    "aligned.mp4": ({"codec": "hevc", "size": (104, 120), "unit": 16}, Flags(0)),
+    "grey.mp4": ({"pixels": "gray"}, Flags(0)),
+    "grey.mkv": ({"pixels": "gray"}, Flags(0)),
     "fragments.mp4": ({"muxer": {"movflags": "frag_keyframe+empty_moov"}}, Flags(0)),
 }
 
@@ -374,8 +379,8 @@ REAL: dict[str, tuple[int, Flags, tuple[int, int], int]] = {  # frames that deco
     "flipping_a_pancake.mkv": (310, Flags(0), (240, 426), 0),
     "video_90.mov": (3, Flags(0), (568, 320), 270),
     "nasa_13013.mp4": (390, Flags.SEVERAL_STREAMS, (270, 480), 0),
-    "nasa_13013_hdr.mp4": (325, Flags(0), (180, 320), 0),
-    "hevc.ts": (120, Flags(0), (1080, 1920), 0),
+    "nasa_13013_hdr.mp4": (325, Flags.UNALIGNED, (180, 320), 0),
+    "hevc.ts": (120, Flags.UNALIGNED, (1080, 1920), 0),
     "rotate-buck-bunny.mp4": (45, Flags(0), (1920, 1080), 270),
     "fire2.mp4": (25, Flags.VARIABLE_RATE, (720, 1280), 180),
     "bear-vp9-odd-dimensions.webm": (30, Flags(0), (121, 161), 0),
