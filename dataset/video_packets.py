@@ -192,7 +192,7 @@ PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?"
 QUICK = {"h264", "vp9"}
 """Codecs of which FFmpeg decodes a whole picture to find out what its pixels are like: of 1080p that takes 11 to 15 ms of a core."""
 BEGINNING = 4096  # bytes of a packet of VP9: its header is shorter
-SLICE = 64  # bytes of a slice of H.264 or HEVC: likewise
+SLICE = 64  # bytes of a slice of H.264 or HEVC: likewise, but for HEVC of many rows of blocks that can be decoded at once
 WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles of H.264 (7.3.2.1.1)
 
 
@@ -209,12 +209,35 @@ class Sides(NamedTuple):
     coded: tuple[int, int]
 
 
+_SIDES: dict[tuple[Any, ...], Sides] = {}
+"""Of H.264, by what comes before the first slice, and the number of its parameter set: all clips of a file have the same."""
+_MOST_SIDES = 256
+
+
 def sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
-    """As a decoder has them from the head of the first packet."""
+    """As a decoder has them from the head of a packet that begins with a key frame."""
+    if codec != "h264":
+        return _sides(codec, extradata, packet)
+    begin = _first_slice(packet, _length_bytes(extradata))
+    key = extradata, bytes(packet[: (begin or 0) + 3])
+    if key not in _SIDES:
+        if len(_SIDES) >= _MOST_SIDES:
+            _SIDES.clear()
+        _SIDES[key] = _sides(codec, extradata, packet)
+    return _SIDES[key]
+
+
+def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
     context = av.CodecContext.create(codec, "r")
     assert isinstance(context, av.VideoCodecContext)
-    context.extradata = extradata
-    decode_head(context, packet)
+    if codec == "hevc":  # its parameter sets are enough; a head of its slice is not, which may name a thousand entry points
+        begin = None if _length_bytes(extradata, codec) else _first_slice(packet, 0, codec)
+        context.extradata = extradata if begin is None else bytes(packet[: begin - 3])
+        with suppress(av.error.FFmpegError):
+            context.open()
+    else:
+        context.extradata = extradata
+        decode_head(context, packet)
     return Sides((context.height, context.width), (context.coded_height, context.coded_width))
 
 

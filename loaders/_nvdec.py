@@ -19,7 +19,7 @@ import torch
 
 from contracts import Mistake
 from dataset.videos import CODECS
-from loaders._packets import Clip, Group, require
+from loaders._packets import Clip, Group, before_turning, require
 from loaders._planes import BT601, MATRICES, Picture
 from loaders._readers import Undecodable
 from loaders._reading import Read
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
 ROUNDED = 64
-"""Sides of a decoder's largest picture are multiples of it: no codec stores more than that beside a picture."""
+"""Sides of a decoder's largest picture are multiples of it: NVIDIA's parser rounds them up to no more, and fewer decoders are made anew."""
 VIEWS = 16
 """Of surfaces, that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS, CLIPS = 1 << 44, 1024
@@ -114,7 +114,7 @@ class Decoder:
             raise _refused(error) from error
 
     def begin(self, height: int, width: int) -> None:
-        """A clip of pictures of these coded sides, as which they are displayed."""
+        """A clip of pictures that are coded in these sides, and not cropped."""
         if self._size not in ((0, 0), (height, width)):
             self._views.clear()  # the surfaces will be gone
             try:
@@ -186,11 +186,8 @@ class Nvdec:
         """
         clip: Clip = read.about
         columns, sample = self._columns, clip.sample
-        turned = columns.rotation[sample] % 180 != 0
-        height, width = (int(side[sample]) for side in ((columns.width, columns.height) if turned else (columns.height, columns.width)))
         picture = nv12(
-            height,
-            width,
+            *before_turning(columns, sample),
             matrix=MATRICES.get(int(columns.matrix[sample]), BT601),
             full_range=bool(columns.full_range[sample]),
             turns=int(columns.rotation[sample]) // 90 % 4,

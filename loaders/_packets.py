@@ -5,7 +5,7 @@ seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that ar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -15,16 +15,34 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from dataset.container import open_video
-from dataset.video_packets import sides
+from dataset.video_packets import Sides, sides
 from dataset.videos import CODECS
 from loaders._readers import Undecodable
 from loaders._reading import Read
 from loaders.pyav import HASTY, Run
 
-FILTERS = {codec: f"{codec}_mp4toannexb,{codec}_metadata=crop_right=0:crop_bottom=0" for codec in ("h264", "hevc")}
-"""FFmpeg's bitstream filters: NVDEC's parser takes start codes, and the parameter sets in front of a key frame. Pictures are displayed as
-they are coded, with the rows and columns that fill the last blocks: who keeps a decoder for files of many sizes does not notice that two
-of them are coded alike and displayed otherwise. VP9 and AV1 are never cropped."""
+FILTERS = {codec: (f"{codec}_mp4toannexb", f"{codec}_metadata=crop_right=0:crop_bottom=0") for codec in ("h264", "hevc")}
+"""FFmpeg's bitstream filters. NVDEC's parser takes start codes, and the parameter sets in front of a key frame. By the other one pictures
+are displayed as they are coded, with the rows and columns that fill the last blocks: who keeps a decoder for files of many sizes does not
+notice that two of them are coded alike and displayed otherwise."""
+
+
+class Filters:
+    """They, for the packets of one run from a key frame on. Only parameter sets are changed, which come with key frames."""
+
+    def __init__(self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None) -> None:
+        """`out`: becomes a stream of what is filtered."""
+        self._known = codec in FILTERS
+        if self._known:
+            annex_b, uncropped = FILTERS[codec]
+            self._keys = BitStreamFilterContext(f"{annex_b},{uncropped}", in_stream=stream, out_stream=out)
+            self._others = BitStreamFilterContext(annex_b, in_stream=stream)
+
+    def __call__(self, packet: av.Packet[Any]) -> list[av.Packet[Any]]:
+        """Takes what is in the packet."""
+        if not self._known:
+            return [packet]
+        return (self._keys if packet.is_keyframe else self._others).filter(packet)
 
 
 class Group(NamedTuple):
@@ -54,16 +72,34 @@ def require(found: set[int], frames: Collection[int]) -> None:
         raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
 
 
-def coded(codec: str, context: Any, packet: memoryview) -> tuple[int, int]:
-    """Height and width of the pictures that a first packet begins, behind its filters. `context`: of their stream. Raises Undecodable."""
-    if codec not in FILTERS:
-        return context.height, context.width
-    found = sides(codec, None, packet)
-    if not all(found.coded):
-        raise Undecodable("the head of its key frame does not say how large pictures are")
-    if found.displayed != found.coded:
-        raise Undecodable("it is cropped at the left or the top")
-    return found.coded
+def before_turning(columns: Any, sample: int) -> tuple[int, int]:
+    """Height and width of a file's pictures, cropped but not turned."""
+    height, width = int(columns.height[sample]), int(columns.width[sample])
+    return (height, width) if columns.rotation[sample] % 180 == 0 else (width, height)
+
+
+class Size:
+    """Sees that all key frames of a clip are as large as the manifest says, at the top left of what is coded."""
+
+    def __init__(self, columns: Any, sample: int, context: Any) -> None:
+        """`context`: of the stream."""
+        self._codec, self._context, self._shown = CODECS[columns.codec[sample]], context, before_turning(columns, sample)
+        self.coded = context.height, context.width
+        """Height and width, once it has seen a key frame."""
+
+    def see(self, packet: av.Packet[Any]) -> None:
+        """A key frame, before its filters. Raises Undecodable."""
+        found = Sides(self.coded, self.coded)
+        if self._codec in FILTERS:
+            found = sides(self._codec, self._context.extradata, memoryview(packet))
+        if found.displayed != self._shown:
+            raise Undecodable(f"pictures are of {found.displayed} pixels, its file said {self._shown}")
+        self.coded = found.coded
+
+    def see_filtered(self, packet: av.Packet[Any]) -> None:
+        """The same, behind them, where only what is cropped at the left and the top is still cropped. Raises Undecodable."""
+        if self._codec in FILTERS and sides(self._codec, None, memoryview(packet)) != (self.coded, self.coded):
+            raise Undecodable("it is cropped at the left or the top, or pictures change their size")
 
 
 class Packets:
@@ -77,15 +113,15 @@ class Packets:
         groups, data, codec = list[Group](), list[bytes](), CODECS[self._columns.codec[sample]]
         with reading(self._columns, sample, path) as (run, stream):
             assert stream.codec_context is not None  # as Run has seen
+            size = Size(self._columns, sample, stream.codec_context)
             for wanted in wanted_together(self._columns, sample, run, frames):
                 group = Group([], max(wanted))
-                to_annex_b = BitStreamFilterContext(FILTERS[codec], in_stream=stream) if codec in FILTERS else None
-                for packet, time, frame in chosen(run, codec, wanted, to_annex_b):
+                for packet, time, frame in chosen(run, codec, wanted, Filters(codec, stream), size):
                     data.append(bytes(packet))
                     group.packets.append((len(data[-1]), time, frame))
                 groups.append(group)
             require({frame for group in groups for _, _, frame in group.packets if frame is not None}, frames)
-            clip = Clip(sample, *coded(codec, stream.codec_context, memoryview(data[0])), groups)
+            clip = Clip(sample, *size.coded, groups)
         return Read(np.frombuffer(b"".join(data), np.uint8), clip)
 
 
@@ -110,7 +146,7 @@ def wanted_together(columns: Any, sample: int, run: Run, frames: list[int]) -> I
 
 
 def chosen(
-    run: Run, codec: str, wanted: dict[int, int], to_annex_b: BitStreamFilterContext | None
+    run: Run, codec: str, wanted: dict[int, int], filters: Callable[[Any], list[Any]], size: Size
 ) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
     """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the order of decoding.
 
@@ -130,10 +166,15 @@ def chosen(
         latest, place = max(latest, time) if started else time, its_place
         frame = None if packet.is_discard else wanted.get(time)
         left -= frame is not None
-        for single in to_annex_b.filter(packet) if to_annex_b else [packet]:  # takes what was in `packet`
+        key = packet.is_keyframe
+        if key:
+            size.see(packet)
+        for single in filters(packet):
             head = kinds(single, codec)
             if not started and "parameters" not in head:
                 raise Undecodable("its key frame comes without parameter sets")
+            if key and "parameters" in head:
+                size.see_filtered(single)
             started = True
             if frame is not None or "disposable" not in head:
                 yield single, time, frame

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 import torch
-from av.bitstream import BitStreamFilterContext
 
 from contracts import Feed, Mistake, Rows
 from dataset.videos import CODECS
 from loaders._clips import exact
 from loaders._dali import import_dali, lacks_memory, release_memory, said
 from loaders._mixed import MixedLoader, Normalise
-from loaders._packets import FILTERS, chosen, coded, reading, require, wanted_together
+from loaders._packets import Filters, Size, chosen, reading, require, wanted_together
 from loaders._planes import BT601, MATRICES
 from loaders._readers import Undecodable
 from loaders._reading import Read
@@ -96,15 +95,16 @@ class Cutting:
         file, codec = io.BytesIO(), CODECS[self._columns.codec[sample]]
         with reading(self._columns, sample, path) as (run, stream), av.open(file, "w", format="matroska") as output:
             out = output.add_stream_from_template(stream)
-            filtered = BitStreamFilterContext(FILTERS[codec], in_stream=stream, out_stream=out) if codec in FILTERS else None
+            size = Size(self._columns, sample, stream.codec_context)
+            filters = Filters(codec, stream, out)
             found = [
                 (packet, time, frame)
                 for wanted in wanted_together(self._columns, sample, run, frames)
-                for packet, time, frame in chosen(run, codec, wanted, filtered)
+                for packet, time, frame in chosen(run, codec, wanted, filters, size)
             ]
             require({frame for _, _, frame in found if frame is not None}, frames)
             out.codec_context.codec_tag = NO_TAG
-            out.height, out.width = coded(codec, stream.codec_context, memoryview(found[0][0]))
+            out.height, out.width = size.coded
             order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
             if len(order) < len(found):
                 raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart

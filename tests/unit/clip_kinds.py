@@ -55,6 +55,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "hevc-open.ts": {"codec": "hevc", "b_frames": 3, "open_gop": True},
     "hevc-cut.mp4": {"codec": "hevc", "b_frames": 3, "cut": 7},
     "hevc-90.mp4": {"codec": "hevc", "b_frames": 2, "rotation": 90},
+    "hevc-unaligned.mp4": {"codec": "hevc", "b_frames": 2, "size": (184, 264)},
     "hevc-two.mkv": {"codec": "hevc", "b_frames": 2, "other": Video(frames=40, size=(48, 64), numbers_from=1000)},
     "vp9.mp4": {"codec": "vp9"},
     "vp9.webm": {"codec": "vp9"},

@@ -170,7 +170,8 @@ class Sent(bytes):
 def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
     def frames(*packets: Any) -> list[int | None]:
         run: Any = SimpleNamespace(seek=lambda frame: 0, packets=lambda sync, begin: iter(packets))
-        return [frame for _, _, frame in chosen(run, "vp9", {0: 7}, None)]
+        size: Any = SimpleNamespace(see=lambda packet: None, see_filtered=lambda packet: None)
+        return [frame for _, _, frame in chosen(run, "vp9", {0: 7}, lambda packet: [packet], size)]
 
     packet = Sent(b"data")
     assert frames(packet) == [7]

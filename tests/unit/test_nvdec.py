@@ -34,7 +34,8 @@ CLAIMED = [
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4", "vp9-709.webm", "vp9-full.webm"),
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-90.mp4", "h264-180.mp4", "h264-270.mp4", "h264-cut.mp4"),
     *("h264-parts.mp4", "h264-90.mkv", "h264-fragments.mp4", "h264-every.mp4", "h264-two.mp4", "hevc.mp4", "hevc-variable.mkv"),
-    *("hevc-cut.mp4", "hevc-90.mp4", "hevc-two.mkv", "vp9.webm", "vp9-variable.webm", "vp9.mp4", "av1.mp4", "av1-variable.webm"),
+    *("hevc-cut.mp4", "hevc-90.mp4", "hevc-unaligned.mp4", "hevc-two.mkv"),
+    *("vp9.webm", "vp9-variable.webm", "vp9.mp4", "av1.mp4", "av1-variable.webm"),
 ]
 
 
@@ -202,7 +203,7 @@ def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
 ALIKE: list[tuple[str, dict[str, Any]]] = [
     *(("h264.mp4", {"size": size}) for size in [(88, 120), (96, 128), (88, 128), (96, 120), (80, 112)]),
     *(("hevc.mp4", {"size": (88, 120), "unit": unit}) for unit in (8, 16, 32)),
-    *(("hevc.mp4", {"size": size, "unit": 8}) for size in [(96, 128), (88, 128), (96, 120)]),
+    *(("hevc.mp4", {"size": size, "unit": 8}) for size in [(96, 128), (88, 128), (96, 120), (80, 112)]),
     *(("vp9.webm", {"size": size}) for size in [(88, 120), (96, 128), (90, 120)]),
     ("h264-90.mp4", {"size": (88, 120)}),
 ]
@@ -249,6 +250,64 @@ def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, s
     for reading in (Packets(videos), Cutting(videos)):
         with pytest.raises(Undecodable, match="cropped at the left or the top"):
             reading(0, videos.path(0), [3, 4])
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.webm"])
+@pytest.mark.parametrize("size", [(96, 96), (64, 128), (192, 256)])
+def test_pictures_of_another_size_are_refused(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    """Of a file that was overwritten since the scan, or where they change in the middle: what is shown would lie beside them."""
+    kinds = Made(tmp_path, {name: KINDS[name]})
+    path = kinds.videos.path(0)
+    make(Path(path.decode()), **KINDS[name], size=size)
+    for reading in (Packets(kinds.videos), Cutting(kinds.videos)):
+        with pytest.raises(Undecodable, match=r"pictures are of .* its file said \(96, 128\)"):
+            reading(0, path, [3, 4])
+
+
+@pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
+@pytest.mark.parametrize("other", [(96, 112), (88, 120)])
+def test_a_size_that_changes_in_the_middle_is_refused(tmp_path: Path, name: str, other: tuple[int, int]) -> None:
+    """In the packets, behind a header that does not tell. Clips of the part that is as the manifest says are right."""
+    parts = [make(tmp_path / f"{at}.mp4", **KINDS[name], size=size, frames=24) for at, size in enumerate([(96, 128), other])]
+    path = tmp_path / "data" / "x" / "both.mkv"
+    path.parent.mkdir(parents=True)
+    with av.open(str(path), "w") as output:
+        for at, part in enumerate(parts):
+            with av.open(str(part)) as file:
+                stream = file.streams.video[0]
+                out = output.streams.video[0] if at else output.add_stream_from_template(stream)
+                in_band = BitStreamFilterContext(f"{name.partition('.')[0]}_mp4toannexb", in_stream=stream)
+                for packet in file.demux(stream):
+                    if packet.size:
+                        assert packet.pts is not None and packet.dts is not None
+                        times, tick, key = (packet.pts + 12288 * at, packet.dts + 12288 * at), packet.time_base, packet.is_keyframe
+                        (single,) = in_band.filter(packet)
+                        moved = av.Packet(with_lengths(bytes(single)))
+                        (moved.pts, moved.dts), moved.time_base, moved.is_keyframe, moved.stream = times, tick, key, out
+                        output.mux(moved)
+    videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
+    assert exact("nvdec", videos, np.arange(1)).all() and len(videos.pts(0)) == 48
+    read = Reading(videos, Codec())
+    assert {frame: shown(picture, surface) for frame, picture, surface in read(0, [3, 20])} == {3: 3, 20: 20}
+    for frames in ([22, 23, 25], [3, 4, 40], [30, 31]):
+        for reading in (Packets(videos), Cutting(videos)):
+            with pytest.raises(Undecodable, match=r"pictures (are of|change their size)"):
+                reading(0, videos.path(0), frames)
+
+
+def with_lengths(annex_b: bytes) -> bytes:
+    """NAL units behind their lengths, of four bytes, as mp4 and Matroska have them."""
+    units = [unit.rstrip(b"\0") if place else unit for place, unit in enumerate(annex_b.split(b"\0\0\1"))][1:]
+    return b"".join(len(unit).to_bytes(4, "big") + unit for unit in units)
+
+
+def test_heads_of_many_entry_points(tmp_path: Path) -> None:
+    """HEVC of many rows, as x265 codes it left to itself: the head of a slice says where each row of blocks begins, and is long."""
+    kinds = Made(
+        tmp_path, {"hevc.mp4": KINDS["hevc.mp4"] | {"size": (2160, 512), "frames": 14, "wavefronts": True, "options": {"crf": "1"}}}
+    )
+    assert Packets(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.height == 2160
+    assert Cutting(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.packets >= 2
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from dataset import video_packets
 from dataset.container import open_video
 from dataset.headers import Rejected
-from dataset.video_packets import Times, _first_frames, read
+from dataset.video_packets import Times, _first_frames, _is_grey, read
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from tests.unit.test_headers import SAMPLES
@@ -119,6 +119,29 @@ def test_what_is_read_is_what_a_player_shows(kind: str, folder: Path) -> None:
     else:
         assert about["fps"] == pytest.approx(float(video.fps), rel=1e-3)
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("extradata", "grey"),
+    [
+        ("01640028ffe1000967640028f8", True),  # High, its numbers are 0 and 0
+        ("01640028ffe1000967640028a8", False),  # 0 and 1
+        ("0142c028ffe1000967 42c028f8", False),  # Baseline, which does not say
+        ("01640028ffe0000967640028f8", False),  # no parameter set
+        ("00640028ffe1000967640028f8", False),  # no avcC
+        ("01640028ffe10009676400", False),
+        ("01640028ffe1000967640028", False),
+        ("", False),
+    ],
+)
+def test_h264_without_chroma(extradata: str, grey: bool) -> None:
+    assert _is_grey(bytes.fromhex(extradata)) == grey
+
+
+def test_hevc_whose_size_is_not_known_is_taken_for_unaligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "a.mp4", codec="hevc")
+    monkeypatch.setattr(video_packets, "sides", lambda *_: video_packets.Sides((0, 0), (0, 0)))
+    assert found(path)["flags"] == Flags.UNALIGNED
 
 
 LIKE = ("b-frames.mp4", "ten-bit.mp4", "interlaced.mp4", "refresh.mp4", "turned-90.mp4", "cut.mp4", "fragments.mp4")

@@ -63,6 +63,7 @@ class Video:
     cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
     parts: Sequence[tuple[int, int]] = ()  # (first frame, frames) of the parts that an edit list shows, in its order; mp4
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
+    wavefronts: bool = False  # HEVC whose rows of blocks can be decoded at once
     pixels: str = "yuv420p"
     matrix: int = 2  # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
     full_range: bool = False
@@ -156,7 +157,7 @@ def _stream(file: Any, video: Video) -> Any:
     stream.codec_context.colorspace = video.matrix
     if _range(video) == 2:
         stream.codec_context.color_range = 2  # else it is not said
-    stream.codec_context.thread_count = 1
+    stream.codec_context.thread_count = 0 if video.wavefronts else 1
     stream.codec_context.bit_rate = 2_000_000 if encoder in ("mpeg4", "mpeg2video", "mjpeg", "libvpx") else 0
     options = {**FAST.get(encoder, {}), **video.options}
     if encoder == "libx264":
@@ -165,7 +166,8 @@ def _stream(file: Any, video: Video) -> Any:
     elif encoder == "libx265":
         params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}:min-keyint={video.gop}"
         params += f":min-cu-size={video.unit}"
-        options["x265-params"] = params + ":log-level=none:pools=none:frame-threads=1"
+        params += ":wpp=1" if video.wavefronts else ":pools=none"
+        options["x265-params"] = params + ":log-level=none:frame-threads=1"
     elif encoder in ("mpeg4", "mpeg2video"):
         stream.codec_context.max_b_frames = video.b_frames
         options |= {"sc_threshold": "1000000000", "b_strategy": "0"}
