@@ -30,7 +30,9 @@ _FORMATS = dict(
 _PICTURE = re.compile(rb"\x00\x00\x01\xb6(.)", re.DOTALL)  # of MPEG-4; the two highest bits of what follows are its kind
 _PLACEHOLDER = 19  # bytes: a longer MPEG-4 packet is a frame, as FFmpeg's mpeg4_unpack_bframes decides it
 _TURNED = re.compile(r"display ?matrix: rotation of (-?[\d.]+|nan)", re.IGNORECASE)  # in FFmpeg's description of a stream
-_START = re.compile(rb"\x00\x00\x01")
+_CODE = b"\0\0\1"  # in front of a unit, where its length is not told
+_START = re.compile(_CODE)
+_HEVC_SPS = re.compile(rb"\x00\x00\x01[\x42\x43]")  # a unit of type 33 (H.265, 7.3.1.2)
 _FIELDS = re.compile(r"(top|bottom) (coded )?first")  # likewise, of interlaced ones
 
 
@@ -109,7 +111,7 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         flags |= Flags.GRADUAL_REFRESH
     if _FIELDS.search(described):
         flags |= Flags.INTERLACED
-    if codec == "hevc" and first and not _is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
+    if codec == "hevc" and first is not None and not _is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
         flags |= Flags.UNALIGNED
     pixels = "gray" if codec == "h264" and _is_grey(context.extradata) else context.pix_fmt
     steps, tick = np.diff(pts), stream.time_base
@@ -231,8 +233,8 @@ def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
     context = av.CodecContext.create(codec, "r")
     assert isinstance(context, av.VideoCodecContext)
     if codec == "hevc":  # its parameter sets are enough; a head of its slice is not, which may name a thousand entry points
-        begin = None if _length_bytes(extradata, codec) else _first_slice(packet, 0, codec)
-        context.extradata = extradata if begin is None else bytes(packet[: begin - 3])
+        in_band = _before_slices(packet, _length_bytes(extradata, codec), codec)
+        context.extradata = in_band if _HEVC_SPS.search(in_band) else extradata
         with suppress(av.error.FFmpegError):
             context.open()
     else:
@@ -323,6 +325,20 @@ def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> 
             return None
         if packet[begin] & 31 in (1, 5) if codec == "h264" else packet[begin] >> 1 & 63 < 32:
             return begin
+
+
+def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
+    """What comes before the first slice of a packet, with start codes; nothing where there is no slice."""
+    begin = _first_slice(packet, length_bytes, codec)
+    head = packet[: begin - (length_bytes or len(_CODE))] if begin is not None else packet[:0]
+    if not length_bytes:
+        return bytes(head)
+    units, at = list[bytes](), 0
+    while at < len(head):
+        begin = at + length_bytes
+        at = begin + int.from_bytes(head[at:begin], "big")
+        units.append(_CODE + bytes(head[begin:at]))
+    return b"".join(units)
 
 
 def _is_whole(packet: memoryview, length_bytes: int) -> bool:

@@ -1,9 +1,9 @@
 """`dali-video`: DALI's video decoder and its filter, on the GPU. It takes a file in memory and the numbers of the frames.
 
-    worker: the packets of a clip -> a small file, whose pictures are displayed as they are stored -> DALI: decode, cut, resize, flip
+    worker: the packets of a clip -> a small file, whose pictures are displayed as they are coded -> DALI: decode, cut, resize, flip
 
-DALI takes whole files, and keeps its decoders for those that are displayed as they are stored: given a file as it is, of 1080 rows that are
-stored as 1088, it makes a decoder for each clip. One pipeline a thread, each for one clip at a time. Worker processes cut the files, and
+DALI takes whole files, and keeps its decoders for those that are displayed as they are coded: given a file as it is, of 1080 rows that are
+coded as 1088, it makes a decoder for each clip. One pipeline a thread, each for one clip at a time. Worker processes cut the files, and
 decode by pyav what DALI is not exact for: of HEVC it takes sides that are no multiples of 16 for those of another file.
 """
 

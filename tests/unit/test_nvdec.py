@@ -28,7 +28,7 @@ from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
 from tests.unit.test_clip_loaders import feed
 from tests.unit.test_clip_readers import patterns
-from tests.unit.video_files import make, number
+from tests.unit.video_files import make, number, with_lengths
 
 CLAIMED = [
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4", "vp9-709.webm", "vp9-full.webm"),
@@ -293,12 +293,6 @@ def test_a_size_that_changes_in_the_middle_is_refused(tmp_path: Path, name: str,
         for reading in (Packets(videos), Cutting(videos)):
             with pytest.raises(Undecodable, match=r"pictures (are of|change their size)"):
                 reading(0, videos.path(0), frames)
-
-
-def with_lengths(annex_b: bytes) -> bytes:
-    """NAL units behind their lengths, of four bytes, as mp4 and Matroska have them."""
-    units = [unit.rstrip(b"\0") if place else unit for place, unit in enumerate(annex_b.split(b"\0\0\1"))][1:]
-    return b"".join(len(unit).to_bytes(4, "big") + unit for unit in units)
 
 
 def test_heads_of_many_entry_points(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from dataset import video_packets
 from dataset.container import open_video
 from dataset.headers import Rejected
-from dataset.video_packets import Times, _first_frames, _is_grey, read
+from dataset.video_packets import Times, _first_frames, read
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from tests.unit.test_headers import SAMPLES
-from tests.unit.video_files import ENCODERS, Video, make, number, picture
+from tests.unit.video_files import ENCODERS, Video, make, number
 
 STEPS = np.random.default_rng(5).integers(2000, 6000, 40)
 TICKS = tuple(np.cumsum(STEPS).tolist())
@@ -121,29 +121,6 @@ def test_what_is_read_is_what_a_player_shows(kind: str, folder: Path) -> None:
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("extradata", "grey"),
-    [
-        ("01640028ffe1000967640028f8", True),  # High, its numbers are 0 and 0
-        ("01640028ffe1000967640028a8", False),  # 0 and 1
-        ("0142c028ffe1000967 42c028f8", False),  # Baseline, which does not say
-        ("01640028ffe0000967640028f8", False),  # no parameter set
-        ("00640028ffe1000967640028f8", False),  # no avcC
-        ("01640028ffe10009676400", False),
-        ("01640028ffe1000967640028", False),
-        ("", False),
-    ],
-)
-def test_h264_without_chroma(extradata: str, grey: bool) -> None:
-    assert _is_grey(bytes.fromhex(extradata)) == grey
-
-
-def test_hevc_whose_size_is_not_known_is_taken_for_unaligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = make(tmp_path / "a.mp4", codec="hevc")
-    monkeypatch.setattr(video_packets, "sides", lambda *_: video_packets.Sides((0, 0), (0, 0)))
-    assert found(path)["flags"] == Flags.UNALIGNED
-
-
 LIKE = ("b-frames.mp4", "ten-bit.mp4", "interlaced.mp4", "refresh.mp4", "turned-90.mp4", "cut.mp4", "fragments.mp4")
 QUICK_KINDS: dict[str, dict[str, Any]] = {kind: KINDS[kind][0] for kind in (*LIKE, "vp9.webm", "variable.webm")} | {
     "422.mkv": {"pixels": "yuv422p"},
@@ -198,18 +175,6 @@ def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Pat
 
 def test_every_encoder_of_the_kinds_is_used() -> None:
     assert {changes.get("codec", "h264") for changes, _ in KINDS.values()} == set(ENCODERS)
-
-
-def test_numbers_survive_coding_resizing_and_nothing_else() -> None:
-    for value in (0, 1, 255, 256, 1000, 4095):
-        pixels = picture(value, (96, 128))
-        assert number(pixels) == value
-        assert number(pixels[::3, ::2]) == value
-        assert number(pixels[..., 1]) == value
-        assert number(np.rot90(pixels, 2)) != value
-    assert number(np.zeros((96, 128, 3), np.uint8)) == -1
-    for value in range(100):
-        assert number(np.mean([picture(value, (96, 128)), picture(value + 1, (96, 128))], axis=0)) == -1, "mixed of two"
 
 
 def remuxed(source: Path, target: Path, change: Callable[[int, Any], Any]) -> Path:

@@ -1,0 +1,61 @@
+"""What the heads of packets say of pictures. tests/unit/test_video_scan.py has whole files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from av.bitstream import BitStreamFilterContext
+
+from dataset import video_packets
+from dataset.container import open_video
+from dataset.video_packets import _is_grey, sides
+from dataset.videos import RECORD, Flags
+from tests.unit.video_files import make, with_lengths
+
+FLAGS = (RECORD.names or ()).index("flags")
+
+
+@pytest.mark.parametrize(
+    ("extradata", "grey"),
+    [
+        ("01640028ffe1000967640028f8", True),  # High, its numbers are 0 and 0
+        ("01640028ffe1000967640028a8", False),  # 0 and 1
+        ("0142c028ffe100096742c028f8", False),  # Baseline, which does not say
+        ("01640028ffe0000967640028f8", False),  # no parameter set
+        ("00640028ffe1000967640028f8", False),  # no avcC
+        ("01640028ffe10009676400", False),
+        ("01640028ffe1000967640028", False),
+        ("", False),
+    ],
+)
+def test_h264_without_chroma(extradata: str, grey: bool) -> None:
+    assert _is_grey(bytes.fromhex(extradata)) == grey
+
+
+def test_hevc_whose_size_is_not_known_is_taken_for_unaligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "a.mp4", codec="hevc")
+    monkeypatch.setattr(video_packets, "sides", lambda *_: video_packets.Sides((0, 0), (0, 0)))
+    assert video_packets.read(os.fsencode(path)).record[FLAGS] == Flags.UNALIGNED
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc"])
+@pytest.mark.parametrize(("size", "unit", "coded"), [((90, 100), 8, (96, 104)), ((90, 100), 32, (96, 128)), ((96, 128), 8, (96, 128))])
+def test_sides_of_pictures(codec: str, size: tuple[int, int], unit: int, coded: tuple[int, int], tmp_path: Path) -> None:
+    """By the head of the file or of the packet, with lengths or start codes, which also counts where the file says otherwise."""
+    paths = [make(tmp_path / f"{at}.mp4", codec=codec, size=sides, unit=unit, frames=1) for at, sides in enumerate([size, (192, 256)])]
+    expected = size, coded if codec == "hevc" else (96, 112 if size[1] == 100 else 128)
+    with open_video(os.fsencode(paths[0])) as file, open_video(os.fsencode(paths[1])) as other:
+        stream, extradata = file.streams.video[0], other.streams.video[0].codec_context.extradata
+        head = stream.codec_context.extradata
+        assert head is not None and extradata is not None
+        (packet,) = [packet for packet in file.demux(stream) if packet.size]
+        assert sides(codec, head, memoryview(packet)) == expected
+        (in_band,) = BitStreamFilterContext(f"{codec}_mp4toannexb", in_stream=stream).filter(packet)
+        assert sides(codec, None, memoryview(in_band)) == expected
+        lengths = memoryview(with_lengths(bytes(in_band)))
+        assert sides(codec, extradata, lengths) == expected
+        if codec == "hevc":
+            assert sides(codec, head[:22] + b"\0", lengths) == expected, "a head without parameter sets, as hev1 may have"
+    assert not any(sides(codec, None, memoryview(b"\0\0\1")).coded)
