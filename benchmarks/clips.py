@@ -160,7 +160,7 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
 
 def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> Epochs:
     if world.device.type != "cuda":
-        raise Mistake("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone run on this machine")
+        raise Mistake("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone decode on the CPU")
     codec = import_codec()
     engines = capabilities(codec, world.device.index or 0, ("h264",))["h264"].engines
     stream = nvdec.clips(

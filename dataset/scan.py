@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import mimetypes
 import multiprocessing
 import os
 import re
@@ -23,7 +24,7 @@ from contextlib import AbstractContextManager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import filelock
 import numpy as np
@@ -152,11 +153,21 @@ def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S
 
 
 class Parser:
-    """What `read` makes of one listed file after the other; what a worker process has."""
+    """What `read` makes of one listed file after the other; what a worker process has. `what` it reads: headers, videos."""
 
-    def __init__(self, read: Callable[[bytes], Any], left_out: Any, pack: Callable[[list[Any]], Any], root: Path, made: Path, step: int):
+    def __init__(
+        self,
+        read: Callable[[bytes], Any],
+        left_out: Any,
+        pack: Callable[[list[Any]], Any],
+        root: Path,
+        made: Path,
+        *,
+        step: int,
+        what: str = "headers",
+    ) -> None:
         self.read, self.left_out, self.pack = read, left_out, pack
-        self.root, self.step = os.fsencode(root) + b"/", step
+        self.root, self.step, self.what = os.fsencode(root) + b"/", step, what
         self.paths, self.offsets, _ = (np.memmap(made / f"listing.{name}", dtype, "r") for name, dtype in LISTING.items())
         self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)  # seen by every process: end after this file
 
@@ -200,14 +211,24 @@ def each_file(
             yield first, packed
             for path, why in bad:
                 rejects(path, why)
-            say(min(first + parser.step, total), total, "reading headers")
+            say(min(first + parser.step, total), total, f"reading {parser.what}")
     except BrokenProcessPool:
         raise Mistake(
-            "a process that reads headers was killed, as the system does when memory is short: free some, and start again"
+            f"a process that reads {parser.what} was killed, as the system does when memory is short: free some, and start again"
         ) from None
     finally:
         parser.stop.value = True
         made.close()
+
+
+def nothing(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> Mistake:
+    """That not one `wanted` is there; what the first file that was left out is, by its name, says which --task takes it."""
+    if not rejects.count:
+        return Mistake(f"--data: no {wanted} in {where}: no file is there")
+    told = f"--data: no {wanted} in {where}; left out: {rejects.count}, first {rejects.first}"
+    kind = (mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or "").partition("/")[0]
+    other = {"image": "; images are read without --task video", "video": "; videos are read with --task video"}
+    return Mistake(told + (other.get(kind, "") if kind != wanted else ""))
 
 
 def _keep(root: Path, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects) -> list[str]:
@@ -215,7 +236,7 @@ def _keep(root: Path, labels: dict[str, int], classes: Sequence[str] | None, rec
     good = records["size"] >= 0
     samples = int(good.sum())
     if not samples:
-        raise Mistake(f"--data: no image in {root}/<class>/; left out: {rejects.count}{rejects.first and ', first '}{rejects.first}")
+        raise nothing("image", f"{root}/<class>/", rejects)
     paths, offsets, old = (np.memmap(made / f"listing.{name}", dtype, "r") for name, dtype in LISTING.items())
     counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
     for name, label in labels.items():

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from config import Config, Data
 from contracts import Mistake, Source
 from dataset import coco_json, coco_scan
@@ -65,13 +67,26 @@ def open_splits(config: Config, loader: str, *, kind: Kind = "images", console: 
     if without:
         console.warn(f"train: not read, the classes are those of val; {without}")
     for split, open_one in openers.items():
-        with console.counting(f"scanning {split}") as progress:
+        with console.counting(split) as progress:
             manifest = open_one(classes=classes, cache=cache_folder(settings.manifest_dir), rescan=settings.rescan, progress=progress)
         if manifest.rejected:
             console.warn(f"{split}: {manifest.rejected} left out, named in {manifest.folder / 'rejected.txt'}")
+        if split == "train":
+            _warn_of_classes(manifest, kind, console)
         classes = manifest.classes
         splits[split] = Split(columns=manifest, source=Folder(manifest, read_delay_s))
     return {split: splits.get(split, splits["val"]) for split in SPLITS}
+
+
+def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
+    """Of training data that say less, or otherwise, than they were meant to."""
+    if kind in ("images", "videos") and len(columns.classes) == 1:
+        console.warn(f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; is --data a folder too high?")
+    if kind == "videos":
+        empty = np.flatnonzero(np.bincount(columns.label, minlength=len(columns.classes)) == 0)
+        if len(empty):
+            first = f"{len(empty)} of {len(columns.classes)} classes have no video, first '{columns.classes[empty[0]]}'"
+            console.warn(f"train: {first}; do the labels of the list begin at 0, without gaps?")
 
 
 def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Callable[..., Any]], str]:
@@ -114,6 +129,8 @@ def _part(root: Path, split: str, kind: Kind) -> Path:
     if not os.access(root, os.X_OK):
         raise Mistake(f"--data {root}: may not be entered; it must be {HOLDS[kind]}")
     if kind == "videos" and (found := list_of(root, split)):
+        if found.is_dir():
+            raise Mistake(f"--data {found}: is a folder, and would be the list of {split}; it must be a file, or have another name")
         return found
     if (root / split).exists():
         return root / split

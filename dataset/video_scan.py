@@ -10,7 +10,7 @@ import numpy as np
 
 from contracts import Mistake, cores
 from dataset.manifest import LISTING, Array, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, remembered
+from dataset.scan import Parser, Progress, each_file, nothing, remembered
 from dataset.sources import folder as source
 from dataset.sources.listing import SAMPLE, read_list
 from dataset.video_packets import LEFT_OUT, Times, read
@@ -56,7 +56,7 @@ def open_videos(
         records = _read_all(root, total, made, workers, rejects, say)
         kept = _segments(root, samples, records, made, rejects)
         if not len(kept):
-            raise Mistake(f"--data: no video in {data}; left out: {rejects.count}{rejects.first and ', first '}{rejects.first}")
+            raise nothing("video", str(data), rejects)
         if not (listed and all(map(str.isdecimal, used))):  # numbers of classes stay as they are
             counts = np.bincount(kept["label"], minlength=len(classes or used))
             for name, label in labels.items():
@@ -79,7 +79,7 @@ def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects
     if not total:
         return np.zeros(0, RECORD)
     records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=RECORD, shape=(total,))
-    parser = Parser(read, LEFT_OUT, _pack, root, made, step=CHUNK)
+    parser = Parser(read, LEFT_OUT, _pack, root, made, step=CHUNK, what="videos")
     count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
     with open(made / "listing.pts", "wb") as pts, open(made / "listing.keys", "wb") as keys:
         for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):

@@ -24,7 +24,8 @@ from contracts import Mistake, cores
 ALONE_AFTER_S = 5.0
 """What rank 0 needs, at most, to meet and say a mistake that every rank makes."""
 
-
+GONE = "Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited"
+"""In an error of gloo's or NCCL's, of a rank whose process is no more."""
 MOST_WORKERS_A_CORE, MOST_WORKERS = 64, 256
 """More of either a rank is a slip: processes would be forked for minutes."""
 
@@ -93,7 +94,12 @@ class ProcessWorld:
             dist.init_process_group("cpu:gloo,cuda:nccl", device_id=self.device)
         else:  # NCCL refuses two ranks on one GPU
             dist.init_process_group("gloo")
-        yield
+        try:
+            yield
+        except RuntimeError as error:
+            if any(sign in str(error) for sign in GONE):
+                raise Mistake("another rank has ended: its own line or the system's log says why; go on with --resume auto") from None
+            raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
     def agree(self, what: dict[str, Any]) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class Run:
                 self._seen: list[Batch] = []
                 try:
                     outcome = self.step(batches, lr=lr, epoch=progress.epoch, position=progress.consumed, want_norm=logging)
-                except Mistake as error:  # a file of the data is gone
+                except Mistake as error:  # a file of the data is gone, or a worker
                     if self.plan.step_samples > self.plan.batch_size:
                         raise  # other ranks wait in their step, or this one is half done
                     mistake = error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,9 +22,6 @@ GOT_NONE = {
     "CUDA allocation failed": "DALI got no memory",
 }
 """In an error -> what it says."""
-WORKER_DIED = re.compile(r"DataLoader worker \(pid.*")
-"""Of PyTorch's, in whatever the main thread does when the worker's end is seen, or when its rows are waited for."""
-KILLED = re.compile(r"signal: Killed|exited unexpectedly")
 
 
 @contextmanager
@@ -35,9 +31,6 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
         yield
         return
     except (MemoryError, RuntimeError) as error:
-        if died := WORKER_DIED.match(str(error)):
-            short = "; the system kills workers when memory is short: fewer --workers need less" if KILLED.search(died[0]) else ""
-            raise Mistake(died[0].rstrip(". ") + short) from None
         if (reason := _lack(error)) is None:
             raise
         failed = error.__traceback__

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 ECHO_S = 3.0
 """Signals so soon after the first one are the same request: torchrun passes on what the terminal has sent to all."""
@@ -36,7 +37,16 @@ class StopRequest:
     def _hear(self, number: int, _frame: object) -> None:
         if self.signal is None:
             self.signal, self._heard_s = number, time.monotonic()
+            _say(f"stopping after this step; Ctrl-C {ECHO_S:.0f} s from now or later ends without a checkpoint")
         elif number == signal.SIGINT and time.monotonic() - self._heard_s > ECHO_S:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)  # closing may hang too
+            _say("ending now, without a checkpoint")
             raise KeyboardInterrupt
+
+
+def _say(line: str) -> None:
+    """Once, not by every rank; past Python's streams, in whose middle a signal may come."""
+    if int(os.environ.get("RANK", 0)) == 0:
+        with suppress(OSError):
+            os.write(2, f"train.py: {line}\n".encode())

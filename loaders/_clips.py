@@ -55,11 +55,11 @@ _USUAL = {
 EXACT = {
     "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED, rotated=("mp4",), from_zero=True),
     "torchcodec": Claim(
-        kinds={**_USUAL, "av1": ("mp4", "mkv")},
+        kinds={**_USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},  # MPEG-4 with B-frames in avi: refused
         flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED,
     ),
     "nvdec": Claim(
-        kinds=dict.fromkeys(("h264", "hevc", "vp9", "av1"), ("mp4", "mkv")),
+        kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: no engine that has it was there to see
         flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED,
         plain=True,
     ),
@@ -130,7 +130,10 @@ def passed(keys: Array, frames: Array) -> int:
 
 
 class Reader(Protocol):
-    """Decodes frames of one file. Made in the worker process that uses it."""
+    """Decodes frames of one file. Made in the worker process that uses it.
+
+    One that leaves out frames which no wanted one is made from counts those that it decodes for a clip as `decoded`.
+    """
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises Undecodable.
@@ -283,35 +286,35 @@ class Decoding:
         for (sample, _), same in clips.items():
             places = np.array(same)
             try:
-                fell_back += self._decode(sample, rows, places, out, refusals)
-                decoded += passed(self._feed.columns.keys(sample), np.unique(rows.frames[places]))
+                sorts, passed_through = self._decode(sample, rows, places, out, refusals)
+                fell_back += sorts
+                decoded += passed_through
                 delivered += rows.frames[places].size
             except (Undecodable, OSError) as error:
                 lost += same
                 refusals.setdefault(kind(self._feed.columns, sample) + LOST, reason("pyav", error))
         return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
 
-    def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> list[str]:
-        """Fill the places of a sample. Returns the sort of file, once for each, when pyav did it, which has the last word."""
+    def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> tuple[list[str], int]:
+        """Fill the places of a sample. Returns the sort of file, once for each, if pyav did it, which has the last word; frames decoded."""
         path, refused = checked(self._feed.source, sample), None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
             try:
-                self._fill(self._own, sample, path, rows, places, out)
-                return []
+                return [], self._fill(self._own, sample, path, rows, places, out)
             except Undecodable as error:
                 if self._pyav is None:
                     raise
                 refused = reason(self._backend, error)
         assert self._pyav is not None, "pyav is exact for everything"
-        self._fill(self._pyav, sample, path, rows, places, out)
+        decoded = self._fill(self._pyav, sample, path, rows, places, out)
         sort = kind(self._feed.columns, sample)
         if refused is not None:
             sort += REFUSED
             refusals.setdefault(sort, refused)
-        return [sort] * len(places)
+        return [sort] * len(places), decoded
 
-    def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> None:
-        """Decode what the views of a clip need in one go, and bring each frame to each view that shows it."""
+    def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> int:
+        """Decode what the views of a clip need in one go, and bring each frame to each view that shows it. Returns the frames decoded."""
         assert rows.frames is not None
         shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for i in places.tolist():
@@ -332,3 +335,5 @@ class Decoding:
                 fitters[which].fill(out[i, t, :height, :width], picture)
         if came != len(shown):
             raise Undecodable(f"{came} of {len(shown)} frames came")
+        decoded = getattr(reader, "decoded", None)
+        return passed(columns.keys(sample), np.array(sorted(shown))) if decoded is None else int(decoded)

@@ -27,7 +27,7 @@ from loaders._surfaces import nv12
 
 Array = np.ndarray[Any, Any]
 
-NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9", "av1": "AV1"}
+NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
 ROUNDED = 64
 """Sides of a decoder's largest picture are multiples of it: NVIDIA's parser rounds them up to no more, and fewer decoders are made anew."""
@@ -163,7 +163,7 @@ def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
     """What a decoder is kept by: its codec, and of HEVC by how much its coded sides are no multiples of 16, 0 or 8 each.
 
     NVIDIA's parser rounds them up to multiples of 16, and tells of a new size only where these are others: 168 after 176 rows it would take
-    for 176. H.264's always are; VP9 and AV1 it does not round.
+    for 176. H.264's always are; VP9 it does not round.
     """
     return (name, height % 16, width % 16) if name == "hevc" else (name,)
 

@@ -187,9 +187,6 @@ def kinds(packet: Any, codec: str) -> set[str]:
     data, found = memoryview(packet), set[str]()
     if codec == "vp9":  # has none
         return {"parameters"}
-    if codec == "av1":
-        at = 2 if data[0] >> 3 & 15 == 2 else 0  # behind the delimiter
-        return {"parameters"} if len(data) > at and data[at] >> 3 & 15 == 1 else set()
     head = bytes(data[:4096])
     at = head.find(b"\0\0\1")
     while 0 <= at < len(head) - 3:

@@ -16,6 +16,8 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -123,11 +125,19 @@ class Workers:
         if workers:
             # By who opens the loader, and not by its thread: a child takes apart what the other threads have as thread-local variables, and
             # PyAV's converter of pictures, which from 19 on has threads of its own, would wait for them there for ever.
-            with starting(self._stop, f"--workers {workers}"), _half_made():
+            with starting(self._stop, f"--workers {workers}"), _unheard(), _half_made():
                 iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
-        """In the order of `rows`. Calling it again abandons the sequence before."""
+        """In the order of `rows`. Calling it again abandons the sequence before. Raises Mistake where a worker has died."""
+        try:
+            yield from self._run(rows)
+        except RuntimeError:
+            if died := self._died():
+                raise Mistake(died) from None
+            raise
+
+    def _run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
         assert self._loader is not None, "closed"
         self._sampler.start(rows)
         results = iter(self._loader)
@@ -153,6 +163,16 @@ class Workers:
             iterator._shutdown_workers()
         self._memory.close()
 
+    def _died(self) -> str:
+        """Of a worker process that has ended though nobody asked for it; empty where none has."""
+        for process in getattr(getattr(self._loader, "_iterator", None), "_workers", ()):
+            if process.exitcode is not None and not self._stop.said:
+                code = process.exitcode
+                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+                short = "; the system kills workers when memory is short: fewer --workers need less" if code == -signal.SIGKILL else ""
+                return f"a worker process (pid {process.pid}) {how}{short}; go on with --resume auto"
+        return ""
+
     def _room(self, rows: Rows) -> int:
         """Bytes of a whole part of this batch."""
         return self.part_bytes if self._row_bytes is None else self.part_rows * self._row_bytes(rows)
@@ -166,6 +186,20 @@ class Workers:
 class _Loader(DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
         """No warning about more workers than cores: those that wait for the storage need none."""
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Around the start of a DataLoader's workers: a worker's end is an error of whoever waits for its rows, at most 5 s later.
+
+    PyTorch would raise it from a signal handler too, in whatever the program does at that moment: in half of a step.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGCHLD, before)
 
 
 @contextmanager

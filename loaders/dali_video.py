@@ -200,5 +200,5 @@ class DaliVideo(MixedLoader):
 
 def open(feed: Feed) -> DaliVideo:
     if feed.device.type != "cuda":
-        raise Mistake("--loader dali-video needs an NVIDIA GPU and none is here; pyav, decord and torchcodec run on this machine")
+        raise Mistake("--loader dali-video needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
     return DaliVideo(feed)

@@ -139,5 +139,5 @@ def usable() -> bool:
 def open(feed: Feed, beside: str = "") -> MixedLoader:
     if feed.device.type != "cuda":
         name = f"nvdec+{beside}" if beside else "nvdec"
-        raise Mistake(f"--loader {name} needs an NVIDIA GPU and none is here; pyav, decord and torchcodec run on this machine")
+        raise Mistake(f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
     return loader(feed, import_codec(), beside)

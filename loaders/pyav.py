@@ -42,19 +42,22 @@ class Pyav:
     """loaders._clips.Reader."""
 
     def __init__(self, columns: Any) -> None:
-        self._columns = columns
+        self._columns, self.decoded = columns, 0
         av.logging.set_level(av.logging.PANIC)  # a damaged file is named by the loop, not by lines of FFmpeg's own
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
-        missing, why = set(frames), ""
+        missing, why, self.decoded = set(frames), "", 0
         for attempt in range(FROM_THE_START + 1):
             try:
                 with open_video(path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES) as container:
                     run = Run(container, self._columns, sample, attempt)
-                    for together in run.split(sorted(missing)):
-                        for frame, picture in run.decode(together):
-                            missing.discard(frame)
-                            yield frame, picture
+                    try:
+                        for together in run.split(sorted(missing)):
+                            for frame, picture in run.decode(together):
+                                missing.discard(frame)
+                                yield frame, picture
+                    finally:
+                        self.decoded += run.decoded
             except (FFmpegError, ValueError) as error:  # Undecodable is one, and so are bytes that are no text
                 why = f": {error}"
             if not missing:
@@ -66,7 +69,7 @@ class Run:
     """One open file, in which groups of frames are decoded one after the other."""
 
     def __init__(self, container: av.container.InputContainer, columns: Any, sample: int, attempt: int) -> None:
-        self._container, self._attempt = container, attempt
+        self._container, self._attempt, self.decoded = container, attempt, 0
         place = int(columns.stream[sample])
         stream = container.streams[place] if place < len(container.streams) else None
         if not isinstance(stream, av.VideoStream):
@@ -150,7 +153,7 @@ class Run:
             if self._skips:
                 self._codec.skip_frame = "DEFAULT" if asked else "NONREF"
             try:
-                frames = self._codec.decode(packet)
+                frames = self._pictures(packet)
             except FFmpegError:
                 if sync is None or packet.pts is None or packet.pts >= sync:
                     raise
@@ -158,15 +161,20 @@ class Run:
             yield from ((frame.pts, frame) for frame in frames if frame.pts is not None)
             if self._attempt == HASTY and not left:
                 break
-        yield from ((frame.pts, frame) for frame in self._codec.decode(None) if frame.pts is not None)
+        yield from ((frame.pts, frame) for frame in self._pictures(None) if frame.pts is not None)
 
     def _unpacked(self) -> Iterator[av.VideoFrame]:
         """All frames of packed MPEG-4, in the order of display. Their own times are those of neighbours: they have to be counted."""
         unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=self._stream)
         for packet in read_packets(self._container, self._stream):
             for single in unpack.filter(packet if packet.size else None):
-                yield from self._codec.decode(single)
-        yield from self._codec.decode(None)
+                yield from self._pictures(single)
+        yield from self._pictures(None)
+
+    def _pictures(self, packet: av.Packet[av.VideoStream] | None) -> list[av.VideoFrame]:
+        pictures = self._codec.decode(packet)
+        self.decoded += len(pictures)
+        return pictures
 
 
 def planes(frame: av.VideoFrame, turns: int) -> Picture:

@@ -19,7 +19,7 @@ READS_ON_CPU = ("torchvision", "dali-cpu")
 
 
 def advice(summary: Mapping[str, Any]) -> str:
-    """What to change first, from `summary` as DESIGN's "What a run leaves" has it; any part may be missing or None."""
+    """What to change first, from a run's `summary` (report/reporter.py, finish); any part may be missing or None."""
     efficiency = summary.get("efficiency")
     ceiling = _part(summary, "ceiling")
     if _part(summary, "rate").get("steady") is None:

@@ -107,14 +107,15 @@ class Console:
 
     @contextlib.contextmanager
     def counting(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
-        """Yields callback(done, total, what) for a scan; `total` may be 0 while it is not known."""
+        """Yields callback(done, total, step) for a scan of `what`; `total` may be 0 while it is not known."""
         with contextlib.ExitStack() as stack:
             bars: list[Bar] = []  # none before there is something to tell: a manifest that is found again says nothing
 
-            def callback(done: int, total: int, what: str = what) -> None:
+            def callback(done: int, total: int, step: str) -> None:
+                title = f"{what}: {step}"
                 if not bars:
-                    bars.append(stack.enter_context(self.epoch(title=what, total=total, unit="items")))
-                bars[0].title, bars[0].total = what, total
+                    bars.append(stack.enter_context(self.epoch(title=title, total=total, unit="items")))
+                bars[0].title, bars[0].total = title, total
                 bars[0].update(step=done, samples=done)
 
             yield callback
@@ -279,7 +280,7 @@ def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     per, others = clips.get("decoded_per_delivered"), clips.get("fallbacks") or {}
     decoded = f"   ({per:.2f} decoded for each)" if per else ""
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(others.items(), key=lambda one: -one[1]))
+    kinds = "; ".join(f"{count:,} {kind}" for kind, count in sorted(others.items(), key=lambda one: -one[1]))
     instead = [("fallback", f"{sum(others.values()):,} clips by pyav instead ({kinds})")] if others else []
     for sort, why in (clips.get("refusals") or {}).items():
         its, _, fate = sort.rpartition(", ")

@@ -11,6 +11,7 @@ import fcntl
 import json
 import math
 import os
+import shlex
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -211,6 +212,11 @@ class Record:
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / "metrics.jsonl")
+
+    @property
+    def go_on(self) -> str:
+        """What to do where the run was stopped."""
+        return f"go on with --output {shlex.quote(str(self.folder))} --resume auto"
 
     def config(self, text: str) -> None:
         if self.enabled:

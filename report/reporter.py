@@ -310,7 +310,7 @@ class Reporter:
         self._record.summary(summary)
         self._finished = finished
         if not finished:
-            self._console.info(f"stopped at step {progress['step']}; go on with --output {self._record.folder} --resume auto")
+            self._console.info(f"stopped at step {progress['step']}; {self._record.go_on if loader is not None else 'run it again'}")
         if finished:
             self._tell_rate(rate["steady"], efficiency, step=progress["step"])
             self._console.result(summary, folder=self._record.folder)

@@ -165,7 +165,7 @@ def score(config: Config, console: Any) -> int:
     _coco.require(evaluator)
     results = Results.read(file)
     cache = cache_folder(config.data.manifest_dir)
-    with console.counting("scanning val") as progress:
+    with console.counting("val") as progress:
         columns = open_coco(
             root,
             "val",

@@ -87,8 +87,11 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     found = open_splits(config, loader, kind="videos", console=console)
     clips = config.clips
     span = (clips.clip_frames - 1) * clips.clip_stride
-    for name, columns in ((name, split.columns) for name, split in found.items() if isinstance(split.columns, Videos)):
-        least = span + 1 if clips.clip_fps is None else np.floor(span * columns.fps / clips.clip_fps) + 1
+    only = {"val": found["val"]} if found["train"] is found["val"] else found
+    for name, columns in ((name, split.columns) for name, split in only.items() if isinstance(split.columns, Videos)):
+        least: Any = span + 1
+        if clips.clip_fps is not None:  # a video of one frame has no rate
+            least = np.where(columns.fps > 0, np.floor(span * columns.fps / clips.clip_fps) + 1, 1 + (span > 0))
         short, named = columns.name_shorter(least, "short.txt")
         if short:
             where = f", named in {named}" if named else ""

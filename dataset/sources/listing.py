@@ -7,6 +7,7 @@ clips/c.mp4,3,12.5,22.5     path, label, start, end in seconds from the file's f
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 import re
@@ -24,7 +25,7 @@ _APART = r"[ \t]*[ \t,][ \t]*"  # blanks, tabs or one comma
 _SECONDS = r"\d+(?:\.\d*)?|\.\d+"
 _SEGMENT = re.compile(rf"(.+?){_APART}([^ \t,]+){_APART}({_SECONDS}){_APART}({_SECONDS})".encode())
 _NUMBER = re.compile(_SECONDS.encode())
-_WHOLE_NUMBER = re.compile(r"\d+\.0*")  # as data frames write labels of which some are missing
+_OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")  # as data frames write labels of which some are missing, and -1 for none
 _WHOLE = re.compile(rf"(.+?){_APART}([^ \t,]+)".encode())
 _BACK = re.compile(rb"(?:^|/)(?!\.\.?/)[^/]+/+\.\.(?:/|$)")  # out of a folder that the path has named, which may be a link
 MOST_CLASSES = 100_000
@@ -65,7 +66,7 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
             f"--data: {path} line {lines[0][1]} has the label '{own}' and line {lines[odd][1]} '{labels[odd]}'; labels are all numbers "
             "from 0 or all names"
         )
-    if all(_WHOLE_NUMBER.fullmatch(label) for label in labels):
+    if all(_OTHER_NUMBER.fullmatch(label) for label in labels):
         raise Mistake(f"--data: {path} line {lines[0][1]} has the label '{own}'; labels are whole numbers from 0, such as 3, or names")
     if all(numbers):
         large = next((i for i, label in enumerate(labels) if len(label) > 18 or int(label) >= MOST_CLASSES), None)
@@ -121,10 +122,14 @@ EXPECTED = "a line is 'path label' or 'path label start end' (decimal seconds fr
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
     """(line number, path, label, start, end) of each line that is not empty."""
+    if not path.is_file():  # a pipe would be waited for
+        raise Mistake(f"--data: the list {path} is no file that can be read; {EXPECTED}")
     try:
-        text = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
+        text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise Mistake(f"--data: the list {path} cannot be read: {error.strerror}") from None
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise Mistake(f"--data: the list {path} is in UTF-16; save it as UTF-8")
     folder = os.fsencode(path.parent)
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()

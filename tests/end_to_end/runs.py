@@ -20,6 +20,8 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 240.0
+STOPPING = "train.py: stopping after this step; Ctrl-C 3 s from now or later ends without a checkpoint\n"
+"""On stderr, once SIGTERM or Ctrl-C has come."""
 
 
 def draw(folder: Path, *, classes: Sequence[str], train: int, val: int, seed: int = 0) -> Path:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import STOPPING, TIMEOUT_S, Process, Runner, losses, points, summary, until
 from tests.unit.coco_files import write_coco
 
 TRAIN, VAL = 16, 9  # images; every fourth has no annotation
@@ -79,7 +79,7 @@ def test_stopped_and_resumed(train: Runner, shapes: Path) -> None:
     process = start(train, shapes, "stopped", "--read-delay-ms", 50, *sizes)
     until(lambda: len(points(stopped, "train")) >= 2, TIMEOUT_S, "two steps")
     process.send(signal.SIGTERM)
-    assert (process.wait(), process.err) == (128 + signal.SIGTERM, "")
+    assert (process.wait(), process.err) == (128 + signal.SIGTERM, STOPPING)
     step = torch.load(stopped / "last.pt", weights_only=True)["progress"]["step"]
     assert 2 <= step < STEPS and step == len(losses(stopped))
 

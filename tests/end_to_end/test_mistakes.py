@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from tests.end_to_end.runs import Runner, draw, summary, until
+from tests.end_to_end.runs import Runner, draw, losses, summary, until
 
 SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 8, "--workers", 0, "--epochs", 1, "--ceilings", "false")
 
@@ -176,14 +176,16 @@ def test_read_only_output_folder(train: Runner, pictures: Path) -> None:
 
 
 def test_a_worker_that_is_killed(train: Runner, pictures: Path) -> None:
-    """As by the system, when memory is short."""
+    """As by the system, when memory is short; what was trained is not lost."""
     process = train("--data", pictures, *SMALL, "--workers", 2, "--epochs", 1000, "--log-every", 1, "--val-every", 0, "--output", "killed")
     told = train.cwd / "killed" / "metrics.jsonl"
     until(lambda: told.exists() and '"train"' in told.read_text(), 60, "steps")
     for child in psutil.Process(process.pid).children():
         child.kill()
     line = process.mistake()
-    assert line.startswith("DataLoader worker (pid") and "fewer --workers" in line
+    assert line.startswith("a worker process (pid") and "was ended by SIGKILL" in line and "fewer --workers" in line
+    saved = torch.load(train.cwd / "killed" / "last.pt", weights_only=True)["progress"]
+    assert 0 < saved["step"] == len(losses(train.cwd / "killed"))
 
 
 def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) -> None:

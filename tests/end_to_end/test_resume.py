@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.stop import ECHO_S
-from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import STOPPING, TIMEOUT_S, Process, Runner, losses, points, summary, until
 
 N, EPOCHS, STEP = 96, 2, 8  # samples of an epoch, epochs, samples of a step
 STEPS = EPOCHS * N // STEP
@@ -102,7 +102,7 @@ def test_a_second_ctrl_c_ends_a_run_whose_storage_does_not_answer(train: Runner,
     time.sleep(ECHO_S + 3)  # a busy machine may hear the first one late
     assert process.poll() is None
     process.interrupt()
-    assert (process.wait(15), process.err) == (130, "")
+    assert (process.wait(15), process.err) == (130, f"{STOPPING}train.py: ending now, without a checkpoint\n")
 
 
 def test_stopped_while_validating(train: Runner, pictures: Path) -> None:

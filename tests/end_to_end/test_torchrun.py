@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from engine.distributed import ALONE_AFTER_S
-from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, session, until
+from tests.end_to_end.runs import ROOT, STOPPING, TIMEOUT_S, Runner, losses, points, session, until
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, ROOT / "train.py")
 SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 4, "--workers", 1, "--ceilings", "false", "--log-every", 1)
@@ -28,7 +28,7 @@ def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
         _, said = process.communicate(timeout=25)
         assert process.returncode != 0
         until(lambda: session(process.pid) == [], 60, "every process to end")
-    assert ours(said) == []
+    assert ours(said) == STOPPING.splitlines()
     assert "Warning" not in said, said
     progress = torch.load(output / "last.pt", weights_only=True)["progress"]
     assert progress["step"] == len(losses(output))
@@ -64,12 +64,20 @@ def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
     assert step == 2 and not (train.cwd / "run" / "last.pt").exists(), "the first one is written once step 2 is known to be sound"
 
 
+def test_a_rank_that_is_killed(train: Runner, pictures: Path) -> None:
+    processes = train.ranks(2, "--data", pictures, *SMALL, "--epochs", 1000, "--save-every-steps", 1, "--output", "run")
+    until(lambda: len(points(train.cwd / "run", "train")) > 3, TIMEOUT_S, "three steps")
+    processes[1].send(signal.SIGKILL)
+    assert processes[0].mistake().startswith("another rank has ended: ")
+    assert torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]["step"] > 0
+
+
 def test_ctrl_c(train: Runner, pictures: Path) -> None:
     """A terminal sends it to every process of the run, loader workers too: a checkpoint, exit code 130, nobody is left."""
     process = train("--data", pictures, *SMALL, "--epochs", 1000, "--workers", 2, "--output", "run")
     until(lambda: len(points(train.cwd / "run", "train")) > 3, TIMEOUT_S, "three steps")
     process.interrupt()
-    assert (process.wait(), process.err) == (130, "")
+    assert (process.wait(), process.err) == (130, STOPPING)
     progress = torch.load(train.cwd / "run" / "last.pt", weights_only=True)["progress"]
     assert progress["step"] == len(losses(train.cwd / "run"))
     assert session(process.pid) == []

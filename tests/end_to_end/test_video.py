@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conformance import moving
-from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, losses, points, summary, until
+from tests.end_to_end.runs import STOPPING, TIMEOUT_S, Process, Runner, losses, points, summary, until
 from tests.unit.video_files import make
 
 CLASSES, TRAIN, VAL, FRAMES = ("jump", "run", "walk"), 6, 3, 20  # videos of a class; frames of each
@@ -72,7 +72,7 @@ def test_stopped_and_resumed(train: Runner, videos: Path) -> None:
     process = start(train, videos, "stopped", "--read-delay-ms", 50)
     until(lambda: len(points(stopped, "train")) >= 2, TIMEOUT_S, "two steps")
     process.send(signal.SIGTERM)
-    assert (process.wait(), process.err) == (128 + signal.SIGTERM, "")
+    assert (process.wait(), process.err) == (128 + signal.SIGTERM, STOPPING)
     step = torch.load(stopped / "last.pt", weights_only=True)["progress"]["step"]
     assert 2 <= step < STEPS and step == len(losses(stopped))
 

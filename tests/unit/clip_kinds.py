@@ -19,6 +19,8 @@ from tests.unit.video_files import Video, make
 
 FRAMES = 48
 STEPS = tuple(int(tick) for tick in np.random.default_rng(3).choice([3000, 3600, 5400, 9000], FRAMES).cumsum())
+HIDDEN = {"lag-in-frames": "25", "auto-alt-ref": "1", "b": "300000"}
+"""VP9 with frames that are decoded and not shown, each in a packet with one that is."""
 KINDS: dict[str, dict[str, Any]] = {
     "h264.mp4": {"b_frames": 3},
     "h264.mkv": {"b_frames": 3},
@@ -60,6 +62,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "vp9.mp4": {"codec": "vp9"},
     "vp9.webm": {"codec": "vp9"},
     "vp9-variable.webm": {"codec": "vp9", "ticks": STEPS},
+    "vp9-hidden.mp4": {"codec": "vp9", "options": HIDDEN},
+    "vp9-hidden.webm": {"codec": "vp9", "options": HIDDEN},
     "vp9-odd.mp4": {"codec": "vp9", "size": (121, 161)},
     "h264-709.mp4": {"matrix": 1},
     "h264-full.mp4": {"full_range": True},
@@ -73,6 +77,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "av1-variable.webm": {"codec": "av1", "options": {"crf": "4", "preset": "8"}, "ticks": STEPS},
     "mpeg4.mp4": {"codec": "mpeg4"},
     "mpeg4.avi": {"codec": "mpeg4"},
+    "mpeg4-b.avi": {"codec": "mpeg4", "b_frames": 1},
     "mpeg4.mkv": {"codec": "mpeg4"},
     "mpeg4-b.mkv": {"codec": "mpeg4", "b_frames": 1},
     "mpeg4-b.mp4": {"codec": "mpeg4", "b_frames": 2},

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import torch
 
-NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9", "AV1": "libdav1d"}
+NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9"}
 
 
 class Frame:

@@ -105,7 +105,8 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Pat
     said = done.stdout.splitlines()
     assert len(said) == 2, "the first fitted"
     for line in said:
-        assert line.startswith(f"--output {tmp_path}: cannot write last.pt: ") and "earlier checkpoints are untouched" in line
+        assert line.startswith(f"--output {tmp_path}: cannot write last.pt: ")
+        assert line.endswith("; the earlier last.pt is untouched: mend it, then --resume auto")
     assert torch.load(path, weights_only=True)["i"] == 1
     assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
 
@@ -116,7 +117,7 @@ def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.os, call, fails)
-    with pytest.raises(Mistake, match=r"No space left on device; earlier checkpoints are untouched") as caught:
+    with pytest.raises(Mistake, match=r"No space left on device; the earlier last.pt is untouched") as caught:
         checkpoint.write(written, {"arch": "other"})
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
@@ -125,7 +126,7 @@ def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypa
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="No such file"):
+    with pytest.raises(Mistake, match=r"No such file or directory; there is no last.pt yet: .*another folder$"):
         checkpoint.write(tmp_path / "gone" / "last.pt", CONTENT)
 
 

@@ -25,12 +25,14 @@ from dataset.video_scan import open_videos
 from dataset.videos import RECORD
 from loaders import CLIPS, open_loader
 from loaders._clips import LOST, REASON, REFUSED, ClipLoader, Decoding, exact, kind, passed, reason, views_together
+from loaders._packets import Packets
 from loaders._planes import Picture
 from loaders._readers import Undecodable
 from loaders._workers import part_of
 from loaders.pyav import Pyav
 from tests.conformance.scenes import MIXED
 from tests.unit.clip_kinds import KINDS, Made, reader
+from tests.unit.test_clip_readers import patterns
 from tests.unit.video_files import Video, make, number
 
 T, SIZE, BATCH = 5, 64, 4
@@ -172,13 +174,15 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
         return read
 
     rows = given.plan.rows(0, 0)[0]
-    assert views_together(rows) == 3
+    assert views_together(rows) == 3 and rows.frames is not None
     one = part_of(rows, 0, 3)
     slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
     told = Decoding(given, "pyav", counted, None)(one, slot)
     assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
-    assert T <= told.decoded <= made.videos.count.max(), "once for three crops"
-    assert rows.frames is not None and asked == [rows.frames[0].tolist()]
+    assert told.decoded == passed(made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0])), "once for three crops"
+    assert asked == [rows.frames[0].tolist()]
+    instead = Decoding(given, "toy", Pyav, counted)(one, slot)
+    assert instead.fallbacks == [kind(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
     clips = slot.reshape(3, T, SIZE, SIZE, 3)
     for clip, flip in zip(clips, one.flips, strict=True):
         np.testing.assert_array_equal(clip[:, :, ::-1] if flip else clip, clips[0][:, :, ::-1] if one.flips[0] else clips[0])
@@ -190,6 +194,17 @@ def test_what_a_decoder_goes_through() -> None:
     keys[[0, 60]] = True
     for frames, expected in ([0], 1), ([59], 60), ([59, 60], 61), ([62, 63, 64], 5), ([10, 20, 90], 21 + 31):
         assert passed(keys, np.array(frames)) == expected
+
+
+def test_what_pyav_leaves_out_is_not_counted(made: Made) -> None:
+    """No picture is made from the last B-frames of H.264: NVDEC does not get them either."""
+    sample, spared = made.names.index("h264.mp4"), 0
+    read, packets, path = Pyav(made.videos), Packets(made.videos), made.videos.path(made.names.index("h264.mp4"))
+    for frames in patterns(len(made.videos.pts(sample))):
+        assert len(list(read(sample, path, frames))) == len(frames) <= read.decoded
+        assert read.decoded <= sum(len(group.packets) for group in packets(sample, path, frames).about.groups)
+        spared += passed(made.videos.keys(sample), np.array(frames)) - read.decoded
+    assert spared > 0
 
 
 def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:

@@ -56,22 +56,6 @@ def test_a_validation_names_its_own_batch_size() -> None:
         raise RuntimeError("shape")
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (
-            "DataLoader worker (pid 12) is killed by signal: Killed. ",
-            r"^DataLoader worker \(pid 12\) is killed by signal: Killed; .*-workers",
-        ),
-        ("DataLoader worker (pid 12) is killed by signal: Bus error. ", r"^DataLoader worker \(pid 12\) is killed by signal: Bus error$"),
-        ("DataLoader worker (pid(s) 1, 2) exited unexpectedly", r"^DataLoader worker \(pid\(s\) 1, 2\) exited unexpectedly; .*--workers"),
-    ],
-)
-def test_a_worker_that_was_killed_is_one_line(error: str, said: str) -> None:
-    with pytest.raises(Mistake, match=said), memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))):  # type: ignore[arg-type]
-        raise RuntimeError(error)
-
-
 def test_an_error_inside_a_worker_keeps_its_traceback() -> None:
     said = "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback"
     with pytest.raises(RuntimeError, match="Caught"), memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))):  # type: ignore[arg-type]

@@ -182,13 +182,13 @@ def test_other_tasks_have_their_own_figures(validation: dict[str, float], first:
 
 def test_a_scan_shows_items_rate_and_time_left() -> None:
     stream, clock = io.StringIO(), Clock()
-    with Console(stream=stream, clock=clock).counting("listing") as callback:
+    with Console(stream=stream, clock=clock).counting("train") as callback:
         callback(1000, 0, "listing")
         for done in range(0, 3000, 100):
             clock.now += 1
             callback(done, 3000, "reading headers")
     lines = stream.getvalue().splitlines()
-    assert lines[0].startswith("reading headers   30%  900/3,000 items  90 items/s  eta 0:2")
+    assert lines[0].startswith("train: reading headers   30%  900/3,000 items  90 items/s  eta 0:2")
     assert "2,900/3,000" in lines[-1]
 
 

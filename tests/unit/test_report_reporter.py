@@ -94,6 +94,13 @@ def test_samples_that_failed_are_all_in_a_file_and_the_first_are_said(told: Told
     assert lines == [*(f"train\t{i}.jpg" for i in range(SAID)), *(f"val\t{i}.jpg" for i in range(SAID + 2))]
 
 
+@pytest.mark.parametrize(("loader", "advice"), [(object(), "go on with --output "), (None, "run it again")])
+def test_what_to_do_after_a_stop(told: Told, loader: object, advice: str) -> None:
+    """A validation alone writes no checkpoint."""
+    told.reporter.finish(progress={"epoch": 0, "step": 3, "dropped": 0}, failed=set(), finished=False, loader=loader)
+    assert f"stopped at step 3; {advice}" in told.stream.getvalue()
+
+
 def test_a_failed_check_names_no_bound(told: Told) -> None:
     told.meter.windows.append(Window(samples=110, own_samples=110, seconds=1.0, epoch=0))
     told.meter.add(110)
@@ -156,6 +163,6 @@ def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -
     assert clips["refusals"] == {"h264 in mp4, refused": "3 of 4 frames did not come", "vp9 in mkv, refused": "no"}
     assert (clips["val_fallbacks"], clips["val_refusals"]) == ({"vp8 in mkv, refused": 2}, {"vp8 in mkv, refused": "why"})
     lines = dict(rows({"clips": clips}))
-    assert lines["fallback"] == "10 clips by pyav instead (6 h264 in ts, 4 h264 in mp4, refused)"
+    assert lines["fallback"] == "10 clips by pyav instead (6 h264 in ts; 4 h264 in mp4, refused)"
     refused = [value for name, value in rows({"clips": clips}) if name == "refused"]
     assert refused == ["h264 in mp4: 3 of 4 frames did not come", "vp9 in mkv: no"]

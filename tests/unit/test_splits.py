@@ -95,7 +95,7 @@ def test_folders_of_images(data: Path) -> None:
         assert isinstance(split.columns, Manifest)
         assert (split.columns.classes, split.columns.label.tolist()) == (("ant", "bee"), [0, 0, 1])
         assert names(split) == ["0.jpg", "1.jpg", "0.jpg"] and split.source.read_delay_s == 0.5
-    assert console.counted == ["scanning train", "scanning val"]
+    assert console.counted == ["train", "val"]
     (warning,) = console.warnings
     assert warning.startswith("val: 1 left out, named in ") and warning.endswith("rejected.txt")
 
@@ -134,7 +134,7 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, kind: Kin
     splits = opened(data, kind=kind, evaluate=True, console=console)
     assert splits["train"] is splits["val"] and len(splits["val"].columns) == (4 if kind == "instances" else 2)
     assert any(line.startswith("train: not read, the classes are those of val; --data") for line in console.warnings)
-    assert console.counted == ["scanning val"]
+    assert console.counted == ["val"]
     mistake(data, kind=kind)
     shutil.rmtree(data / ("val2017" if kind == "instances" else "val"))
     mistake(data, kind=kind, evaluate=True)
@@ -180,7 +180,7 @@ def test_annotated_images(data: Path, kind: Kind, synced: list[str]) -> None:
         assert isinstance(columns, Instances) and len(columns) == images
         assert columns.classes == splits["train"].columns.classes and columns.keypoints.shape[1] == (5 if kind == "keypoints" else 0)
         assert splits[split].source.read(1) == Path(os.fsdecode(columns.path(1))).read_bytes()
-    assert console.counted == ["scanning train", "scanning val"]
+    assert console.counted == ["train", "val"]
     (warning,) = console.warnings
     assert warning.startswith("val: 1 left out, named in ")
 
@@ -265,10 +265,38 @@ def test_a_split_that_is_no_folder(data: Path, videos: bool) -> None:
 def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) -> None:
     fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     line = mistake(data, videos=True)
-    assert "no video in" in line and "0.jpg" in line
+    assert "no video in" in line and "0.jpg" in line and line.endswith("; images are read without --task video")
     put(video, data / "train" / "ant" / "a.mp4")
     (data / "train" / "ant" / "0.jpg").unlink()
-    assert "no image in" in mistake(data, videos=False, loader="torchvision")
+    line = mistake(data, videos=False, loader="torchvision")
+    assert "no image in" in line and line.endswith("; videos are read with --task video")
+
+
+def test_a_folder_in_the_place_of_a_list(data: Path, video: Path) -> None:
+    put(video, data / "train.csv" / "a.mp4")
+    assert "train.csv: is a folder, and would be the list of train" in mistake(data, videos=True)
+
+
+def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
+    """One alone, and numbers that nobody has."""
+    put(video, data / "a.mp4")
+    for train, said in (
+        ("a.mp4 run\n", "train: one class alone, 'run', so there is nothing to learn; is --data a folder too high?"),
+        (
+            "a.mp4 4\na.mp4 3\na.mp4 1\n",
+            "train: 2 of 5 classes have no video, first '0'; do the labels of the list begin at 0, without gaps?",
+        ),
+        ("a.mp4 0\na.mp4 1\n", None),
+    ):
+        for split in ("train", "val"):
+            (data / f"{split}.csv").write_text(train)
+        console = Console()
+        opened(data, videos=True, console=console)
+        assert console.warnings == ([said] if said else [])
+    fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
+    console = Console()
+    opened(data, console=console)
+    assert len(console.warnings) == 1 and "one class alone, 'ant'" in console.warnings[0]
 
 
 @pytest.mark.parametrize(

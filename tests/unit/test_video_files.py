@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import av
 import numpy as np
 
-from tests.unit.video_files import number, picture
+from tests.unit.clip_kinds import KINDS
+from tests.unit.video_files import make, number, picture
 
 
 def test_numbers_survive_coding_resizing_and_nothing_else() -> None:
@@ -17,3 +21,10 @@ def test_numbers_survive_coding_resizing_and_nothing_else() -> None:
     assert number(np.zeros((96, 128, 3), np.uint8)) == -1
     for value in range(100):
         assert number(np.mean([picture(value, (96, 128)), picture(value + 1, (96, 128))], axis=0)) == -1, "mixed of two"
+
+
+def test_frames_that_are_not_shown(tmp_path: Path) -> None:
+    """Packets of two pictures end with an index of them: 0b110 and the sizes (VP9's Annex B)."""
+    with av.open(str(make(tmp_path / "a.webm", frames=48, **KINDS["vp9-hidden.webm"]))) as file:
+        packets = [bytes(packet) for packet in file.demux(video=0) if packet.size]
+    assert len(packets) == 48 and sum(packet[-1] >> 5 == 0b110 for packet in packets) >= 3

@@ -67,7 +67,7 @@ def reasons(found: Videos) -> list[tuple[str, str]]:
 
 def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
     said: list[str] = []
-    return open_videos(*call, progress=lambda done, total, what: said.append(what), **how), "reading headers" in said
+    return open_videos(*call, progress=lambda done, total, what: said.append(what), **how), "reading videos" in said
 
 
 # --- folders --------------------------------------------------------------------------------------------------------------------------
@@ -198,6 +198,11 @@ def test_segments_are_seconds_from_the_first_frame(videos: Path, cache: Path, cl
     assert found.first.tolist() == [0, 10, 13, 1, 2, 0]
     assert found.frames.tolist() == [10, 20, 27, 1, 2, 6]
     assert len(found.pts(1)) == 40, "times are the whole file's"
+    make(videos / "late.ts", frames=40, b_frames=3)
+    (videos / "list.txt").write_text("late.ts run 0.4 0.8")
+    found = open_videos(videos / "list.txt", cache=cache)
+    assert found.pts(0)[0] > 0, "of this one the first time is not 0"
+    assert (found.first.tolist(), found.frames.tolist()) == ([10], [10])
 
 
 def test_times_of_a_segment_are_rounded_as_those_of_the_file(cache: Path, tmp_path: Path) -> None:
@@ -256,6 +261,7 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
         ("# kinetics subset one\nant/z.mkv run\nant/a b.mp4 run", "line 1 names no file, # kinetics subset, and has the label 'one'"),
         ("ant/z.mkv odd\nant/a b.mp4,0", "line 1 has the label 'odd' and line 2 '0'; labels are all numbers"),
         ("ant/z.mkv 0.0\nant/a b.mp4 10.0", "line 1 has the label '0.0'; labels are whole numbers from 0"),
+        ("ant/z.mkv -1\nant/a b.mp4 -1", "line 1 has the label '-1'; labels are whole numbers from 0"),
         ("ant/a b.mp4 1 5", "line 1 has '1 5' behind ant/a b.mp4; a line is 'path label' or"),
         ("ant/z.mkv 1\nant/z.mkv 0 -1 2", "line 2 has '0 -1 2' behind ant/z.mkv"),
         ("ant/z.mkv,run,0.1,nan", "line 1 has 'run,0.1,nan' behind ant/z.mkv"),
@@ -271,6 +277,15 @@ def test_mistakes_in_a_list(lines: str, said: str, videos: Path, cache: Path) ->
     with pytest.raises(Mistake, match=said) as caught:
         open_videos(videos / "list.txt", cache=cache)
     assert "\n" not in str(caught.value)
+
+
+def test_lists_that_are_no_text(videos: Path, cache: Path) -> None:
+    (videos / "list.txt").write_text("ant/z.mkv 0", encoding="utf-16")
+    with pytest.raises(Mistake, match=r"list.txt is in UTF-16; save it as UTF-8$"):
+        open_videos(videos / "list.txt", cache=cache)
+    os.mkfifo(videos / "pipe.txt")
+    with pytest.raises(Mistake, match=r"pipe\.txt is no file that can be read"):
+        open_videos(videos / "pipe.txt", cache=cache)
 
 
 def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Path) -> None:
