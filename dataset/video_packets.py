@@ -96,7 +96,7 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     rotation = _rotation(described)
     if _TURNED.search(described):
         _require_unmirrored(path, stream.index)
-    packets, pictures, gradual = _packets(demuxed, codec, _length_bytes(context.extradata))
+    packets, pictures, seen = _packets(demuxed, codec, _length_bytes(context.extradata))
     if not len(packets):
         raise Rejected("has no frames")
     if container in ("avi", "asf") and codec != "mpeg4" and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
@@ -107,8 +107,7 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         flags |= Flags.EDIT_LIST
     if len(videos) > 1:
         flags |= Flags.SEVERAL_STREAMS
-    if gradual:
-        flags |= Flags.GRADUAL_REFRESH
+    flags |= seen
     if _FIELDS.search(described):
         flags |= Flags.INTERLACED
     if codec == "hevc" and first is not None and not _is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
@@ -278,13 +277,13 @@ def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
     return (packet for packet in read_packets(file, stream) if packet.size)  # an empty one is the end
 
 
-def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Array, Array, bool]:
-    """(a PACKET for each packet, pictures, whether some key frame of H.264 is no picture of its own), in the order of decoding.
+def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Array, Array, Flags]:
+    """(a PACKET for each packet, pictures, what else the packets show), in the order of decoding.
 
     Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises Rejected, or what PyAV raises.
     """
     found: list[tuple[int, bool, bool, bool]] = []
-    pictures, packed, waiting, gradual = bytearray(), False, False, False
+    pictures, packed, waiting, flags = bytearray(), False, False, Flags(0)
     for packet in demuxed:
         if packet.pts is None:
             raise Rejected(f"packet {len(found)} has no time")
@@ -292,8 +291,10 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
             raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
         hidden = codec == "vp8" and not memoryview(packet)[0] >> 4 & 1  # RFC 6386, 9.1
         found.append((packet.pts, packet.is_keyframe, packet.is_discard, hidden))
-        if codec == "h264" and packet.is_keyframe and not gradual:
-            gradual = not _is_whole(memoryview(packet), length_bytes)
+        if codec == "h264" and packet.is_keyframe and not flags and not _is_whole(memoryview(packet), length_bytes):
+            flags |= Flags.GRADUAL_REFRESH
+        if codec == "vp9" and not flags and _holds_several(memoryview(packet)):
+            flags |= Flags.HIDDEN_FRAMES
         if codec == "mpeg4":
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
@@ -303,7 +304,7 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
             pictures.extend(kinds)
     if waiting:  # the last one needs a packet behind it to be decoded
         del pictures[-1:]
-    return np.array(found, PACKET), np.frombuffer(bytes(pictures) if packed else b"", np.uint8), gradual
+    return np.array(found, PACKET), np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags
 
 
 def _length_bytes(extradata: bytes | None, codec: str = "h264") -> int:
@@ -339,6 +340,13 @@ def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
         at = begin + int.from_bytes(head[at:begin], "big")
         units.append(_CODE + bytes(head[begin:at]))
     return b"".join(units)
+
+
+def _holds_several(packet: memoryview) -> bool:
+    """Whether a packet of VP9 has more than one picture: it ends with their sizes between two equal bytes (VP9, Annex B.2)."""
+    marker = packet[-1]
+    size = 2 + ((marker >> 3 & 3) + 1) * ((marker & 7) + 1)
+    return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
 
 
 def _is_whole(packet: memoryview, length_bytes: int) -> bool:

@@ -46,6 +46,7 @@ class Flags(IntFlag):
     GRADUAL_REFRESH = 32  # H.264 whose key frames are no pictures of their own: from one on, the picture is renewed part by part
     INTERLACED = 64  # two fields a frame: some decoders mix them over time
     UNALIGNED = 128  # HEVC whose pictures are coded in a height or width that is no multiple of 16
+    HIDDEN_FRAMES = 256  # VP9 with pictures that are not shown, each in a packet with one that is: libvpx's alternate references
 
 
 RECORD = np.dtype(
@@ -61,7 +62,7 @@ RECORD = np.dtype(
         ("height", "i4"),  # as displayed: after rotation; the pixels' aspect ratio is ignored
         ("width", "i4"),
         ("rotation", "i2"),  # 0, 90, 180, 270 degrees counter-clockwise: np.rot90(decoded, rotation // 90) is what is displayed
-        ("flags", "u1"),
+        ("flags", "u2"),
         ("time_base_num", "i4"),  # seconds a tick of pts, numerator and denominator
         ("time_base_den", "i4"),
         ("fps", "f8"),  # of the median step between frames (constant rate: of the mean step); 0 with one frame
@@ -79,7 +80,7 @@ class Videos(Scanned):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 7"
+    VERSION: ClassVar[str] = "videos 8"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -53,10 +53,10 @@ _USUAL = {
     "mjpeg": ("avi",),
 }
 EXACT = {
-    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED, rotated=("mp4",), from_zero=True),
+    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED | Flags.HIDDEN_FRAMES, rotated=("mp4",), from_zero=True),
     "torchcodec": Claim(
         kinds={**_USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},  # MPEG-4 with B-frames in avi: refused
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED,
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
     ),
     "nvdec": Claim(
         kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: no engine that has it was there to see

@@ -26,7 +26,7 @@ from tests.unit.test_clip_readers import patterns
 from tests.unit.video_files import number
 
 CPU = torch.device("cpu")
-VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4", "vp9-709.webm", "vp9-full.webm", "vp9-hidden.mp4", "vp9-hidden.webm")
+VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4", "vp9-709.webm", "vp9-full.webm")
 CLAIMED = [
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-fragments.mp4", "h264-every.mp4"),
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4"),

@@ -21,6 +21,7 @@ from dataset.headers import Rejected
 from dataset.video_packets import Times, _first_frames, read
 from dataset.video_scan import open_videos
 from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags
+from tests.unit.clip_kinds import HIDDEN
 from tests.unit.test_headers import SAMPLES
 from tests.unit.video_files import ENCODERS, Video, make, number
 
@@ -33,6 +34,8 @@ KINDS: dict[str, tuple[dict[str, Any], Flags]] = {
     "open-gop-hevc.mkv": ({"codec": "hevc", "b_frames": 2, "open_gop": True}, Flags.OPEN_GOP),
     "hevc.mp4": ({"codec": "hevc", "b_frames": 2}, Flags(0)),
     "vp9.webm": ({"codec": "vp9"}, Flags(0)),
+    "hidden.webm": ({"codec": "vp9", "options": HIDDEN}, Flags.HIDDEN_FRAMES),
+    "hidden.mp4": ({"codec": "vp9", "options": HIDDEN}, Flags.HIDDEN_FRAMES),
     "vp8.webm": ({"codec": "vp8"}, Flags(0)),
     "av1.mp4": ({"codec": "av1"}, Flags(0)),
     "av1.mkv": ({"codec": "av1"}, Flags(0)),
@@ -371,7 +374,7 @@ REAL: dict[str, tuple[int, Flags, tuple[int, int], int]] = {  # frames that deco
     "hevc.ts": (120, Flags.UNALIGNED, (1080, 1920), 0),
     "rotate-buck-bunny.mp4": (45, Flags(0), (1920, 1080), 270),
     "fire2.mp4": (25, Flags.VARIABLE_RATE, (720, 1280), 180),
-    "bear-vp9-odd-dimensions.webm": (30, Flags(0), (121, 161), 0),
+    "bear-vp9-odd-dimensions.webm": (30, Flags.HIDDEN_FRAMES, (121, 161), 0),
     "sample_av1.mp4": (30, Flags(0), (720, 1080), 0),
     "sample.avi": (96, Flags.VARIABLE_RATE, (400, 960), 0),
 }
