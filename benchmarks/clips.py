@@ -29,7 +29,7 @@ BASELINES = ("pytorch", "pytorch+decord", *DALI)
 """benchmarks/by_hand/pytorch.py, with PyAV and with decord; benchmarks/by_hand/dali.py, with DALI's two readers, on a GPU."""
 
 ALONE = ("decord-alone", "pyav-alone", "nvdec-alone")
-"""Decoding alone, to RGB in full size as one does by hand: what a loader is held against.
+"""Decoding alone, in full size as one does by hand, to RGB, or to NVDEC's own NV12: what a loader is held against.
 
 benchmarks/by_hand/pytorch.py, and benchmarks/by_hand/nvdec.py on a GPU."""
 
