@@ -147,7 +147,7 @@ class Run:
         self.module.train()
         self.phases.interrupt()
         self.meter.resume(progress.epoch)
-        with self.report.epoch(progress.epoch, self.epochs, self.plan.samples, progress.consumed) as bar:
+        with self.report.epoch(progress.epoch, self.epochs, progress.consumed + total * self.plan.step_samples, progress.consumed) as bar:
             closed: tuple[Any, int, int] | None = None
             decided, mistake = {"stop": False}, None
             for _ in range(total):
