@@ -298,7 +298,7 @@ class Run:
         if self.open_validation is None:
             raise Mistake("--evaluate needs --data: there is nothing to validate on")
         plan = self.validation_plan
-        with memory.validating(plan.batch_size), self.report.validation(plan.samples * plan.views) as bar, self.open_validation() as loader:
+        with memory.validating(plan.batch_size), self.open_validation() as loader, self.report.validation(plan.samples * plan.views) as bar:
             outcome = evaluate(
                 self.module,
                 loader.batches(0, 0),
