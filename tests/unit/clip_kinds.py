@@ -52,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "h264-ten.mp4": {"b_frames": 2, "pixels": "yuv420p10le"},
     "h264-444.mkv": {"pixels": "yuv444p"},
     "hevc.mp4": {"codec": "hevc", "b_frames": 3},
+    "hevc-layers.mp4": {"codec": "hevc", "b_frames": 7, "layers": 3, "gop": 24},
     "hevc-variable.mkv": {"codec": "hevc", "b_frames": 3, "ticks": STEPS},
     "hevc-open.mp4": {"codec": "hevc", "b_frames": 3, "open_gop": True},
     "hevc-open.ts": {"codec": "hevc", "b_frames": 3, "open_gop": True},

@@ -31,7 +31,7 @@ CLAIMED = [
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-fragments.mp4", "h264-every.mp4"),
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4"),
     *("h264-cut.mp4", "h264-parts.mp4", "h264-two.mp4"),
-    *("hevc.mp4", "hevc-variable.mkv", "hevc-cut.mp4", "hevc-two.mkv", *VP9),
+    *("hevc.mp4", "hevc-layers.mp4", "hevc-variable.mkv", "hevc-cut.mp4", "hevc-two.mkv", *VP9),
 ]
 
 

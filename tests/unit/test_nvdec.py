@@ -34,7 +34,7 @@ CLAIMED = [
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4", "vp9-709.webm", "vp9-full.webm"),
     *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-90.mp4", "h264-180.mp4", "h264-270.mp4", "h264-cut.mp4"),
     *("h264-parts.mp4", "h264-90.mkv", "h264-fragments.mp4", "h264-every.mp4", "h264-two.mp4", "hevc.mp4", "hevc-variable.mkv"),
-    *("hevc-cut.mp4", "hevc-90.mp4", "hevc-unaligned.mp4", "hevc-two.mkv"),
+    *("hevc-cut.mp4", "hevc-90.mp4", "hevc-layers.mp4", "hevc-unaligned.mp4", "hevc-two.mkv"),
     *("vp9.webm", "vp9-variable.webm", "vp9.mp4"),
 ]
 

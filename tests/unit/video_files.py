@@ -63,6 +63,7 @@ class Video:
     cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
     parts: Sequence[tuple[int, int]] = ()  # (first frame, frames) of the parts that an edit list shows, in its order; mp4
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
+    layers: int = 0  # HEVC in so many layers of time, with b_frames; 0: not said
     wavefronts: bool = False  # HEVC whose rows of blocks can be decoded at once
     pixels: str = "yuv420p"
     matrix: int = 2  # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
@@ -172,6 +173,7 @@ def _stream(file: Any, video: Video) -> Any:
     elif encoder == "libx265":
         params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}:min-keyint={video.gop}"
         params += f":min-cu-size={video.unit}"
+        params += f":temporal-layers={video.layers}:b-pyramid=1:rc-lookahead=20" if video.layers else ""
         params += ":wpp=1" if video.wavefronts else ":pools=none"
         options["x265-params"] = params + ":log-level=none:frame-threads=1"
     elif encoder in ("mpeg4", "mpeg2video"):
