@@ -242,6 +242,24 @@ def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
     return Sides((context.height, context.width), (context.coded_height, context.coded_width))
 
 
+def vp9_size(packet: memoryview) -> tuple[int, int] | None:
+    """Height and width that the head of a picture of VP9 says, of 8 bits and 4:2:0 (VP9, 6.2); None: those of a picture before it."""
+    bits = f"{int.from_bytes(bytes(packet[:16]).ljust(16), 'big'):0128b}"  # of which 75 are looked at
+    again, inter, shown, resilient = (bit == "1" for bit in bits[4:8])
+    if again:
+        return None
+    at = 8 + 24 + 4  # the start code, what colours are
+    if inter:
+        at = 8 + (not shown) + 2 * (not resilient)
+        if not shown and bits[8] == "1":  # of no other picture
+            at += 24 + 8
+        elif "1" in bits[at + 20 : at + 23]:  # as large as one of its three references
+            return None
+        else:
+            at += 23
+    return int(bits[at + 16 : at + 32], 2) + 1, int(bits[at : at + 16], 2) + 1
+
+
 def _is_aligned(coded: tuple[int, int]) -> bool:
     return all(coded) and not any(side % 16 for side in coded)
 

@@ -15,7 +15,7 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from dataset.container import open_video
-from dataset.video_packets import Sides, sides
+from dataset.video_packets import Sides, sides, vp9_size
 from dataset.videos import CODECS
 from loaders._readers import Undecodable
 from loaders._reading import Read
@@ -79,7 +79,7 @@ def before_turning(columns: Any, sample: int) -> tuple[int, int]:
 
 
 class Size:
-    """Sees that all key frames of a clip are as large as the manifest says, at the top left of what is coded."""
+    """Sees that all pictures of a clip are as large as the manifest says, at the top left of what is coded."""
 
     def __init__(self, columns: Any, sample: int, context: Any) -> None:
         """`context`: of the stream."""
@@ -88,10 +88,12 @@ class Size:
         """Height and width, once it has seen a key frame."""
 
     def see(self, packet: av.Packet[Any]) -> None:
-        """A key frame, before its filters. Raises Undecodable."""
+        """A key frame before its filters; of VP9 any packet, since any picture may be of another size. Raises Undecodable."""
         found = Sides(self.coded, self.coded)
         if self._codec in FILTERS:
             found = sides(self._codec, self._context.extradata, memoryview(packet))
+        elif self._codec == "vp9" and (size := vp9_size(memoryview(packet))) is not None:
+            found = Sides(size, size)
         if found.displayed != self._shown:
             raise Undecodable(f"pictures are of {found.displayed} pixels, its file said {self._shown}")
         self.coded = found.coded
@@ -167,7 +169,7 @@ def chosen(
         frame = None if packet.is_discard else wanted.get(time)
         left -= frame is not None
         key = packet.is_keyframe
-        if key:
+        if key or codec == "vp9":
             size.see(packet)
         for single in filters(packet):
             head = kinds(single, codec)

@@ -10,7 +10,7 @@ from av.bitstream import BitStreamFilterContext
 
 from dataset import video_packets
 from dataset.container import open_video
-from dataset.video_packets import _is_grey, sides
+from dataset.video_packets import _is_grey, sides, vp9_size
 from dataset.videos import RECORD, Flags
 from tests.unit.video_files import make, with_lengths
 
@@ -59,3 +59,32 @@ def test_sides_of_pictures(codec: str, size: tuple[int, int], unit: int, coded: 
         if codec == "hevc":
             assert sides(codec, head[:22] + b"\0", lengths) == expected, "a head without parameter sets, as hev1 may have"
     assert not any(sides(codec, None, memoryview(b"\0\0\1")).coded)
+
+
+def test_sizes_that_vp9_says(tmp_path: Path) -> None:
+    """A key frame its own; the others are as large as their references."""
+    with open_video(os.fsencode(make(tmp_path / "a.webm", codec="vp9", size=(120, 162), frames=24))) as file:
+        packets = [packet for packet in file.demux(video=0) if packet.size]
+        assert [vp9_size(memoryview(packet)) for packet in packets] == [(120, 162) if packet.is_keyframe else None for packet in packets]
+
+
+SIDES = f"{161:016b}{119:016b}"
+SYNC = f"{0x498342:024b}"
+
+
+@pytest.mark.parametrize(
+    ("bits", "size"),
+    [
+        ("10 00 0 0 1 0" + SYNC + "001 0" + SIDES, (120, 162)),  # a key frame, in BT.601
+        ("10 00 1 010", None),  # one that is shown again
+        ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),  # from others, of a size of its own
+        ("10 00 0 1 1 1" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),  # that may be lost
+        ("10 00 0 1 0 0 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),  # that is not shown
+        ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "01" + SIDES, None),  # as large as the second reference
+        ("10 00 0 1 0 0 1 00" + SYNC + "00000001" + SIDES, (120, 162)),  # from no other, not shown
+    ],
+)
+def test_heads_of_vp9(bits: str, size: tuple[int, int] | None) -> None:
+    """VP9, 6.2: uncompressed_header."""
+    bits = bits.replace(" ", "").ljust(160, "1")
+    assert vp9_size(memoryview(int(bits, 2).to_bytes(20, "big"))) == size
