@@ -32,7 +32,9 @@ def advice(summary: Mapping[str, Any]) -> str:
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
     if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    return {"compute": _compute, "loader": _loader, "overlap": _overlap}[summary["bound"]](summary)
+    said = {"compute": _compute, "loader": _loader, "overlap": _overlap}[summary["bound"]](summary)
+    alone = _part(_part(summary, "rate"), "spread").get("n") == 1
+    return f"{said} One window alone says so: train for longer to be sure." if alone else said
 
 
 def _compute(summary: Mapping[str, Any]) -> str:

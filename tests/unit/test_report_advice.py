@@ -37,6 +37,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary(None), "--ceilings true"),
     (summary("loader", ceiling={"compute": None, "loader": None}), "--ceilings true"),
     (summary("loader", ceiling=None), "--ceilings true"),
+    (
+        summary("compute", rate={"steady": 45.0, "spread": {"n": 1}}),
+        "--compile true makes the step itself faster. One window alone says so: train for longer",
+    ),
     # the step is the limit
     (summary("compute", precision="fp32"), "--precision fp16 or bf16"),
     (summary("compute"), "--compile true makes"),
