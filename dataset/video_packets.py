@@ -21,6 +21,7 @@ from av.stream import Discard, Disposition
 from dataset.container import HEAD, declared_bytes, open_video, read_packets
 from dataset.headers import Rejected
 from dataset.manifest import Array
+from dataset.video_heads import decode_head, holds_several, is_aligned, is_grey, is_whole, length_size, sides
 from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 
 _FORMATS = dict(
@@ -30,9 +31,6 @@ _FORMATS = dict(
 _PICTURE = re.compile(rb"\x00\x00\x01\xb6(.)", re.DOTALL)  # of MPEG-4; the two highest bits of what follows are its kind
 _PLACEHOLDER = 19  # bytes: a longer MPEG-4 packet is a frame, as FFmpeg's mpeg4_unpack_bframes decides it
 _TURNED = re.compile(r"display ?matrix: rotation of (-?[\d.]+|nan)", re.IGNORECASE)  # in FFmpeg's description of a stream
-_CODE = b"\0\0\1"  # in front of a unit, where its length is not told
-_START = re.compile(_CODE)
-_HEVC_SPS = re.compile(rb"\x00\x00\x01[\x42\x43]")  # a unit of type 33 (H.265, 7.3.1.2)
 _FIELDS = re.compile(r"(top|bottom) (coded )?first")  # likewise, of interlaced ones
 
 
@@ -96,7 +94,7 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     rotation = _rotation(described)
     if _TURNED.search(described):
         _require_unmirrored(path, stream.index)
-    packets, pictures, seen = _packets(demuxed, codec, _length_bytes(context.extradata))
+    packets, pictures, seen = _packets(demuxed, codec, length_size(context.extradata))
     if not len(packets):
         raise Rejected("has no frames")
     if container in ("avi", "asf") and codec != "mpeg4" and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
@@ -110,9 +108,9 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     flags |= seen
     if _FIELDS.search(described):
         flags |= Flags.INTERLACED
-    if codec == "hevc" and first is not None and not _is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
+    if codec == "hevc" and first is not None and not is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
         flags |= Flags.UNALIGNED
-    pixels = "gray" if codec == "h264" and _is_grey(context.extradata) else context.pix_fmt
+    pixels = "gray" if codec == "h264" and is_grey(context.extradata) else context.pix_fmt
     steps, tick = np.diff(pts), stream.time_base
     if len(pts) > 2 and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001:  # each may be rounded to a tick
         flags |= Flags.VARIABLE_RATE
@@ -192,99 +190,12 @@ PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?"
 
 QUICK = {"h264", "vp9"}
 """Codecs of which FFmpeg decodes a whole picture to find out what its pixels are like: of 1080p that takes 11 to 15 ms of a core."""
-BEGINNING = 4096  # bytes of a packet of VP9: its header is shorter
-SLICE = 64  # bytes of a slice of H.264 or HEVC: likewise, but for HEVC of many rows of blocks that can be decoded at once
-WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles of H.264 (7.3.2.1.1)
 
 
 def _begins(context: Any, packet: memoryview) -> bool:
     """Whether the decoder knows what pixels are like from the head of the first packet alone. 1080p: 0.2 to 4 ms, for its memory."""
     decode_head(context, packet)
     return context.format is not None
-
-
-class Sides(NamedTuple):
-    """Height and width of H.264's and HEVC's pictures: as they are displayed, before they are turned, and as they are coded. 0: unknown."""
-
-    displayed: tuple[int, int]
-    coded: tuple[int, int]
-
-
-_SIDES: dict[tuple[Any, ...], Sides] = {}
-"""Of H.264, by what comes before the first slice, and the number of its parameter set: all clips of a file have the same."""
-_MOST_SIDES = 256
-
-
-def sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
-    """As a decoder has them from the head of a packet that begins with a key frame."""
-    if codec != "h264":
-        return _sides(codec, extradata, packet)
-    begin = _first_slice(packet, _length_bytes(extradata))
-    key = extradata, bytes(packet[: (begin or 0) + 3])
-    if key not in _SIDES:
-        if len(_SIDES) >= _MOST_SIDES:
-            _SIDES.clear()
-        _SIDES[key] = _sides(codec, extradata, packet)
-    return _SIDES[key]
-
-
-def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
-    context = av.CodecContext.create(codec, "r")
-    assert isinstance(context, av.VideoCodecContext)
-    if codec == "hevc":  # its parameter sets are enough; a head of its slice is not, which may name a thousand entry points
-        in_band = _before_slices(packet, _length_bytes(extradata, codec), codec)
-        context.extradata = in_band if _HEVC_SPS.search(in_band) else extradata
-        with suppress(av.error.FFmpegError):
-            context.open()
-    else:
-        context.extradata = extradata
-        decode_head(context, packet)
-    return Sides((context.height, context.width), (context.coded_height, context.coded_width))
-
-
-def vp9_size(packet: memoryview) -> tuple[int, int] | None:
-    """Height and width that the head of a picture of VP9 says, of 8 bits and 4:2:0 (VP9, 6.2); None: those of a picture before it."""
-    bits = f"{int.from_bytes(bytes(packet[:16]).ljust(16), 'big'):0128b}"  # of which 75 are looked at
-    again, inter, shown, resilient = (bit == "1" for bit in bits[4:8])
-    if again:
-        return None
-    at = 8 + 24 + 4  # the start code, what colours are
-    if inter:
-        at = 8 + (not shown) + 2 * (not resilient)
-        if not shown and bits[8] == "1":  # of no other picture
-            at += 24 + 8
-        elif "1" in bits[at + 20 : at + 23]:  # as large as one of its three references
-            return None
-        else:
-            at += 23
-    return int(bits[at + 16 : at + 32], 2) + 1, int(bits[at : at + 16], 2) + 1
-
-
-def _is_aligned(coded: tuple[int, int]) -> bool:
-    return all(coded) and not any(side % 16 for side in coded)
-
-
-def decode_head(context: Any, packet: memoryview) -> list[Any]:
-    """The frame, if any, that is made of the head of a first packet. The context can decode nothing afterwards."""
-    codec = context.codec.name
-    if codec in ("h264", "hevc"):
-        length_bytes = _length_bytes(context.extradata, codec)
-        begin = _first_slice(packet, length_bytes, codec)
-        if begin is None:
-            return []
-        piece = packet[begin : begin + SLICE]
-        length = len(piece).to_bytes(length_bytes, "big") if length_bytes else b""
-        head = bytes(packet[: begin - length_bytes]) + length + bytes(piece)
-    elif codec == "vp9":
-        head = bytes(packet[:BEGINNING]) + b"\0"  # a last byte that would say that several frames are in the packet
-    else:
-        return []
-    context.thread_count, context.options = 1, {"ec": "0"}  # nothing is painted over what is missing
-    found = list[Any]()
-    for piece_or_end in (av.Packet(head), None):
-        with suppress(av.error.FFmpegError):
-            found += context.decode(piece_or_end)
-    return found
 
 
 def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
@@ -309,9 +220,9 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
             raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
         hidden = codec == "vp8" and not memoryview(packet)[0] >> 4 & 1  # RFC 6386, 9.1
         found.append((packet.pts, packet.is_keyframe, packet.is_discard, hidden))
-        if codec == "h264" and packet.is_keyframe and not flags and not _is_whole(memoryview(packet), length_bytes):
+        if codec == "h264" and packet.is_keyframe and not flags and not is_whole(memoryview(packet), length_bytes):
             flags |= Flags.GRADUAL_REFRESH
-        if codec == "vp9" and not flags and _holds_several(memoryview(packet)):
+        if codec == "vp9" and not flags and holds_several(memoryview(packet)):
             flags |= Flags.HIDDEN_FRAMES
         if codec == "mpeg4":
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
@@ -323,76 +234,6 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
     if waiting:  # the last one needs a packet behind it to be decoded
         del pictures[-1:]
     return np.array(found, PACKET), np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags
-
-
-def _length_bytes(extradata: bytes | None, codec: str = "h264") -> int:
-    """Bytes in front of each NAL unit that say how long it is (ISO 14496-15, 5.3.3.1 and 8.3.3.1); 0: start codes stand between them."""
-    at = 4 if codec == "h264" else 21
-    return (extradata[at] & 3) + 1 if extradata and len(extradata) > at and extradata[0] == 1 else 0
-
-
-def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> int | None:
-    """Where the first slice of a packet begins (H.264 and H.265, 7.3.1); None: it has none."""
-    at = 0
-    while True:
-        if length_bytes:
-            begin, at = at + length_bytes, at + length_bytes + int.from_bytes(packet[at : at + length_bytes], "big")
-        else:
-            code = _START.search(packet, at)
-            begin = at = code.end() if code else len(packet)
-        if begin >= len(packet):
-            return None
-        if packet[begin] & 31 in (1, 5) if codec == "h264" else packet[begin] >> 1 & 63 < 32:
-            return begin
-
-
-def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
-    """What comes before the first slice of a packet, with start codes; nothing where there is no slice."""
-    begin = _first_slice(packet, length_bytes, codec)
-    head = packet[: begin - (length_bytes or len(_CODE))] if begin is not None else packet[:0]
-    if not length_bytes:
-        return bytes(head)
-    units, at = list[bytes](), 0
-    while at < len(head):
-        begin = at + length_bytes
-        at = begin + int.from_bytes(head[at:begin], "big")
-        units.append(_CODE + bytes(head[begin:at]))
-    return b"".join(units)
-
-
-def _holds_several(packet: memoryview) -> bool:
-    """Whether a packet of VP9 has more than one picture: it ends with their sizes between two equal bytes (VP9, Annex B.2)."""
-    marker = packet[-1]
-    size = 2 + ((marker >> 3 & 3) + 1) * ((marker & 7) + 1)
-    return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
-
-
-def _is_whole(packet: memoryview, length_bytes: int) -> bool:
-    """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also where it cannot be told."""
-    begin = _first_slice(packet, length_bytes)
-    return begin is None or packet[begin] & 31 == 5 or _second(packet[begin + 1 : begin + 9]) in (None, 2, 4, 7, 9)
-
-
-def _is_grey(extradata: bytes | None) -> bool:
-    """Whether the first parameter set of avcC says that there is no chroma (ISO 14496-15, 5.3.3.1; H.264, 7.3.2.1.1).
-
-    FFmpeg gives such pictures a grey chroma, and says yuv420p.
-    """
-    if not extradata or len(extradata) < 12 or extradata[0] != 1 or not extradata[5] & 31:
-        return False
-    profile, numbers = extradata[9], extradata[12:20]
-    return profile in WITH_CHROMA_FORMAT and _second(numbers) == 0
-
-
-def _second(head: bytes | memoryview) -> int | None:
-    """The second of the Exp-Golomb numbers that this begins with; None: it is too short."""
-    bits, at, value = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}", 0, 0
-    for _ in range(2):
-        zeros = bits.find("1", at) - at
-        if zeros < 0 or at + 2 * zeros >= len(bits):
-            return None
-        value, at = int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1, at + 2 * zeros + 1
-    return value
 
 
 def _display_order(packets: Array) -> tuple[Array, Array, Flags]:

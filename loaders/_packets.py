@@ -15,7 +15,7 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from dataset.container import open_video
-from dataset.video_packets import Sides, sides, vp9_size
+from dataset.video_heads import Sides, sides, vp9_size
 from dataset.videos import CODECS
 from loaders._readers import Undecodable
 from loaders._reading import Read

@@ -10,7 +10,7 @@ from av.bitstream import BitStreamFilterContext
 
 from dataset import video_packets
 from dataset.container import open_video
-from dataset.video_packets import _is_grey, sides, vp9_size
+from dataset.video_heads import Sides, is_grey, sides, vp9_size
 from dataset.videos import RECORD, Flags
 from tests.unit.video_files import make, with_lengths
 
@@ -31,12 +31,12 @@ FLAGS = (RECORD.names or ()).index("flags")
     ],
 )
 def test_h264_without_chroma(extradata: str, grey: bool) -> None:
-    assert _is_grey(bytes.fromhex(extradata)) == grey
+    assert is_grey(bytes.fromhex(extradata)) == grey
 
 
 def test_hevc_whose_size_is_not_known_is_taken_for_unaligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "a.mp4", codec="hevc")
-    monkeypatch.setattr(video_packets, "sides", lambda *_: video_packets.Sides((0, 0), (0, 0)))
+    monkeypatch.setattr(video_packets, "sides", lambda *_: Sides((0, 0), (0, 0)))
     assert video_packets.read(os.fsencode(path)).record[FLAGS] == Flags.UNALIGNED
 
 

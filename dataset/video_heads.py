@@ -1,0 +1,170 @@
+"""What the heads of packets say of their pictures, before any is decoded; must not know files or containers."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import av
+
+_CODE = b"\0\0\1"  # in front of a unit, where its length is not told
+_START = re.compile(_CODE)
+_HEVC_SPS = re.compile(rb"\x00\x00\x01[\x42\x43]")  # a unit of type 33 (H.265, 7.3.1.2)
+BEGINNING = 4096  # bytes of a packet of VP9: its header is shorter
+SLICE = 64  # bytes of a slice of H.264 or HEVC: likewise, but for HEVC of many rows of blocks that can be decoded at once
+WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles of H.264 (7.3.2.1.1)
+
+
+class Sides(NamedTuple):
+    """Height and width of pictures: as they are displayed, before they are turned, and as they are coded. 0: unknown."""
+
+    displayed: tuple[int, int]
+    coded: tuple[int, int]
+
+
+_SIDES: dict[tuple[Any, ...], Sides] = {}
+"""Of H.264, by what comes before the first slice, and the number of its parameter set: all clips of a file have the same."""
+_MOST_SIDES = 256
+
+
+def sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
+    """As a decoder has them from the head of a packet that begins with a key frame."""
+    if codec != "h264":
+        return _sides(codec, extradata, packet)
+    begin = _first_slice(packet, length_size(extradata))
+    key = extradata, bytes(packet[: (begin or 0) + 3])
+    if key not in _SIDES:
+        if len(_SIDES) >= _MOST_SIDES:
+            _SIDES.clear()
+        _SIDES[key] = _sides(codec, extradata, packet)
+    return _SIDES[key]
+
+
+def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
+    context = av.CodecContext.create(codec, "r")
+    assert isinstance(context, av.VideoCodecContext)
+    if codec == "hevc":  # its parameter sets are enough; a head of its slice is not, which may name a thousand entry points
+        in_band = _before_slices(packet, length_size(extradata, codec), codec)
+        context.extradata = in_band if _HEVC_SPS.search(in_band) else extradata
+        with suppress(av.error.FFmpegError):
+            context.open()
+    else:
+        context.extradata = extradata
+        decode_head(context, packet)
+    return Sides((context.height, context.width), (context.coded_height, context.coded_width))
+
+
+def vp9_size(packet: memoryview) -> tuple[int, int] | None:
+    """Height and width that the head of a picture of VP9 says, of 8 bits and 4:2:0 (VP9, 6.2); None: those of a picture before it."""
+    bits = f"{int.from_bytes(bytes(packet[:16]).ljust(16), 'big'):0128b}"  # of which 75 are looked at
+    again, inter, shown, resilient = (bit == "1" for bit in bits[4:8])
+    if again:
+        return None
+    at = 8 + 24 + 4  # the start code, what colours are
+    if inter:
+        at = 8 + (not shown) + 2 * (not resilient)
+        if not shown and bits[8] == "1":  # of no other picture
+            at += 24 + 8
+        elif "1" in bits[at + 20 : at + 23]:  # as large as one of its three references
+            return None
+        else:
+            at += 23
+    return int(bits[at + 16 : at + 32], 2) + 1, int(bits[at : at + 16], 2) + 1
+
+
+def is_aligned(coded: tuple[int, int]) -> bool:
+    return all(coded) and not any(side % 16 for side in coded)
+
+
+def decode_head(context: Any, packet: memoryview) -> list[Any]:
+    """The frame, if any, that is made of the head of a first packet. The context can decode nothing afterwards."""
+    codec = context.codec.name
+    if codec in ("h264", "hevc"):
+        length_bytes = length_size(context.extradata, codec)
+        begin = _first_slice(packet, length_bytes, codec)
+        if begin is None:
+            return []
+        piece = packet[begin : begin + SLICE]
+        length = len(piece).to_bytes(length_bytes, "big") if length_bytes else b""
+        head = bytes(packet[: begin - length_bytes]) + length + bytes(piece)
+    elif codec == "vp9":
+        head = bytes(packet[:BEGINNING]) + b"\0"  # a last byte that would say that several frames are in the packet
+    else:
+        return []
+    context.thread_count, context.options = 1, {"ec": "0"}  # nothing is painted over what is missing
+    found = list[Any]()
+    for piece_or_end in (av.Packet(head), None):
+        with suppress(av.error.FFmpegError):
+            found += context.decode(piece_or_end)
+    return found
+
+
+def length_size(extradata: bytes | None, codec: str = "h264") -> int:
+    """Bytes in front of each NAL unit that say how long it is (ISO 14496-15, 5.3.3.1 and 8.3.3.1); 0: start codes stand between them."""
+    at = 4 if codec == "h264" else 21
+    return (extradata[at] & 3) + 1 if extradata and len(extradata) > at and extradata[0] == 1 else 0
+
+
+def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> int | None:
+    """Where the first slice of a packet begins (H.264 and H.265, 7.3.1); None: it has none."""
+    at = 0
+    while True:
+        if length_bytes:
+            begin, at = at + length_bytes, at + length_bytes + int.from_bytes(packet[at : at + length_bytes], "big")
+        else:
+            code = _START.search(packet, at)
+            begin = at = code.end() if code else len(packet)
+        if begin >= len(packet):
+            return None
+        if packet[begin] & 31 in (1, 5) if codec == "h264" else packet[begin] >> 1 & 63 < 32:
+            return begin
+
+
+def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
+    """What comes before the first slice of a packet, with start codes; nothing where there is no slice."""
+    begin = _first_slice(packet, length_bytes, codec)
+    head = packet[: begin - (length_bytes or len(_CODE))] if begin is not None else packet[:0]
+    if not length_bytes:
+        return bytes(head)
+    units, at = list[bytes](), 0
+    while at < len(head):
+        begin = at + length_bytes
+        at = begin + int.from_bytes(head[at:begin], "big")
+        units.append(_CODE + bytes(head[begin:at]))
+    return b"".join(units)
+
+
+def holds_several(packet: memoryview) -> bool:
+    """Whether a packet of VP9 has more than one picture: it ends with their sizes between two equal bytes (VP9, Annex B.2)."""
+    marker = packet[-1]
+    size = 2 + ((marker >> 3 & 3) + 1) * ((marker & 7) + 1)
+    return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
+
+
+def is_whole(packet: memoryview, length_bytes: int) -> bool:
+    """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also where it cannot be told."""
+    begin = _first_slice(packet, length_bytes)
+    return begin is None or packet[begin] & 31 == 5 or _second(packet[begin + 1 : begin + 9]) in (None, 2, 4, 7, 9)
+
+
+def is_grey(extradata: bytes | None) -> bool:
+    """Whether the first parameter set of avcC says that there is no chroma (ISO 14496-15, 5.3.3.1; H.264, 7.3.2.1.1).
+
+    FFmpeg gives such pictures a grey chroma, and says yuv420p.
+    """
+    if not extradata or len(extradata) < 12 or extradata[0] != 1 or not extradata[5] & 31:
+        return False
+    profile, numbers = extradata[9], extradata[12:20]
+    return profile in WITH_CHROMA_FORMAT and _second(numbers) == 0
+
+
+def _second(head: bytes | memoryview) -> int | None:
+    """The second of the Exp-Golomb numbers that this begins with; None: it is too short."""
+    bits, at, value = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}", 0, 0
+    for _ in range(2):
+        zeros = bits.find("1", at) - at
+        if zeros < 0 or at + 2 * zeros >= len(bits):
+            return None
+        value, at = int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1, at + 2 * zeros + 1
+    return value
