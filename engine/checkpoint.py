@@ -41,10 +41,9 @@ def write(path: Path, content: dict[str, Any]) -> None:
         full = isinstance(error, RuntimeError) and shutil.disk_usage(path.parent).free < FULL_BYTES
         new.unlink(missing_ok=True)
         reason = "no space left" if full else getattr(error, "strerror", None) or str(error).splitlines()[0]
-        there = path.is_file()
-        kept = f"the earlier {path.name} is untouched" if there else f"there is no {path.name} yet"
-        advice = "mend it, then --resume auto" if there else "mend it, or name another folder"
-        raise Mistake(f"--output {path.parent}: cannot write {path.name}: {reason}; {kept}: {advice}") from error
+        kept = f"the earlier {path.name} is untouched: mend it, then --resume auto"
+        none = f"there is no {path.name} yet: mend it, or name another folder"
+        raise Mistake(f"--output {path.parent}: cannot write {path.name}: {reason}; {kept if path.is_file() else none}") from error
 
 
 def on_host(content: Any) -> Any:

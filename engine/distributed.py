@@ -24,8 +24,8 @@ from contracts import Mistake, cores
 ALONE_AFTER_S = 5.0
 """What rank 0 needs, at most, to meet and say a mistake that every rank makes."""
 
-GONE = "Connection reset by peer", "Connection closed by peer", "Broken pipe", "remote process exited"
-"""In an error of gloo's or NCCL's, of a rank whose process is no more."""
+GONE = "Connection reset by peer", "Connection closed by peer", "Broken pipe"
+"""In an error of gloo's, by which ranks vote in every step, of one whose process is no more."""
 MOST_WORKERS_A_CORE, MOST_WORKERS = 64, 256
 """More of either a rank is a slip: processes would be forked for minutes."""
 

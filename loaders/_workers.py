@@ -165,13 +165,14 @@ class Workers:
 
     def _died(self) -> str:
         """Of a worker process that has ended though nobody asked for it; empty where none has."""
-        for process in getattr(getattr(self._loader, "_iterator", None), "_workers", ()):
-            if process.exitcode is not None and not self._stop.said:
-                code = process.exitcode
-                how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-                short = "; the system kills workers when memory is short: fewer --workers need less" if code == -signal.SIGKILL else ""
-                return f"a worker process (pid {process.pid}) {how}{short}; go on with --resume auto"
-        return ""
+        processes = () if self._stop.said else getattr(getattr(self._loader, "_iterator", None), "_workers", ())
+        ended = next((process for process in processes if process.exitcode is not None), None)
+        if ended is None:
+            return ""
+        code = ended.exitcode
+        how = f"was ended by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"ended with exit code {code}"
+        short = "; the system kills workers when memory is short: fewer --workers need less" if code == -signal.SIGKILL else ""
+        return f"a worker process (pid {ended.pid}) {how}{short}; go on with --resume auto"
 
     def _room(self, rows: Rows) -> int:
         """Bytes of a whole part of this batch."""

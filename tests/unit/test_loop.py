@@ -264,3 +264,11 @@ def test_an_evaluation_tells_its_figures_and_keeps_nothing(tmp_path: Path) -> No
     toy = Toy(tmp_path, epochs=1, figures=[0.25])
     assert toy.run.validate() and toy.told == [(0, 0, 0.25)] and not [*tmp_path.iterdir()]
     assert toy.run.progress.best == float("-inf"), "of training"
+
+
+def test_the_bar_counts_what_is_trained(tmp_path: Path) -> None:
+    """A tail that is no whole step is no part of it: it ends at 100 %."""
+    toy = Toy(tmp_path, epochs=1, figures=[1.0])
+    toy.run.plan.samples = SAMPLES + 1  # type: ignore[misc]
+    toy.run.fit()
+    assert toy.run.report.epoch.call_args.args == (0, 1, SAMPLES, 0)

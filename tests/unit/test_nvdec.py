@@ -282,8 +282,8 @@ def test_a_size_that_changes_in_the_middle_is_refused(tmp_path: Path, name: str,
                     if packet.size:
                         assert packet.pts is not None and packet.dts is not None
                         times, tick, key = (packet.pts + 12288 * at, packet.dts + 12288 * at), packet.time_base, packet.is_keyframe
-                        data = bytes(packet) if in_band is None else with_lengths(bytes(*in_band.filter(packet)))
-                        moved = av.Packet(data)
+                        (single,) = [packet] if in_band is None else in_band.filter(packet)
+                        moved = av.Packet(bytes(single) if in_band is None else with_lengths(bytes(single)))
                         (moved.pts, moved.dts), moved.time_base, moved.is_keyframe, moved.stream = times, tick, key, out
                         output.mux(moved)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)

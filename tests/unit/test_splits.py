@@ -18,6 +18,7 @@ from dataset.manifest import Manifest
 from dataset.sources.imagined import Imagined, ImaginedInstances, ImaginedVideos
 from dataset.splits import Kind, Split, cache_folder, open_split, open_splits
 from dataset.videos import Videos
+from tasks import video as videos_task
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import JPEG, fill
 from tests.unit.video_files import make
@@ -337,3 +338,15 @@ def test_rescan_finds_what_was_rewritten_in_place(data: Path, video: Path) -> No
     with pytest.raises(Mistake, match="changed size"):
         opened(data, videos=True)["train"].source.read(0)
     assert opened(data, videos=True, rescan=True)["train"].columns.frames.tolist() == [9]
+
+
+@pytest.mark.parametrize("rate", [{}, {"clip_fps": 5.0}])
+def test_videos_that_are_shorter_than_a_clip(data: Path, video: Path, rate: dict[str, float]) -> None:
+    """One frame has no rate; where val is train too, it is said once."""
+    make(data / "val" / "run" / "one.mp4", frames=1, size=(32, 32))
+    put(video, data / "val" / "walk" / "a.mp4")
+    console = Console()
+    settings = {"data": data, "manifest_dir": data.parent / "cache", "clip_frames": 2, "clip_stride": 1, "evaluate": True, **rate}
+    videos_task.splits(build(settings), "pyav", console)
+    (said,) = [line for line in console.warnings if "shorter than a clip" in line]
+    assert said.startswith("val: 1 of 2 videos are shorter than a clip")

@@ -10,7 +10,7 @@ from av.bitstream import BitStreamFilterContext
 
 from dataset import video_packets
 from dataset.container import open_video
-from dataset.video_heads import Sides, is_grey, sides, vp9_size
+from dataset.video_heads import Sides, holds_several, is_grey, sides, vp9_size
 from dataset.videos import RECORD, Flags
 from tests.unit.video_files import make, with_lengths
 
@@ -88,3 +88,19 @@ def test_heads_of_vp9(bits: str, size: tuple[int, int] | None) -> None:
     """VP9, 6.2: uncompressed_header."""
     bits = bits.replace(" ", "").ljust(160, "1")
     assert vp9_size(memoryview(int(bits, 2).to_bytes(20, "big"))) == size
+
+
+@pytest.mark.parametrize(
+    ("end", "several"),
+    [
+        ("c9 0500 0300 c9", True),  # two pictures, of 5 and 3 bytes
+        ("c2 05 03 02 c2", True),  # three
+        ("c0 05 c0", False),  # one
+        ("c9 0500 0300 00", False),
+        ("00 0500 0300 c9", False),  # a last byte by chance
+        ("c9", False),  # shorter than its index would be
+    ],
+)
+def test_packets_of_several_pictures(end: str, several: bool) -> None:
+    """VP9, Annex B.2: superframe_index."""
+    assert holds_several(memoryview(bytes.fromhex(end))) == several
