@@ -60,7 +60,7 @@ EXACT = {
     ),
     "nvdec": Claim(
         kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: no engine that has it was there to see
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED,
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
         plain=True,
     ),
     "dali-video": Claim(

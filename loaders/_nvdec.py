@@ -3,8 +3,9 @@
     Packets: seek to the key frame -> packets -> Annex B -> bytes and a table
     Nvdec:   bytes -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
 
-NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have to ascend in that order. What
-is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine could not decode well and made up.
+NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have to ascend in that order, and
+in VP9 they are not looked at (Coming). What is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine
+could not decode well and made up.
 """
 
 from __future__ import annotations
@@ -168,6 +169,34 @@ def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
     return (name, height % 16, width % 16) if name == "hevc" else (name,)
 
 
+class Coming:
+    """Which frame each picture is that a decoder gives: all that were fed, each once, or none of the clip.
+
+    By its label; in VP9 by its place. There every packet shows one picture, in the order of decoding, but from a packet on that has another
+    one, which is not shown, the parser gives labels of the packet before, for a while.
+    """
+
+    def __init__(self, codec: str) -> None:
+        self.in_order = codec == "vp9"
+        self._frames = dict[int, int | None]()  # by label, as they were fed
+
+    def add(self, label: int, frame: int | None) -> None:
+        """A packet that is to be shown; None: nobody wants it."""
+        self._frames[label] = frame
+
+    def take(self, label: int) -> int | None:
+        """Raises Undecodable."""
+        label = next(iter(self._frames), label) if self.in_order else label
+        if label not in self._frames:
+            raise Undecodable("a picture has the label of another")
+        return self._frames.pop(label)
+
+    def end(self) -> None:
+        """Raises Undecodable where a packet has given no picture: those behind it may have had labels of others."""
+        if self._frames:
+            raise Undecodable("a picture is missing")
+
+
 class Nvdec:
     """Gives frames of a file as surfaces. For one thread, whose current stream it writes on."""
 
@@ -207,26 +236,24 @@ class Nvdec:
 
     def _group(self, clip: Clip, group: Group, address: int) -> Iterator[tuple[int, torch.Tensor]]:
         self._clips = self._clips - 1 or CLIPS
-        base, numbers = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0]), dict[int, int]()
-        key, fed, latest = kept_by(CODECS[self._columns.codec[clip.sample]], clip.height, clip.width), 0, 0
+        codec = CODECS[self._columns.codec[clip.sample]]
+        base, coming = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0]), Coming(codec)
+        key = kept_by(codec, clip.height, clip.width)
         try:
             decoder = self._decoder(key, clip.height, clip.width)
             for size, time, frame in group.packets:
                 self.decoded += 1
-                fed = max(fed, base + time)
-                if frame is not None:
-                    numbers[base + time] = frame
-                for label, surface in decoder.feed(address, size, base + time, shown=frame is not None or time > group.last):
-                    latest = max(latest, label)
-                    if label in numbers:
-                        yield numbers.pop(label), surface
+                shown = coming.in_order or frame is not None or time > group.last
+                if shown:
+                    coming.add(base + time, frame)
+                for label, surface in decoder.feed(address, size, base + time, shown=shown):
+                    if (came := coming.take(label)) is not None:
+                        yield came, surface
                 address += size
             for label, surface in decoder.finish():
-                latest = max(latest, label)
-                if label in numbers:
-                    yield numbers.pop(label), surface
-            if latest < fed:  # a packet had no picture: those behind it have had labels of others
-                raise Undecodable("a picture is missing")
+                if (came := coming.take(label)) is not None:
+                    yield came, surface
+            coming.end()
         except BaseException:  # also when nobody asks for the rest
             self._decoders.pop(key, None)
             raise

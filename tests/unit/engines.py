@@ -11,6 +11,8 @@ import av
 import numpy as np
 import torch
 
+from dataset.video_heads import holds_several
+
 NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9"}
 
 
@@ -42,11 +44,13 @@ class Session:
 
     Where pictures are coded in as many blocks of 16 as those before, it does not hear of their size: they are put on surfaces of the one
     before, of which as much is told as it was asked for last. Where it was not asked for another size, it scales them to the one before.
+    Of a packet of VP9 with a hidden picture it has two labels, the other one being that of the packet before.
     """
 
     def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
         self._codec, self._name, self._most, self._hidden = codec, name, most, set[int]()
         self._labels: list[int] = []
+        self._last = 0
         self._valid: list[torch.Tensor] = []
         self._size: tuple[int, int] | None = None  # that it was asked for
         self._asked, self._scales = False, False  # the first: since it has heard of a size
@@ -63,7 +67,10 @@ class Session:
     def Decode(self, data: Any) -> list[Frame]:
         if data.bsl:
             packet = av.Packet(ctypes.string_at(data.bsl_data, data.bsl))
+            if self._name == "vp9" and holds_several(memoryview(packet)):
+                heapq.heappush(self._labels, self._last)
             heapq.heappush(self._labels, data.pts)
+            self._last = data.pts
             self._codec.packets.append((data.pts, bool(data.discardable)))
             if data.discardable:
                 self._hidden.add(data.pts)

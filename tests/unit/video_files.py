@@ -65,6 +65,7 @@ class Video:
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
     layers: int = 0  # HEVC in so many layers of time, with b_frames; 0: not said
     wavefronts: bool = False  # HEVC whose rows of blocks can be decoded at once
+    again: Sequence[int] = ()  # VP9: frames that a packet of its own shows once more, as libvpx's two passes do with hidden ones
     pixels: str = "yuv420p"
     matrix: int = 2  # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
     full_range: bool = False
@@ -128,7 +129,7 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
             stream.disposition = Disposition.default if each is video else Disposition.dub
             coded = list(_encoded(stream, each))
             coded = coded[[place for place, packet in enumerate(coded) if packet.is_keyframe][each.from_key] :]
-            packets += _packed(coded) if each.packed else coded
+            packets += _packed(coded) if each.packed else _again(coded, each) if each.again else coded
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             file.mux(packet)
     os.sched_setscheduler(0, *scheduled)  # for root the AV1 encoder makes this thread a real-time one, and all that it starts
@@ -197,8 +198,22 @@ def _encoded(stream: Any, video: Video) -> Any:
         frame = frame.reformat(format=video.pixels, dst_color_range=_range(video))
         frame.time_base = stream.codec_context.time_base
         frame.pts = (video.ticks[place] if video.ticks else place) - (video.ticks[video.cut] if video.ticks else video.cut)
+        frame.pts += sum(other < place for other in video.again)
         yield from stream.encode(frame)
     yield from stream.encode(None)
+
+
+def _again(packets: list[Any], video: Video) -> list[Any]:
+    """Those of VP9, and a packet that shows what the decoder keeps in its first place, where libvpx puts the last picture (VP9, 7.2)."""
+    made = list[Any]()
+    for place, packet in enumerate(packets):
+        made.append(packet)
+        if place in video.again:
+            new = av.Packet(b"\x88")
+            new.pts, new.dts = packet.pts + 1, packet.dts + 1
+            new.time_base, new.stream = packet.time_base, packet.stream
+            made.append(new)
+    return made
 
 
 def _packed(packets: list[Any]) -> list[Any]:
