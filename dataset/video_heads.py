@@ -142,6 +142,11 @@ def holds_several(packet: memoryview) -> bool:
     return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
 
 
+def shows_again(packet: memoryview) -> bool:
+    """Whether a packet of VP9 shows a picture that was decoded before, and has none: show_existing_frame (VP9, 6.2), of profiles 0 to 2."""
+    return bool(packet[0] & 0b1000)
+
+
 def is_whole(packet: memoryview, length_bytes: int) -> bool:
     """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also where it cannot be told."""
     begin = _first_slice(packet, length_bytes)

@@ -21,7 +21,7 @@ from av.stream import Discard, Disposition
 from dataset.container import HEAD, declared_bytes, open_video, read_packets
 from dataset.headers import Rejected
 from dataset.manifest import Array
-from dataset.video_heads import decode_head, holds_several, is_aligned, is_grey, is_whole, length_size, sides
+from dataset.video_heads import decode_head, holds_several, is_aligned, is_grey, is_whole, length_size, shows_again, sides
 from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 
 _FORMATS = dict(
@@ -222,8 +222,9 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
         found.append((packet.pts, packet.is_keyframe, packet.is_discard, hidden))
         if codec == "h264" and packet.is_keyframe and not flags and not is_whole(memoryview(packet), length_bytes):
             flags |= Flags.GRADUAL_REFRESH
-        if codec == "vp9" and not flags and holds_several(memoryview(packet)):
-            flags |= Flags.HIDDEN_FRAMES
+        if codec == "vp9":
+            flags |= Flags.HIDDEN_FRAMES if holds_several(memoryview(packet)) else Flags(0)
+            flags |= Flags.SHOWN_AGAIN if shows_again(memoryview(packet)) else Flags(0)
         if codec == "mpeg4":
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:

@@ -47,6 +47,7 @@ class Flags(IntFlag):
     INTERLACED = 64  # two fields a frame: some decoders mix them over time
     UNALIGNED = 128  # HEVC whose pictures are coded in a height or width that is no multiple of 16
     HIDDEN_FRAMES = 256  # VP9 with pictures that are not shown, each in a packet with one that is: libvpx's alternate references
+    SHOWN_AGAIN = 512  # VP9 with packets that have no picture, and show one that was decoded before: show_existing_frame
 
 
 RECORD = np.dtype(
@@ -80,7 +81,7 @@ class Videos(Scanned):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 8"
+    VERSION: ClassVar[str] = "videos 9"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -52,11 +52,12 @@ _USUAL = {
     "mpeg4": ("mp4", "mkv", "avi"),
     "mjpeg": ("avi",),
 }
+_ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
 EXACT = {
-    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED | Flags.HIDDEN_FRAMES, rotated=("mp4",), from_zero=True),
+    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED | _ANY_VP9, rotated=("mp4",), from_zero=True),
     "torchcodec": Claim(
         kinds={**_USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},  # MPEG-4 with B-frames in avi: refused
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
+        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | _ANY_VP9,
     ),
     "nvdec": Claim(
         kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: no engine that has it was there to see

@@ -11,7 +11,7 @@ import av
 import numpy as np
 import torch
 
-from dataset.video_heads import holds_several
+from dataset.video_heads import holds_several, shows_again
 
 NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9"}
 
@@ -44,7 +44,8 @@ class Session:
 
     Where pictures are coded in as many blocks of 16 as those before, it does not hear of their size: they are put on surfaces of the one
     before, of which as much is told as it was asked for last. Where it was not asked for another size, it scales them to the one before.
-    Of a packet of VP9 with a hidden picture it has two labels, the other one being that of the packet before.
+    Of a packet of VP9 with a hidden picture it has two labels, the other one being that of the packet before; one that shows a picture
+    again gives none.
     """
 
     def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
@@ -78,6 +79,8 @@ class Session:
                 frames = self._context.decode(packet)
             except av.error.FFmpegError as error:
                 raise Exception("HandleVideoSequence : refused\nError code : 1") from error
+            if self._name == "vp9" and shows_again(memoryview(packet)):
+                frames = []
         else:
             frames = self._context.decode(None)
         for samples in self._valid:

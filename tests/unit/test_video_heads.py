@@ -10,7 +10,7 @@ from av.bitstream import BitStreamFilterContext
 
 from dataset import video_packets
 from dataset.container import open_video
-from dataset.video_heads import Sides, holds_several, is_grey, sides, vp9_size
+from dataset.video_heads import Sides, holds_several, is_grey, shows_again, sides, vp9_size
 from dataset.videos import RECORD, Flags
 from tests.unit.video_files import make, with_lengths
 
@@ -104,3 +104,9 @@ def test_heads_of_vp9(bits: str, size: tuple[int, int] | None) -> None:
 def test_packets_of_several_pictures(end: str, several: bool) -> None:
     """VP9, Annex B.2: superframe_index."""
     assert holds_several(memoryview(bytes.fromhex(end))) == several
+
+
+@pytest.mark.parametrize(("byte", "again"), [("1000 1000", True), ("1010 1111", True), ("1000 0110", False), ("1001 0010", False)])
+def test_packets_that_show_a_picture_again(byte: str, again: bool) -> None:
+    """VP9, 6.2: show_existing_frame, behind the frame marker and the profile."""
+    assert shows_again(memoryview(bytes([int(byte.replace(" ", ""), 2)]))) == again
