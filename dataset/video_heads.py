@@ -142,6 +142,24 @@ def holds_several(packet: memoryview) -> bool:
     return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
 
 
+def pictures(packet: memoryview) -> list[memoryview]:
+    """Those of a packet of VP9 (Annex B.2)."""
+    if not holds_several(packet):
+        return [packet]
+    count, width = (packet[-1] & 7) + 1, (packet[-1] >> 3 & 3) + 1
+    found, at, size_at = list[memoryview](), 0, len(packet) - 1 - width * count
+    for place in range(size_at, size_at + width * count, width):
+        size = int.from_bytes(packet[place : place + width], "little")
+        found += [packet[at : at + size]] if size else []
+        at += size
+    return found
+
+
+def shows_nothing(packet: memoryview) -> bool:
+    """Whether a packet of VP9 has one picture alone, and that is not shown (VP9, 6.2), of profiles 0 to 2."""
+    return not packet[0] & 0b1010 and not holds_several(packet)
+
+
 def shows_again(packet: memoryview) -> bool:
     """Whether a packet of VP9 shows a picture that was decoded before, and has none: show_existing_frame (VP9, 6.2), of profiles 0 to 2."""
     return bool(packet[0] & 0b1000)

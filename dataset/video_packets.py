@@ -21,7 +21,7 @@ from av.stream import Discard, Disposition
 from dataset.container import HEAD, declared_bytes, open_video, read_packets
 from dataset.headers import Rejected
 from dataset.manifest import Array
-from dataset.video_heads import decode_head, holds_several, is_aligned, is_grey, is_whole, length_size, shows_again, sides
+from dataset.video_heads import decode_head, holds_several, is_aligned, is_grey, is_whole, length_size, shows_again, shows_nothing, sides
 from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 
 _FORMATS = dict(
@@ -213,6 +213,7 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
     """
     found: list[tuple[int, bool, bool, bool]] = []
     pictures, packed, waiting, flags = bytearray(), False, False, Flags(0)
+    several = again = False
     for packet in demuxed:
         if packet.pts is None:
             raise Rejected(f"packet {len(found)} has no time")
@@ -223,8 +224,10 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
         if codec == "h264" and packet.is_keyframe and not flags and not is_whole(memoryview(packet), length_bytes):
             flags |= Flags.GRADUAL_REFRESH
         if codec == "vp9":
-            flags |= Flags.HIDDEN_FRAMES if holds_several(memoryview(packet)) else Flags(0)
-            flags |= Flags.SHOWN_AGAIN if shows_again(memoryview(packet)) else Flags(0)
+            head = memoryview(packet)
+            if shows_nothing(head):
+                raise Rejected("VP9 with hidden frames in packets of their own: `ffmpeg -i FILE -c copy NEW` brings them together")
+            several, again = several or holds_several(head), again or shows_again(head)
         if codec == "mpeg4":
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
@@ -234,6 +237,7 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
             pictures.extend(kinds)
     if waiting:  # the last one needs a packet behind it to be decoded
         del pictures[-1:]
+    flags |= Flags(several * Flags.HIDDEN_FRAMES | again * Flags.SHOWN_AGAIN)
     return np.array(found, PACKET), np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags
 
 

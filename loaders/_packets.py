@@ -15,7 +15,7 @@ from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
 
 from dataset.container import open_video
-from dataset.video_heads import Sides, sides, vp9_size
+from dataset.video_heads import Sides, pictures, sides, vp9_size
 from dataset.videos import CODECS
 from loaders._readers import Undecodable
 from loaders._reading import Read
@@ -89,14 +89,14 @@ class Size:
 
     def see(self, packet: av.Packet[Any]) -> None:
         """A key frame before its filters; of VP9 any packet, since any picture may be of another size. Raises Undecodable."""
-        found = Sides(self.coded, self.coded)
+        found = [Sides(self.coded, self.coded)]
         if self._codec in FILTERS:
-            found = sides(self._codec, self._context.extradata, memoryview(packet))
-        elif self._codec == "vp9" and (size := vp9_size(memoryview(packet))) is not None:
-            found = Sides(size, size)
-        if found.displayed != self._shown:
-            raise Undecodable(f"pictures are of {found.displayed} pixels, its file said {self._shown}")
-        self.coded = found.coded
+            found = [sides(self._codec, self._context.extradata, memoryview(packet))]
+        elif self._codec == "vp9":
+            found = [Sides(size, size) for picture in pictures(memoryview(packet)) if (size := vp9_size(picture)) is not None]
+        for displayed, self.coded in found:
+            if displayed != self._shown:
+                raise Undecodable(f"pictures are of {displayed} pixels, its file said {self._shown}")
 
     def see_filtered(self, packet: av.Packet[Any]) -> None:
         """The same, behind them, where only what is cropped at the left and the top is still cropped. Raises Undecodable."""

@@ -128,13 +128,16 @@ def nv12(planes: np.ndarray) -> torch.Tensor:
 
 
 class Codec:
-    """The module. `packets`: (label, not to be shown) of all that were fed; `made`: decoders so far; `asked`: codecs."""
+    """The module, without an engine for `lacks`.
+
+    `packets`: (label, not to be shown) of all that were fed; `made`: decoders so far; `asked`: codecs.
+    """
 
     cudaVideoCodec = SimpleNamespace(**{name: name for name in NAMES})
     DisplayDecodeLatencyType = SimpleNamespace(NATIVE=0)
 
-    def __init__(self, engines: int = 2, least: int = 48) -> None:
-        self._engines, self._least = engines, least
+    def __init__(self, engines: int = 2, least: int = 48, lacks: str = "VP9") -> None:
+        self._engines, self._least, self._lacks = engines, least, lacks
         self.packets: list[tuple[int, bool]] = []
         self.made = 0
         self.asked: list[str] = []
@@ -146,7 +149,7 @@ class Codec:
     def GetDecoderCaps(self, *, gpuid: int, codec: str) -> dict[str, int]:
         self.asked.append(codec)
         return {
-            "supported": int(codec != "VP9"),
+            "supported": int(codec != self._lacks),
             "num_decoder_engines": self._engines,
             **dict.fromkeys(("width_min", "height_min"), self._least),
             **dict.fromkeys(("width_max", "height_max"), 4096),

@@ -10,7 +10,9 @@ from av.bitstream import BitStreamFilterContext
 
 from dataset import video_packets
 from dataset.container import open_video
-from dataset.video_heads import Sides, holds_several, is_grey, shows_again, sides, vp9_size
+from dataset.headers import Rejected
+from dataset.video_heads import Sides, holds_several, is_grey, pictures, shows_again, shows_nothing, sides, vp9_size
+from dataset.video_packets import read
 from dataset.videos import RECORD, Flags
 from tests.unit.video_files import make, with_lengths
 
@@ -106,7 +108,40 @@ def test_packets_of_several_pictures(end: str, several: bool) -> None:
     assert holds_several(memoryview(bytes.fromhex(end))) == several
 
 
-@pytest.mark.parametrize(("byte", "again"), [("1000 1000", True), ("1010 1111", True), ("1000 0110", False), ("1001 0010", False)])
-def test_packets_that_show_a_picture_again(byte: str, again: bool) -> None:
-    """VP9, 6.2: show_existing_frame, behind the frame marker and the profile."""
-    assert shows_again(memoryview(bytes([int(byte.replace(" ", ""), 2)]))) == again
+@pytest.mark.parametrize(
+    ("packet", "expected"),
+    [
+        ("a1a2a3 b1 c9 0300 0100 c9", ["a1a2a3", "b1"]),
+        ("a1 b1b2 c1 c2 01 02 01 c2", ["a1", "b1b2", "c1"]),
+        ("a1 b1 c2 01 00 01 c2", ["a1", "b1"]),  # one of no bytes
+        ("a1a2", ["a1a2"]),
+    ],
+)
+def test_pictures_of_a_packet(packet: str, expected: list[str]) -> None:
+    assert [bytes(picture).hex() for picture in pictures(memoryview(bytes.fromhex(packet)))] == expected
+
+
+@pytest.mark.parametrize(
+    ("byte", "again", "nothing"),
+    [
+        ("1000 1000", True, False),
+        ("1010 1111", True, False),
+        ("1000 0110", False, False),  # from others, shown
+        ("1001 0010", False, False),  # a key frame
+        ("1000 0100", False, True),
+    ],
+)
+def test_packets_without_a_picture_that_is_new_and_shown(byte: str, again: bool, nothing: bool) -> None:
+    """VP9, 6.2: show_existing_frame behind the frame marker and the profile, show_frame."""
+    packet = memoryview(bytes([int(byte.replace(" ", ""), 2)]))
+    assert (shows_again(packet), shows_nothing(packet)) == (again, nothing)
+
+
+def test_a_hidden_picture_in_a_packet_of_its_own(tmp_path: Path) -> None:
+    """Its packet has a time, but no frame is shown then."""
+    path = make(tmp_path / "a.webm", codec="vp9", frames=24)
+    with open_video(os.fsencode(path)) as file:
+        packet = [bytes(packet) for packet in file.demux(video=0) if packet.size][5]
+    path.write_bytes(path.read_bytes().replace(packet, bytes([packet[0] & ~2]) + packet[1:]))
+    with pytest.raises(Rejected, match="hidden frames in packets of their own"):
+        read(os.fsencode(path))
