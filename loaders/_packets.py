@@ -89,11 +89,10 @@ class Size:
 
     def see(self, packet: av.Packet[Any]) -> None:
         """A key frame before its filters; of VP9 any packet, since any picture may be of another size. Raises Undecodable."""
-        found = [Sides(self.coded, self.coded)]
-        if self._codec in FILTERS:
-            found = [sides(self._codec, self._context.extradata, memoryview(packet))]
-        elif self._codec == "vp9":
+        if self._codec == "vp9":
             found = [Sides(size, size) for picture in pictures(memoryview(packet)) if (size := vp9_size(picture)) is not None]
+        else:
+            found = [sides(self._codec, self._context.extradata, memoryview(packet))]
         for displayed, self.coded in found:
             if displayed != self._shown:
                 raise Undecodable(f"pictures are of {displayed} pixels, its file said {self._shown}")

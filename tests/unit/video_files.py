@@ -129,7 +129,7 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
             stream.disposition = Disposition.default if each is video else Disposition.dub
             coded = list(_encoded(stream, each))
             coded = coded[[place for place, packet in enumerate(coded) if packet.is_keyframe][each.from_key] :]
-            packets += _packed(coded) if each.packed else _again(coded, each) if each.again else coded
+            packets += _packed(coded) if each.packed else _again(coded, each)
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             file.mux(packet)
     os.sched_setscheduler(0, *scheduled)  # for root the AV1 encoder makes this thread a real-time one, and all that it starts
