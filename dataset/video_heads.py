@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -182,12 +183,42 @@ def is_grey(extradata: bytes | None) -> bool:
     return profile in WITH_CHROMA_FORMAT and _second(numbers) == 0
 
 
+def may_hide(extradata: bytes | None, packet: memoryview) -> bool:
+    """Whether a picture of HEVC may say that it is not shown: output_flag_present_flag (H.265, 7.3.2.3.1) in a parameter set here."""
+    length_bytes = length_size(extradata, "hevc")
+    units = _hvcc_units(extradata) if extradata and length_bytes else _START.split(extradata or b"")
+    for unit in (*units, *_START.split(_before_slices(packet, length_bytes, "hevc"))):
+        if len(unit) > 2 and unit[0] == 34 << 1 and unit[1] >> 3 == 0 and _two_numbers(unit[2:12])[1][1:2] == "1":
+            return True
+    return False
+
+
+def _hvcc_units(extradata: bytes) -> Iterator[bytes]:
+    """The parameter sets of hvcC (ISO 14496-15, 8.3.3.1)."""
+    end, at = len(extradata), 23
+    for _ in range(extradata[22] if end > at else 0):
+        count, at = int.from_bytes(extradata[at + 1 : at + 3], "big"), at + 3
+        for _ in range(count):
+            if at >= end:
+                return
+            begin = at + 2
+            at = begin + int.from_bytes(extradata[at:begin], "big")
+            yield extradata[begin:at]
+
+
 def _second(head: bytes | memoryview) -> int | None:
     """The second of the Exp-Golomb numbers that this begins with; None: it is too short."""
-    bits, at, value = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}", 0, 0
-    for _ in range(2):
-        zeros = bits.find("1", at) - at
-        if zeros < 0 or at + 2 * zeros >= len(bits):
-            return None
-        value, at = int(bits[at + zeros : at + 2 * zeros + 1], 2) - 1, at + 2 * zeros + 1
-    return value
+    numbers, _ = _two_numbers(head)
+    return numbers[1] if len(numbers) == 2 else None
+
+
+def _two_numbers(head: bytes | memoryview) -> tuple[list[int], str]:
+    """The two Exp-Golomb numbers that this begins with, or fewer, and the bits behind them."""
+    bits, values = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}", list[int]()
+    while len(values) < 2:
+        zeros = bits.find("1")
+        if zeros < 0 or 2 * zeros >= len(bits):
+            break
+        values.append(int(bits[zeros : 2 * zeros + 1], 2) - 1)
+        bits = bits[2 * zeros + 1 :]
+    return values, bits

@@ -21,7 +21,18 @@ from av.stream import Discard, Disposition
 from dataset.container import HEAD, declared_bytes, open_video, read_packets
 from dataset.headers import Rejected
 from dataset.manifest import Array
-from dataset.video_heads import decode_head, holds_several, is_aligned, is_grey, is_whole, length_size, shows_again, shows_nothing, sides
+from dataset.video_heads import (
+    decode_head,
+    holds_several,
+    is_aligned,
+    is_grey,
+    is_whole,
+    length_size,
+    may_hide,
+    shows_again,
+    shows_nothing,
+    sides,
+)
 from dataset.videos import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 
 _FORMATS = dict(
@@ -108,8 +119,11 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     flags |= seen
     if _FIELDS.search(described):
         flags |= Flags.INTERLACED
-    if codec == "hevc" and first is not None and not is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
-        flags |= Flags.UNALIGNED
+    if codec == "hevc" and first is not None:
+        if may_hide(context.extradata, memoryview(first)):
+            raise Rejected("HEVC whose pictures may be hidden (output_flag_present_flag): encode it again")
+        if not is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
+            flags |= Flags.UNALIGNED
     pixels = "gray" if codec == "h264" and is_grey(context.extradata) else context.pix_fmt
     steps, tick = np.diff(pts), stream.time_base
     if len(pts) > 2 and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001:  # each may be rounded to a tick

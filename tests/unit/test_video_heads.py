@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from av.bitstream import BitStreamFilterContext
 from dataset import video_packets
 from dataset.container import open_video
 from dataset.headers import Rejected
-from dataset.video_heads import Sides, holds_several, is_grey, pictures, shows_again, shows_nothing, sides, vp9_size
+from dataset.video_heads import Sides, holds_several, is_grey, may_hide, pictures, shows_again, shows_nothing, sides, vp9_size
 from dataset.video_packets import read
 from dataset.videos import RECORD, Flags
 from tests.unit.video_files import make, with_lengths
@@ -144,4 +145,41 @@ def test_a_hidden_picture_in_a_packet_of_its_own(tmp_path: Path) -> None:
         packet = [bytes(packet) for packet in file.demux(video=0) if packet.size][5]
     path.write_bytes(path.read_bytes().replace(packet, bytes([packet[0] & ~2]) + packet[1:]))
     with pytest.raises(Rejected, match="hidden frames in packets of their own"):
+        read(os.fsencode(path))
+
+
+@pytest.mark.parametrize(
+    ("unit", "expected"),
+    [
+        ("44 01 d0", True),  # numbers 0 and 0, no dependent slices
+        ("44 01 f0", True),  # with them
+        ("44 01 c0", False),
+        ("44 01 e0", False),
+        ("44 01 10 21", True),  # numbers 7 and 7
+        ("44 01 10 20", False),
+        ("44 09 d0", False),  # of another layer
+        ("42 01 d0", False),  # another kind of parameter set
+        ("44 01 00", False),  # cut short
+        ("44 01", False),
+    ],
+)
+def test_hevc_that_may_hide_pictures(unit: str, expected: bool) -> None:
+    """H.265, 7.3.2.3.1, in hvcC, with start codes, and in a packet before its slice."""
+    plain, other, slice_ = bytes.fromhex(unit), bytes.fromhex("40 01 0c"), bytes.fromhex("26 01 af")
+    empty = memoryview(b"")
+    sets = [bytes([160 + kind]) + b"\0\1" + len(each).to_bytes(2, "big") + each for kind, each in ((0, other), (2, plain))]
+    assert may_hide(b"\1" + bytes(20) + b"\3\2" + b"".join(sets), empty) == expected
+    annex_b = b"".join(b"\0\0\0\1" + each for each in (other, plain, slice_))
+    assert may_hide(annex_b, empty) == expected
+    assert may_hide(None, memoryview(annex_b)) == expected
+    assert may_hide(b"\1" + bytes(20) + b"\3\0", memoryview(with_lengths(annex_b))) == expected
+    assert not may_hide(b"\1" + bytes(20) + b"\3\xff\xa2\xff\xff", empty), "a head that is cut short"
+
+
+@pytest.mark.parametrize("ending", ["mp4", "mkv", "ts"])
+def test_hevc_that_may_hide_pictures_is_left_out(ending: str, tmp_path: Path) -> None:
+    path = make(tmp_path / f"a.{ending}", codec="hevc", frames=24)
+    assert len(read(os.fsencode(path)).pts) == 24
+    path.write_bytes(re.sub(rb"\x44\x01([\xc0\xc1])", lambda found: bytes([0x44, 1, found[1][0] | 0x10]), path.read_bytes()))
+    with pytest.raises(Rejected, match="may be hidden"):
         read(os.fsencode(path))
