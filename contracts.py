@@ -7,12 +7,9 @@ file -> Manifest -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -31,29 +28,6 @@ class NotFinite(Exception):
     """The loss stopped being a number; names the step and the samples. Exit code 3."""
 
 
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def cores() -> float:
-    """CPU cores that this process may use: its affinity, or the container's quota where that is less."""
-    affinity = float(len(os.sched_getaffinity(0)))
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        with suppress(OSError, ValueError):  # no such file, 'max'
-            quota, period = (int(word) for name in names for word in (CGROUP / name).read_text().split())
-            if quota > 0:
-                return min(affinity, quota / period)
-    return affinity
-
-
-def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, or the container's limit where that is less."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        with suppress(OSError, ValueError):  # no such file, 'max'
-            limits.append(int((CGROUP / name).read_text()))
-    return min(limits)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
     """One micro-batch of one rank, as numbers. Drawn by the plan, carried through every room unchanged.
@@ -68,7 +42,7 @@ class Rows:
     flips: Array  # bool [B], mirror left to right after the resize
     valid: Array  # bool [B]
     frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
-    colour: Array | None = None  # float32 [B, K], see dataset/colour.py
+    colour: Array | None = None  # float32 [B, K], see plan/colour.py
     places: Array | None = (
         None  # int64 [B, 4], x0 y0 x1 y1 in the output: what the window fills, once mirrored; the rest is 0 when normalised
     )

@@ -19,12 +19,13 @@ import torch  # noqa: E402
 from cli import one_of  # noqa: E402
 from config import Config, as_yaml, parse, recipe  # noqa: E402
 from contracts import Feed, Mistake, NotFinite, Pixels  # noqa: E402
-from dataset import draws, manifest  # noqa: E402
+from dataset import manifest  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
 from loaders import OF_TASK, default_loader, open_loader, task_of  # noqa: E402
 from models import Unusable, elsewhere, registry_of  # noqa: E402
+from plan import draws  # noqa: E402
 from report import ceilings, record  # noqa: E402
 from report.console import Console  # noqa: E402
 from report.meter import Meter  # noqa: E402

@@ -1,4 +1,4 @@
-"""What the suite `readers` decodes, and with what: decoders of saturate (loaders/_readers.py), and those that it does not need.
+"""What the suite `readers` decodes, and with what: decoders of saturate (loaders/images/decoders.py), and those that it does not need.
 
 The others are here in a few lines each and may be absent. Must not know: rates, processes.
 """
@@ -18,13 +18,13 @@ import torch
 from PIL import Image
 
 from contracts import Feed, Rows
-from dataset.plan import StillPlan, StillPolicy
 from dataset.splits import Split
-from loaders._dali import Runner, build
-from loaders._dali_rows import PathPreparer
-from loaders._readers import READERS, Decode, Region, decode_many
 from loaders._workers import PART
-from loaders.torchvision import Decoding
+from loaders.images._dali_rows import PathPreparer
+from loaders.images._pipeline import Runner, build
+from loaders.images.decoders import READERS, Decode, Region, decode_many
+from loaders.images.torchvision import Decoding
+from plan.images import StillPlan, StillPolicy
 
 Array = np.ndarray[Any, Any]
 Task = Literal["to-pil", "to-array", "region", "train", "entropy"]

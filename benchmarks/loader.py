@@ -1,6 +1,6 @@
 """`loader`: loaders alone, on 1..N GPUs: the rate, and the time to pass once over a folder, beside PyTorch's and DALI's own loading.
 
-Of images (benchmarks/stills.py), or of clips of videos (--task video, benchmarks/clips.py).
+Of images (benchmarks/images.py), or of clips of videos (--task video, benchmarks/videos.py).
 
 A window of report.meter is as many passes as take two seconds, from the request for a first batch until the last one is on the device.
 A pass's tail that fills no batch of all ranks is dropped, as in training; `pass_s` is the time of all files at a window's rate.
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from pydantic import Field, PositiveInt
 
-from benchmarks import _plots, _show, clips, stills
+from benchmarks import _plots, _show, images, videos
 from benchmarks._suite import (
     LEAST,
     LEAST_STEPS,
@@ -49,7 +49,7 @@ from loaders import OF_TASK, task_of
 from report import hardware
 from report.meter import Meter, spread
 
-BASELINES = {"classification": stills.BASELINES, "video": clips.BASELINES}
+BASELINES = {"classification": images.BASELINES, "video": videos.BASELINES}
 """--task -> what is written by hand, with PyTorch on the CPU and with DALI's own readers."""
 DEFAULTS = {"classification": {"batch_size": 32, "image_size": 640}, "video": {"batch_size": 8, "image_size": 224}}
 NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
@@ -125,9 +125,9 @@ def expanded(
 
     `more` are names besides the loaders; by default the baselines.
     """
-    by_hand = (*BASELINES[task], *(clips.ALONE if task == "video" else ())) if more is None else more
+    by_hand = (*BASELINES[task], *(videos.ALONE if task == "video" else ())) if more is None else more
     known = (*by_hand, *OF_TASK[task])
-    never = ("synthetic", *clips.ALONE)
+    never = ("synthetic", *videos.ALONE)
     auto = [name for name in known if name not in never and "nvdec+" not in name and _runs(name, task, devices)]
     return list(
         dict.fromkeys(
@@ -139,7 +139,7 @@ def expanded(
 def _runs(name: str, task: str, devices: int) -> bool:
     """Whether what it needs is here."""
     needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
-    on_gpu = name.startswith(ON_GPU) or (task == "video" and name in clips.DALI)
+    on_gpu = name.startswith(ON_GPU) or (task == "video" and name in videos.DALI)
     return all(map(_installed, needed)) and bool(devices or not on_gpu)
 
 
@@ -157,7 +157,7 @@ def command(settings: Loader, point: Point, folder: Path) -> list[str]:
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     device = prepare_process()
     world = ProcessWorld(device)
-    data = (clips.open_split if settings.task == "video" else open_split)(class_folders(settings.data, task=settings.task))
+    data = (videos.open_split if settings.task == "video" else open_split)(class_folders(settings.data, task=settings.task))
     files = len(data.columns)
     whole = files * max(settings.clips, 1) if settings.task == "video" else files
     with ExitStack() as stack:
@@ -168,9 +168,9 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
         if settings.task == "video":
-            epochs, more = stack.enter_context(clips.opened(settings, point["loader"], data, world))
+            epochs, more = stack.enter_context(videos.opened(settings, point["loader"], data, world))
         else:
-            epochs, more = stack.enter_context(stills.opened(settings, point["loader"], data, world)), lambda rate: {}
+            epochs, more = stack.enter_context(images.opened(settings, point["loader"], data, world)), lambda rate: {}
         steps = 0
         for epoch in itertools.count():
             if epoch:
@@ -274,7 +274,7 @@ def facts(rows: Sequence[Row]) -> list[str]:
 
 def conclude(rows: Sequence[Row]) -> list[str]:
     good, said = [row for row in rows if row["status"] == "ok"], list[str]()
-    for gpus, its in _show.by([row for row in good if row["point"]["loader"] not in clips.ALONE], "gpus").items():
+    for gpus, its in _show.by([row for row in good if row["point"]["loader"] not in videos.ALONE], "gpus").items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
         figures, beside = fastest["figures"], [by_hand(rows, gpus, kind) for kind in SPEED_UPS.values()]
         ratios = [
@@ -286,7 +286,7 @@ def conclude(rows: Sequence[Row]) -> list[str]:
         frames = f" ({figures['frames_per_s']:,.0f} frames/s)" if figures.get("frames_per_s") else ""
         passes = f"{fastest['point']['loader']} passes over all files in {figures['pass_s']:.3g} s"
         said.append(f"{_show.processes(gpus)}: {passes}{frames}{more}.")
-        said += clips.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
+        said += videos.beside_decoding(fastest, [row for row in good if row["point"]["gpus"] == gpus])
     return said
 
 

@@ -30,7 +30,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring, versions_of
-from benchmarks.by_hand import train as loop_by_hand
+from benchmarks.baselines import train as loop_by_hand
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
 from config import Share, parse
@@ -71,7 +71,7 @@ class MaxBatch(Common):
     steps: PositiveInt = 6
     """Of training in each trial."""
     by_hand: bool = False
-    """Also search with the loop that one writes by hand with DALI (benchmarks/by_hand/train.py), in fp16 on a GPU."""
+    """Also search with the loop that one writes by hand with DALI (benchmarks/baselines/train.py), in fp16 on a GPU."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """As if there were no more memory than this: on a GPU the rest is held, on a CPU it limits the data of a process (RLIMIT_DATA)."""
     flags: str = ""

@@ -41,7 +41,7 @@ from config import NotNegative
 from contracts import Mistake
 from dataset.splits import open_split
 from engine.distributed import cores
-from loaders._readers import READERS, plain_jpeg
+from loaders.images.decoders import READERS, plain_jpeg
 from report.hardware import hardware, versions
 from report.meter import Window, spread, steady
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _plots, _show, stills
+from benchmarks import _plots, _show, images
 from benchmarks._suite import (
     LEAST,
     LEAST_STEPS,
@@ -36,7 +36,7 @@ from benchmarks._suite import (
     in_own_process,
     measuring,
 )
-from benchmarks.by_hand import dali
+from benchmarks.baselines import dali
 from benchmarks.loader import expanded
 from config import NotNegative
 from contracts import World
@@ -45,7 +45,7 @@ from report import hardware
 from report.meter import spread
 
 BY_HAND = "dali-by-hand"
-"""benchmarks/by_hand/dali.py."""
+"""benchmarks/baselines/dali.py."""
 KEEPS = 0.03
 """Keeps the floor: waits for at most this share of it."""
 
@@ -56,7 +56,7 @@ class SlowStorage(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     methods: tuple[str, ...] = ("auto",)
-    """pytorch and dali-by-hand (benchmarks/by_hand/), or names as in --loader of train.py; auto = all that run here."""
+    """pytorch and dali-by-hand (benchmarks/baselines/), or names as in --loader of train.py; auto = all that run here."""
     delays: tuple[NotNegative, ...] = (0.0, 1.0, 10.0, 50.0)
     """Each read takes this much longer, ms."""
     steps: Annotated[int, Field(ge=LEAST_STEPS)] = 100
@@ -86,7 +86,7 @@ class SlowStorage(Common):
 def points(settings: SlowStorage) -> list[Point]:
     class_folders(settings.data)
     same = settings.model_dump(include={"step_ms", "steps", "batch_size", "image_size", "workers", "dali_threads"})
-    methods = expanded("--methods", settings.methods, torch.cuda.device_count(), more=(stills.PYTORCH, BY_HAND))
+    methods = expanded("--methods", settings.methods, torch.cuda.device_count(), more=(images.PYTORCH, BY_HAND))
     return [{"read_delay_ms": delay, "method": name, **same} for delay, name in itertools.product(settings.delays, methods)]
 
 
@@ -152,16 +152,16 @@ def measure(settings: SlowStorage, point: Point, folder: Path) -> Measured:
 
 
 @contextmanager
-def _opened(settings: SlowStorage, point: Point, data: Split, world: World) -> Iterator[stills.Epochs]:
+def _opened(settings: SlowStorage, point: Point, data: Split, world: World) -> Iterator[images.Epochs]:
     delay_s, threads = point["read_delay_ms"] / 1e3, settings.dali_threads
     if point["method"] != BY_HAND:
-        with stills.opened(settings, point["method"], data, world, threads=threads, read_delay_s=delay_s, batches=settings.steps) as epochs:
+        with images.opened(settings, point["method"], data, world, threads=threads, read_delay_s=delay_s, batches=settings.steps) as epochs:
             yield epochs
         return
     samples = settings.steps * settings.batch_size
-    stills.require(data, samples)
+    images.require(data, samples)
     labels = data.columns.label.tolist()
-    source = dali.Files(stills.paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s)
+    source = dali.Files(images.paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s)
     loader = dali.loader(source, size=settings.image_size, threads=threads, device=world.device)
     yield lambda epoch: (len(batch["images"]) for (batch,) in loader)
 

@@ -25,7 +25,7 @@ import psutil
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from benchmarks import _plots, _show, clips
+from benchmarks import _plots, _show, videos
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
 from benchmarks.loader import expanded
 from config import NotNegative
@@ -257,15 +257,15 @@ def points(settings: Soak) -> list[Point]:
 
 def feed_of(settings: Soak, point: Point, world: World) -> Feed:
     """The folder's images with the windows of training, or clips of its videos. Raises Mistake."""
-    from dataset.plan import StillPlan, StillPolicy
     from dataset.splits import open_split
+    from plan.images import StillPlan, StillPolicy
     from tasks.classification import Classification
 
     root = class_folders(settings.data, task=settings.task)
     if settings.task == "video":
-        videos = clips.open_split(root)
+        clips = videos.open_split(root)
         settings = settings.model_copy(update={"batch_size": point["batch_size"]})
-        return clips.feed_of(settings, clips.plan_of(settings, videos.columns, world), videos, world)
+        return videos.feed_of(settings, videos.plan_of(settings, clips.columns, world), clips, world)
     split = open_split(root)
     policy = StillPolicy(window="random-resized", image_size=settings.image_size, flip=0.5)
     plan = StillPlan.of(split.columns, policy, seed=0, batch_size=point["batch_size"])
@@ -330,7 +330,7 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
         **{one: values[-1] for one, values in warm.items() if one != "rate"},
         **{one: busy[one] for one in LOADS},
         "epochs": settings.epochs,
-        **({"unit": clips.UNIT} if settings.task == "video" else {}),
+        **({"unit": videos.UNIT} if settings.task == "video" else {}),
     }
     _show.hparams(board, SUITE.name, point, figures)
     board.close(finished=not said)

@@ -16,7 +16,7 @@ from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
 from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks, require_gpus
-from benchmarks.by_hand import train as loop_by_hand
+from benchmarks.baselines import train as loop_by_hand
 from cli import one_of
 from config import parse
 from contracts import Mistake
@@ -30,7 +30,7 @@ from tasks import task_named
 
 BY_HAND = "by hand: "
 BY_HAND_OF = {"classification": ("dali", "torchvision"), "detection": ("torchvision",), "video": ()}
-"""--task -> the loops of benchmarks/by_hand/train.py."""
+"""--task -> the loops of benchmarks/baselines/train.py."""
 OWN = {
     f"--{name}" for name in ("task", "arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")
 }
@@ -72,7 +72,8 @@ class Train(Common):
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Of steady windows to measure at each point, after the warm-up."""
     by_hand: tuple[Literal["dali", "torchvision"], ...] = ()
-    """Also time the loop that one writes by hand with these libraries (benchmarks/by_hand/train.py), on one GPU; detectors: torchvision."""
+    """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py), on one GPU;
+    detectors: torchvision."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -154,7 +155,7 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     if by_hand:
         how = {"arch": point["arch"], "batch_size": point["batch_size"], "loader": point["loader"].removeprefix(BY_HAND)}
         flags = words({**how, "seconds": settings.seconds, "output": folder / "figures.json"})
-        return [sys.executable, "-m", "benchmarks.by_hand.train", *common, *flags]
+        return [sys.executable, "-m", "benchmarks.baselines.train", *common, *flags]
     named = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")}
     fixed = {**MEASURED_ONLY, **GENTLER.get(settings.task, {})}
     flags = words({**named, "seconds": settings.seconds, "val_every": 0, **fixed, "output": folder})

@@ -13,10 +13,13 @@ import numpy as np
 
 from config import Config, Data
 from contracts import Mistake, Source
-from dataset import coco_json, coco_scan
-from dataset.scan import open_folder
+from dataset.coco import annotation_file
+from dataset.coco.scan import open_coco
+from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, ImaginedInstances
+from dataset.images.scan import open_folder
+from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, Imagined
 from dataset.sources.folder import Folder
-from dataset.sources.imagined import COCO_TRAIN, COCO_VAL, TRAIN_SAMPLES, VAL_SAMPLES, Imagined, ImaginedInstances, ImaginedVideos
+from dataset.videos.synthetic import ImaginedVideos
 
 Kind = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
@@ -109,11 +112,11 @@ def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[di
 def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Kind) -> Callable[..., Any]:
     if kind == "instances" or kind == "keypoints":
         with_keypoints = kind == "keypoints"
-        coco_json.find(root, split, keypoints=with_keypoints)
-        return partial(coco_scan.open_coco, root, split, keypoints=with_keypoints)
+        annotation_file.find(root, split, keypoints=with_keypoints)
+        return partial(open_coco, root, split, keypoints=with_keypoints)
     open_one = SOURCES[settings.source]
     if kind == "videos":
-        from dataset.video_scan import open_videos as open_one  # with PyAV, which images do without
+        from dataset.videos.scan import open_videos as open_one  # with PyAV, which images do without
     return partial(open_one, _part(root, split, kind))
 
 

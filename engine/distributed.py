@@ -19,7 +19,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from contracts import Mistake, cores
+from contracts import Mistake
+from machine import cores
 
 ALONE_AFTER_S = 5.0
 """What rank 0 needs, at most, to meet and say a mistake that every rank makes."""

@@ -6,22 +6,27 @@ from importlib import import_module
 
 from contracts import Feed, Loader
 
+
+class Undecodable(ValueError):
+    """An image, or frames of a video, that this reader cannot give; what PIL, or pyav, cannot give either fails."""
+
+
 LOADERS = {
     "synthetic": "loaders.synthetic",
-    "torchvision": "loaders.torchvision",
-    "dali-cpu": "loaders.dali_cpu",
-    "dali-gpu": "loaders.dali_gpu",
-    "dali-fed": "loaders.dali_fed",
+    "torchvision": "loaders.images.torchvision",
+    "dali-cpu": "loaders.images.dali_cpu",
+    "dali-gpu": "loaders.images.dali_gpu",
+    "dali-fed": "loaders.images.dali_fed",
 }
 """Of still images: name -> module, imported when asked for, so that DALI stays optional."""
 CLIPS = {
-    "pyav": "loaders.pyav",
-    "decord": "loaders.decord",
-    "torchcodec": "loaders.torchcodec",
-    "nvdec": "loaders.nvdec",
-    "nvdec+pyav": "loaders.nvdec",
-    "nvdec+decord": "loaders.nvdec",
-    "dali-video": "loaders.dali_video",
+    "pyav": "loaders.videos.pyav",
+    "decord": "loaders.videos.decord",
+    "torchcodec": "loaders.videos.torchcodec",
+    "nvdec": "loaders.videos.nvdec",
+    "nvdec+pyav": "loaders.videos.nvdec",
+    "nvdec+decord": "loaders.videos.nvdec",
+    "dali-video": "loaders.videos.dali_video",
 }
 """Of video files, likewise."""
 OF_TASK = {"classification": LOADERS, "detection": LOADERS, "video": {**CLIPS, "synthetic": LOADERS["synthetic"]}}

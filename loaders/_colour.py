@@ -1,4 +1,4 @@
-"""The distortion of dataset/colour.py on tensors, many images at once. Must not know who decoded them, nor draw a number."""
+"""The distortion of plan/colour.py on tensors, many images at once. Must not know who decoded them, nor draw a number."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from functools import cache
 
 import torch
 
-from dataset.colour import PERMUTATIONS
+from plan.colour import PERMUTATIONS
 
 
 def distort(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """float32 [B, ..., 3], RGB in 0..1, distorted by the numbers, float32 [B, 6], of each image; on the device of both.
 
-    What dataset.colour.distort says, in the same order; without a branch or a wait for the device.
+    What plan.colour.distort says, in the same order; without a branch or a wait for the device.
     """
     # axes: [6, B, ..., 1]
     of_image = numbers.T.reshape(numbers.shape[1], len(pixels), *[1] * (pixels.ndim - 1))

@@ -1,35 +1,16 @@
-"""What the DALI loaders share: the graph, feeding it with the plan's rows, and going on after a file it cannot decode.
-
-    rows -> Prepared (loaders/_dali_rows.py) -> DALI -> uint8 on the host | fp16 or uint8 on the device
-
-Must not know the order of an epoch, nor who reads the files.
-"""
+"""What every loader with DALI needs: importing it, and telling from its words what went wrong."""
 
 from __future__ import annotations
 
 import gc
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-import torch
+from contracts import Mistake
 
-from contracts import Feed, Mistake
-from loaders._dali_rows import Known, Prepared
-from loaders._staging import Staged, Stager, without
-
-DEPTH = 2
-"""Batches that DALI has under way."""
-HARDWARE_SHARE = 0.65
-"""Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/image.md."""
-FANCY_UPSAMPLING = False
-"""Whether nvJPEG smooths chroma as libjpeg does."""
 NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
 """What DALI says, in different places, when the GPU has no memory left."""
-REFUSED_ALL = 64
-"""Files in a row that fail alone, from which on it is not they: DALI has to start anew behind each."""
 
 
 def import_dali() -> Any:
@@ -39,78 +20,6 @@ def import_dali() -> Any:
     except ImportError as error:
         raise Mistake(f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or use --loader torchvision") from None
     return nvidia.dali
-
-
-def build(
-    *,
-    batch_size: int,
-    threads: int,
-    device: torch.device | None,
-    reads: bool,
-    pixels: Any = None,
-    read_delay_s: float = 0.0,
-    placed: bool = False,
-) -> Any:
-    """A pipeline (images, bytes read). `device` None: uint8 [B, H, W, 3] on the host; else on that GPU, normalised by `pixels` if given.
-
-    `placed`: images are put at their places on a canvas, which may be of another size in each batch.
-    """
-    dali = import_dali()
-    fn, types = dali.fn, dali.types
-    pipeline = dali.Pipeline(
-        batch_size=batch_size,
-        num_threads=threads,
-        device_id=None if device is None else device.index,
-        prefetch_queue_depth=DEPTH,
-        exec_dynamic=True,
-        seed=0,
-    )
-    with pipeline:
-        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=not reads)  # files' bytes stay where they are
-        start = fn.external_source(name="starts", dtype=types.INT32, ndim=1)
-        shape = fn.external_source(name="shapes", dtype=types.INT32, ndim=1)
-        window = fn.external_source(name="windows", dtype=types.FLOAT, ndim=1)
-        size = fn.external_source(name="sizes", dtype=types.FLOAT, ndim=1)
-        flip = fn.external_source(name="flips", dtype=types.INT32, ndim=0)
-        if reads and read_delay_s:
-            data = _delayed(data, read_delay_s)
-        encoded_ = fn.io.file.read(data, dont_use_mmap=True) if reads else data
-        options: dict[str, Any] = {"start": start, "shape": shape, "axes": [0, 1], "adjust_orientation": False, "output_type": types.RGB}
-        if device is not None:
-            options |= {"device": "mixed", "hw_decoder_load": HARDWARE_SHARE, "jpeg_fancy_upsampling": FANCY_UPSAMPLING}
-        image = fn.decoders.image_slice(encoded_, **options)
-        image = fn.resize(image, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True)
-        if placed or device is None or pixels is None:
-            image = fn.flip(image, horizontal=flip)
-        if placed:
-            corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
-            canvas = fn.external_source(name="canvases", dtype=types.INT32, ndim=1)
-            image = fn.slice(image, start=corner, shape=canvas, axes=[0, 1], out_of_bounds_policy="pad")
-        if device is not None and pixels is not None:
-            image = fn.crop_mirror_normalize(
-                image,
-                mirror=0 if placed else flip,
-                mean=[255 * value for value in pixels.mean],
-                std=[255 * value for value in pixels.std],
-                dtype=types.FLOAT16 if pixels.dtype == "float16" else types.FLOAT,
-                output_layout="HWC",
-            )
-        pipeline.set_outputs(image, encoded_.shape())
-    pipeline.build()
-    return pipeline
-
-
-class GpuOutputs:
-    """Takes DALI's outputs on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back."""
-
-    def __init__(self, feed: Feed, stager: Stager) -> None:
-        self._stream = torch.cuda.Stream(feed.device)
-        self._stager = stager
-        self.raw_stream = self._stream.cuda_stream
-
-    def stage(self, images: Any, batch: Prepared) -> Staged:
-        with torch.cuda.stream(self._stream):
-            return self._stager.on_device(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
 
 
 def lacks_memory(error: Exception) -> bool:
@@ -135,168 +44,7 @@ def release_memory() -> None:
     import_dali().backend.ReleaseUnusedMemory()
 
 
-class Runner:
-    """Feeds a pipeline with rows, in order, DEPTH batches ahead; makes it anew when a file has ended it.
-
-    `make`: `build`, which is given other numbers to try a file alone. `diagnose`: ids of a batch that PIL does not decode either. `again`:
-    the batch, prepared with what is known by now.
-    """
-
-    def __init__(
-        self,
-        make: Callable[..., Any],
-        *,
-        warm: Prepared,
-        diagnose: Callable[[Prepared], set[int]],
-        again: Callable[[Prepared, Known], Prepared],
-        output_stream: Any = None,
-    ) -> None:
-        self._make, self._warm, self._diagnose, self._again, self._stream = make, warm, diagnose, again, output_stream
-        self._pipeline: Any = None
-        self._refused_in_a_row = 0
-        self.known = Known()
-
-    def run(self, prepared: Iterable[Prepared]) -> Iterator[tuple[Any, Prepared]]:
-        """(outputs, batch), valid until the next is asked for. An abandoned iterator is drained when it is closed."""
-        waiting: deque[Prepared] = deque()
-        source = iter(prepared)
-        try:
-            while True:
-                while len(waiting) < DEPTH and (batch := next(source, None)) is not None:
-                    self._feed(batch)
-                    waiting.append(batch)
-                if not waiting:
-                    return
-                outputs = self._outputs(waiting)
-                done = waiting.popleft()
-                try:
-                    yield outputs, done
-                finally:
-                    del outputs
-                    self._pipeline.release_outputs()
-                    done.forget()
-        finally:
-            self._drain(waiting)
-            for batch in waiting:
-                batch.forget()
-
-    def close(self) -> None:
-        self._pipeline = None
-
-    def _drain(self, waiting: deque[Prepared]) -> None:
-        """Leave the pipeline empty, so that the next iterator finds it warm. One that an error has broken is dropped."""
-        try:
-            for _ in waiting:
-                self._pipeline.share_outputs()
-                self._pipeline.release_outputs()
-        except Exception:
-            self._pipeline = None
-
-    def _outputs(self, waiting: deque[Prepared]) -> Any:
-        while True:
-            try:
-                with memory_named():
-                    return self._pipeline.share_outputs(cuda_stream=self._stream)
-            except (RuntimeError, IndexError, ValueError) as error:
-                why = str(error)  # the error itself holds the pipeline
-            self._pipeline = None
-            bad = set().union(*(self._diagnose(batch) for batch in waiting)) - self.known.bad
-            odd = set() if bad else set().union(*(self._refused(batch) for batch in waiting)) - self.known.odd
-            if not bad and not odd:
-                raise RuntimeError(f"DALI failed, and can decode every file of the batch by itself: {why}")
-            self.known.bad |= bad
-            self.known.odd |= odd
-            for at, batch in enumerate(waiting):
-                waiting[at] = self._again(batch, self.known)
-                batch.forget()
-                self._feed(waiting[at])
-
-    def _refused(self, batch: Prepared) -> set[int]:
-        """Ids of those that DALI does not decode alone. Raises Mistake when that cannot be the files' fault."""
-        found, alone = set[int](), None  # a pipeline for one file is there sooner, and takes less memory
-        tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
-        for row in np.flatnonzero(tried).tolist():
-            if alone is None:
-                with memory_named():
-                    alone = self._started(self._warm.only(0), batch_size=1, threads=1)
-            try:
-                with memory_named():
-                    _input(alone, batch.only(row))
-                    alone.schedule_run()
-                    alone.share_outputs()
-                    alone.release_outputs()
-                self._refused_in_a_row = 0
-                continue
-            except (RuntimeError, IndexError, ValueError) as error:
-                why = said(error)
-            alone = None
-            found.add(int(batch.rows.ids[row]))
-            self._refused_in_a_row += 1
-            if self._refused_in_a_row == REFUSED_ALL:
-                raise Mistake(
-                    f"DALI decodes none of {REFUSED_ALL} files in a row that PIL does ({why}): a smaller --batch-size, if memory is short, "
-                    "or --loader torchvision"
-                )
-        return found
-
-    def _feed(self, batch: Prepared) -> None:
-        with memory_named():
-            if self._pipeline is None:
-                self._pipeline = self._started(self._warm)
-            _input(self._pipeline, batch)
-            self._pipeline.schedule_run()
-
-    def _started(self, warm: Prepared, **changes: int) -> Any:
-        """A pipeline whose first schedule_run, which starts DEPTH batches at once, is done; from then on one starts one."""
-        pipeline = self._make(**changes)
-        for _ in range(DEPTH):
-            _input(pipeline, warm)
-        pipeline.schedule_run()
-        for _ in range(DEPTH):
-            pipeline.share_outputs()
-            pipeline.release_outputs()
-        return pipeline
-
-
-def _input(pipeline: Any, batch: Prepared) -> None:
-    values = {
-        "data": batch.data,
-        "starts": batch.starts,
-        "shapes": batch.shapes,
-        "windows": batch.windows,
-        "sizes": batch.rows.sizes.astype(np.float32),
-        "flips": batch.flips,
-        **batch.places,
-    }
-    for name, value in values.items():
-        pipeline.feed_input(name, value)
-
-
 def said(error: Exception) -> str:
     """Of DALI's page of text, the line that says what happened."""
     lines = str(error).rpartition("encountered:")[2].split("\n")
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)
-
-
-def _delayed(paths: Any, delay_s: float) -> Any:
-    """The paths, each `delay_s` later, in the thread of DALI that reads the file next."""
-    try:
-        from numba import types as numba_types  # noqa: F401
-        from nvidia.dali.plugin.numba.fn.experimental import numba_function
-    except ImportError as error:
-        raise Mistake(f"--read-delay-ms with a DALI reader needs numba ({error}): pip install numba") from None
-    import ctypes
-
-    import nvidia.dali.types as types
-
-    usleep = ctypes.CDLL(None).usleep
-    usleep.argtypes, usleep.restype = [ctypes.c_uint], ctypes.c_int
-    microseconds = int(delay_s * 1e6)
-
-    def copy_late(out: Any, given: Any) -> None:
-        usleep(microseconds)
-        out[:] = given[:]
-
-    return numba_function(
-        paths, run_fn=copy_late, in_types=[types.UINT8], ins_ndim=[1], out_types=[types.UINT8], outs_ndim=[1], batch_processing=False
-    )

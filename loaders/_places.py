@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Plan, Rows
-from dataset import geometry
+from plan import geometry
 
 Array = np.ndarray[Any, Any]
 

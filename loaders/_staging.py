@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from contracts import Batch, Feed, Rows, nothing
-from dataset import geometry
 from loaders._colour import distort
 from loaders._places import filled
+from plan import geometry
 
 Item = TypeVar("Item")
 COPIES = 2

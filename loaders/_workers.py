@@ -31,8 +31,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from contracts import Mistake, Rows, memory_bytes
-from dataset.forked import Stop, begin, starting
+from contracts import Mistake, Rows
+from machine import memory_bytes
+from processes import Stop, begin, starting
 
 PREFETCH = 4
 """Parts under way a worker."""

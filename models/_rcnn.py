@@ -5,7 +5,7 @@ say which of them are filled, so the host never waits for Faster R-CNN. Where on
 in it, masks, keypoints), the device is asked once for the counts of all images. What is drawn at random is drawn otherwise than torchvision
 does, with the same numbers and the same probabilities.
 
-No box may be without area: nothing here looks for one. dataset.targets.packed gives none.
+No box may be without area: nothing here looks for one. plan.targets.packed gives none.
 """
 
 from __future__ import annotations

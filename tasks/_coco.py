@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Mistake, cores
-from dataset import forked
+import processes
+from contracts import Array, Mistake
+from machine import cores
 
 EVALUATORS = {
     "faster-coco-eval": ("faster_coco_eval", "COCO", "COCOeval_faster"),
@@ -130,7 +131,7 @@ def require(evaluator: str) -> None:
 
 
 def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> dict[str, Any]:
-    """COCO's annotation file, made of the columns of dataset/instances.py; `kind` says what of an annotation is needed.
+    """COCO's annotation file, made of the columns of dataset/coco/columns.py; `kind` says what of an annotation is needed.
 
     Of these categories, or of all. Annotations are numbered from 1: to pycocotools the id 0 means that nothing has matched.
     """
@@ -206,7 +207,7 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers
         scores = _score(columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator)
         return scores.precision, scores.recall
 
-    parts = forked.gathered(of_group, range(workers), workers)
+    parts = processes.gathered(of_group, range(workers), workers)
     # axes: [T, R, C, A, M] and [T, C, A, M]
     place = np.argsort(np.concatenate([np.flatnonzero(groups == group) for group in range(workers)]))
     precision, recall = (np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True))

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from contracts import Array, Batch, Later, Rows, World
-from dataset import geometry
-from dataset.forked import Beside
+from plan import geometry
+from processes import Beside
 from tasks import _coco, _drawn, _masks, _results
 from tasks._coco import Detections
 

@@ -13,7 +13,7 @@ import torch
 from torchvision.models.detection.roi_heads import expand_boxes, expand_masks, paste_mask_in_image
 
 from contracts import Array
-from dataset.coco_json import uncompressed
+from dataset.coco.annotation_file import uncompressed
 
 LEAST = 0.5  # probability of a pixel that is inside
 BORDER = 1  # pixels around a mask, so that it fades out at its box's edge

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from config import Config
-from dataset.plan import EpochPlan
 from dataset.splits import Split
+from plan.epoch import EpochPlan
 
 P = TypeVar("P", bound=EpochPlan)
 

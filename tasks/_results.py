@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array, Mistake, cores
-from dataset import forked
+import processes
+from contracts import Array, Mistake
+from machine import cores
 from tasks import _masks
 from tasks._coco import Detections
 
@@ -31,7 +32,9 @@ def written(found: Detections, kind: str) -> bytes:
     parts = min(max(int(cores()), 1), len(found) // PART + 1)
     of_part = np.array_split(np.arange(len(found)), parts)
     lines = (
-        forked.gathered(lambda part: _lines(found.taken(of_part[part]), kind), range(parts), parts) if parts > 1 else [_lines(found, kind)]
+        processes.gathered(lambda part: _lines(found.taken(of_part[part]), kind), range(parts), parts)
+        if parts > 1
+        else [_lines(found, kind)]
     )
     return b"[" + b",\n".join(lines) + b"]\n"
 

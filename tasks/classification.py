@@ -11,8 +11,8 @@ import torch.nn.functional as functional
 
 from config import Config
 from contracts import Batch, Metric, Rows, Task, World
-from dataset.plan import StillPlan, StillPolicy
 from dataset.splits import Split, open_splits
+from plan.images import StillPlan, StillPolicy
 from tasks._plans import pair
 
 ARCH, UNIT = "resnet50", "img/s"

@@ -11,10 +11,10 @@ import torch
 
 from config import Config
 from contracts import Array, Batch, Metric, Mistake, Rows, Task
-from dataset.coco_scan import open_coco
-from dataset.detection import CENTRED, DetectionPlan, DetectionPolicy, padding
+from dataset.coco.scan import open_coco
 from dataset.splits import Kind, Split, cache_folder, open_splits
-from dataset.targets import packed
+from plan.boxes import CENTRED, DetectionPlan, DetectionPolicy, padding
+from plan.targets import packed
 from tasks import _coco
 from tasks._coco_ap import CocoAP, rows_of
 from tasks._plans import pair
@@ -27,7 +27,7 @@ LOOKED_AT = 50
 
 
 class Detection:
-    """contracts.Task. `columns`: dataset.instances.Instances; `training` False: the module gets no targets, and gives detections.
+    """contracts.Task. `columns`: dataset.coco.columns.Instances; `training` False: the module gets no targets, and gives detections.
 
     `centred`: crops keep the boxes whose middle is inside, as DetectionPolicy.centred says.
     """
@@ -49,7 +49,7 @@ class Detection:
         self._centred, self._evaluator = centred, evaluator
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Packed, as dataset.targets has them; masks and keypoints only where the module learns from them."""
+        """Packed, as plan.targets has them; masks and keypoints only where the module learns from them."""
         masks, keypoints = self._masks and self._training, self._keypoints and self._training
         return packed(self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred)
 

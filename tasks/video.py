@@ -9,9 +9,9 @@ import torch
 
 from config import Config
 from contracts import Batch, Metric, Rows, Task, World
-from dataset.plan import ClipPlan, ClipPolicy
 from dataset.splits import Split, open_splits
-from dataset.videos import Videos
+from dataset.videos.columns import Videos
+from plan.clips import ClipPlan, ClipPolicy
 from tasks._plans import pair
 from tasks.classification import LARGEST_LOSS, LOSS_UNIT, Classification
 

@@ -90,13 +90,13 @@ def jpeg(width: int = 64, height: int = 48) -> bytes:
 
 
 def decode(device: Any) -> tuple[float, ...] | str:
-    """The mean colour of `jpeg()` through loaders/_dali.py, or why it cannot be had. `device` None: DALI on the CPU."""
+    """The mean colour of `jpeg()` through loaders/images/_pipeline.py, or why it cannot be had. `device` None: DALI on the CPU."""
     import numpy as np
     import torch
 
     from contracts import Mistake, Pixels
-    from loaders._dali import Runner, build
-    from loaders._dali_rows import Prepared, nothing
+    from loaders.images._dali_rows import Prepared, nothing
+    from loaders.images._pipeline import Runner, build
 
     image = Prepared(
         nothing(1, (16, 16)),
@@ -194,7 +194,7 @@ def luma() -> float | str | None:
     from av.error import FFmpegError
 
     from contracts import Mistake
-    from loaders._nvdec import Decoder, import_codec
+    from loaders.videos._engines import Decoder, import_codec
 
     side = 256
     try:
@@ -248,7 +248,7 @@ def judge_nvdec(*, loads: bool, used: int | None, codec: str | None, luma: float
 
 
 def reader() -> Row:
-    from loaders._readers import choose
+    from loaders.images.decoders import choose
 
     known = installed()
     codec = next((f"{name} {version}" for name, version in sorted(known.items()) if name.startswith("nvidia-nvimgcodec-cu")), "")

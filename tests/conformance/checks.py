@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from contracts import Feed, Loader, Rows
-from dataset.order import order
-from dataset.plan import EpochPlan
 from loaders._staging import DTYPES
+from plan.epoch import EpochPlan
+from plan.order import order
 from tests.conformance import pictures
 from tests.conformance.looking import Seen, difference, expected_levels, fitted, joined, passed, seen
 from tests.conformance.scenes import Open, Scene

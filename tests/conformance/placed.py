@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from contracts import Batch, Feed, Rows
-from dataset import colour
 from loaders._staging import DTYPES
+from plan import colour
 from tests.conformance import pictures
 from tests.conformance.looking import difference
 from tests.conformance.plants import Plain

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from dataset.plan import ClipPlan, ClipPolicy, EpochPlan
-from dataset.video_scan import open_videos
+from dataset.videos.scan import open_videos
+from plan.clips import ClipPlan, ClipPolicy
+from plan.epoch import EpochPlan
 from tests.conformance import moving, pictures
 from tests.conformance.scenes import Scene, blue_of
 from tests.unit.video_files import Video, make

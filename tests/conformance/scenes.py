@@ -17,10 +17,11 @@ import numpy as np
 import torch
 
 from contracts import Feed, Loader, Pixels
-from dataset.plan import EpochPlan, StillPlan, StillPolicy
-from dataset.scan import open_folder
+from dataset.images.scan import open_folder
 from dataset.sources.folder import Folder
 from loaders import CLIPS, OF_TASK, open_loader
+from plan.epoch import EpochPlan
+from plan.images import StillPlan, StillPolicy
 from tasks.classification import Classification
 from tests.conformance import pictures
 
@@ -133,7 +134,7 @@ class Scene:
     """Images in a folder. `bytes_of[sample]` is what was written, before anything may have changed it."""
 
     folder: Path
-    manifest: Any  # dataset.manifest.Manifest, of videos dataset.videos.Videos
+    manifest: Any  # dataset.images.columns.Manifest, of videos dataset.videos.columns.Videos
     bytes_of: tuple[bytes, ...]
     names: tuple[str, ...]
 

@@ -10,7 +10,7 @@ import pytest
 
 from contracts import Feed, Rows
 from loaders._workers import PART, Workers, part_of
-from loaders.dali_fed import Reading
+from loaders.images.dali_fed import Reading
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene
 

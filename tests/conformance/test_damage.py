@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from contracts import Mistake
-from loaders import _dali, _dali_rows, dali_fed
-from loaders._dali import DEPTH
+from loaders.images import _dali_rows, _pipeline, dali_fed
+from loaders.images._pipeline import DEPTH
 from tests.conformance import checks, pictures, scenes
 from tests.conformance.looking import joined, passed, seen
 from tests.conformance.scenes import Backend, Scene, scene
@@ -91,13 +91,13 @@ def test_files_that_pil_decodes_and_dali_does_not(backend: Backend, tmp_path: Pa
     made = scene(tmp_path, files)
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
     tried: list[Any] = []
-    refused = _dali.Runner._refused
+    refused = _pipeline.Runner._refused
 
     def noting(runner: Any, batch: Any) -> set[int]:
         tried.append(batch)
         return refused(runner, batch)
 
-    monkeypatch.setattr(_dali.Runner, "_refused", noting)
+    monkeypatch.setattr(_pipeline.Runner, "_refused", noting)
     bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1))
     assert bad == set()
     assert bool(tried) == (backend.name in ("dali-cpu", "dali-gpu", "dali-fed"))

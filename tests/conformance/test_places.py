@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from contracts import Feed, Pixels
-from dataset.detection import DetectionPlan, DetectionPolicy
 from dataset.sources.folder import Folder
 from loaders import open_loader
+from plan.boxes import DetectionPlan, DetectionPolicy
 from tests.conformance import checks, pictures, placed
 from tests.conformance.leaving import epochs_are_flat
 from tests.conformance.placed import FAULTS, KINDS, PlainPlaced, epoch_is_the_plans, feed_of
@@ -52,7 +52,7 @@ def test_damage_among_places(backend: Backend, damaged: Scene, kind: str) -> Non
 
 @pytest.mark.parametrize("augment", POLICIES)
 def test_the_plan_of_detectors(backend: Backend, coco: Scene, augment: str) -> None:
-    """All that dataset/detection.py draws, on photographs; and the whole images of validation."""
+    """All that plan/boxes.py draws, on photographs; and the whole images of validation."""
     plan = DetectionPlan.of(coco.manifest, POLICIES[augment], seed=3, batch_size=4)
     feed = Feed(
         plan=plan,

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaders._readers import FASTEST_FIRST, READERS, Undecodable, choose, exactly
+from loaders import Undecodable
+from loaders.images.decoders import FASTEST_FIRST, READERS, choose, exactly
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene
 

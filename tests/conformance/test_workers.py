@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaders import _dali
+from loaders.images import _pipeline
 from tests.conformance import checks
 from tests.conformance.looking import Seen, joined, passed, seen
 from tests.conformance.scenes import Backend, Scene
@@ -40,13 +40,13 @@ def test_batch_sizes(backend: Backend, quick: Scene) -> None:
 def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Every delay that is built into a graph of DALI."""
     asked: list[float] = []
-    delayed = _dali._delayed
+    delayed = _pipeline._delayed
 
     def noting(paths: Any, delay_s: float) -> Any:
         asked.append(delay_s)
         return delayed(paths, delay_s)
 
-    monkeypatch.setattr(_dali, "_delayed", noting)
+    monkeypatch.setattr(_pipeline, "_delayed", noting)
     return asked
 
 

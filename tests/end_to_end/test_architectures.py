@@ -12,11 +12,11 @@ import torch
 
 from config import Optimisation
 from contracts import Batch
-from dataset import draws
 from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from models import classification as registry
+from plan import draws
 from report.phases import Phases
 from tasks.classification import Classification
 

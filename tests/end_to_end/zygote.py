@@ -20,12 +20,12 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from loaders._planes import compile_kernels
+from loaders.videos._planes import compile_kernels
 
 BY_NAME = (
-    *("torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.torchvision"),
+    *("torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.images.torchvision"),
     *(f"{room}.{task}" for task in ("classification", "detection", "video") for room in ("tasks", "models")),
-    *("faster_coco_eval", "loaders.pyav"),
+    *("faster_coco_eval", "loaders.videos.pyav"),
 )
 """What train.py imports when it knows what is asked for."""
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"

@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from contracts import Feed, Pixels, Rows
-from dataset.video_scan import open_videos
-from loaders import _nvdec, _surfaces, open_loader
-from loaders._clips import exact
-from loaders._nvdec import Nvdec, capabilities, import_codec, within
-from loaders._packets import Packets
-from loaders._readers import Undecodable
-from loaders._surfaces import Fit
-from loaders.dali_video import Cutting, Filling
+from dataset.videos.scan import open_videos
+from loaders import Undecodable, open_loader
+from loaders.videos import _engines, _surfaces
+from loaders.videos._engines import Nvdec, capabilities, import_codec, within
+from loaders.videos._packets import Packets
+from loaders.videos._surfaces import Fit
+from loaders.videos.dali_video import Cutting, Filling
+from loaders.videos.exact import exact
 from tests.conformance.fixtures import SAMPLES
 from tests.gpu.test_memory import device_mib
 from tests.unit.clip_kinds import KINDS, Made
@@ -140,12 +140,12 @@ def test_one_decoder_for_files_of_many_sizes(kind: str, tmp_path: Path, device: 
     kinds = Made(tmp_path, {f"{at}.{ending}": KINDS[kind] | {"size": size, "frames": 36} for at, size in enumerate(sizes)})
     made: list[tuple[int, int]] = []
 
-    class Counted(_nvdec.Decoder):
+    class Counted(_engines.Decoder):
         def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
             made.append(sides)
             super().__init__(codec, gpu, name, stream, sides)
 
-    monkeypatch.setattr(_nvdec, "Decoder", Counted)
+    monkeypatch.setattr(_engines, "Decoder", Counted)
     read, on_device = ByNvdec(kinds.videos, device), []
     for _ in range(16):
         for sample in range(len(sizes)):

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from contracts import Feed, Pixels
-from dataset import draws
-from dataset.coco_scan import open_coco
-from dataset.detection import DetectionPlan, DetectionPolicy
+from dataset.coco.scan import open_coco
 from dataset.sources.folder import Folder
 from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from loaders import open_loader
 from models import detection as registry
+from plan import draws
+from plan.boxes import DetectionPlan, DetectionPolicy
 from report.ceilings import compute_ceiling
 from report.phases import Phases
 from tasks.detection import Detection

@@ -16,11 +16,11 @@ import pytest
 import torch
 
 from contracts import Batch
-from dataset import draws
 from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from models import classification as registry
+from plan import draws
 from report.ceilings import compute_ceiling
 from report.phases import Phases
 from tasks.classification import Classification

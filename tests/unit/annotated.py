@@ -1,4 +1,4 @@
-"""Columns of annotated images for tests of plans and targets: those of dataset.instances.Instances, without a scan or a file."""
+"""Columns of annotated images for tests of plans and targets: those of dataset.coco.columns.Instances, without a scan or a file."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from contracts import Mistake
-from dataset.video_scan import open_videos
+from dataset.videos.scan import open_videos
 from loaders import CLIPS
 from tests.unit.video_files import Video, make
 
@@ -110,7 +110,7 @@ class Made:
 
 
 def reader(backend: str, columns: Any) -> Any:
-    """The loaders._clips.Reader that the loader of this name gives to its ClipLoader; else skip."""
+    """The loaders.videos._worker.Reader that the loader of this name gives to its ClipLoader; else skip."""
     module = import_module(CLIPS[backend])
     if not hasattr(module, "ClipLoader"):
         pytest.skip("decodes on a GPU: tests/gpu/test_clips.py")

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from dataset.coco_scan import open_coco
-from dataset.instances import Instances
+from dataset.coco.columns import Instances
+from dataset.coco.scan import open_coco
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-"""What stands for PyNvVideoCodec where there is no GPU: its interface, as loaders/_nvdec.py uses it, with FFmpeg's decoders behind it."""
+"""What stands for PyNvVideoCodec where there is no GPU: its interface as loaders/videos/_engines.py uses it, on FFmpeg's decoders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import av
 import numpy as np
 import torch
 
-from dataset.video_heads import holds_several, shows_again
+from dataset.videos.heads import holds_several, shows_again
 
 NAMES = {"H264": "h264", "HEVC": "hevc", "VP9": "vp9"}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dataset.manifest import Manifest
+from dataset.images.columns import Manifest
 from tests.unit.test_headers import FILES
 
 JPEG, PNG = FILES["jpeg grey"], FILES["png rgb"]

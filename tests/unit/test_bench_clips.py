@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import clips
+from benchmarks import videos as passes
 from benchmarks._suite import results
-from benchmarks.by_hand import nvdec, pytorch
+from benchmarks.baselines import nvdec, pytorch
 from benchmarks.loader import Loader, conclude, derive, settled
 from contracts import Mistake
-from dataset.video_packets import read
-from dataset.videos import CODECS, RECORD
+from dataset.videos.columns import CODECS, RECORD
+from dataset.videos.packets import read
 from scripts import bench, video_set
 from tests.unit.test_bench_loader import gpus, row
 from tests.unit.video_files import make, number
@@ -46,7 +46,7 @@ def passed(name: str, videos: Path, epochs: int = 1, **asked: Any) -> tuple[list
         Loader(**{"data": videos, "task": "video", "batch_size": 2, "image_size": 16, "workers": 0, "clip_frames": 4, **asked})
     )
     world: Any = Alone()
-    with clips.opened(settings, name, clips.open_split(videos / "train"), world) as (run, tell):
+    with passes.opened(settings, name, passes.open_split(videos / "train"), world) as (run, tell):
         return [samples for epoch in range(epochs) for samples in run(epoch)], tell(10.0)
 
 

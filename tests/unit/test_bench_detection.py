@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.by_hand import detection as baseline
+from benchmarks.baselines import detection as baseline
 from scripts import link_coco
 
 pytest.importorskip("pycocotools", reason="pycocotools is not installed")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import loader, stills
+from benchmarks import images, loader
 from benchmarks._suite import results, run
 from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, expanded, facts, settled, unique
 from contracts import Mistake
@@ -194,7 +194,7 @@ def test_a_pass_over_images_has_as_many_for_ours_and_for_others(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     settings = settled(Loader(data=pictures, batch_size=8, image_size=32, workers=0, window="random-resized"))
     world: Any = SimpleNamespace(rank=rank, size=2, device=torch.device("cpu"))
-    with stills.opened(settings, name, open_split(pictures / "train"), world) as run:
+    with images.opened(settings, name, open_split(pictures / "train"), world) as run:
         assert [list(run(epoch)) for epoch in range(2)] == [[8] * 4] * 2, "of 72, whole batches of both ranks"
 
 

@@ -15,8 +15,8 @@ from benchmarks._decoders import OTHERS, Files, parts_of
 from benchmarks._suite import Row, run
 from benchmarks.readers import Readers, between, compare, conclude, derive, facts, files_of, points
 from contracts import Mistake
-from loaders._readers import READERS
 from loaders._workers import PART
+from loaders.images.decoders import READERS
 from tests.end_to_end.runs import draw
 
 

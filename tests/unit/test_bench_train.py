@@ -77,7 +77,7 @@ def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
     (ours, theirs, *_) = points(settings)
     words = command(settings, theirs, tmp_path / "out")
     flags = dict(zip(words[3::2], words[4::2], strict=True))
-    assert words[1:3] == ["-m", "benchmarks.by_hand.train"] and ours["arch"] == theirs["arch"] == flags["--arch"]
+    assert words[1:3] == ["-m", "benchmarks.baselines.train"] and ours["arch"] == theirs["arch"] == flags["--arch"]
     assert (flags["--task"], flags["--loader"], flags["--batch-size"], flags["--workers"]) == ("detection", "torchvision", "16", "3")
 
 

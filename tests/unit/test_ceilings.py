@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from contracts import Batch
-from dataset import draws
 from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
+from plan import draws
 from report import ceilings
 from report.phases import Phases
 from tasks.classification import Classification

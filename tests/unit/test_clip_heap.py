@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from dataset.video_packets import read as scan
-from loaders._packets import Packets
-from loaders._readers import Undecodable
-from loaders.dali_video import Cutting
+from dataset.videos.packets import read as scan
+from loaders import Undecodable
+from loaders.videos._packets import Packets
+from loaders.videos.dali_video import Cutting
 from tests.unit.clip_kinds import Made, reader
 
 WARM, CLIPS = 60, 300

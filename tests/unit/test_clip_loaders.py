@@ -19,17 +19,17 @@ import pytest
 import torch
 
 from contracts import Feed, Mistake, Pixels, Rows
-from dataset.plan import ClipPlan, ClipPolicy
 from dataset.sources.folder import Folder
-from dataset.video_scan import open_videos
-from dataset.videos import RECORD
-from loaders import CLIPS, open_loader
-from loaders._clips import LOST, REASON, REFUSED, ClipLoader, Decoding, exact, kind, passed, reason, views_together
-from loaders._packets import Packets
-from loaders._planes import Picture
-from loaders._readers import Undecodable
+from dataset.videos.columns import RECORD
+from dataset.videos.scan import open_videos
+from loaders import CLIPS, Undecodable, open_loader
 from loaders._workers import part_of
-from loaders.pyav import Pyav
+from loaders.videos._packets import Packets
+from loaders.videos._planes import Picture
+from loaders.videos._worker import LOST, REASON, REFUSED, ClipLoader, Decoding, passed, reason, views_together
+from loaders.videos.exact import exact, kind
+from loaders.videos.pyav import Pyav
+from plan.clips import ClipPlan, ClipPolicy
 from tests.conformance.scenes import MIXED
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.test_clip_readers import patterns

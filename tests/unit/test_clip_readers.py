@@ -13,15 +13,15 @@ import av
 import numpy as np
 import pytest
 
-from dataset.video_scan import open_videos
-from dataset.videos import CODECS, CONTAINERS
-from loaders import CLIPS, pyav
-from loaders._clips import EXACT, exact, kind, late
-from loaders._packets import Packets, chosen
-from loaders._planes import Fitter, Picture
-from loaders._readers import Undecodable
-from loaders.dali_video import Cutting
-from loaders.pyav import Pyav, planes
+from dataset.videos.columns import CODECS, CONTAINERS
+from dataset.videos.scan import open_videos
+from loaders import CLIPS, Undecodable
+from loaders.videos import pyav
+from loaders.videos._packets import Packets, chosen
+from loaders.videos._planes import Fitter, Picture
+from loaders.videos.dali_video import Cutting
+from loaders.videos.exact import EXACT, exact, kind, late
+from loaders.videos.pyav import Pyav, planes
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import make, number
 

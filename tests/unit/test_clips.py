@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from contracts import Mistake, Rows
-from dataset import clips
-from dataset.draws import Purpose, uniforms
-from dataset.order import order
-from dataset.plan import ClipPlan, ClipPolicy
-from dataset.windows import resized
+from plan import clips
+from plan.clips import ClipPlan, ClipPolicy
+from plan.draws import Purpose, uniforms
+from plan.order import order
+from plan.windows import resized
 
 SMALL = st.integers(1, 5)
 SIDES = st.integers(16, 3000)

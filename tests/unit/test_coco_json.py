@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataset import coco_json
-from dataset.coco_json import NotCoco, entries
+from dataset.coco import annotation_file
+from dataset.coco.annotation_file import NotCoco, entries
 
 KEYS = ("images", "annotations", "categories")
 ANY = st.recursive(
@@ -23,12 +23,12 @@ ANY = st.recursive(
 
 
 def read(text: str, piece: int) -> list[tuple[str, Any]]:
-    before = coco_json.PIECE
-    coco_json.PIECE = piece
+    before = annotation_file.PIECE
+    annotation_file.PIECE = piece
     try:
         return list(entries(io.StringIO(text), KEYS))
     finally:
-        coco_json.PIECE = before
+        annotation_file.PIECE = before
 
 
 DOCUMENT = st.tuples(st.dictionaries(st.text(max_size=3), ANY, max_size=2), *(st.lists(ANY, max_size=3) for _ in KEYS))
@@ -68,7 +68,7 @@ def test_damaged_text_is_refused_where_json_is(parts: Any, place: int, put_in: s
 
 def test_damage_is_found_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not when the rest has been read too."""
-    monkeypatch.setattr(coco_json, "PIECE", 100)
+    monkeypatch.setattr(annotation_file, "PIECE", 100)
     file = io.StringIO('{"images": [{"id": tru}, ' + "1, " * 10_000 + "1]}")
     with pytest.raises(NotCoco, match="character 19"):
         list(entries(file, KEYS))

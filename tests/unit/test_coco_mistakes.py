@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from contracts import Mistake
-from dataset import coco_scan
+from dataset.coco import scan
 from tests.unit.coco_files import KEYPOINTS, changed, document, opened, reasons, write, write_coco
 
 
@@ -297,7 +297,7 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(coco_scan._Writer, "flush", full)
+        patch.setattr(scan._Writer, "flush", full)
         with pytest.raises(Mistake, match=r"the manifest cannot be written to .*: No space left on device"):
             opened(data)
     path = data / "annotations" / "instances_train2017.json"

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataset.forked import results
+import processes
+from processes import results
 from tasks import _coco, _results
 from tasks._coco import Scores
 from tests.unit.coco_files import write_coco
@@ -37,7 +38,7 @@ def test_processes_with_a_part_of_the_categories_change_no_digit(
         asked.append(workers)
         return results(work, items, workers)
 
-    monkeypatch.setattr(_coco.forked, "results", counted)
+    monkeypatch.setattr(processes, "results", counted)
     for workers in (2, 9):
         together = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=workers)
         for name in ("precision", "recall", "category_ids"):
@@ -57,7 +58,7 @@ def test_processes_that_write_a_part_change_no_byte(few: Set, kind: str, monkeyp
         asked.append(workers)
         return results(work, items, workers)
 
-    monkeypatch.setattr(_coco.forked, "results", counted)
+    monkeypatch.setattr(processes, "results", counted)
     assert _results.written(found, kind) == alone and asked == [3]
     assert len(json.loads(alone)) == len(found) > 21
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from pycocotools import mask as coco_mask
 
-from dataset import coco_scan
-from dataset.instances import Instances
+from dataset.coco import scan
+from dataset.coco.columns import Instances
 from tests.unit.coco_files import changed, counts, document, opened, write, write_coco
 from tests.unit.test_headers import SAMPLES
 
@@ -68,7 +68,7 @@ def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]
 @pytest.mark.parametrize("keypoints", [False, True])
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 def test_columns_are_what_the_file_says(data: Path, keypoints: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coco_scan, "PIECE", piece)
+    monkeypatch.setattr(scan, "PIECE", piece)
     kind = "person_keypoints" if keypoints else "instances"
     for split in ("train", "val"):
         found = opened(data, split, keypoints=keypoints)

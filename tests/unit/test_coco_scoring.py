@@ -21,7 +21,7 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from contracts import Mistake
-from dataset.coco_scan import open_coco
+from dataset.coco.scan import open_coco
 from tasks import _coco, _masks, _results
 from tasks._coco import Detections, Scores
 from tasks._results import Results

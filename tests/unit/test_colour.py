@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional
 
-from dataset import colour
-from dataset.colour import BRIGHTNESS, CONTRAST, CONTRAST_FIRST, HUE, PERMUTATION, PERMUTATIONS, SATURATION, distort, distortions
+from plan import colour
+from plan.colour import BRIGHTNESS, CONTRAST, CONTRAST_FIRST, HUE, PERMUTATION, PERMUTATIONS, SATURATION, distort, distortions
 
 NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
 SEEDS = st.integers(0, 2**32 - 1)

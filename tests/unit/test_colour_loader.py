@@ -1,4 +1,4 @@
-"""loaders/_colour.py does to tensors what dataset/colour.py does to arrays."""
+"""loaders/_colour.py does to tensors what plan/colour.py does to arrays."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from dataset import colour
 from loaders._colour import distort
+from plan import colour
 
 IDENTITY = np.array([[0, 1, 0, 1, 0, 0]], np.float32)
 CLOSE = 2e-5  # a two-hundredth of a grey level

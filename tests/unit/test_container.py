@@ -8,8 +8,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.container import declared_bytes
-from dataset.video_packets import read
+from dataset.videos.container import declared_bytes
+from dataset.videos.packets import read
 from tests.unit.video_files import make
 
 

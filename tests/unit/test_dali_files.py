@@ -15,11 +15,12 @@ import pytest
 from PIL import Image
 
 from contracts import Mistake
-from dataset.manifest import CHROMA, FORMATS
-from loaders import _dali, open_loader
-from loaders._dali import Runner
-from loaders._dali_rows import Known, PathPreparer, plain
-from loaders.dali_fed import intact
+from dataset.images.columns import CHROMA, FORMATS
+from loaders import open_loader
+from loaders.images import _pipeline
+from loaders.images._dali_rows import Known, PathPreparer, plain
+from loaders.images._pipeline import Runner
+from loaders.images.dali_fed import intact
 from tests.conformance.scenes import Scene, scene
 
 
@@ -146,7 +147,7 @@ def test_what_is_no_fault_of_the_files(
     error: Exception, said: str, tries: int, batch_size: int, webp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are not tried one by one for minutes, with another pipeline for each; be they of several batches, or others PIL's anyway."""
-    monkeypatch.setattr(_dali, "REFUSED_ALL", 5)
+    monkeypatch.setattr(_pipeline, "REFUSED_ALL", 5)
     feed = made(tmp_path, webp, 40).feed(batch_size=batch_size)
     prepare = PathPreparer(feed)
     Failing.made.clear()

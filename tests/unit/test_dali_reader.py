@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks.by_hand import dali, pytorch
+from benchmarks.baselines import dali, pytorch
 from tests.unit.video_files import make, number
 
 

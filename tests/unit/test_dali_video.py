@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from contracts import Mistake
-from loaders import dali_video, open_loader
-from loaders._clips import REFUSED, exact
-from loaders._planes import BT601, MATRICES, Fitter
-from loaders._readers import Undecodable
-from loaders._reading import Read
-from loaders.dali_video import Cutting, DaliVideo, Filling, recoloured
-from loaders.pyav import Pyav
+from loaders import Undecodable, open_loader
+from loaders.videos import dali_video
+from loaders.videos._planes import BT601, MATRICES, Fitter
+from loaders.videos._reading import Read
+from loaders.videos._worker import REFUSED
+from loaders.videos.dali_video import Cutting, DaliVideo, Filling, recoloured
+from loaders.videos.exact import exact
+from loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
 from tests.unit.test_clip_readers import patterns

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from contracts import Mistake, Rows
-from loaders._clips import exact
-from loaders._deal import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
-from loaders._pool import QUEUED, SLOTS, Pool
+from loaders.videos._deal import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
+from loaders.videos._pool import QUEUED, SLOTS, Pool
+from loaders.videos.exact import exact
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.test_clip_loaders import feed
 from tests.unit.test_workers import mapped

@@ -13,9 +13,9 @@ from torchvision import tv_tensors
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 from torchvision.transforms import v2
 
-from dataset import windows
-from dataset.detection import OVERLAPS, DetectionPolicy, canvas, crops_by_overlap
-from dataset.draws import Purpose, uniforms
+from plan import windows
+from plan.boxes import OVERLAPS, DetectionPolicy, canvas, crops_by_overlap
+from plan.draws import Purpose, uniforms
 
 SIDES = st.integers(8, 300)
 SHORT_SIDES = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from config import Augmentation, Detection
 from contracts import Mistake, Rows
-from dataset.detection import DetectionPlan, DetectionPolicy, padding
-from dataset.geometry import places
-from dataset.order import grouped, order
+from plan.boxes import DetectionPlan, DetectionPolicy, padding
+from plan.geometry import places
+from plan.order import grouped, order
 from tests.unit.annotated import coco_like, columns
 
 SMALL, COUNTS = st.integers(1, 5), st.one_of(st.integers(0, 60), st.sampled_from([61, 97, 127, 200]))

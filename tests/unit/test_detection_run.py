@@ -20,10 +20,10 @@ from matplotlib.axes import Axes
 import tasks.detection as kind
 from config import Config, build
 from contracts import Mistake
-from dataset.coco_scan import open_coco
-from dataset.detection import padding
+from dataset.coco.scan import open_coco
 from dataset.splits import Split
 from models import Native
+from plan.boxes import padding
 from report.console import Console
 from tasks import _coco, _drawn
 from tasks._coco import Detections

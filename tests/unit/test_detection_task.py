@@ -18,11 +18,11 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from config import build
 from contracts import Batch, Metric, Rows, Task
-from dataset.coco_scan import open_coco
-from dataset.detection import DetectionPlan, DetectionPolicy
-from dataset.instances import COCO_IDS, class_names
+from dataset.coco.columns import COCO_IDS, class_names
+from dataset.coco.scan import open_coco
 from engine.evaluate import Outcome
 from models import Native
+from plan.boxes import DetectionPlan, DetectionPolicy
 from tasks import _coco
 from tasks._coco_ap import CocoAP
 from tasks._masks import encoded

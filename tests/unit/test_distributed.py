@@ -18,10 +18,11 @@ from filelock import FileLock
 from torch import nn
 
 import contracts
-from contracts import Mistake, World, memory_bytes
+from contracts import Mistake, World
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
+from machine import memory_bytes
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
 ROOT = Path(__file__).resolve().parents[2]

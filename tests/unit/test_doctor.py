@@ -178,10 +178,10 @@ def test_without_a_gpu_nothing_of_it_is_asked(monkeypatch: pytest.MonkeyPatch) -
 def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """By what stands for NVDEC; and what is said where the decoder does not start."""
     pytest.importorskip("av", reason="PyAV is not installed")
-    from loaders import _nvdec
+    from loaders.videos import _engines
     from tests.unit import engines
 
-    monkeypatch.setattr(_nvdec, "import_module", lambda name: engines.Codec())
+    monkeypatch.setattr(_engines, "import_module", lambda name: engines.Codec())
     found = decoders.luma()
     assert isinstance(found, float) and abs(found - decoders.LUMA) < 2
     assert decoders.judge_nvdec(loads=True, used=None, codec="2.2", luma=found).state == "ok"

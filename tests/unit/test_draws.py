@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataset.draws import Purpose, bits, key, uniforms
+from plan.draws import Purpose, bits, key, uniforms
 
 WORDS = st.integers(0, 2**64 - 1)
 

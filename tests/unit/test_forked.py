@@ -22,10 +22,10 @@ import numpy as np
 import psutil
 import pytest
 
+import processes
 from contracts import Mistake
-from dataset import forked
-from loaders._pool import Pool
 from loaders._workers import Workers
+from loaders.videos._pool import Pool
 from tests.unit.test_deal import rows_of, serve
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +51,7 @@ class Collect:
 
 
 def by_results() -> None:
-    assert len(list(forked.results(Collect(), range(4), 2))) == 4
+    assert len(list(processes.results(Collect(), range(4), 2))) == 4
 
 
 def by_workers() -> None:
@@ -74,7 +74,7 @@ def by_beside() -> None:
         by_results()
         return gc.collect()
 
-    forked.Beside(work).result()
+    processes.Beside(work).result()
 
 
 @pytest.mark.parametrize("run", [by_results, by_workers, by_pool, by_beside])
@@ -96,13 +96,13 @@ def test_a_child_that_dies_ends_the_others_too() -> None:
     """Python 3.12 waits for them, and they hear no SIGTERM."""
     began = time.monotonic()
     with pytest.raises(BrokenProcessPool):
-        list(forked.results(die_or_sleep, [30.0, 0.0, 30.0], 3))
+        list(processes.results(die_or_sleep, [30.0, 0.0, 30.0], 3))
     assert time.monotonic() - began < 15
 
 
 def test_processes_that_hang_end_when_nobody_waits_for_them() -> None:
     """Storage that does not answer, and Ctrl-C."""
-    made = forked.results(lambda seconds: time.sleep(seconds), [0.0, 1e6, 1e6], 2)
+    made = processes.results(lambda seconds: time.sleep(seconds), [0.0, 1e6, 1e6], 2)
     next(made)
     began = time.monotonic()
     made.close()
@@ -125,7 +125,7 @@ def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch:
     for start, who in (
         (lambda: Workers(Collect, workers=4, batch_size=1, part_bytes=lambda rows: rows), "--workers 4"),
         (lambda: Pool(Collect, workers=4, slot_bytes=1, pinned=False), "--workers 4"),
-        (lambda: list(forked.results(abs, range(9), 4)), "4 processes"),
+        (lambda: list(processes.results(abs, range(9), 4)), "4 processes"),
     ):
         with pytest.raises(Mistake, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"):
             start()
@@ -143,14 +143,14 @@ def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(threading.Thread, "start", start)
     with pytest.raises(BrokenProcessPool):
-        list(forked.results(abs, range(4), 2))
+        list(processes.results(abs, range(4), 2))
 
 
 @pytest.mark.parametrize(
     "begin",
     [
-        "kept = forked.Beside(hang)",
-        "kept = forked.results(hang, [0, 1e6, 1e6], 2); next(kept)",
+        "kept = processes.Beside(hang)",
+        "kept = processes.results(hang, [0, 1e6, 1e6], 2); next(kept)",
         "kept = opened(2); serve(kept, [10**9] * 3)",
     ],
 )
@@ -158,7 +158,7 @@ def test_a_program_ends_though_its_processes_hang(begin: str) -> None:
     """And though nobody has closed what started them."""
     program = f"""
 import time
-from dataset import forked
+import processes
 from tests.unit.test_deal import opened, serve
 def hang(seconds=1e6): time.sleep(seconds)
 {begin}
@@ -175,27 +175,27 @@ def test_work_beside_is_done_in_another_process() -> None:
         until(lambda: bool(begin[0]))
         return os.getpid(), os.nice(0)
 
-    told = forked.Beside(work)
+    told = processes.Beside(work)
     assert not told.done()
     begin[0] = 1
     process, nice = told.result()
-    assert process != os.getpid() and nice == os.nice(0) + forked.NICE and told.done()
+    assert process != os.getpid() and nice == os.nice(0) + processes.NICE and told.done()
 
 
 def test_work_beside_forks_too_while_this_process_does() -> None:
-    found = [forked.Beside(lambda: forked.gathered(lambda item: item**2, range(5), 2)) for _ in range(3)]
-    assert forked.gathered(lambda item: item**3, range(3), 2) == [0, 1, 8]
+    found = [processes.Beside(lambda: processes.gathered(lambda item: item**2, range(5), 2)) for _ in range(3)]
+    assert processes.gathered(lambda item: item**3, range(3), 2) == [0, 1, 8]
     assert [one.result() for one in found] == [[0, 1, 4, 9, 16]] * 3
 
 
 def test_what_work_beside_raises_is_raised_where_it_is_asked_for() -> None:
     with pytest.raises(ZeroDivisionError):
-        forked.Beside(lambda: 1 // 0).result()
+        processes.Beside(lambda: 1 // 0).result()
 
 
 def test_work_whose_process_was_killed_is_done_here() -> None:
     home = os.getpid()
-    told = forked.Beside(lambda: 7 if os.getpid() == home else os.kill(os.getpid(), signal.SIGKILL))
+    told = processes.Beside(lambda: 7 if os.getpid() == home else os.kill(os.getpid(), signal.SIGKILL))
     with pytest.warns(UserWarning, match="did not live"):
         assert told.result() == 7
 
@@ -206,7 +206,7 @@ def test_work_without_a_process_for_it_is_done_here(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(os, "fork", fork)
     with pytest.warns(UserWarning, match="no memory"):
-        told = forked.Beside(os.getpid)
+        told = processes.Beside(os.getpid)
     assert told.done() and told.result() == os.getpid()
 
 
@@ -220,20 +220,20 @@ def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(monkeypatc
         whole(self)
 
     children = {child.pid for child in psutil.Process().children()}
-    for held, what in ((forked, "ProcessPoolExecutor"), (threading.Thread, "start")):
+    for held, what in ((processes, "ProcessPoolExecutor"), (threading.Thread, "start")):
         monkeypatch.setattr(held, what, start if what == "start" else Mock(side_effect=OSError("Too many open files")))
         with pytest.warns(UserWarning, match=r"Too many open files|can't start"):
-            told = forked.Beside(os.getpid)
+            told = processes.Beside(os.getpid)
         if what == "start":
             with pytest.raises(Mistake, match=r"^2 processes cannot all be started \(can't start new thread\)"):
-                list(forked.results(abs, [1, 2], 2))
+                list(processes.results(abs, [1, 2], 2))
         monkeypatch.undo()
         assert told.done() and told.result() == os.getpid()
     until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
 
 
 def test_work_that_nobody_wants_any_more_ends() -> None:
-    told = forked.Beside(lambda: time.sleep(60))
+    told = processes.Beside(lambda: time.sleep(60))
     told.drop()
     began = time.monotonic()
     until(told.done)

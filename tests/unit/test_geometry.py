@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
-from dataset import geometry
+from plan import geometry
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dataset.headers import FOLLOWED, Rejected, parse
-from dataset.manifest import CHROMA, FORMATS, HEADER, Header
-from dataset.sources.folder import header
+from dataset.images.columns import CHROMA, FORMATS, HEADER, Header
+from dataset.images.headers import FOLLOWED, header, parse
+from dataset.manifest import Rejected
 
 SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data")
 COMPONENTS = {"1": 1, "L": 1, "P": 1, "I": 1, "I;16": 1, "I;16B": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}

@@ -87,14 +87,14 @@ def test_imports_run_one_way() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "wrong"),
     [
-        ("engine/loop.py", "from dataset.plan import StillPlan", True),
-        ("engine/loop.py", "def f():\n    import loaders.torchvision as x", True),
+        ("engine/loop.py", "from plan.epoch import StillPlan", True),
+        ("engine/loop.py", "def f():\n    import loaders.images.torchvision as x", True),
         ("models/x.py", "if TYPE_CHECKING:\n    from contracts import Batch", True),
         ("loaders/x.py", "import importlib\nimportlib.import_module('tasks.classification')", True),
         ("dataset/sources/x.py", "from ..manifest import Manifest", True),
         ("report/x.py", "import os, engine", True),
         ("contracts.py", "import config", True),
-        ("loaders/x.py", "from dataset.plan import StillPlan\nimport torchvision", False),
+        ("loaders/x.py", "from plan.epoch import StillPlan\nimport torchvision", False),
         ("models/x.py", "import torchvision.models, datasets, engine_room", False),
         ("train.py", "import engine, loaders, tasks.classification", False),
         ("tests/unit/x.py", "from train import main", False),
@@ -135,12 +135,12 @@ def backwards(source: str) -> int:
 
 
 def test_one_training_step_in_the_repository() -> None:
-    """engine/memory.py runs it without an optimiser, to see which batch size fits; benchmarks/by_hand/train.py is what others write."""
+    """engine/memory.py runs it without an optimiser, to see which batch size fits; benchmarks/baselines/train.py is what others write."""
     counts = {str(path): backwards((ROOT / path).read_text(encoding="utf-8")) for path in python() if path.parts[0] != "tests"}
     assert {path: count for path, count in counts.items() if count} == {
         "engine/step.py": 1,
         "engine/memory.py": 1,
-        "benchmarks/by_hand/train.py": 1,
+        "benchmarks/baselines/train.py": 1,
     }
     assert backwards("scaler.scale(f(x)).backward()\ntorch.autograd.backward(x)") == 2
 
@@ -234,7 +234,14 @@ def test_the_map_in_the_readme_is_true() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-PRESENT = {"train.py", "dataset/__init__.py", "dataset/plan.py", "dataset/sources/folder.py", "loaders/_dali.py", "tests/unit/x.py"}
+PRESENT = {
+    "train.py",
+    "dataset/__init__.py",
+    "plan/epoch.py",
+    "dataset/sources/folder.py",
+    "loaders/images/_pipeline.py",
+    "tests/unit/x.py",
+}
 MAP = """# saturate
 
 ```bash
@@ -260,7 +267,7 @@ def test_a_true_map_has_no_faults() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("  plan.py         rows\n", "", "does not name dataset/plan.py"),
+        ("  plan.py         rows\n", "", "does not name plan/epoch.py"),
         ("  plan.py ", "  plans.py", "names dataset/plans.py, which is not there"),
         (" folder.py,", "", "does not name dataset/sources/folder.py"),
         ("  sources/ ", "  sauces/ ", "names dataset/sauces/, which is not there"),

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Mistake
-from dataset.coco_scan import open_coco
-from dataset.instances import Instances, categories_of, class_names, class_numbers, images_with, mirrored
+from dataset.coco.columns import Instances, categories_of, class_names, class_numbers, images_with, mirrored
+from dataset.coco.scan import open_coco
+from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, ImaginedInstances
 from dataset.manifest import Unusable
-from dataset.sources.imagined import COCO_TRAIN, COCO_VAL, ImaginedInstances
 from tests.unit.coco_files import document, write, write_coco
 
 COCO_IDS = [*range(1, 12), *range(13, 26), 27, 28, *range(31, 45), *range(46, 66), 67, 70, *range(72, 83), *range(84, 91)]

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
-from dataset import geometry
 from loaders._places import colouring, filled, placing
 from loaders._staging import fitted, outside, too_small
+from plan import geometry
 
 SIDES = st.integers(1, 9)
 

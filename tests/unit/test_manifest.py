@@ -19,8 +19,9 @@ import pytest
 
 from contracts import Mistake
 from dataset import manifest
-from dataset.manifest import Manifest, Unusable
-from dataset.scan import open_folder
+from dataset.images.columns import Manifest
+from dataset.images.scan import open_folder
+from dataset.manifest import Unusable
 from dataset.sources.folder import Folder
 from tests.unit.folders import JPEG, PNG, fill, names, scanned
 

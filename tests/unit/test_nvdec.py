@@ -14,16 +14,16 @@ import pytest
 import torch
 from av.bitstream import BitStreamFilterContext
 
-from dataset.video_scan import open_videos
-from loaders._clips import exact
-from loaders._nvdec import CLIP_TICKS, Coming, Nvdec, capabilities, within
-from loaders._packets import Packets, Size
-from loaders._planes import Fitter, Picture
-from loaders._readers import Undecodable
-from loaders._surfaces import Fit
-from loaders.dali_video import Cutting
-from loaders.nvdec import loader, runs
-from loaders.pyav import Pyav
+from dataset.videos.scan import open_videos
+from loaders import Undecodable
+from loaders.videos._engines import CLIP_TICKS, Coming, Nvdec, capabilities, within
+from loaders.videos._packets import Packets, Size
+from loaders.videos._planes import Fitter, Picture
+from loaders.videos._surfaces import Fit
+from loaders.videos.dali_video import Cutting
+from loaders.videos.exact import exact
+from loaders.videos.nvdec import loader, runs
+from loaders.videos.pyav import Pyav
 from tests.unit import engines
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
@@ -200,7 +200,7 @@ def test_parts_in_another_order_are_refused(made: Made) -> None:
 
 def test_a_key_frame_without_parameter_sets_is_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A decoder that has seen another file would decode it with that one's."""
-    monkeypatch.setattr("loaders._packets.FILTERS", {})
+    monkeypatch.setattr("loaders.videos._packets.FILTERS", {})
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="parameter sets"):
         list(Reading(made.videos, Codec())(sample, [20]))

@@ -18,11 +18,13 @@ import pytest
 import torch
 
 from contracts import Mistake
-from loaders import CLIPS, _packets, _reading, default_loader, open_loader
-from loaders._clips import LOST, REFUSED, exact, kind
-from loaders._deal import Pace, Unit
-from loaders._nvdec import capabilities, within
-from loaders.nvdec import loader
+from loaders import CLIPS, default_loader, open_loader
+from loaders.videos import _packets, _reading
+from loaders.videos._deal import Pace, Unit
+from loaders.videos._engines import capabilities, within
+from loaders.videos._worker import LOST, REFUSED
+from loaders.videos.exact import exact, kind
+from loaders.videos.nvdec import loader
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels, spoiled

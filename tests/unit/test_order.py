@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataset.order import BLOCK, CHUNK, block_size, by_size, grouped, micro_batches, order, share, steps
+from plan.order import BLOCK, CHUNK, block_size, by_size, grouped, micro_batches, order, share, steps
 
 SMALL = st.integers(1, 7)
 COUNTS = st.one_of(st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021]))

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from config import Augmentation
 from contracts import Mistake, Rows
-from dataset import windows
-from dataset.draws import Purpose, uniforms
-from dataset.order import order
-from dataset.plan import StillPlan, StillPolicy
 from models import Native
 from models.classification import MEAN, STD
+from plan import windows
+from plan.draws import Purpose, uniforms
+from plan.images import StillPlan, StillPolicy
+from plan.order import order
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = StillPolicy(window="random-resized", image_size=16, flip=0.5)
@@ -233,7 +233,7 @@ def test_no_step_at_all_is_a_mistake_that_names_what_fits(n: int, world_size: in
 
 def test_importing_the_plan_imports_no_torch() -> None:
     """Workers that only draw rows start in a tenth of a second instead of seconds."""
-    code = "import sys, dataset.plan; sys.exit('torch' in sys.modules)"
+    code = "import sys, plan.epoch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-    planted = "import sys, torch, dataset.plan; sys.exit('torch' in sys.modules)"
+    planted = "import sys, torch, plan.epoch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", planted], cwd=ROOT).returncode == 1

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaders._planes import BT601, Fitter, Picture, Plane, rgb
-from loaders.pyav import ACCURATE, planes
+from loaders.videos._planes import BT601, Fitter, Picture, Plane, rgb
+from loaders.videos.pyav import ACCURATE, planes
 
 
 def photograph(height: int, width: int) -> np.ndarray:

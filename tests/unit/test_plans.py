@@ -10,7 +10,8 @@ import pytest
 
 from config import Config, parse
 from contracts import Mistake
-from dataset.plan import ClipPlan, ClipPolicy, StillPlan, StillPolicy
+from plan.clips import ClipPlan, ClipPolicy
+from plan.images import StillPlan, StillPolicy
 from tasks._plans import pair
 
 POLICY = StillPolicy(window="center", image_size=8, resize=9)

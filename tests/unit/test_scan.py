@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from contracts import Mistake
-from dataset import scan
-from dataset.manifest import COLUMNS, FORMATS, Header
-from dataset.scan import open_folder
-from dataset.sources import folder as source
+from dataset import walk
+from dataset.images import headers, scan
+from dataset.images.columns import COLUMNS, FORMATS, Header
+from dataset.images.scan import open_folder
 from dataset.sources.folder import Folder
+from processes import results
 from tests.unit.folders import JPEG, PNG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
 
@@ -212,15 +213,14 @@ def test_processes_find_what_threads_find(cache: Path, tmp_path: Path, monkeypat
 def test_how_many_read_headers(cores: float, asked: int, processes: int, root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four a core that this process may use: they wait for the storage."""
     counts: list[int] = []
-    whole = scan.forked.results
 
     def noting(work: Any, items: Any, workers: int, *, threads: bool) -> Any:
         counts.append(workers)
-        return whole(work, items, 1, threads=threads)
+        return results(work, items, 1, threads=threads)
 
     monkeypatch.setattr(scan, "FEW", 0)
     monkeypatch.setattr(scan, "cores", lambda: cores)
-    monkeypatch.setattr(scan.forked, "results", noting)
+    monkeypatch.setattr("processes.results", noting)
     open_folder(root, cache=cache, workers=asked)
     assert counts == [processes]
 
@@ -234,7 +234,7 @@ def test_a_process_that_is_killed_is_one_line(root: Path, cache: Path, monkeypat
         raise AssertionError("in a process of its own")
 
     monkeypatch.setattr(scan, "FEW", 0)
-    monkeypatch.setattr(source, "header", read)
+    monkeypatch.setattr(headers, "header", read)
     with pytest.raises(Mistake, match=r"^a process that reads headers was killed"):
         open_folder(root, cache=cache)
     assert not list(cache.glob("*/tmp-*"))
@@ -242,10 +242,10 @@ def test_a_process_that_is_killed_is_one_line(root: Path, cache: Path, monkeypat
 
 def test_settle_waits_out_the_tick_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time_ns()
-    source.settle(now)
+    walk.settle(now)
     assert time.time_ns() - now >= 20_000_000
     slept: list[float] = []
-    monkeypatch.setattr(source.time, "sleep", slept.append)
+    monkeypatch.setattr(walk.time, "sleep", slept.append)
     for changed in (now - 10**9, now + 10**12, 0):  # old, from a clock ahead of ours, never
-        source.settle(changed)
+        walk.settle(changed)
     assert slept == []

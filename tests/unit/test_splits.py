@@ -13,11 +13,13 @@ import pytest
 
 from config import build
 from contracts import Mistake
-from dataset.instances import Instances
-from dataset.manifest import Manifest
-from dataset.sources.imagined import Imagined, ImaginedInstances, ImaginedVideos
+from dataset.coco.columns import Instances
+from dataset.coco.synthetic import ImaginedInstances
+from dataset.images.columns import Manifest
+from dataset.images.synthetic import Imagined
 from dataset.splits import Kind, Split, cache_folder, open_split, open_splits
-from dataset.videos import Videos
+from dataset.videos.columns import Videos
+from dataset.videos.synthetic import ImaginedVideos
 from tasks import video as videos_task
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import JPEG, fill

@@ -14,10 +14,10 @@ import torch.nn.functional as functional
 from torch import nn
 
 from contracts import Batch, Rows
-from dataset import draws
 from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
+from plan import draws
 from report.phases import Phases
 from tasks.classification import IGNORE, Classification
 

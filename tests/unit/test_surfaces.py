@@ -14,10 +14,10 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from loaders import _surfaces
-from loaders._planes import Fitter, Picture, triangle
-from loaders._surfaces import Axis, Fit, band, nv12, places
-from loaders.pyav import planes
+from loaders.videos import _surfaces
+from loaders.videos._planes import Fitter, Picture, triangle
+from loaders.videos._surfaces import Axis, Fit, band, nv12, places
+from loaders.videos.pyav import planes
 from tests.unit import engines
 from tests.unit.triton_programs import interpreted
 
@@ -97,7 +97,10 @@ def test_the_kernel_does_what_matrices_do() -> None:
 
 def test_where_no_kernel_is_built_that_is_said_once() -> None:
     _surfaces._kernel.cache_clear()
-    with patch.dict("sys.modules", {"loaders._surfaces_kernel": None}), pytest.warns(UserWarning, match="Triton builds no kernel here"):
+    with (
+        patch.dict("sys.modules", {"loaders.videos._surfaces_kernel": None}),
+        pytest.warns(UserWarning, match="Triton builds no kernel here"),
+    ):
         assert _surfaces._kernel(CPU) is None
     assert _surfaces._kernel(CPU) is None
     _surfaces._kernel.cache_clear()

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from contracts import Rows
-from dataset import geometry
-from dataset.coco_scan import open_coco
-from dataset.detection import DetectionPlan, DetectionPolicy
-from dataset.targets import packed, spans, usable_boxes
+from dataset.coco.scan import open_coco
+from plan import geometry
+from plan.boxes import DetectionPlan, DetectionPolicy
+from plan.targets import packed, spans, usable_boxes
 from tests.unit.annotated import columns
 from tests.unit.coco_files import write_coco
 
@@ -306,5 +306,5 @@ def test_usable_boxes_are_cut_at_the_image() -> None:
 
 
 def test_importing_the_targets_imports_neither_torch_nor_pycocotools() -> None:
-    code = "import sys, dataset.targets, dataset.detection; sys.exit(bool({'torch', 'pycocotools'} & set(sys.modules)))"
+    code = "import sys, plan.targets, plan.boxes; sys.exit(bool({'torch', 'pycocotools'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

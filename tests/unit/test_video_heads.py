@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from av.bitstream import BitStreamFilterContext
 
-from dataset import video_packets
-from dataset.container import open_video
-from dataset.headers import Rejected
-from dataset.video_heads import Sides, holds_several, is_grey, may_hide, pictures, shows_again, shows_nothing, sides, vp9_size
-from dataset.video_packets import read
-from dataset.videos import RECORD, Flags
+from dataset.manifest import Rejected
+from dataset.videos import packets
+from dataset.videos.columns import RECORD, Flags
+from dataset.videos.container import open_video
+from dataset.videos.heads import Sides, holds_several, is_grey, may_hide, pictures, shows_again, shows_nothing, sides, vp9_size
+from dataset.videos.packets import read
 from tests.unit.video_files import make, with_lengths
 
 FLAGS = (RECORD.names or ()).index("flags")
@@ -39,8 +39,8 @@ def test_h264_without_chroma(extradata: str, grey: bool) -> None:
 
 def test_hevc_whose_size_is_not_known_is_taken_for_unaligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make(tmp_path / "a.mp4", codec="hevc")
-    monkeypatch.setattr(video_packets, "sides", lambda *_: Sides((0, 0), (0, 0)))
-    assert video_packets.read(os.fsencode(path)).record[FLAGS] == Flags.UNALIGNED
+    monkeypatch.setattr(packets, "sides", lambda *_: Sides((0, 0), (0, 0)))
+    assert packets.read(os.fsencode(path)).record[FLAGS] == Flags.UNALIGNED
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])

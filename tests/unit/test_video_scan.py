@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dataset import video_packets
-from dataset.container import open_video
-from dataset.headers import Rejected
-from dataset.video_packets import Times, _first_frames, read
-from dataset.video_scan import open_videos
-from dataset.videos import CODECS, CONTAINERS, PIXELS, RECORD, Flags
+from dataset.manifest import Rejected
+from dataset.videos import packets
+from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
+from dataset.videos.container import open_video
+from dataset.videos.packets import Times, _first_frames, read
+from dataset.videos.scan import open_videos
 from tests.unit.clip_kinds import HIDDEN
 from tests.unit.test_headers import SAMPLES
 from tests.unit.video_files import ENCODERS, Video, make, number
@@ -143,7 +143,7 @@ def test_what_pictures_are_like_is_told_by_the_head_of_one(kind: str, folder: Pa
     found = []
     for quick in (True, False):
         with open_video(os.fsencode(path), known=quick) as file:
-            found.append(video_packets._times(file, os.fsencode(path), path.stat().st_size, quick=quick))
+            found.append(packets._times(file, os.fsencode(path), path.stat().st_size, quick=quick))
     head, whole = found
     assert head is not None and whole is not None
     assert head.record == whole.record
@@ -155,12 +155,12 @@ def test_start_codes_and_superframes(tmp_path: Path) -> None:
     with av.open(str(make(tmp_path / "a.ts"))) as file:
         units = bytes(next(file.demux(video=0)))
     context: Any = av.CodecContext.create("h264", "r")
-    assert not context.extradata and video_packets._begins(context, memoryview(units)) and context.pix_fmt == "yuv420p"
+    assert not context.extradata and packets._begins(context, memoryview(units)) and context.pix_fmt == "yuv420p"
     with av.open(str(make(tmp_path / "a.webm", codec="vp9", size=(360, 640)))) as file:
         packet = bytes(next(file.demux(video=0)))
     context = av.CodecContext.create("vp9", "r")
     cut = packet[:1000] + b"\xc9"
-    assert video_packets._begins(context, memoryview(cut)) and context.pix_fmt == "yuv420p"
+    assert packets._begins(context, memoryview(cut)) and context.pix_fmt == "yuv420p"
 
 
 def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Pat
     content[start : start + 4] = (length - 4).to_bytes(4, "big")
     path.write_bytes(content)
     with open_video(os.fsencode(path), known=True) as file:
-        assert video_packets._times(file, os.fsencode(path), len(content), quick=True) is None
+        assert packets._times(file, os.fsencode(path), len(content), quick=True) is None
     assert found(path)["pixels"] == "yuv420p"
 
 

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from contracts import Mistake
-from dataset.scan import open_folder
+from dataset.images.scan import open_folder
 from dataset.sources.folder import Folder
 from dataset.splits import list_of
-from dataset.video_packets import read
-from dataset.video_scan import open_videos
-from dataset.videos import RECORD, Flags, Videos
+from dataset.videos.columns import RECORD, Flags, Videos
+from dataset.videos.packets import read
+from dataset.videos.scan import open_videos
 from tests.unit.folders import JPEG
 from tests.unit.video_files import make
 
@@ -355,7 +355,7 @@ def test_mistakes_about_the_data(cache: Path, tmp_path: Path) -> None:
 def test_opening_imports_neither_torch_nor_pyav(videos: Path, cache: Path) -> None:
     folder = open_videos(videos, cache=cache).folder
     code = (
-        "import sys, pathlib, dataset.plan; from dataset.videos import Videos\n"
+        "import sys, pathlib, plan.epoch; from dataset.videos.columns import Videos\n"
         "assert len(Videos.open(pathlib.Path(sys.argv[1]))) == 3; sys.exit('torch' in sys.modules or 'av' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT).returncode == 0

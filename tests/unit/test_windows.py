@@ -15,8 +15,8 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as torchvision_functional
 
-from dataset.draws import Purpose, uniforms
-from dataset.windows import UNIFORMS, filling, random_resized, resize_then_center, whole
+from plan.draws import Purpose, uniforms
+from plan.windows import UNIFORMS, filling, random_resized, resize_then_center, whole
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIDES = st.integers(1, 4000)

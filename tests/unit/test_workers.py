@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Feed, Mistake, Rows, memory_bytes
+from contracts import Feed, Mistake, Rows
 from loaders._workers import PART, QUEUES_BYTES, Shared, Workers, part_of, require_shared_memory, some
-from loaders.torchvision import TorchvisionLoader
+from loaders.images.torchvision import TorchvisionLoader
+from machine import memory_bytes
 
 
 def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:

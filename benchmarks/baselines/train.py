@@ -1,0 +1,151 @@
+"""The loop that one writes by hand with the same libraries, to be run beside train.py on the same data in the same hour.
+
+`python -m benchmarks.baselines.train --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on purpose: DALI's own reader
+and random crop (or torchvision's ImageFolder and transforms), autocast, a loss scale, channels_last, the default stream.
+`--task detection --arch fasterrcnn_resnet50_fpn`: benchmarks/baselines/detection.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import torchvision
+from torch import nn
+
+from benchmarks.baselines import dali, detection
+
+SIDE = 224
+"""Of images of classifiers, pixels."""
+NOT_HERE = 77
+"""Exit code: nothing was measured, and nothing failed."""
+
+
+def dali_batches(root: Path, batch_size: int, threads: int, *, training: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Normalised fp16 images and labels, for ever."""
+    made = dali.images(
+        window="random-resized" if training else "center",
+        size=SIDE,
+        batch_size=batch_size,
+        threads=threads,
+        device=torch.device("cuda", 0),
+        flip=training,
+        shuffle=training,
+        file_root=str(root),
+    )
+    while True:
+        for (batch,) in made:
+            yield batch["images"].contiguous(memory_format=torch.channels_last), batch["labels"].squeeze(-1).long()
+
+
+def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Normalised fp32 images and labels, for ever."""
+    from torchvision import transforms
+
+    steps = [
+        transforms.RandomResizedCrop(SIDE),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
+    ]
+    data = torchvision.datasets.ImageFolder(str(root), transforms.Compose(steps))
+    loader = torch.utils.data.DataLoader(
+        data, batch_size, shuffle=True, num_workers=workers, pin_memory=True, drop_last=True, persistent_workers=True
+    )
+    while True:
+        for images, labels in loader:
+            yield images.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last), labels.cuda(non_blocking=True)
+
+
+def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """The network, and the loss of its next batch."""
+    make = dali_batches if arguments.loader == "dali" else torchvision_batches
+    batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
+    model: nn.Module = torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
+    criterion = nn.CrossEntropyLoss()
+
+    def loss() -> torch.Tensor:
+        images, labels = next(batches)
+        found: torch.Tensor = criterion(model(images), labels)
+        return found
+
+    return model, loss
+
+
+def of_detectors(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """The same of a detector."""
+    loader = detection.loader(arguments.data, arguments.arch, arguments.batch_size, arguments.workers)
+    batches = detection.batches(loader, torch.device("cuda"))
+    model = detection.model(arguments.arch).cuda()
+    return model, lambda: detection.loss_of(model, *next(batches))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=("classification", "detection"), default="classification")
+    parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/*; of detectors COCO's layout")
+    parser.add_argument("--arch", default="resnet18")
+    parser.add_argument("--loader", choices=("dali", "torchvision"), default="dali")
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1))
+    parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
+    parser.add_argument("--steps", type=int, help="with DALI: so many steps and as many batches of validation instead, and nothing timed")
+    parser.add_argument("--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)")
+    arguments = parser.parse_args()
+
+    if not torch.cuda.is_available():
+        print("by hand: no GPU is here")
+        sys.exit(NOT_HERE)
+    torch.backends.cudnn.benchmark = arguments.task == "classification"  # detectors' images have many shapes
+    model, loss = (of_detectors if arguments.task == "detection" else of_images)(arguments)
+    rate = 1e-5 if arguments.task == "detection" else 0.01
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
+    scaler = torch.amp.GradScaler("cuda")
+
+    def step() -> None:
+        with torch.autocast("cuda", dtype=torch.float16):
+            found = loss()
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(found).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    def run(seconds: float) -> tuple[int, float]:
+        """(samples, seconds) between two points at which the device was synchronised."""
+        torch.cuda.synchronize()
+        began, steps = time.perf_counter(), 0
+        while time.perf_counter() - began < seconds:
+            step()
+            steps += 1
+        torch.cuda.synchronize()
+        return steps * arguments.batch_size, time.perf_counter() - began
+
+    if arguments.steps:
+        validation = dali_batches(arguments.data / "val", arguments.batch_size, arguments.workers, training=False)
+        for _ in range(arguments.steps):
+            step()
+        model.eval()
+        with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):
+            for _ in range(arguments.steps):
+                images, labels = next(validation)
+                nn.functional.cross_entropy(model(images), labels)
+        torch.cuda.synchronize()
+        return
+
+    run(min(arguments.seconds, 15.0))
+    windows = [run(max(2.0, arguments.seconds / 5)) for _ in range(5)]
+    rates = sorted(samples / seconds for samples, seconds in windows)
+    if arguments.output:
+        steps = sum(samples for samples, _ in windows) // arguments.batch_size
+        arguments.output.write_text(json.dumps({"windows": windows, "steps": steps}))
+    print(f"by hand: {arguments.arch} {arguments.loader} {rates[2]:,.0f} img/s ({rates[0]:,.0f} to {rates[-1]:,.0f} in 5 windows)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Images for the suites `loader` and `slow-storage`: the plan of a pass, our loaders, and PyTorch's and DALI's own by hand.
+
+Must not know what is timed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain, islice, repeat
+from typing import Any
+
+from benchmarks.baselines import dali, pytorch
+from contracts import Feed, Mistake, Pixels, World
+from dataset.sources.folder import Folder
+from dataset.splits import Split
+from loaders import open_loader
+from plan.images import StillPlan, StillPolicy
+from tasks.classification import Classification
+
+PYTORCH, DALI = "pytorch", "dali"
+BASELINES = (PYTORCH, DALI)
+"""benchmarks/baselines/pytorch.py with PIL; benchmarks/baselines/dali.py with DALI's own reader of files."""
+
+Epochs = Callable[[int], Iterator[int]]
+"""epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks."""
+
+
+@contextmanager
+def opened(
+    settings: Any, name: str, data: Split, world: World, *, threads: int = 0, read_delay_s: float = 0.0, batches: int | None = None
+) -> Iterator[Epochs]:
+    """A loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an epoch instead of all. Raises Mistake.
+
+    `settings` has batch_size, image_size, window, workers and reader; `threads` are DALI's where they are not as many as the workers.
+    """
+    policy = StillPolicy(window=settings.window, image_size=settings.image_size, resize=round(settings.image_size * 256 / 224))
+    plan = StillPlan.of(data.columns, policy, seed=0, batch_size=settings.batch_size, world_size=world.size, rank=world.rank)
+    require(data, (batches or 1) * plan.step_samples)
+    if name == PYTORCH:
+        yield _by_pytorch(settings, data, world, read_delay_s, None if batches is None else batches * settings.batch_size)
+        return
+    if name == DALI:
+        assert not read_delay_s and batches is None, "its reader cannot be slowed down: see by_hand.dali.Files"
+        yield _by_dali(settings, data, plan, world)
+        return
+    feed = Feed(
+        plan=plan,
+        source=Folder(data.columns, read_delay_s),
+        columns=data.columns,
+        targets=Classification(data.columns.label).targets,
+        device=world.device,
+        workers=threads if threads and name in ("dali-cpu", "dali-gpu") else settings.workers,
+        threads=threads,
+        pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
+        reader=settings.reader,
+    )
+    first = 0 if batches is None else plan.samples - batches * plan.step_samples
+    with open_loader(name, feed) as loader:
+
+        def epochs(epoch: int) -> Iterator[int]:
+            for batch in loader.batches(epoch, first):
+                batch.launched()
+                yield batch.delivered
+
+        yield epochs
+
+
+def require(data: Split, samples: int) -> None:
+    """Raise Mistake when the data set has fewer."""
+    if (found := len(data.columns)) < samples:
+        raise Mistake(f"--data has {found} files and {samples} are asked for; python -m scripts.link_set makes more files of few")
+
+
+def paths(data: Split) -> list[str]:
+    """The files of the data set, for loading by hand."""
+    return [os.fsdecode(data.columns.path(sample)) for sample in range(len(data.columns))]
+
+
+def _by_pytorch(settings: Any, data: Split, world: World, read_delay_s: float, samples: int | None) -> Epochs:
+    transform = pytorch.transform(settings.window, settings.image_size)
+    loader = pytorch.loader(
+        pytorch.Images(paths(data), data.columns.label.tolist(), transform, read_delay_s),
+        batch_size=settings.batch_size,
+        workers=settings.workers,
+        pinned=world.device.type == "cuda",
+        world_size=world.size,
+        rank=world.rank,
+        samples=samples,
+    )
+    return lambda epoch: (len(images) for images, _ in pytorch.batches(loader, world.device, epoch))
+
+
+def _by_dali(settings: Any, data: Split, plan: StillPlan, world: World) -> Epochs:
+    """A pass has as many batches as a loader's. DALI reads on from pass to pass, ahead of them; a loader begins each anew."""
+    try:
+        import nvidia.dali  # noqa: F401
+    except (ImportError, OSError) as error:
+        raise Mistake(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
+    loader = dali.images(
+        window=settings.window,
+        size=settings.image_size,
+        batch_size=settings.batch_size,
+        threads=settings.workers,
+        device=world.device,
+        world_size=world.size,
+        rank=world.rank,
+        files=paths(data),
+        labels=data.columns.label.tolist(),
+    )
+    batches = chain.from_iterable(repeat(loader))  # epoch after epoch
+    return lambda epoch: (len(batch[0]["images"]) for batch in islice(batches, plan.steps()))

@@ -1,0 +1,1 @@
+"""Annotation files in COCO's format -> columns, and a synthetic stand-in."""

@@ -1,0 +1,181 @@
+"""The manifest of images with boxes, masks and keypoints, as columns; must not know how a scan finds them, nor orders or windows.
+
+Same place, lock and life as the manifest of images (dataset/manifest.py). No annotation is a Python object here: those of an image
+lie next to each other, and what varies in length is cut out of one long column by offsets:
+
+    image i             annotations     annotation_offsets[i] : annotation_offsets[i + 1]
+    annotation j        polygons        polygon_offsets[j] : polygon_offsets[j + 1]
+    polygon k           points          point_offsets[k] : point_offsets[k + 1]
+    annotation j        run lengths     rle_offsets[j] : rle_offsets[j + 1]
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from contracts import Mistake
+from dataset.images.columns import HEADER, Header
+from dataset.manifest import Array, Scanned
+
+BACKGROUND, UNUSED = "__background__", "N/A"
+COCO_IDS = tuple(number for number in range(1, 91) if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
+"""The category ids of COCO 2017: 80 between 1 and 90."""
+OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
+LIKELY_SIDE = re.compile(r"^(left|right)|(left|right)$|^[lr]$")
+"""Of a word that is part of a keypoint's name: a side if the name of the other side exists too; leftover and bright have none."""
+WORD_ENDS = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z]|\d)")
+"""Between the words of a keypoint's name: left_eye, left-eye, left eye, leftEye, eye1L."""
+ANNOTATED: dict[str, np.dtype[Any]] = {  # what the annotation file says, beside the paths
+    "image_id": np.dtype("i8"),
+    "annotation_offsets": np.dtype("i8"),
+    "annotation_id": np.dtype("i8"),
+    "boxes": np.dtype("f8"),
+    "area": np.dtype("f8"),
+    "category": np.dtype("i4"),
+    "crowd": np.dtype("?"),
+    "usable": np.dtype("?"),
+    "polygon_offsets": np.dtype("i8"),
+    "point_offsets": np.dtype("i8"),
+    "points": np.dtype("f8"),
+    "rle_offsets": np.dtype("i8"),
+    "rle": np.dtype("u4"),
+    "keypoints": np.dtype("f8"),
+    "category_ids": np.dtype("i8"),
+    "keypoint_mirror": np.dtype("i8"),
+}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Instances(Scanned):
+    """n images in the order of their ids, and m annotations, grouped by image and there in the order of the file.
+
+    `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own category ids are "N/A".
+    """
+
+    VERSION: ClassVar[str] = "instances 4"
+    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
+        "path_bytes": np.dtype("u1"),
+        "path_offsets": np.dtype("i8"),
+        **{name: HEADER[name] for name in Header._fields},
+        **ANNOTATED,
+        "keypoint_name": np.dtype("u4"),
+    }
+    IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "height", "width", *ANNOTATED)
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
+        "path_offsets": ("path_bytes",),
+        "annotation_offsets": ("annotation_id", "boxes", "area", "category", "crowd", "usable", "keypoints"),
+        "point_offsets": ("points",),
+        "rle_offsets": ("rle",),
+    }
+
+    # By image, [n]; the first ones as in manifest.Header, from the image file itself.
+    height: Array
+    width: Array
+    format: Array
+    depth: Array
+    components: Array
+    chroma: Array
+    orientation: Array
+    progressive: Array
+    palette: Array
+    whole: Array
+    image_id: Array  # int64, ascending
+    annotation_offsets: Array  # int64 [n + 1]
+    # By annotation, [m].
+    annotation_id: Array  # int64
+    boxes: Array  # float64 [m, 4], x y width height in stored pixels, as in the file: may reach out of the image
+    area: Array  # float64, square pixels, as in the file: of the mask, not of the box
+    category: Array  # int32, index into category_ids
+    crowd: Array  # bool, a region of many: never trained on, and no mistake to find
+    usable: Array  # bool, trained on: no crowd, and a box that has width and height within the image
+    polygon_offsets: Array  # int64 [m + 1]
+    rle_offsets: Array  # int64 [m + 1]
+    keypoints: Array  # float64 [m, K, 3], x y visibility (0 not there, 1 hidden, 2 seen); K may be 0
+    # By polygon, point and run.
+    point_offsets: Array  # int64 [polygons + 1]
+    points: Array  # float64 [points, 2], x y in stored pixels
+    rle: Array  # uint32, lengths of the runs of 0 and 1 in turn, column by column through the whole image, 0 first
+    # By category, [C], and by keypoint, [K].
+    category_ids: Array  # int64, ascending
+    keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
+    keypoint_name: Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
+
+    def annotations(self, sample: int) -> slice:
+        """Which annotations an image has."""
+        if not 0 <= sample < len(self):
+            raise IndexError(f"sample {sample} of {len(self)}")
+        return slice(int(self.annotation_offsets[sample]), int(self.annotation_offsets[sample + 1]))
+
+    @cached_property
+    def with_boxes(self) -> Array:
+        """int64, ascending: the images that have a usable annotation."""
+        return images_with(self.usable, self.annotation_offsets)
+
+    @cached_property
+    def class_of(self) -> Array:
+        """int64 [C]: the class number of a category."""
+        return class_numbers(self.category_ids)
+
+    @cached_property
+    def category_of(self) -> Array:
+        """int64 [classes]: the category of a class number, -1 for the background and for numbers that no category has."""
+        return categories_of(self.class_of, len(self.classes))
+
+
+def images_with(usable: Array, annotation_offsets: Array) -> Array:
+    """int64, ascending: the images of which some annotation is usable, bool [m]."""
+    before = np.concatenate([[0], np.cumsum(usable)])
+    return np.flatnonzero(np.diff(before[annotation_offsets]))
+
+
+def class_numbers(category_ids: Array) -> Array:
+    """int64 [C]: 1 to C in the order of the ids; the ids themselves where they are COCO_IDS, as in torchvision's published weights."""
+    ids = np.asarray(category_ids, np.int64)
+    if tuple(np.sort(ids).tolist()) == COCO_IDS:
+        return ids
+    return np.argsort(np.argsort(ids)) + 1
+
+
+def class_names(category_ids: Array, names: Sequence[str]) -> tuple[str, ...]:
+    """What each class number stands for; `names` are those of the categories, and one that several have gets the id behind it."""
+    numbers, counts = class_numbers(category_ids), Counter(names)
+    shown = [f"{name} ({i})" if counts[name] > 1 else name for name, i in zip(names, category_ids, strict=True)]
+    named = dict(zip(numbers.tolist(), shown, strict=True))
+    return (BACKGROUND, *(named.get(number, UNUSED) for number in range(1, int(numbers.max(initial=0)) + 1)))
+
+
+def categories_of(class_of: Array, classes: int) -> Array:
+    """int64 [classes]: the category of each class number, -1 where there is none."""
+    found = np.full(classes, -1, np.int64)
+    found[class_of] = np.arange(len(class_of))
+    return found
+
+
+def mirrored(names: Sequence[str]) -> Array:
+    """int64 [K]: where the keypoint is whose name has left and right exchanged; the own place of a name without a side.
+
+    A side is the word left or right in any case. It may also begin or end a word, or be the letter l or r, if the other name exists.
+    Raises Mistake where left or right has no partner.
+    """
+    words = [tuple(WORD_ENDS.sub(" ", name).lower().split()) for name in names]
+    found, counts = {own: place for place, own in enumerate(words)}, Counter(words)
+    places = np.arange(len(names), dtype=np.int64)
+    for place, own in enumerate(words):
+        sided = "left" in own or "right" in own
+        if sided:
+            twin = tuple(OTHER_SIDE[word] if word in ("left", "right") else word for word in own)
+        else:
+            twin = tuple(LIKELY_SIDE.sub(lambda side: OTHER_SIDE[side[0]], word) for word in own)
+        if twin != own and counts[own] == counts[twin] == 1:
+            places[place] = found[twin]
+        elif sided:
+            why = "is there twice, or its partner is" if counts[twin] else "has no partner"
+            raise Mistake(f"--data: keypoint {names[place]!r} {why}; rename, so that there is one {' '.join(twin)!r} to mirror it to")
+    return places

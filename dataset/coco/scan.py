@@ -1,0 +1,374 @@
+"""COCO's annotation file and folder of images -> columns, once; must not know pixels, orders or ranks.
+
+read    -> listing.annotations, .points, ...   one pass over the JSON, which is never in memory as a whole
+match   -> what is kept                        headers of the image files (dataset/scan.py), ids, categories and sizes that must fit
+write   -> columns                             annotations move to their images, in pieces
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from array import array
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from contracts import Mistake
+from dataset import walk
+from dataset.coco import annotation_file
+from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco, Split, find
+from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
+from dataset.images import headers
+from dataset.images.columns import HEADER, Header
+from dataset.images.scan import read_headers
+from dataset.manifest import Array, Rejected, Rejects, create_column
+from dataset.scan import Progress, remembered
+
+MASKLESS = "its segmentation is left out, its box stays"
+LARGEST_ID = 2**53 - 1  # of a category: what scores them holds ids as doubles
+PIECE = 20_000  # annotations that are read, or written, at once: bounds the memory
+
+ROW = np.dtype(
+    [
+        ("annotation_id", "i8"),
+        ("image_id", "i8"),
+        ("category_id", "i8"),
+        ("category", "i4"),  # index into the sorted ids; -1 = unknown
+        ("box", "f8", (4,)),  # x y width height
+        ("area", "f8"),
+        ("crowd", "?"),
+        ("polygons", "i8"),  # how many
+        ("points", "i8"),  # of all polygons
+        ("runs", "i8"),
+        ("size", "i8", (2,)),  # height and width that the runs fill
+        ("keypoints", "i8"),  # numbers, three a keypoint
+    ]
+)
+"""What listing.annotations has of each annotation, in the order of the file."""
+RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
+"""listing.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each keypoint."""
+
+
+class Images(NamedTuple):
+    """What the annotation file says of the images that may be kept, ordered by id."""
+
+    ids: Array  # int64 [n]
+    paths: list[bytes]  # below the root
+    sizes: Array  # int64 [n, 2], height and width
+
+
+def open_coco(
+    root: Path,
+    split: Split,
+    *,
+    keypoints: bool,
+    images: bool = True,
+    classes: Sequence[str] | None = None,
+    cache: Path,
+    rescan: bool = False,
+    progress: Progress | None = None,
+) -> Instances:
+    """The manifest of one split of COCO's layout: from `cache` when neither file nor folder have changed since, else from a new scan.
+
+    Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in root/X/; X is train2017 or val2017,
+    or the only name there that begins with `split`. `classes`: those that the categories must amount to (validation has those of
+    training). Without `images` their files need not be there, and have the sizes of the annotation file. The rest is as in
+    dataset.images.scan.open_folder. Raises Mistake.
+    """
+    real = Path(os.path.realpath(root))
+    file, folder = find(root, split, keypoints=keypoints, images=images)
+
+    def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+        walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
+        known, entries, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
+        names = _classes(file, categories, keypoints, classes)
+        listed = _listed(file, folder, entries, rejects)
+        rows = np.fromfile(made / "listing.annotations", ROW)
+        rows["category"] = _places(np.array([category.category_id for category in categories]), rows["category_id"])
+        image_of = _places(listed.ids, rows["image_id"])
+        if images:
+            below = os.fsencode(folder) + b"/"
+            walk.remember_folders(visits, real, [below, *(below + image.path for image in entries)])
+            annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
+            records = _headers(real, listed, annotations, made, rejects, say)
+        else:
+            records = np.zeros(len(listed.ids), HEADER)
+            records["height"], records["width"] = listed.sizes.T
+        good = records["size"] >= 0
+        if not good.any():
+            first = f"left out: {rejects.count}, first {rejects.first}" if rejects.first else "it has none"
+            raise Mistake(f"--data: no image of {file} can be used; {first}")
+        kept = _match(file, rows, image_of, good, known, listed, len(categories[0].keypoints), rejects)
+        _write(listed, records, rows, image_of, kept, categories, made)
+        return names
+
+    key = [str(real), os.path.abspath(root), None if classes is None else list(classes), "coco" if images else "coco alone", file.name]
+    return remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+
+
+# --- read -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
+    """How names of image files may begin beside the path below their folder: its absolute path, or its name if it holds no such folder."""
+    names = [f"{real}/{folder}/", f"{os.path.abspath(root)}/{folder}/"]
+    return names if (real / folder / folder).is_dir() else [*names, f"{folder}/"]
+
+
+def _read(
+    file: Path, keypoints: bool, prefixes: Sequence[str], made: Path, rejects: Rejects, say: Progress
+) -> tuple[Array, list[Image], list[Category]]:
+    """(the ids of all images, those that are whole, the categories); annotations go to made/listing.*. Raises Mistake."""
+    known: list[int] = []
+    images: list[Image] = []
+    categories: list[Category] = []
+    where = os.fsencode(file)
+    try:
+        text = open(file, encoding="utf-8-sig")  # noqa: SIM115 (closed below; an error of writing is not one of this file)
+    except OSError as error:
+        raise Mistake(f"--data: {file} cannot be read: {error.strerror}") from None
+    try:
+        with text, _Writer(made) as writer:
+            for number, (kind, entry) in enumerate(annotation_file.entries(text, ("images", "annotations", "categories"))):
+                try:
+                    if kind == "images":
+                        known.append(annotation_file.image_id(entry))
+                        images.append(annotation_file.image(entry, prefixes))
+                    elif kind == "annotations":
+                        found = annotation_file.annotation(entry, keypoints=keypoints)
+                        writer.add(found)
+                        if found.fault:
+                            rejects(where, f"annotation {found.annotation_id}: {found.fault}; {MASKLESS}")
+                    else:
+                        categories.append(annotation_file.category(entry, keypoints=keypoints))
+                except Rejected as why:
+                    if kind == "categories":
+                        raise Mistake(f"--data: {file}: category {annotation_file.id_of(entry)}: {why}") from None
+                    rejects(where, f"{kind[:-1]} {annotation_file.id_of(entry)}: {why}")
+                if number % 1000 == 0:
+                    say(writer.annotations, 0, "reading annotations")
+    except NotCoco as error:
+        raise Mistake(f"--data: {file} {error}") from None
+    except UnicodeDecodeError as error:
+        raise Mistake(f"--data: {file} is no JSON: {error.reason}, it must be UTF-8") from None
+    return np.unique(np.array(known, np.int64)), images, categories
+
+
+class _Writer:
+    """Appends annotations to the files listing.*."""
+
+    def __init__(self, made: Path) -> None:
+        self.opened = ExitStack()
+        self.files = {name: self.opened.enter_context(open(made / f"listing.{name}", "wb")) for name in ("annotations", *RAGGED)}  # noqa: SIM115
+        self.rows: list[tuple[Any, ...]] = []
+        self.polygons, self.points, self.runs, self.keypoints = array("q"), array("d"), array("I"), array("d")
+        self.annotations = 0
+
+    def add(self, found: Annotation) -> None:
+        lengths = [len(polygon) // 2 for polygon in found.polygons]
+        self.polygons.extend(lengths)
+        for polygon in found.polygons:
+            self.points.extend(polygon)
+        self.runs.extend(found.runs)
+        self.keypoints.extend(found.keypoints)
+        counts = (len(lengths), sum(lengths), len(found.runs), found.size, len(found.keypoints))
+        self.rows.append(
+            (found.annotation_id, found.image_id, found.category_id, -1, tuple(found.box), found.area, found.crowd, *counts),
+        )
+        self.annotations += 1
+        if len(self.rows) == PIECE:
+            self.flush()
+
+    def flush(self) -> None:
+        np.array(self.rows, ROW).tofile(self.files["annotations"])
+        self.rows.clear()
+        for name in RAGGED:
+            values = getattr(self, name)
+            values.tofile(self.files[name])
+            del values[:]
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with self.opened:
+            self.flush()
+
+
+# --- match ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _classes(file: Path, categories: list[Category], keypoints: bool, classes: Sequence[str] | None) -> tuple[str, ...]:
+    """The names of the class numbers; puts the categories in the order of their ids. Raises Mistake."""
+    categories.sort()
+    ids = [category.category_id for category in categories]
+    if not ids:
+        raise Mistake(f"--data: {file} has no category")
+    for same in {number for number in ids if ids.count(number) > 1}:
+        raise Mistake(f"--data: {file}: {ids.count(same)} categories have the id {same}")
+    if keypoints and not categories[0].keypoints:
+        raise Mistake(f"--data: {file}: category {ids[0]} names no keypoints")
+    if len({category.keypoints for category in categories}) > 1:
+        raise Mistake(f"--data: {file}: its categories have different keypoints; all of them must have the same")
+    mirrored(categories[0].keypoints)  # raises
+    if abs(large := max(ids, key=abs)) > LARGEST_ID:
+        raise Mistake(f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; number categories from 1")
+    names = class_names(np.array(ids), [category.name for category in categories])
+    if classes is not None and names != tuple(classes):
+        train, val = ({f"{i} {name}" for i, name in enumerate(some) if i and name != UNUSED} for some in (classes, names))
+        parts = [
+            f"{what}: {', '.join(sorted(some)[:5])}{', ...' * (len(some) > 5)}"
+            for what, some in (("missing", train - val), ("not in training", val - train))
+            if some
+        ]
+        raise Mistake(f"--data: the categories of {file} are not those of training; {'; '.join(parts)} (class number and name)")
+    return names
+
+
+def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> Images:
+    """The images that have an id of their own."""
+    ids, counts = np.unique(np.array([image.image_id for image in images], np.int64), return_counts=True)
+    for same, count in zip(ids[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
+        rejects(os.fsencode(file), f"image {same}: {count} images have this id; none of them is used")
+    alone = set(ids[counts == 1].tolist())
+    kept = sorted(image for image in images if image.image_id in alone)
+    sizes = np.array([(image.height, image.width) for image in kept], np.int64).reshape(-1, 2)
+    paths = [os.fsencode(folder) + b"/" + image.path for image in kept]
+    return Images(np.array([image.image_id for image in kept], np.int64), paths, sizes)
+
+
+def _headers(real: Path, images: Images, annotations: Array, made: Path, rejects: Rejects, say: Progress) -> Array:
+    """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of another size."""
+    walk.write_listing(images.paths, made)
+    faults: dict[bytes, str] = {}
+    records = read_headers(headers.header, real, len(images.paths), made, 0, faults.__setitem__, say)
+    stored = np.column_stack([records["height"], records["width"]])
+    fits = (stored == images.sizes).all(axis=1)
+    for place in np.flatnonzero(~fits | (records["size"] < 0)).tolist():
+        path = os.fsencode(real) + b"/" + images.paths[place]
+        (height, width), turned = images.sizes[place], int(records["orientation"][place])
+        other = f"has {stored[place, 1]} x {stored[place, 0]} pixels, its annotations are for {width} x {height}"
+        other += f" (EXIF orientation {turned}: the stored pixels count)" if turned > 4 else ""
+        why = faults.get(path, other)
+        lost = f"; with {annotations[place]} annotations" if annotations[place] else ""
+        rejects(path, f"image {images.ids[place]}: {why}{lost}")
+    records["size"][~fits] = -1
+    return records
+
+
+def _match(file: Path, rows: Array, image_of: Array, good: Array, known: Array, images: Images, points: int, rejects: Rejects) -> Array:
+    """bool [annotations of the file]: which are kept. Of an image that is not `good` (bool [n]) they have been counted before."""
+    lost = (image_of >= 0) & ~good[image_of]
+    sizes = np.where(image_of[:, None] >= 0, images.sizes[image_of], 0)
+    x, y, w, h = rows["box"].T
+    again = np.ones(len(rows), bool)
+    again[np.unique(rows["annotation_id"], return_index=True)[1]] = False
+
+    def of_image(row: Any) -> str:
+        height, width = images.sizes[np.searchsorted(images.ids, row["image_id"])].tolist()
+        return f"image {row['image_id']}, which has {width} x {height} pixels"
+
+    faults: list[tuple[Array, Callable[[Any], str]]] = [
+        (_places(known, rows["image_id"]) < 0, lambda row: f"unknown image {row['image_id']}"),
+        (image_of < 0, lambda row: f"its image {row['image_id']} is left out"),
+        (rows["category"] < 0, lambda row: f"unknown category {row['category_id']}"),
+        (again, lambda row: "an annotation before it has the same id"),
+        (
+            (x >= sizes[:, 1]) | (y >= sizes[:, 0]) | (x + w < 0) | (y + h < 0),
+            lambda row: f"box {row['box'].tolist()} lies outside {of_image(row)}",
+        ),
+        (rows["keypoints"] != 3 * points, lambda row: f"{row['keypoints']} numbers as keypoints, not {3 * points}"),
+    ]
+    kept = ~lost
+    for fault, why in faults:
+        for place in np.flatnonzero(fault & kept).tolist():
+            rejects(os.fsencode(file), f"annotation {rows[place]['annotation_id']}: {why(rows[place])}")
+        kept &= ~fault
+    unfit = kept & (rows["runs"] > 0) & (rows["size"] != sizes).any(axis=1)
+    for row in rows[unfit]:
+        size = f"{row['size'][1]} x {row['size'][0]} pixels"
+        rejects(os.fsencode(file), f"annotation {row['annotation_id']}: segmentation of {size} does not fit {of_image(row)}; {MASKLESS}")
+    rows["size"][unfit] = 0  # those runs are not written
+    return kept
+
+
+def _places(ordered: Array, wanted: Array) -> Array:
+    """int64, where each wanted value is among the ordered ones, -1 for none."""
+    if not len(ordered):
+        return np.full(len(wanted), -1)
+    places = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
+    return np.where(ordered[places] == wanted, places, -1)
+
+
+# --- write ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _write(images: Images, records: Array, rows: Array, image_of: Array, kept: Array, categories: list[Category], made: Path) -> None:
+    """The columns of Instances."""
+    good = records["size"] >= 0
+    paths = [path for path, keep in zip(images.paths, good.tolist(), strict=True) if keep]
+    image = (np.cumsum(good) - 1)[image_of]
+    found = np.flatnonzero(kept)
+    found = found[np.argsort(image[found], kind="stable")]  # from here on in the order of the columns
+    image, ordered = image[found], rows[found]
+    names = categories[0].keypoints
+    runs = np.where(ordered["size"].any(axis=1), ordered["runs"], 0)
+    values = {
+        "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
+        "path_offsets": np.cumsum([0, *map(len, paths)]),
+        **{name: records[name][good] for name in Header._fields},
+        "image_id": images.ids[good],
+        "annotation_offsets": _offsets(np.bincount(image, minlength=len(paths))),
+        "annotation_id": ordered["annotation_id"],
+        "boxes": ordered["box"],
+        "area": ordered["area"],
+        "category": ordered["category"],
+        "crowd": ordered["crowd"],
+        "usable": _inside(ordered["box"], images.sizes[good][image]) & ~ordered["crowd"],
+        "polygon_offsets": _offsets(ordered["polygons"]),
+        "rle_offsets": _offsets(runs),
+        "category_ids": np.array([category.category_id for category in categories]),
+        "keypoint_mirror": mirrored(names),
+        "keypoint_name": np.array([zlib.crc32(name.encode()) for name in names], np.uint32),
+    }
+    for name, value in values.items():
+        create_column(made, name, Instances.COLUMNS[name], *value.shape)[...] = value
+    lengths = create_column(made, "point_offsets", Instances.COLUMNS["point_offsets"], int(ordered["polygons"].sum()) + 1)
+    _move(made, "polygons", rows["polygons"], found, lengths[1:])
+    np.cumsum(lengths, out=lengths)
+    points = create_column(made, "points", Instances.COLUMNS["points"], int(ordered["points"].sum()), 2)
+    _move(made, "points", 2 * rows["points"], found, points)
+    _move(made, "runs", rows["runs"], found[runs > 0], create_column(made, "rle", Instances.COLUMNS["rle"], int(runs.sum())))
+    keypoints = create_column(made, "keypoints", Instances.COLUMNS["keypoints"], len(found), len(names), 3)
+    _move(made, "keypoints", rows["keypoints"], found, keypoints)
+
+
+def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> None:
+    """Fill a column with the values that listing.<name> has of the annotations `found`, in their order; `counts` are those of all."""
+    if not into.size:
+        return
+    values, flat = np.memmap(made / f"listing.{name}", RAGGED[name], "r"), into.reshape(-1)
+    begins, filled = _offsets(counts), 0
+    for first in range(0, len(found), PIECE):
+        some = found[first : first + PIECE]
+        length = counts[some]
+        ends = np.cumsum(length)
+        places = np.repeat(begins[some] - (ends - length), length) + np.arange(ends[-1])
+        flat[filled : filled + len(places)] = values[places]
+        filled += len(places)
+
+
+def _offsets(counts: Array) -> Array:
+    """int64 [n + 1], where each begins."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
+def _inside(boxes: Array, sizes: Array) -> Array:
+    """bool [m]: a box, x y width height, has width and height within its image, height and width."""
+    x, y, w, h = boxes.T
+    height, width = sizes.T
+    return (np.minimum(x + w, width) > np.maximum(x, 0)) & (np.minimum(y + h, height) > np.maximum(y, 0))

@@ -1,0 +1,1 @@
+"""Image files -> columns by their headers, and a synthetic stand-in."""

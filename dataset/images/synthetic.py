@@ -1,0 +1,38 @@
+"""Data sets of the usual sizes that have no files: what the synthetic loader trains on when no --data is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+TRAIN_SAMPLES, VAL_SAMPLES, CLASSES = 1_281_167, 50_000, 1000
+
+
+@dataclass(frozen=True)
+class Imagined:
+    """The columns of a manifest that the plan and the task read."""
+
+    samples: int
+    classes: tuple[str, ...] = tuple(f"class-{i:03d}" for i in range(CLASSES))
+    rejected: int = 0
+    height: Any = field(init=False)
+    width: Any = field(init=False)
+    label: Any = field(init=False)
+    size: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, value in (("height", 375), ("width", 500), ("size", 0)):
+            object.__setattr__(self, name, np.broadcast_to(np.int64(value), self.samples))
+        object.__setattr__(self, "label", np.arange(self.samples) % len(self.classes))
+
+    def __len__(self) -> int:
+        return self.samples
+
+    @property
+    def identity(self) -> str:
+        return f"imagined-{self.samples}-{len(self.classes)}"
+
+    def path(self, sample: int) -> bytes:
+        return b"imagined-%d" % sample

@@ -1,0 +1,1 @@
+"""Video files -> columns by their packets, and a synthetic stand-in."""

@@ -1,0 +1,145 @@
+"""Folder or list of videos -> manifest: reads the time of every frame once, in parallel; must not know pixels, clips or ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from contracts import Mistake
+from dataset import walk
+from dataset.manifest import LISTING, Array, Rejects, create_column
+from dataset.scan import Parser, Progress, each_file, nothing, remembered
+from dataset.videos.columns import RECORD, Videos
+from dataset.videos.file_list import SAMPLE, read_list
+from dataset.videos.packets import LEFT_OUT, Times, read
+from machine import cores
+
+CHUNK = 20  # files a task: one takes about 5 ms
+PIECE = 1 << 22  # values by which a column is filled: bounds the memory
+
+
+def open_videos(
+    data: Path,
+    *,
+    cache: Path,
+    classes: Sequence[str] | None = None,
+    rescan: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Videos:
+    """The manifest of data/<class>/**/*, or of the list file `data` (dataset/videos/file_list.py): from `cache`, or from a new scan.
+
+    A segment without a frame is left out. The rest is as in dataset.images.scan.open_folder, but `workers` 0 = twice the cores.
+
+    Raises Mistake.
+    """
+    real = Path(os.path.realpath(data))
+    if not real.exists():
+        raise Mistake(f"--data: {data} does not exist; videos are expected in {data}/<class>/, or a list of them")
+    listed = not real.is_dir()
+    root = real.parent if listed else real
+
+    def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+        walk.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
+        if listed:
+            files, samples, used = read_list(real, classes)
+            walk.write_listing(files, made)
+            walk.remember_folders(visits, root, files)
+            total, labels = len(files), {used[label]: label for label in np.unique(samples["label"]).tolist()}
+        else:
+            labels = walk.labels(real, classes, "videos")
+            total = walk.list_files(real, labels, made, visits, rejects, say)
+            samples = np.zeros(total, SAMPLE)
+            samples["file"], samples["end"] = np.arange(total), np.inf
+            samples["label"] = np.fromfile(made / "listing.labels", LISTING["labels"])
+            used = sorted(labels, key=labels.__getitem__)
+        records = _read_all(root, total, made, workers, rejects, say)
+        kept = _segments(root, samples, records, made, rejects)
+        if not len(kept):
+            raise nothing("video", str(data), rejects)
+        if not (listed and all(map(str.isdecimal, used))):  # numbers of classes stay as they are
+            counts = np.bincount(kept["label"], minlength=len(classes or used))
+            for name, label in labels.items():
+                if not counts[label] and listed:
+                    rejects(os.fsencode(real), f"class '{name}' has no video that can be read")
+                elif not counts[label]:
+                    rejects(os.fsencode(real / name), "class folder without a video")
+            if classes is None:  # one without a video has no label: those behind it move up
+                kept["label"] = (np.cumsum(counts > 0) - 1)[kept["label"]]
+                used = [name for name in used if counts[labels[name]]]
+        _write(kept, records, made)
+        return used if classes is None else classes
+
+    key = [str(real), None if classes is None else list(classes), "videos"]
+    return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
+
+
+def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
+    """A RECORD a file, size -1 where it is left out; the frames of all files go to made/listing.pts and made/listing.keys."""
+    if not total:
+        return np.zeros(0, RECORD)
+    records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=RECORD, shape=(total,))
+    parser = Parser(read, LEFT_OUT, _pack, root, made, step=CHUNK, what="videos")
+    count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
+    with open(made / "listing.pts", "wb") as pts, open(made / "listing.keys", "wb") as keys:
+        for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):
+            records[first : first + len(rows)] = rows
+            pts.write(some_pts)
+            keys.write(some_keys)
+    return records
+
+
+def _pack(found: list[Times]) -> tuple[Array, Array, Array]:
+    if not found:
+        return np.zeros(0, RECORD), *LEFT_OUT[1:]
+    records, pts, keys = zip(*found, strict=True)
+    return np.array(list(records), RECORD), np.concatenate(pts), np.concatenate(keys)
+
+
+def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: Rejects) -> Array:
+    """The samples that have a frame, as (file, label, first, frames)."""
+    paths, offsets = (np.fromfile(made / f"listing.{name}", LISTING[name]) for name in ("paths", "offsets"))
+    all_pts = np.memmap(made / "listing.pts", np.int64, "r") if records["count"].any() else np.zeros(0, np.int64)
+    ends = np.cumsum(records["count"])
+    kept = []
+    for file, label, start, end in samples:
+        record = records[file]
+        if record["size"] < 0:
+            continue
+        first, frames, what = 0, int(record["count"]), ""
+        if end != np.inf or start:
+            pts, tick_s = all_pts[ends[file] - frames : ends[file]], record["time_base_num"] / record["time_base_den"]
+            first, last = np.searchsorted(pts, pts[0] + np.array([start, end]) / tick_s - 0.5)  # half a tick: times are rounded to ticks
+            first, frames, what = int(first), int(last - first), f"from {start:g} to {end:g} s: "
+        if frames < 1:
+            path = os.fsencode(root) + b"/" + paths[offsets[file] : offsets[file + 1]].tobytes()
+            rejects(path, f"{what}no frame (the video has {record['count']} in {record['duration']:.3g} s)")
+        else:
+            kept.append((file, label, first, frames))
+    return np.array(kept, [("file", "i8"), ("label", "i4"), ("first", "i8"), ("frames", "i8")])
+
+
+def _write(samples: Array, records: Array, made: Path) -> None:
+    """The columns, without the files that are left out."""
+    good = records["size"] >= 0
+    paths, offsets = (np.fromfile(made / f"listing.{name}", LISTING[name]) for name in ("paths", "offsets"))
+    lengths, counts = np.diff(offsets), records["count"][good]
+    values = {
+        "path_bytes": paths[np.repeat(good, lengths)],
+        "path_offsets": np.cumsum([0, *lengths[good]]),
+        "label": samples["label"],
+        "file": (np.cumsum(good) - 1)[samples["file"]],
+        "first": samples["first"],
+        "frames": samples["frames"],
+        "frame_offsets": np.cumsum([0, *counts]),
+        "frame_pts": np.memmap(made / "listing.pts", np.int64, "r"),
+        "frame_keys": np.memmap(made / "listing.keys", bool, "r"),
+        **{name: records[name][samples["file"]] for name in RECORD.names or ()},
+    }
+    for name, dtype in Videos.COLUMNS.items():
+        column = create_column(made, name, dtype, len(values[name]))
+        for first in range(0, len(column), PIECE):
+            column[first : first + PIECE] = values[name][first : first + PIECE]

@@ -1,0 +1,154 @@
+"""Which files lie below a folder, and whether a folder has changed since; must not know formats, orders or pixels."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from contracts import Mistake
+from dataset.manifest import LISTING, printable
+
+Visit = tuple[str, int, int]  # a folder's path below the root (os.fsdecode), its date of change in ns, its inode
+Reject = Callable[[bytes, str], None]  # absolute path, reason
+
+
+def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> dict[str, int]:
+    """Label of each class folder (or link to one) in root: its place in `classes`, else among the sorted names, as in ImageFolder."""
+    try:
+        names = sorted(name for name in os.listdir(root) if not name.startswith(".") and os.path.isdir(root / name))
+    except OSError as error:
+        raise Mistake(f"--data: {root} cannot be listed: {error.strerror}") from None
+    if not names:
+        raise Mistake(f"--data: {root} has no class folders; {files} are expected in {root}/<class>/")
+    places = {name: place for place, name in enumerate(names if classes is None else classes)}
+    unknown = [printable(os.fsencode(name)) for name in names if name not in places]
+    if unknown:
+        raise Mistake(
+            f"--data: {root} has class folder '{unknown[0]}' ({len(unknown)} such), which is none of the {len(places)} classes of the "
+            f"training data; remove or rename it, or add a folder of that name there, with {files} that can be read"
+        )
+    return {name: places[name] for name in names}
+
+
+def list_files(
+    root: Path, labels: dict[str, int], made: Path, visits: list[Visit], reject: Reject, say: Callable[[int, int, str], None]
+) -> int:
+    """Write path, end and label of every candidate to made/listing.*, in the order of the paths' bytes; returns their number."""
+    total = end = 0
+    outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
+    with ExitStack() as stack:
+        paths, offsets, ids = (stack.enter_context(open(made / f"listing.{name}", "wb")) for name in LISTING)
+        offsets.write(np.zeros(1, LISTING["offsets"]).tobytes())
+        for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
+            for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
+                paths.write(b"".join(files))
+                ends = end + np.cumsum([len(file) for file in files], dtype=LISTING["offsets"])
+                offsets.write(ends.tobytes())
+                ids.write(np.full(len(files), labels[name], LISTING["labels"]).tobytes())
+                total, end = total + len(files), int(ends[-1])
+                say(total, 0, "listing files")
+    return total
+
+
+def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
+    """What a folder looks like from outside, and which folder it is (device, inode). Raises OSError."""
+    status = os.stat(root + b"/" + name if name else root)
+    return (os.fsdecode(name), status.st_mtime_ns, status.st_ino), (status.st_dev, status.st_ino)
+
+
+def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
+    """Add a folder, or a file, of which any later change is to be seen. Raises OSError."""
+    visits.append(visit(root, name)[0])
+    settle(visits[-1][1])
+
+
+def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) -> None:
+    """Add the folders of listed files, paths below the root: what is put there later may be a file that is missing now."""
+    below = set[bytes]()
+    for own in {os.path.dirname(file) for file in files}:
+        name = own
+        while name and not os.path.isdir(os.path.join(os.fsencode(root), name)):
+            name = os.path.dirname(name)  # where it would be put
+        if name in (own, b"") or name.strip(b"./"):  # above the root anything may change
+            below.add(name)
+    for name in sorted(below):
+        remember(visits, os.fsencode(root), name)
+
+
+def write_listing(files: Sequence[bytes], made: Path) -> None:
+    """Listed files, as `list_files` leaves those of folders; without labels."""
+    (made / "listing.paths").write_bytes(b"".join(files))
+    np.cumsum([0, *map(len, files)], dtype=LISTING["offsets"]).tofile(made / "listing.offsets")
+    np.zeros(len(files), LISTING["labels"]).tofile(made / "listing.labels")
+
+
+def settle(changed_ns: int) -> None:
+    """Wait until a change of the folder would get another date than its last one: clocks of file systems tick slowly."""
+    tick_ns = 2_000_000_000 if changed_ns % 1_000_000_000 == 0 else 20_000_000  # whole seconds: a coarse file system
+    left_ns = changed_ns + tick_ns - time.time_ns()
+    if 0 < left_ns <= tick_ns:
+        time.sleep(left_ns / 1e9)
+
+
+def walk(root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: list[Visit], reject: Reject) -> Iterator[list[bytes]]:
+    """The files below root/folder as paths relative to root, in the order of their bytes, a piece at a time.
+
+    Follows links, but not to a folder that the link lies in; `outside` are those above root/folder. Hidden files and folders are passed
+    over. What is no file, and folders that cannot be listed, go to `reject`; every folder seen is added to `visits`.
+    """
+    above = list(outside)  # (device, inode) of the folders that we are in
+    stack: list[tuple[bytes, Iterator[bytes]]] = []
+    entering: bytes | None = folder
+    while entering is not None or stack:
+        if entering is not None:
+            try:
+                seen, which = visit(root, entering)
+                if which in above:
+                    reject(root + b"/" + entering, "link to a folder that it lies in")
+                else:
+                    visits.append(seen)
+                    settle(seen[1])
+                    stack.append((entering + b"/", iter(_listing(root, entering, reject))))
+                    above.append(which)
+            except OSError as error:
+                reject(root + b"/" + entering, f"folder cannot be listed: {error.strerror}")
+            entering = None
+            continue
+        prefix, names = stack[-1]
+        files: list[bytes] = []
+        for name in names:
+            if name.endswith(b"/"):
+                entering = prefix + name[:-1]
+                break
+            files.append(prefix + name)
+            if len(files) == 10_000:
+                break
+        else:
+            stack.pop()
+            above.pop()
+        if files:
+            yield files
+
+
+def _listing(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
+    """Names in a folder; those of folders end in a slash, which also sorts them to where their files' paths belong."""
+    names = []
+    with os.scandir(root + b"/" + folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(b"."):
+                continue
+            try:
+                if entry.is_dir():
+                    names.append(entry.name + b"/")
+                elif entry.is_file() or entry.is_symlink():  # a broken link is rejected, by name, when it is opened
+                    names.append(entry.name)
+                else:
+                    reject(entry.path, "no regular file")
+            except OSError as error:  # for example a link to itself
+                reject(entry.path, f"cannot be read: {error.strerror}")
+    return sorted(names)

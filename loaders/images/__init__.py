@@ -1,0 +1,1 @@
+"""The loaders of images, one a file."""

@@ -1,0 +1,224 @@
+"""Rows as DALI takes them: which files it decodes as PIL does, what stands for the others, and the numbers beside them.
+
+    rows -> Prepared: paths or bytes, regions, windows, flips and places as arrays
+
+Must not know DALI, nor the order of an epoch.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from contracts import Feed, Mistake, Rows
+from loaders import Undecodable
+from loaders._places import placing
+from loaders._workers import some
+from loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
+from plan import geometry
+
+Array = np.ndarray[Any, Any]
+
+PLACEHOLDER_SIDE = 16
+FEW = 0.01
+"""Share of files that PIL decodes, up to which nobody needs to know."""
+PIECE = 1 << 18
+"""Files that are looked at together: bounds the memory."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """One batch as DALI takes it. Axes: B samples; (y, x) as DALI orders them."""
+
+    rows: Rows
+    data: Any  # uint8 [B, L] paths padded with NUL, or a list of B arrays of bytes
+    starts: Array  # int32 [B, 2]
+    shapes: Array  # int32 [B, 2]
+    windows: Array  # float32 [B, 4], y0 x0 y1 x1 inside the region
+    flips: Array  # int32 [B]
+    places: dict[str, Array] = field(default_factory=dict)  # what only a graph that places images takes
+    failed: tuple[int, ...] = ()
+    own_bytes: Array | None = None  # bool [B], rows whose bytes are the sample's file
+    files: list[Path] = field(default_factory=list)  # substitutes
+
+    def only(self, row: int) -> Prepared:
+        """A batch of this row alone; the substitutes stay this one's."""
+        part = slice(row, row + 1)
+        arrays: dict[str, Any] = {name: getattr(self, name)[part] for name in ("data", "starts", "shapes", "windows", "flips")}
+        places = {name: values[part] for name, values in self.places.items()}
+        return replace(self, rows=some(self.rows, part), places=places, failed=(), own_bytes=None, files=[], **arrays)
+
+    def forget(self) -> None:
+        """Remove the substitutes."""
+        for file in self.files:
+            file.unlink(missing_ok=True)
+
+
+@dataclass(slots=True)
+class Known:
+    """What attempts to decode them have shown of files, by id: the header did not tell."""
+
+    bad: set[int] = field(default_factory=set)  # nothing decodes them
+    odd: set[int] = field(default_factory=set)  # PIL does, and DALI does not
+
+
+def plain(columns: Any, ids: Array) -> Array:
+    """bool [B]: files that every decoder turns into the same pixels. The others are decoded by PIL and handed over as PNG."""
+    return plain_jpeg(columns, ids) | ((columns.format[ids] == PNG) & (columns.depth[ids] == 8) & columns.whole[ids])
+
+
+def notes(columns: Any) -> list[str]:
+    """A line where many files are not plain and DALI reads the files: each is then decoded, and written for DALI, in one thread."""
+    odd = sum(int((~plain(columns, np.arange(at, min(at + PIECE, len(columns))))).sum()) for at in range(0, len(columns), PIECE))
+    if odd <= FEW * len(columns):
+        return []
+    return [
+        f"{odd:,} of {len(columns):,} images are no plain JPEG or 8-bit PNG: PIL decodes them in one thread before DALI; "
+        "--loader dali-fed and torchvision do it in worker processes"
+    ]
+
+
+def placeholder() -> bytes:
+    """A small image that stands for a row without one."""
+    return encoded(np.zeros((PLACEHOLDER_SIDE, PLACEHOLDER_SIDE, 3), np.uint8))
+
+
+def encoded(pixels: Array) -> bytes:
+    """Lossless bytes of RGB uint8 that DALI decodes."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", compress_level=0)
+    return buffer.getvalue()
+
+
+def whole_image(data: bytes, columns: Any, sample: int) -> Array:
+    """RGB uint8 of all of a file, decoded by PIL. Raises Undecodable, also when the size is not the header's."""
+    return exactly(READERS["pil"](), data, (0, 0, int(columns.width[sample]), int(columns.height[sample])))
+
+
+def nothing(batch_size: int, size: tuple[int, int]) -> Rows:
+    """Rows without a sample, whose outputs are height x width `size`."""
+    zeros = np.zeros((batch_size, 4))
+    return Rows(
+        ids=np.full(batch_size, -1),
+        regions=zeros.astype(np.int64),
+        windows=zeros,
+        sizes=np.tile(np.array(size, np.int64), (batch_size, 1)),
+        flips=np.zeros(batch_size, bool),
+        valid=np.zeros(batch_size, bool),
+    )
+
+
+def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
+    """The arrays of a Prepared; an absent row takes the placeholder whole. `placed`: for a graph that places images."""
+    regions, windows = rows.regions.copy(), rows.windows.copy()
+    regions[absent] = windows[absent] = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)
+    y_x = [1, 0]
+    return {
+        "starts": np.ascontiguousarray(regions[:, y_x], np.int32),
+        "shapes": np.ascontiguousarray((regions[:, 2:] - regions[:, :2])[:, y_x], np.int32),
+        "windows": np.ascontiguousarray(windows[:, [1, 0, 3, 2]], np.float32),
+        "flips": rows.flips.astype(np.int32),
+        "places": placed_at(rows) if placed else {},
+    }
+
+
+def placed_at(rows: Rows) -> dict[str, Array]:
+    """How large each image is resized, float32 [B, 2], and where the canvas begins in it, int32 [B, 2], which is [B, 2] large."""
+    places = geometry.places(rows)
+    corners = np.ascontiguousarray(-places[:, [1, 0]], np.int32)
+    return {
+        "sizes": np.ascontiguousarray((places[:, 2:] - places[:, :2])[:, ::-1], np.float32),
+        "corners": corners,
+        "canvases": np.tile(np.array(rows.padded, np.int32), (len(rows), 1)),
+    }
+
+
+class PathPreparer:
+    """Rows -> Prepared with paths, for the loaders in which DALI reads the files itself."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._source, self._columns = feed.source, feed.columns
+        self._folder = tempfile.TemporaryDirectory(prefix="saturate-")
+        self._placeholder = Path(self._folder.name, "placeholder")
+        self._placeholder.write_bytes(placeholder())
+        self._made = 0
+        self._batch_size, self._image_size = feed.plan.batch_size, feed.plan.image_size
+        self.placed = placing(feed.plan)
+        self.notes = notes(feed.columns)
+
+    def __call__(self, rows: Rows, known: Known) -> Prepared:
+        own = rows.valid.copy()
+        own[rows.valid] = plain(self._columns, rows.ids[rows.valid])
+        if known.bad or known.odd:
+            own &= ~np.isin(rows.ids, list(known.bad | known.odd))
+        files, others, failed = [], {}, []
+        absent = ~rows.valid
+        for i in np.flatnonzero(rows.valid & ~own):
+            sample = int(rows.ids[i])
+            try:
+                if sample in known.bad:
+                    raise Undecodable
+                files.append(self._substitute(sample))
+                others[int(i)] = bytes(files[-1])
+            except Undecodable:
+                failed.append(sample)
+                absent[i] = True
+        # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B
+        paths = self._source.paths(np.where(own, rows.ids, 0))
+        instead = [others.get(int(i), bytes(self._placeholder)) for i in np.flatnonzero(~own)]
+        width = max([paths.shape[1], *(len(path) + 1 for path in instead)])
+        data = np.zeros((len(rows), width), np.uint8)
+        data[:, : paths.shape[1]] = paths
+        for i, path in zip(np.flatnonzero(~own), instead, strict=True):
+            data[i] = np.frombuffer(path.ljust(width, b"\0"), np.uint8)
+        arrays = numbers(rows, absent, placed=self.placed)
+        return Prepared(rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files)
+
+    def nothing(self) -> Prepared:
+        """A batch of placeholders."""
+        side = self._image_size
+        return self(nothing(self._batch_size, (side, side)), Known())
+
+    def diagnose(self, prepared: Prepared) -> set[int]:
+        """Ids of the batch that PIL cannot decode either. Raises Mistake for a file that is gone or has changed."""
+        found = set()
+        for sample in prepared.rows.ids[prepared.own_bytes]:
+            try:
+                whole_image(self._source.read(int(sample)), self._columns, int(sample))
+            except (Undecodable, OSError):
+                found.add(int(sample))
+        return found
+
+    def check(self, prepared: Prepared, sizes: Array) -> None:
+        """Raise Mistake when DALI read another number of bytes than the manifest has."""
+        own = prepared.own_bytes
+        assert own is not None
+        ids = prepared.rows.ids[own]
+        for at in np.flatnonzero(sizes[own] != self._columns.size[ids]):
+            self._source.check(int(ids[at]), int(sizes[own][at]))
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+    def _substitute(self, sample: int) -> Path:
+        """A PNG of the sample's pixels. Raises Undecodable, and Mistake when there is no room for it."""
+        self._made += 1
+        path = Path(self._folder.name, f"{self._made}.png")
+        try:
+            content = encoded(whole_image(self._source.read(sample), self._columns, sample))
+        except OSError as error:
+            raise Undecodable(str(error)) from error
+        try:
+            path.write_bytes(content)
+        except OSError as error:
+            raise Mistake(
+                f"{self._folder.name}: an image that DALI cannot take as it is cannot be written there ({error.strerror}): "
+                "set TMPDIR to a folder with room, or --loader dali-fed"
+            ) from None
+        return path

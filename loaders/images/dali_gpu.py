@@ -1,0 +1,66 @@
+"""`dali-gpu`: DALI reads the files and decodes, resizes, places and normalises on the GPU; batches come out in the step's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import numpy as np
+
+from contracts import Feed, Mistake, Rows
+from loaders._dali import import_dali, release_memory
+from loaders._places import colouring
+from loaders._staging import Staged, Staging
+from loaders.images._dali_rows import PathPreparer, Prepared
+from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build
+
+
+class DaliGpu(Staging):
+    """contracts.Loader. Our plan is DALI's sampler; DALI holds its own buffers on the GPU until `close`."""
+
+    def __init__(self, feed: Feed) -> None:
+        if feed.device.type != "cuda":
+            raise Mistake(
+                "--loader dali-gpu needs an NVIDIA GPU and none is here; dali-cpu and dali-fed run on this machine, as does torchvision"
+            )
+        import_dali()
+        super().__init__(feed, depth=1)
+        self._prepare = PathPreparer(feed)
+        self.notes = self._prepare.notes
+        self._gpu = GpuOutputs(feed, self._stager)
+        coloured = colouring(feed.plan)  # then the stager normalises, after it has distorted
+        self._runner = Runner(
+            partial(
+                build,
+                batch_size=feed.plan.batch_size,
+                threads=max(feed.workers, 1),
+                device=feed.device,
+                reads=True,
+                pixels=None if coloured else feed.pixels,
+                read_delay_s=feed.source.read_delay_s,
+                placed=self._prepare.placed,
+            ),
+            warm=self._prepare.nothing(),
+            diagnose=self._prepare.diagnose,
+            again=lambda batch, known: self._prepare(batch.rows, known),
+            output_stream=self._gpu.raw_stream,
+        )
+        self.in_flight = DEPTH + 1
+
+    def close(self) -> None:
+        super().close()
+        self._runner.close()
+        self._prepare.close()
+        release_memory()
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        for (images, sizes), batch in self._runner.run(self._prepared(rows)):
+            self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
+            yield self._gpu.stage(images, batch)
+
+    def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
+        return (self._prepare(one, self._runner.known) for one in rows)
+
+
+def open(feed: Feed) -> DaliGpu:
+    return DaliGpu(feed)

@@ -1,0 +1,204 @@
+"""Image decoders on the CPU: bytes -> RGB uint8 of a region. One small function each, and the resize that follows.
+
+PIL is the reference, and defines what can be decoded: whatever is not a plain 8-bit grey or RGB JPEG goes to PIL in every
+reader, and so does what another decoder refuses.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+import torch
+from PIL import Image
+
+from dataset.images.columns import CHROMA, FORMATS
+from loaders import Undecodable
+
+Array = np.ndarray[Any, Any]
+Region = tuple[int, int, int, int]
+Decode = Callable[[bytes, Region], Array]
+
+Image.MAX_IMAGE_PIXELS = None  # the manifest knows every size before anything is decoded
+
+
+JPEG, PNG, STORED_AS_RGB = FORMATS.index("jpeg"), FORMATS.index("png"), CHROMA.index("rgb")
+
+
+def plain_jpeg(columns: Any, ids: Array) -> Array:
+    """bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
+    components = columns.components[ids]
+    coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)  # which nvJPEG takes for YCbCr
+    plain: Array = (columns.format[ids] == JPEG) & (columns.depth[ids] == 8) & ((components == 1) | coloured) & columns.whole[ids]
+    return plain
+
+
+def _pil(data: bytes, region: Region) -> Array:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a damaged EXIF block is no business of the pixels
+            with Image.open(io.BytesIO(data)) as image:
+                colour = image if image.mode == "RGB" else image.convert("RGB")
+                if region[2] > colour.width or region[3] > colour.height:  # `crop` would fill up with black
+                    raise Undecodable(f"the image has {colour.width} x {colour.height} pixels, its header said more")
+                return np.asarray(colour.crop(region))
+    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
+        raise Undecodable(str(error)) from error
+
+
+def _make_pil() -> Decode:
+    return _pil
+
+
+def _make_torchvision() -> Decode:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    # torchvision 0.29 announces that TorchCodec will take its decoders over; as an error it would look like a damaged file
+    warnings.filterwarnings("ignore", message="The image decoding and encoding capabilities", category=DeprecationWarning)
+
+    def decode(data: bytes, region: Region) -> Array:
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        pixels = decode_jpeg(buffer, mode=ImageReadMode.RGB)
+        return pixels.permute(1, 2, 0).numpy()[region[1] : region[3], region[0] : region[2]]
+
+    return decode
+
+
+def _make_opencv() -> Decode:
+    cv2.setNumThreads(0)
+
+    def decode(data: bytes, region: Region) -> Array:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_COLOR_RGB | cv2.IMREAD_IGNORE_ORIENTATION)
+        if pixels is None:
+            raise Undecodable("OpenCV gives no image")
+        return pixels[region[1] : region[3], region[0] : region[2]]
+
+    return decode
+
+
+def _make_imageio() -> Decode:
+    import imageio.v3 as imageio
+
+    def decode(data: bytes, region: Region) -> Array:
+        return imageio.imread(data, mode="RGB", rotate=False)[region[1] : region[3], region[0] : region[2]]
+
+    return decode
+
+
+class _NvImageCodec:
+    """Decodes the region alone, with one thread. docs/benchmarks/image.md: 1.8x PIL a core."""
+
+    def __init__(self) -> None:
+        from nvidia import nvimgcodec
+
+        self._codec = nvimgcodec
+        cpu_only = nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)
+        self._decoder = nvimgcodec.Decoder(device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=[cpu_only], max_num_cpu_threads=1)
+        self._params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
+
+    def __call__(self, data: bytes, region: Region) -> Array:
+        (pixels,) = self.many([data], [region])
+        if pixels is None:
+            raise Undecodable("nvImageCodec gives no image")
+        return pixels
+
+    def many(self, datas: Sequence[bytes], regions: Sequence[Region]) -> list[Array | None]:
+        """One call for many images: each call waits for the decoder's own thread, which costs a tenth of a decode."""
+        codec = self._codec
+        streams = [
+            codec.CodeStream(data).get_sub_code_stream(region=codec.Region(top, left, bottom, right))
+            for data, (left, top, right, bottom) in zip(datas, regions, strict=True)
+        ]
+        return [None if image is None else np.asarray(image) for image in self._decoder.decode(streams, params=self._params)]
+
+
+READERS: dict[str, Callable[[], Decode]] = {
+    "nvimgcodec": _NvImageCodec,
+    "torchvision": _make_torchvision,
+    "opencv": _make_opencv,
+    "imageio": _make_imageio,
+    "pil": _make_pil,
+}
+"""name -> a function that makes the decoder; called in the process that decodes."""
+
+FASTEST_FIRST = ("nvimgcodec", "torchvision", "pil")
+
+
+def choose(name: str) -> str:
+    """`auto` resolved: the fastest installed reader whose pixels were PIL's, bit for bit, on a probe made here."""
+    if name != "auto":
+        return name
+    probe = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(probe).save(buffer, "JPEG", quality=80)
+    region = (5, 3, 61, 40)
+    for candidate in FASTEST_FIRST:
+        try:
+            if np.array_equal(READERS[candidate]()(buffer.getvalue(), region), _pil(buffer.getvalue(), region)):
+                return candidate
+        except (ImportError, OSError, RuntimeError):
+            continue
+    return "pil"
+
+
+def exactly(decode: Decode, data: bytes, region: Region) -> Array:
+    """The region, all of it. Raises Undecodable when the image turns out smaller than its header said."""
+    pixels = decode(data, region)
+    if pixels.shape != (region[3] - region[1], region[2] - region[0], 3):
+        raise Undecodable(f"the region has {pixels.shape} pixels")
+    return pixels
+
+
+def decode_many(decode: Decode, datas: Sequence[bytes], regions: Sequence[Region]) -> list[Array | None]:
+    """Each region, None where this decoder gives none; at once where the decoder can."""
+    found: list[Array | None] = []
+    try:
+        if datas and isinstance(decode, _NvImageCodec):
+            found = decode.many(datas, regions)
+    except RuntimeError:  # one of them, it does not say which
+        found = []
+    if not found:
+        for data, region in zip(datas, regions, strict=True):
+            try:
+                found.append(decode(data, region))
+            except Exception:  # decoders raise what they like on damaged files
+                found.append(None)
+    return found
+
+
+def resize_pil(out: Array, pixels: Array, window: Array, flip: bool) -> None:
+    """As `resize_window`, by Pillow itself: with `--reader pil` a sample goes through nothing else, as in torchvision's transforms."""
+    height, width = out.shape[:2]
+    box = (window[0], window[1], window[2], window[3])
+    image = Image.fromarray(np.ascontiguousarray(pixels)).resize((width, height), Image.Resampling.BILINEAR, box=box)
+    _write(out, np.asarray(image), flip)
+
+
+def resize_window(out: Array, pixels: Array, window: Array, flip: bool) -> None:
+    """Fill `out` (uint8 [h, w, 3]) with the window (x0 y0 x1 y1, may be fractional) of `pixels`; antialiased triangle filter."""
+    height, width = pixels.shape[:2]
+    if tuple(window) != (0, 0, width, height):
+        resize_pil(out, pixels, window, flip)
+    elif out.shape == pixels.shape:
+        _write(out, pixels, flip)
+    elif flip or not out.flags.c_contiguous:
+        upright = np.empty(out.shape, np.uint8)
+        _resize_whole(upright, pixels)
+        _write(out, upright, flip)
+    else:
+        _resize_whole(out, pixels)
+
+
+def _resize_whole(out: Array, pixels: Array) -> None:
+    """torch's interpolate, written where it belongs: through the public function 0.24 ms an image instead of 0.08."""
+    owned = np.require(pixels, requirements=["C", "W"])  # PIL's arrays are read-only
+    given, result = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (owned, out))
+    torch.ops.aten._upsample_bilinear2d_aa.out(given, list(out.shape[:2]), False, None, None, out=result)
+
+
+def _write(out: Array, image: Array, flip: bool) -> None:
+    np.copyto(out, cv2.flip(image, 1) if flip else image)  # NumPy mirrors at a twentieth of OpenCV's speed

@@ -1,0 +1,1 @@
+"""The loaders of clips of videos, one a file."""

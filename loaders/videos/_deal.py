@@ -1,0 +1,158 @@
+"""Who decodes which clip of a batch: the device, or worker processes.
+
+A unit is a clip with those of its views that lie together in a batch. What the device's decoders are not exact for goes to the workers.
+Of the rest a worker that is free takes one that the device comes to only when the worker is done with it; what no worker has taken when a
+batch is begun is the device's. So both sides are busy but for the end of an epoch, and who decodes a clip changes neither its frames nor
+the order of batches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from contracts import Rows
+from loaders._workers import some
+from loaders.videos._worker import clips
+
+Array = np.ndarray[Any, Any]
+
+AHEAD = 256
+"""Batches that are opened before they are begun, at most, in search of work for the workers: each has to be drawn."""
+RECENT = 64
+"""Units of a side over which its time for one is a mean."""
+GUESS_S = {"worker": 0.5, "thread": 0.07}
+"""Seconds for one, until some are known: 16 frames of 1080p H.264, of which three times as many are decoded, on a core and on an engine."""
+GUESS_COUNTS = 4
+"""Units that the guess is worth."""
+AT_ONCE = 16
+"""Of these in one go, so that the device need not wait for the search."""
+EARLY = 1.5, 1.0, 3.0
+"""Workers' mean times for one between a worker's start and the moment its unit is needed: at first, at least, at most."""
+LATER, SOONER = 1.2, 0.999
+"""What that is multiplied by for a unit that had to be waited for, and for one that had not: some 1 in 200 has."""
+DENSE = 0.8
+"""Of the distance that the workers' rate allows between their units: so that it is never this that a worker waits for."""
+
+
+class Pace:
+    """How far ahead of the device workers begin, and how far apart: from the last units' seconds on both sides, and who waited for whom."""
+
+    def __init__(self, *, workers: int, threads: int) -> None:
+        self._hands = {"worker": workers, "thread": threads}
+        self._seconds = dict(GUESS_S)
+        self._known = dict.fromkeys(GUESS_S, GUESS_COUNTS)
+        self._early = EARLY[0]
+
+    def learn(self, side: str, seconds: float) -> None:
+        """`side`, "worker" or "thread", was busy with one unit for so long."""
+        self._known[side] += 1
+        self._seconds[side] += (seconds - self._seconds[side]) / min(self._known[side], RECENT)
+
+    def met(self, *, late: bool) -> None:
+        """The rest of its batch was there when a worker's unit was needed: was it too?"""
+        self._early = min(max(self._early * (LATER if late else SOONER), EARLY[1]), EARLY[2])
+
+    def rate(self, side: str) -> float:
+        """Units a second that all hands of a side do together."""
+        return self._hands[side] / max(self._seconds[side], 1e-9)
+
+    @property
+    def lead(self) -> float:
+        """Units between those that are begun and one that a worker may take."""
+        return self._early * self._seconds["worker"] * self.rate("thread")
+
+    @property
+    def apart(self) -> float:
+        """Units from one that a worker takes to the next, at least."""
+        return DENSE * (1 + self.rate("thread") / self.rate("worker"))
+
+
+@dataclass(slots=True, eq=False)
+class Unit:
+    """A clip of a batch."""
+
+    places: Array  # of its rows in the batch
+    able: bool  # whether the device's decoders are exact for it
+    taken: bool = False  # by a worker
+    done: Future[tuple[int, Any]] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    """A batch, and who decodes its units."""
+
+    rows: Rows
+    workers: tuple[Unit, ...]
+    device: tuple[Unit, ...]
+
+
+class Deal:
+    """Deals out the units of an epoch's batches. Batches are asked for by one thread, the workers' units by any.
+
+    `able`: bool, by sample, what the device's decoders are exact for. `pace`: None = workers get only what those are not.
+    """
+
+    def __init__(self, rows: Sequence[Rows], views: int, able: Array, pace: Pace | None) -> None:
+        self._rows, self._views, self._able, self._pace = rows, views, able, pace
+        self._lock = threading.Lock()
+        self._opened: deque[tuple[Rows, list[Unit]]] = deque()  # not yet begun
+        self._coming: deque[tuple[int, Rows, Unit]] = deque()  # that no worker was offered yet; its number in the epoch
+        self._next = self._numbered = self._begun = 0
+        self._last = float("-inf")
+
+    def batch(self) -> Dealt | None:
+        """The next one, which is begun by that; None behind the last."""
+        with self._lock:
+            if not self._opened and not self._open():
+                return None
+            rows, units = self._opened.popleft()
+            self._begun += len(units)
+            while self._coming and self._coming[0][0] < self._begun and self._coming[0][2].able:
+                self._coming.popleft()  # too late for a worker
+            device = tuple(unit for unit in units if unit.able and not unit.taken)
+            return Dealt(rows, tuple(unit for unit in units if unit.taken or not unit.able), device)
+
+    def unit(self) -> tuple[Rows, Unit] | None:
+        """The next one for a worker, with its rows; None = none for now. They come in the order of the batches."""
+        with self._lock:
+            for _ in range(AT_ONCE):
+                while self._coming:
+                    number, rows, unit = self._coming[0]
+                    its = some(rows, unit.places) if not unit.able or self._may_take(number) else None
+                    self._coming.popleft()
+                    if its is not None:
+                        unit.taken = True
+                        return its, unit
+                if len(self._opened) >= AHEAD or not self._open():
+                    break
+        return None
+
+    def _may_take(self, number: int) -> bool:
+        if self._pace is None:
+            return False
+        # however slow a worker seems, it gets some units: else nobody would see that it no longer is
+        lead = min(self._pace.lead, min(AHEAD, len(self._rows)) / 2 * self._numbered / max(self._next, 1))
+        due = max(self._begun + lead, self._last + self._pace.apart)
+        if number < due:
+            return False
+        self._last = max(due, number - 1)  # and not `number`: 2.3 apart would be 3
+        return True
+
+    def _open(self) -> bool:
+        """Look at one batch more; False behind the last."""
+        if self._next == len(self._rows):
+            return False
+        rows = self._rows[self._next]
+        units = [Unit(its, bool(self._able[rows.ids[its[0]]])) for its in clips(rows, self._views) if rows.valid[its[0]]]
+        self._next += 1
+        self._opened.append((rows, units))
+        self._coming.extend((self._numbered + i, rows, unit) for i, unit in enumerate(units))
+        self._numbered += len(units)
+        return True

@@ -1,0 +1,269 @@
+"""NVDEC through PyNvVideoCodec: frames of one file as surfaces on the device. PyAV reads the packets, so that its times are the manifest's.
+
+    Packets: seek to the key frame -> packets -> Annex B -> bytes and a table
+    Nvdec:   bytes -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
+
+NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have to ascend in that order, and
+in VP9 they are not looked at (Coming). What is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine
+could not decode well and made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from functools import cache
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from contracts import Mistake
+from dataset.videos.columns import CODECS
+from loaders import Undecodable
+from loaders.videos._packets import Clip, Group, before_turning, require
+from loaders.videos._planes import BT601, MATRICES, Picture
+from loaders.videos._reading import Read
+from loaders.videos._surfaces import nv12
+
+Array = np.ndarray[Any, Any]
+
+NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
+"""Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
+ROUNDED = 64
+"""Sides of a decoder's largest picture are multiples of it: NVIDIA's parser rounds them up to no more, and fewer decoders are made anew."""
+VIEWS = 16
+"""Of surfaces, that are kept of a decoder: it writes to few places in turns."""
+CLIP_TICKS, CLIPS = 1 << 44, 1024
+"""Labels of a clip are so many ticks below those of the clip before, and come again after so many: one that a clip that broke off has left
+in the decoder is larger than all of the next ones, and no picture gets it."""
+
+
+def import_codec() -> Any:
+    """PyNvVideoCodec, or a Mistake that says what is missing: it loads the driver's libraries when it is imported."""
+    try:
+        return import_module("PyNvVideoCodec")
+    except (ImportError, OSError, RuntimeError) as error:
+        why = str(error).strip().splitlines()[0]
+        raise Mistake(
+            f"--loader nvdec: PyNvVideoCodec cannot be used ({why}): pip install PyNvVideoCodec, in a container with "
+            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; or --loader pyav"
+        ) from None
+
+
+class Caps(NamedTuple):
+    """What the device's engines decode of one codec, 8 bits, 4:2:0."""
+
+    engines: int
+    least: tuple[int, int]  # height, width
+    most: tuple[int, int]
+    blocks: int  # of 16 x 16 pixels
+
+
+def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[str, Caps]:
+    """Codec -> Caps, of those of these that this device decodes. Raises Mistake."""
+    told = {name: _capability(codec, gpu, name) for name in names}
+    return {name: caps for name, caps in told.items() if caps is not None}
+
+
+@cache
+def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
+    """None = it does not decode it. Asked once, and of no codec that is not needed: each answer makes a CUDA context, and ends it."""
+    try:
+        caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, NAMES[name]))
+    except Exception as error:  # of PyNvVideoCodec's, which has no class of its own
+        raise Mistake(f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav") from error
+    if not caps["supported"]:
+        return None
+    least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))
+    return Caps(caps["num_decoder_engines"], least, most, caps["mb_num_max"])
+
+
+def within(caps: dict[str, Caps], columns: Any) -> Array:
+    """bool [n], whether the engines take files of this codec and size."""
+    upright = columns.rotation[:] % 180 == 0
+    height, width = (np.where(upright, a, b) for a, b in ((columns.height, columns.width), (columns.width, columns.height)))
+    good = np.zeros(len(columns.codec), bool)
+    for name, cap in caps.items():
+        fits = (height >= cap.least[0]) & (width >= cap.least[1]) & (height <= cap.most[0]) & (width <= cap.most[1])
+        good |= (columns.codec[:] == CODECS.index(name)) & fits & (-(-height // 16) * -(-width // 16) <= cap.blocks)
+    return good
+
+
+class Decoder:
+    """One session on an engine, used for any file of its codec of at most these sides. `stream` is raw, 0 for the default one.
+
+    Making one takes 0.3 s, and its pictures some 40 MB at 1080p; for a file of another size it is only set up anew.
+    """
+
+    def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
+        self._codec, self._views = codec, dict[tuple[int, int], torch.Tensor]()
+        self.height, self.width = (-(-side // ROUNDED) * ROUNDED for side in sides)
+        self._size = (0, 0)  # of the pictures of its last clip
+        try:
+            self._decoder = codec.CreateDecoder(
+                gpuid=gpu,
+                codec=getattr(codec.cudaVideoCodec, NAMES[name]),
+                cudacontext=0,  # the primary one, which is PyTorch's too
+                cudastream=stream,
+                usedevicememory=True,
+                maxwidth=self.width,
+                maxheight=self.height,
+                latency=codec.DisplayDecodeLatencyType.NATIVE,
+            )
+        except Exception as error:
+            raise _refused(error) from error
+
+    def begin(self, height: int, width: int) -> None:
+        """A clip of pictures that are coded in these sides, and not cropped."""
+        if self._size not in ((0, 0), (height, width)):
+            self._views.clear()  # the surfaces will be gone
+            try:
+                self._decoder.setReconfigParams(width, height)  # else it scales them to the size that it had before
+            except Exception as error:
+                raise _refused(error) from error
+        self._size = height, width
+
+    def feed(self, address: int, size: int, label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
+        """Decode a packet, `size` bytes from `address` on; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels.
+
+        A next call may overwrite them. They are written on the stream. A picture that is not to be shown is decoded for others' sake alone.
+        """
+        data = self._codec.PacketData()
+        data.bsl_data, data.bsl, data.pts, data.discardable = address, size, label, int(not shown)
+        return self._surfaces(data)
+
+    def finish(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """The surfaces that were still to come; after that it takes another clip."""
+        return self._surfaces(self._codec.PacketData())
+
+    def _surfaces(self, data: Any) -> Iterator[tuple[int, torch.Tensor]]:
+        try:
+            frames = self._decoder.Decode(data)  # without the interpreter's lock
+        except Exception as error:
+            raise _refused(error) from error
+        for frame in frames:
+            yield frame.getPTS(), self._view(frame)
+
+    def _view(self, frame: Any) -> torch.Tensor:
+        """DLPack takes 0.1 ms with the interpreter's lock; where a surface has been before, the view of it is at hand."""
+        place = frame.GetPtrToPlane(0), frame.framesize()
+        if place not in self._views:
+            if len(self._views) >= VIEWS:
+                self._views.clear()
+            self._views[place] = torch.from_dlpack(frame)
+        return self._views[place]
+
+
+def _refused(error: Exception) -> Undecodable:
+    """Of what PyNvVideoCodec raises, which has no class of its own: one line of its three."""
+    return Undecodable(next(iter(str(error).strip().splitlines()), type(error).__name__))
+
+
+def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
+    """What a decoder is kept by: its codec, and of HEVC by how much its coded sides are no multiples of 16, 0 or 8 each.
+
+    NVIDIA's parser rounds them up to multiples of 16, and tells of a new size only where these are others: 168 after 176 rows it would take
+    for 176. H.264's always are; VP9 it does not round.
+    """
+    return (name, height % 16, width % 16) if name == "hevc" else (name,)
+
+
+class Coming:
+    """Which frame each picture is that a decoder gives: all that were fed, each once, or none of the clip.
+
+    By its label; in VP9 by its place. There every packet shows one picture, in the order of decoding, but from a packet on that has another
+    one, which is not shown, the parser gives labels of the packet before, for a while.
+    """
+
+    def __init__(self, codec: str) -> None:
+        self.in_order = codec == "vp9"
+        self._frames = dict[int, int | None]()  # by label, as they were fed
+
+    def add(self, label: int, frame: int | None) -> None:
+        """A packet that is to be shown; None: nobody wants it."""
+        self._frames[label] = frame
+
+    def take(self, label: int) -> int | None:
+        """Raises Undecodable."""
+        label = next(iter(self._frames), label) if self.in_order else label
+        if label not in self._frames:
+            raise Undecodable("a picture has the label of another")
+        return self._frames.pop(label)
+
+    def end(self) -> None:
+        """Raises Undecodable where a packet has given no picture: those behind it may have had labels of others."""
+        if self._frames:
+            raise Undecodable("a picture is missing")
+
+
+class Nvdec:
+    """Gives frames of a file as surfaces. For one thread, whose current stream it writes on."""
+
+    def __init__(self, columns: Any, codec: Any, gpu: int, stream: int) -> None:
+        self._columns, self._codec, self._gpu, self._stream = columns, codec, gpu, stream
+        self._decoders: dict[tuple[Any, ...], Decoder] = {}
+        self._clips = 1
+        self.decoded = 0
+
+    def __call__(self, read: Read) -> Iterator[tuple[int, Picture, torch.Tensor]]:
+        """Each frame that Packets was asked for, once: its number, what its surface shows, and the surface, valid until the next one.
+
+        A surface has the coded sides, so that there may be more below and to the right than the picture that it shows.
+
+        Raises Undecodable.
+        """
+        clip: Clip = read.about
+        columns, sample = self._columns, clip.sample
+        picture = nv12(
+            *before_turning(columns, sample),
+            matrix=MATRICES.get(int(columns.matrix[sample]), BT601),
+            full_range=bool(columns.full_range[sample]),
+            turns=int(columns.rotation[sample]) // 90 % 4,
+        )
+        address, shown = read.data.ctypes.data, set[int]()
+        for group in clip.groups:
+            for frame, surface in self._group(clip, group, address):
+                if surface.shape != (clip.height * 3 // 2, clip.width) or surface.dtype != torch.uint8:
+                    raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
+                shown.add(frame)
+                yield frame, picture, surface
+            address += sum(size for size, _, _ in group.packets)
+        require(shown, clip.wanted)
+
+    def close(self) -> None:
+        self._decoders.clear()
+
+    def _group(self, clip: Clip, group: Group, address: int) -> Iterator[tuple[int, torch.Tensor]]:
+        self._clips = self._clips - 1 or CLIPS
+        codec = CODECS[self._columns.codec[clip.sample]]
+        base, coming = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0]), Coming(codec)
+        key = kept_by(codec, clip.height, clip.width)
+        try:
+            decoder = self._decoder(key, clip.height, clip.width)
+            for size, time, frame in group.packets:
+                self.decoded += 1
+                shown = coming.in_order or frame is not None or time > group.last
+                if shown:
+                    coming.add(base + time, frame)
+                for label, surface in decoder.feed(address, size, base + time, shown=shown):
+                    if (came := coming.take(label)) is not None:
+                        yield came, surface
+                address += size
+            for label, surface in decoder.finish():
+                if (came := coming.take(label)) is not None:
+                    yield came, surface
+            coming.end()
+        except BaseException:  # also when nobody asks for the rest
+            self._decoders.pop(key, None)
+            raise
+
+    def _decoder(self, key: tuple[Any, ...], height: int, width: int) -> Decoder:
+        decoder = self._decoders.get(key)
+        if decoder is None or decoder.height < height or decoder.width < width:
+            # as large as both need, so that sizes that alternate do not make one each time
+            sides = (height, width) if decoder is None else (max(decoder.height, height), max(decoder.width, width))
+            self._decoders.pop(key, None)
+            decoder = self._decoders[key] = Decoder(self._codec, self._gpu, key[0], self._stream, sides)
+        decoder.begin(height, width)
+        return decoder

@@ -1,0 +1,331 @@
+"""Clips of one batch from two sides at once: threads that decode on the device, and worker processes that decode on the CPU.
+
+    rows -> [deal] -> units -> [worker: read] -> [thread: decode, resize, normalise on a stream of its own] -> its rows of the batch's slot
+                            -> [worker: as loaders/videos/_worker.py] -> uint8 -> [copy, normalise] -> its rows of the same slot
+
+A unit is a clip with its views in a batch; _deal.py says who gets it, _reading.py reads, _pool.py has the workers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from contracts import Counts, Feed, Rows
+from loaders import Undecodable
+from loaders._staging import COPIES, DTYPES, Slot, Staged, Staging, sleeping_event
+from loaders._workers import some
+from loaders.videos._deal import Deal, Dealt, Pace, Unit
+from loaders.videos._planes import compile_kernels
+from loaders.videos._pool import Pool
+from loaders.videos._reading import Read, ReadAhead, ReadClip
+from loaders.videos._worker import LOST, REFUSED, Decoding, MakeReader, Told, count, reason, slot_shape, views_together
+from loaders.videos.exact import kind, notes
+from loaders.videos.pyav import Pyav
+
+Array = np.ndarray[Any, Any]
+
+LEAST_WINDOW = 3
+"""Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
+THREADS_A_CORE = 2
+"""Of the device's threads, with those that read for them: they keep less than that busy, but need it at once."""
+
+
+class Fills(Protocol):
+    """Decodes on the device, for one thread at a time, in which its stream is the current one."""
+
+    @property
+    def decoded(self) -> int:
+        """Frames that the decoder went through, so far."""
+
+    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+        """Fill out[place], of [B, T, H, W, 3], with the frames of these rows, which show the same ones, normalised. Raises Undecodable."""
+
+    def close(self) -> None: ...
+
+
+Normalise = Callable[[torch.Tensor], torch.Tensor]
+"""Grey levels [N, H, W, 3] -> what a batch holds, of the same shape."""
+MakeFills = Callable[[int, Normalise], Fills]
+"""(raw stream of the thread, 0 = none) -> Fills."""
+
+
+class Done(NamedTuple):
+    """Of a unit on the device."""
+
+    told: Told  # `lost` are places of the batch
+    written: torch.cuda.Event | None  # behind its last write
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Under way."""
+
+    dealt: Dealt
+    images: torch.Tensor  # [B, T, H, W, 3]
+    slot: Slot | None
+    jobs: list[Future[Done]] = field(default_factory=list)
+
+
+class _Thread:
+    """What one of the threads owns."""
+
+    def __init__(self, feed: Feed, backend: str, reads: ReadAhead, make: MakeFills, normalise: Normalise, stream: Any, able: Array) -> None:
+        self._backend, self._reads, self._normalise, self._stream = backend, reads, normalise, stream
+        self._able, self._columns = able, feed.columns
+        self._host = Decoding(feed, "pyav", Pyav, None)
+        self._fills = make(stream.cuda_stream if stream else 0, normalise)
+
+    def run(self, unit: Unit, batch: _Batch) -> Done:
+        if self._stream is None:
+            return Done(self._decode(batch.dealt.rows, unit, batch.images), None)
+        with torch.cuda.stream(self._stream):
+            assert batch.slot is not None
+            self._stream.wait_event(batch.slot.done)
+            told, written = self._decode(batch.dealt.rows, unit, batch.images), torch.cuda.Event()
+            written.record()
+            return Done(told, written)
+
+    def _decode(self, rows: Rows, unit: Unit, out: torch.Tensor) -> Told:
+        places, sample, began, before = unit.places, int(rows.ids[unit.places[0]]), time.monotonic(), self._fills.decoded
+        if not self._able[sample]:
+            told = self._by_pyav(sample, some(rows, places), places, out)
+        else:
+            try:
+                with self._reads.of(rows, unit) as read:
+                    self._fills(read, rows, places, out)
+                told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
+            except (Undecodable, OSError) as error:
+                told = self._by_pyav(sample, some(rows, places), places, out, refused=reason(self._backend, error))
+        return told._replace(seconds=time.monotonic() - began)
+
+    def _by_pyav(self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None) -> Told:
+        """Which has the last word on a file. `refused`: why the device's decoder could not."""
+        pixels = np.empty(slot_shape(rows), np.uint8)
+        told = self._host(rows, pixels.reshape(-1))
+        good = np.delete(np.arange(len(places)), told.lost)
+        for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
+            out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
+        sort = kind(self._columns, sample) + ("" if refused is None else REFUSED)
+        refusals = told.refusals | ({sort: refused} if refused is not None and len(good) else {})
+        return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals)
+
+    def close(self) -> None:
+        self._fills.close()
+
+
+Beside = tuple[str, MakeReader, MakeReader | None]
+"""Name of the CPU's reader, itself, and pyav unless it is pyav."""
+
+
+class MixedLoader(Staging):
+    """contracts.Loader, with ClipLoader's Counts: `fallbacks` are clips that the device's decoders are not exact for, or refused."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        backend: str,
+        make_read: Callable[[], ReadClip],
+        make_fills: MakeFills,
+        able: Array,
+        *,
+        threads: int,
+        beside: Beside | None = None,
+    ) -> None:
+        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips."""
+        compile_kernels()
+        rows = feed.plan.rows(0, 0)
+        self._views = views_together(rows[0]) if len(rows) else 1
+        units = len(rows[0]) // self._views if len(rows) else 1
+        self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
+        super().__init__(feed, window=self._window)
+        self.counts = Counts()
+        self.notes = notes(backend, feed.columns, able)
+        self._able = able
+        self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
+        self._pool: Pool | None = None
+        self._pace: Pace | None = None
+        # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who reads waits more than it works
+        self._reads = ReadAhead(feed, make_read, workers=min(threads, feed.workers) if beside else feed.workers, threads=threads)
+        if feed.workers and (beside or not able.all()):
+            name, own, other = beside or ("pyav", Pyav, None)
+            # the threads, and who reads for them, take cores too: with a worker on each of them both sides were slower than with fewer
+            workers = max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1) if beside else feed.workers
+            self._pace = Pace(workers=workers, threads=threads) if beside else None
+            self._pool = Pool(
+                lambda: Decoding(feed, name, own, other),
+                workers=workers,
+                slot_bytes=self._views * math.prod(feed.plan.sample_shape),
+                pinned=feed.device.type == "cuda" and feed.pinned,
+            )
+        # clips that workers have ready lie in batches far ahead; what counts is how many batches they would fill
+        self.in_flight = self._window + self._depth + (math.ceil(len(self._pool.slots) / max(units, 1)) if self._pool else 0)
+        streams = device_streams(feed.device, threads)
+        self._idle = [_Thread(feed, backend, self._reads, make_fills, self._levels, stream, able) for stream in streams]
+        self._all = list(self._idle)
+        self._threads = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
+
+    def close(self) -> None:
+        self._reads.stop()
+        if self._pool is not None:
+            self._pool.stop()
+        super().close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for thread in self._all:
+            thread.close()
+        self._reads.close()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        # without workers the threads decode everything, what their decoders are not exact for by pyav
+        deal = Deal(rows, self._views, self._able if self._pool else np.ones_like(self._able), self._pace)
+        self._stager.wait_for_copies()
+        self._release(0)
+        self._reads.begin()
+        if self._pool is not None:
+            self._pool.serve(deal.unit)
+        under_way: deque[_Batch] = deque()
+        try:
+            while True:
+                while len(under_way) < self._window and (dealt := deal.batch()) is not None:
+                    under_way.append(self._begin(dealt))
+                if not under_way:
+                    return
+                yield self._finish(under_way[0])
+                under_way.popleft()
+        finally:
+            for batch in under_way:
+                for job in batch.jobs:
+                    job.cancel()
+            for batch in under_way:
+                for job in batch.jobs:
+                    if not job.cancelled():
+                        job.exception()  # waits: it writes into a slot
+
+    def _begin(self, dealt: Dealt) -> _Batch:
+        shape = torch.Size(slot_shape(dealt.rows))
+        if self._feed.device.type == "cuda":
+            slot = self._stager.take(shape)
+            assert slot.images is not None
+            batch = _Batch(dealt, slot.images, slot)
+        else:
+            batch = _Batch(dealt, torch.zeros(shape, dtype=DTYPES[self._feed.pixels.dtype]), None)
+        self._reads.add(dealt.rows, dealt.device)
+        batch.jobs = [self._threads.submit(self._run, unit, batch) for unit in dealt.device]
+        if self._pool is not None:
+            self._pool.fill()
+        return batch
+
+    def _run(self, unit: Unit, batch: _Batch) -> Done:
+        """In one of the threads, of which there are as many as things for them to own."""
+        thread = self._idle.pop()
+        try:
+            return thread.run(unit, batch)
+        finally:
+            self._idle.append(thread)
+
+    def _finish(self, batch: _Batch) -> Staged:
+        """Wait for all of its units."""
+        stream, rows = self._stager.stream, batch.dealt.rows
+        valid = rows.valid.copy()
+        units: list[Told] = []
+        for job in batch.jobs:
+            told, written = job.result()
+            self._learn("thread", told)
+            units.append(told)
+            valid[told.lost] = False
+            if written is not None and stream is not None:
+                stream.wait_event(written)
+        for unit in batch.dealt.workers:
+            if self._pace is not None:
+                self._pace.met(late=not unit.done.done())
+            assert self._pool is not None, "there are workers, unless the device can decode everything"
+            slot, told = self._pool.result(unit)
+            self._place(slot, unit, batch)
+            self._learn("worker", told)
+            left_out = unit.places[told.lost]
+            samples = rows.ids[np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)].tolist()
+            unable = [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]]
+            # the device was not asked for these: who decodes them on the CPU, and why, is no news
+            lost = {sort: why for sort, why in told.refusals.items() if sort.endswith(LOST)}
+            units.append(told._replace(fallbacks=unable, refusals=lost) if unable else told)
+            valid[left_out] = False
+        staged = self._staged_batch(batch, valid)
+        staged.count = partial(count, self, units)
+        return staged
+
+    def _learn(self, side: str, told: Told) -> None:
+        if self._pace is not None:
+            self._pace.learn(side, told.seconds)
+
+    def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:
+        """Bring what a worker has decoded to its rows on the device."""
+        assert self._pool is not None
+        shape = slot_shape(some(batch.dealt.rows, unit.places))
+        pixels = torch.from_numpy(self._pool.slots[slot][: np.prod(shape)].reshape(shape))
+        if batch.slot is None:
+            for place, clip in zip(unit.places.tolist(), pixels, strict=True):
+                batch.images[place] = self._levels(clip)
+            self._pool.release(slot)
+            return
+        assert self._stager.stream is not None and batch.slot.bytes_ is not None
+        with torch.cuda.stream(self._stager.stream):
+            self._stager.stream.wait_event(batch.slot.done)
+            for place, clip in zip(unit.places.tolist(), pixels, strict=True):
+                batch.slot.bytes_[place].copy_(clip, non_blocking=True)  # page-locked, or else it waits
+            self._copied.append((sleeping_event(), slot))
+            self._copied[-1][0].record()
+            for place in unit.places.tolist():
+                batch.images[place].copy_(self._levels(batch.slot.bytes_[place]))
+        self._release(COPIES)
+
+    def _release(self, left: int) -> None:
+        """Give slots back to the workers, once no more than so many are still being copied."""
+        while self._copied and (len(self._copied) > left or self._copied[0][0].query()):
+            copied, slot = self._copied.popleft()
+            copied.synchronize()
+            assert self._pool is not None
+            self._pool.release(slot)
+
+    def _levels(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Normalise."""
+        return self._stager.normalise(pixels).movedim(1, -1)
+
+    def _staged_batch(self, batch: _Batch, valid: Array) -> Staged:
+        rows, images = batch.dealt.rows, batch.images.movedim(-1, 1)
+        if batch.slot is None:
+            return Staged(self._stager.batch(images, rows, valid))
+        ready = torch.cuda.Event()
+        assert self._stager.stream is not None
+        with torch.cuda.stream(self._stager.stream):
+            self._stager.stream.wait_event(batch.slot.done)
+            made = self._stager.batch(images, rows, valid)
+            ready.record()
+        return Staged(made, ready, batch.slot.done)
+
+
+_streams: dict[torch.device, list[Any]] = {}
+
+
+def device_streams(device: torch.device, count: int) -> list[Any]:
+    """The threads' streams, the same for every loader: cuBLAS keeps 32 MiB for each stream that it has ever run on. None on a CPU."""
+    if device.type != "cuda":
+        return [None] * count
+    kept = _streams.setdefault(device, [])
+    kept += [torch.cuda.Stream(device) for _ in range(count - len(kept))]
+    return kept[:count]
+
+
+def _enter(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)

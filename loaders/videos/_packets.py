@@ -1,0 +1,203 @@
+"""The packets of a file that show a clip's frames, for decoders on the device: from the key frame on, by the times of the manifest.
+
+seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that are needed, each with its frame
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+from av.bitstream import BitStreamFilterContext
+from av.error import FFmpegError
+
+from dataset.videos.columns import CODECS
+from dataset.videos.container import open_video
+from dataset.videos.heads import Sides, pictures, sides, vp9_size
+from loaders import Undecodable
+from loaders.videos._reading import Read
+from loaders.videos.pyav import HASTY, Run
+
+FILTERS = {codec: (f"{codec}_mp4toannexb", f"{codec}_metadata=crop_right=0:crop_bottom=0") for codec in ("h264", "hevc")}
+"""FFmpeg's bitstream filters. NVDEC's parser takes start codes, and the parameter sets in front of a key frame. By the other one pictures
+are displayed as they are coded, with the rows and columns that fill the last blocks: who keeps a decoder for files of many sizes does not
+notice that two of them are coded alike and displayed otherwise."""
+
+
+class Filters:
+    """They, for the packets of one run from a key frame on. Only parameter sets are changed, which come with key frames."""
+
+    def __init__(self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None) -> None:
+        """`out`: becomes a stream of what is filtered."""
+        self._known = codec in FILTERS
+        if self._known:
+            annex_b, uncropped = FILTERS[codec]
+            self._keys = BitStreamFilterContext(f"{annex_b},{uncropped}", in_stream=stream, out_stream=out)
+            self._others = BitStreamFilterContext(annex_b, in_stream=stream)
+
+    def __call__(self, packet: av.Packet[Any]) -> list[av.Packet[Any]]:
+        """Takes what is in the packet."""
+        if not self._known:
+            return [packet]
+        return (self._keys if packet.is_keyframe else self._others).filter(packet)
+
+
+class Group(NamedTuple):
+    """Packets from one key frame on: bytes, time and, where it is wanted, frame of each, in the order of decoding; the last wanted time."""
+
+    packets: list[tuple[int, int, int | None]]
+    last: int
+
+
+class Clip(NamedTuple):
+    """What loaders.videos._reading.Read says of a clip's packets: which sample it is of, its coded sides, and its groups."""
+
+    sample: int
+    height: int
+    width: int
+    groups: list[Group]
+
+    @property
+    def wanted(self) -> set[int]:
+        """The frames that its packets show and that are wanted."""
+        return {frame for group in self.groups for _, _, frame in group.packets if frame is not None}
+
+
+def require(found: set[int], frames: Collection[int]) -> None:
+    """Raise Undecodable unless all of `frames` were found."""
+    if left := {*frames} - found:
+        raise Undecodable(f"{len(left)} of {len(frames)} frames did not come")
+
+
+def before_turning(columns: Any, sample: int) -> tuple[int, int]:
+    """Height and width of a file's pictures, cropped but not turned."""
+    height, width = int(columns.height[sample]), int(columns.width[sample])
+    return (height, width) if columns.rotation[sample] % 180 == 0 else (width, height)
+
+
+class Size:
+    """Sees that all pictures of a clip are as large as the manifest says, at the top left of what is coded."""
+
+    def __init__(self, columns: Any, sample: int, context: Any) -> None:
+        """`context`: of the stream."""
+        self._codec, self._context, self._shown = CODECS[columns.codec[sample]], context, before_turning(columns, sample)
+        self.coded = context.height, context.width
+        """Height and width, once it has seen a key frame."""
+
+    def see(self, packet: av.Packet[Any]) -> None:
+        """A key frame before its filters; of VP9 any packet, since any picture may be of another size. Raises Undecodable."""
+        if self._codec == "vp9":
+            found = [Sides(size, size) for picture in pictures(memoryview(packet)) if (size := vp9_size(picture)) is not None]
+        else:
+            found = [sides(self._codec, self._context.extradata, memoryview(packet))]
+        for displayed, self.coded in found:
+            if displayed != self._shown:
+                raise Undecodable(f"pictures are of {displayed} pixels, its file said {self._shown}")
+
+    def see_filtered(self, packet: av.Packet[Any]) -> None:
+        """The same, behind them, where only what is cropped at the left and the top is still cropped. Raises Undecodable."""
+        if self._codec in FILTERS and sides(self._codec, None, memoryview(packet)) != (self.coded, self.coded):
+            raise Undecodable("it is cropped at the left or the top, or pictures change their size")
+
+
+class Packets:
+    """loaders.videos._reading.ReadClip: the packets that NVDEC needs to show the frames, one behind the other."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = columns
+        av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
+        groups, data, codec = list[Group](), list[bytes](), CODECS[self._columns.codec[sample]]
+        with reading(self._columns, sample, path) as (run, stream):
+            assert stream.codec_context is not None  # as Run has seen
+            size = Size(self._columns, sample, stream.codec_context)
+            for wanted in wanted_together(self._columns, sample, run, frames):
+                group = Group([], max(wanted))
+                for packet, time, frame in chosen(run, codec, wanted, Filters(codec, stream), size):
+                    data.append(bytes(packet))
+                    group.packets.append((len(data[-1]), time, frame))
+                groups.append(group)
+            require({frame for group in groups for _, _, frame in group.packets if frame is not None}, frames)
+            clip = Clip(sample, *size.coded, groups)
+        return Read(np.frombuffer(b"".join(data), np.uint8), clip)
+
+
+@contextmanager
+def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[Run, av.VideoStream]]:
+    """An open file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
+    try:
+        with open_video(path, known=True) as container:
+            run = Run(container, columns, sample, HASTY)
+            stream = container.streams[int(columns.stream[sample])]
+            assert isinstance(stream, av.VideoStream)  # as Run has seen
+            yield run, stream
+    except (FFmpegError, ValueError) as error:  # Undecodable is one
+        raise Undecodable(str(error)) from error
+
+
+def wanted_together(columns: Any, sample: int, run: Run, frames: list[int]) -> Iterator[dict[int, int]]:
+    """Time -> frame, of each group that a key frame begins."""
+    pts = columns.pts(sample)
+    for together in run.split(frames):
+        yield {int(pts[frame]): frame for frame in together}
+
+
+def chosen(
+    run: Run, codec: str, wanted: dict[int, int], filters: Callable[[Any], list[Any]], size: Size
+) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
+    """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the order of decoding.
+
+    From the key frame on until the last wanted one; without those that no picture is made from, where H.264 says so. Raises Undecodable.
+    Parts that an edit list shows in another order than the file has them, or twice, are refused: what it cuts away at their ends has times
+    of others.
+    """
+    begin, left, started = min(wanted), len(wanted), False
+    latest, place = begin, 0
+    sync = run.seek(wanted[begin])
+    for packet in run.packets(sync, begin):
+        if packet.is_corrupt or packet.pts is None:
+            raise Undecodable("damaged")
+        time, its_place = packet.pts, packet.pos if packet.pos is not None else place
+        if started and packet.is_keyframe and (time <= latest or its_place < place):
+            raise Undecodable("an edit list shows its parts in another order")
+        latest, place = max(latest, time) if started else time, its_place
+        frame = None if packet.is_discard else wanted.get(time)
+        left -= frame is not None
+        key = packet.is_keyframe
+        if key or codec == "vp9":
+            size.see(packet)
+        for single in filters(packet):
+            head = kinds(single, codec)
+            if not started and "parameters" not in head:
+                raise Undecodable("its key frame comes without parameter sets")
+            if key and "parameters" in head:
+                size.see_filtered(single)
+            started = True
+            if frame is not None or "disposable" not in head:
+                yield single, time, frame
+        if not left:
+            return
+
+
+def kinds(packet: Any, codec: str) -> set[str]:
+    """What is in front of a packet: parameter sets that its pictures need, and a picture that no other one is made from."""
+    data, found = memoryview(packet), set[str]()
+    if codec == "vp9":  # has none
+        return {"parameters"}
+    head = bytes(data[:4096])
+    at = head.find(b"\0\0\1")
+    while 0 <= at < len(head) - 3:
+        unit = head[at + 3]
+        number = unit & 31 if codec == "h264" else unit >> 1 & 63
+        if number == (7 if codec == "h264" else 33):
+            found.add("parameters")
+        elif number in (1, 5) if codec == "h264" else number < 32:
+            if codec == "h264" and not unit >> 5 & 3:
+                found.add("disposable")
+            break
+        at = head.find(b"\0\0\1", at + 3)
+    return found

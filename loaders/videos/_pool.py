@@ -1,0 +1,182 @@
+"""Worker processes that read or decode one unit of rows at a time, each the next one as soon as it is free: done in any order.
+
+    source() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
+
+loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here it is decided when one is free.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from contracts import Mistake, Rows
+from loaders._workers import Shared, Work, begin_worker
+from processes import Stop, starting
+
+Array = np.ndarray[Any, Any]
+
+QUEUED = 2
+"""Units that wait for a worker, so that none waits for this process."""
+SLOTS = 4
+"""Slots a worker: one that it fills, and those of units that wait for their batch, as they are begun early (_deal.EARLY)."""
+LOOK_S = 0.2
+"""How often whoever waits looks whether it is in vain."""
+
+
+class Given(Protocol):
+    """What a source has for a worker: it is answered by `done`."""
+
+    done: Future[tuple[int, Any]]
+
+
+Source = Callable[[], tuple[Rows, Given] | None]
+"""What to do next; None = nothing now."""
+
+
+class Pool:
+    """A slot, `slots[i]`, belongs to its unit until it is released."""
+
+    def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool, slots: int | None = None) -> None:
+        """`slots`: how many; default SLOTS for each worker, and one for each unit that waits for a worker."""
+        self._limit = workers + QUEUED
+        self._memory = Shared(slots or SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
+        self._free = deque(range(len(self.slots)))
+        self._lock, self._stop = threading.RLock(), Stop()
+        self._source: Source | None = None
+        self._sequence, self._running = 0, 0
+        self._unused: set[int] = set()  # slots whose unit is done, and has not been released
+        self._broken: BaseException | None = None
+        start = make_work, self._memory, self._stop, os.getpid()
+        with starting(self._stop, f"--workers {workers}"):
+            self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, start)
+            self._executor.submit(_ready)  # forks all of them
+        self._memory.pin()
+
+    @property
+    def slots(self) -> Array:
+        """uint8 [slots, bytes]."""
+        return self._memory.slots
+
+    @property
+    def pinned(self) -> bool:
+        """Whether slots are page-locked."""
+        return self._memory.pinned
+
+    def serve(self, source: Source) -> None:
+        """Do what this one has, in place of the one before. Nothing may read the slots of the units before."""
+        with self._lock:
+            self._sequence += 1
+            self._free.extend(self._unused)
+            self._unused.clear()
+            self._source = source
+        self.fill()
+
+    def fill(self) -> None:
+        """Give the workers what there is to do: to be called when the source may have something new. A unit that is done calls it too."""
+        with self._lock:
+            while self._source is not None and self._running < self._limit and self._free and not self._stop.said:
+                if (found := self._source()) is None:
+                    return
+                rows, unit = found
+                slot = self._free.popleft()
+                try:
+                    job = self._executor.submit(_do, rows, slot)
+                except RuntimeError as error:  # a worker has died
+                    self._give_up(error)
+                    return
+                self._running += 1
+                job.add_done_callback(partial(self._done, unit, slot, self._sequence))
+
+    def result(self, unit: Given) -> tuple[int, Any]:
+        """What the unit was answered with. Raises what its work has raised, and Mistake when a worker was killed.
+
+        RuntimeError when no worker will come to it any more because all were told to end.
+        """
+        while not wait([unit.done], LOOK_S).done and self._broken is None and not self._stop.said:
+            pass
+        try:
+            if unit.done.done():
+                return unit.done.result()
+            raise self._broken or RuntimeError("the workers were told to end")
+        except BrokenExecutor:
+            raise Mistake(
+                "a worker process for clips was killed, as the system does when memory is short: fewer --workers need less"
+            ) from None
+
+    def release(self, slot: int) -> None:
+        """Nothing reads it any more."""
+        with self._lock:
+            self._unused.remove(slot)
+            self._free.append(slot)
+        self.fill()
+
+    def stop(self) -> None:
+        """Tell the workers to end, whatever they wait for; whoever waits for a unit then meets an error within seconds."""
+        self._stop.now()
+
+    def close(self) -> None:
+        """End the worker processes. Then give the memory back."""
+        self.stop()
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        self._memory.close()
+
+    def _give_up(self, error: BaseException) -> None:
+        self._broken = self._broken or error
+        self._stop.now()
+
+    def _done(self, unit: Given, slot: int, sequence: int, job: Future[Any]) -> None:
+        """In a thread of the executor's. Where a worker has died it holds a lock that `submit` takes (Python 3.12): then none of ours."""
+        if job.cancelled():
+            return
+        error = job.exception()
+        if isinstance(error, BrokenExecutor):
+            self._give_up(error)
+            unit.done.set_exception(error)
+            return
+        try:
+            with self._lock:
+                self._running -= 1
+                if error is None and sequence == self._sequence:
+                    self._unused.add(slot)
+                else:
+                    self._free.append(slot)
+            if error is None:
+                unit.done.set_result((slot, job.result()))
+            else:
+                unit.done.set_exception(error)
+            self.fill()
+        except BaseException as mistake:  # of the source: nobody would hear of it here
+            self._give_up(mistake)
+
+
+_work: Work | None = None  # of a worker process
+_make: Callable[[], Work] | None = None
+_memory: Shared | None = None
+
+
+def _enter(make_work: Callable[[], Work], memory: Shared, stop: Stop, parent: int) -> None:
+    global _make, _memory
+    _make, _memory = make_work, memory
+    begin_worker(stop, parent)
+
+
+def _ready() -> None:
+    pass
+
+
+def _do(rows: Rows, slot: int) -> Any:
+    """Makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
+    global _work
+    assert _make is not None and _memory is not None
+    if _work is None:
+        _work = _make()
+    return _work(rows, _memory.slots[slot])

@@ -1,0 +1,127 @@
+"""What the device's decoders need of a clip's file, read ahead of them by worker processes.
+
+    units, in their order -> [worker: check the file, read] -> a slot of shared memory -> [one of the device's threads: decode]
+
+In those threads each packet would take the interpreter's lock some five times, and the training step's launches would wait for it as often.
+Storage that is slow, or hangs, holds up a process that can be ended. Without workers the threads read for themselves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from contracts import Feed, Rows
+from loaders._workers import some
+from loaders.videos._deal import Unit
+from loaders.videos._pool import Pool
+from loaders.videos._worker import checked
+
+Array = np.ndarray[Any, Any]
+
+MOST_BYTES = 64 << 20
+"""Of a slot. What is larger comes through a pipe, more slowly."""
+
+
+class Read(NamedTuple):
+    """Of one clip."""
+
+    data: Array  # uint8
+    about: Any  # what the reader says of it
+
+
+ReadClip = Callable[[int, bytes, list[int]], Read]
+"""(sample, path, frames: ascending, each once) -> Read. Without workers several threads share one. Raises Undecodable and OSError."""
+
+
+class _Told(NamedTuple):
+    """Of a worker: `large` is what had no room in the slot."""
+
+    size: int
+    large: Array | None
+    about: Any
+
+
+class _Reading:
+    """loaders._workers.Work, for the rows of one unit."""
+
+    def __init__(self, source: Any, make: Callable[[], ReadClip]) -> None:
+        self._source, self._read = source, make()
+
+    def clip(self, rows: Rows) -> Read:
+        assert rows.frames is not None, "a plan of clips says which frames"
+        sample = int(rows.ids[0])
+        return self._read(sample, checked(self._source, sample), np.unique(rows.frames).tolist())
+
+    def __call__(self, rows: Rows, slot: Array) -> _Told:
+        data, about = self.clip(rows)
+        if len(data) > len(slot):
+            return _Told(0, data, about)
+        slot[: len(data)] = data
+        return _Told(len(data), None, about)
+
+
+class ReadAhead:
+    """`make` makes what reads, in the process that does it. `threads`: how many take clips at the same time."""
+
+    def __init__(self, feed: Feed, make: Callable[[], ReadClip], *, workers: int, threads: int) -> None:
+        make_work = partial(_Reading, feed.source, make)
+        self._own = None if workers else make_work()
+        self._coming: deque[tuple[Rows, Unit]] = deque()
+        self._pool: Pool | None = None
+        if workers:
+            self._pool = Pool(
+                make_work,
+                workers=workers,
+                slots=2 * threads + workers,  # that threads decode from, that wait for them, that workers fill
+                slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
+                pinned=False,
+            )
+
+    def begin(self) -> None:
+        """A new sequence; nobody is inside `of` any more."""
+        self._coming = deque()
+        if self._pool is not None:
+            self._pool.serve(self._next)
+
+    def add(self, rows: Rows, units: Sequence[Unit]) -> None:
+        """Of a batch; they are read in this order."""
+        if self._pool is not None:
+            self._coming.extend((rows, unit) for unit in units)
+            self._pool.fill()
+
+    @contextmanager
+    def of(self, rows: Rows, unit: Unit) -> Iterator[Read]:
+        """What was read of a unit of a batch, valid inside. Raises what reading has raised."""
+        if self._own is not None:
+            yield self._own.clip(some(rows, unit.places))
+            return
+        assert self._pool is not None
+        slot, (size, large, about) = self._pool.result(unit)
+        unit.done = Future()  # it would hold what is large until its batch is over
+        try:
+            yield Read(self._pool.slots[slot][:size] if large is None else large, about)
+        finally:
+            self._pool.release(slot)
+
+    def stop(self) -> None:
+        """Tell the workers to end; whoever waits for one then meets an error within seconds."""
+        if self._pool is not None:
+            self._pool.stop()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.close()
+
+    def _next(self) -> tuple[Rows, Unit] | None:
+        coming = self._coming
+        if not coming:
+            return None
+        rows, unit = coming.popleft()
+        return some(rows, unit.places), unit

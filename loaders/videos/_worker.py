@@ -1,0 +1,256 @@
+"""What the loaders of clips share: for which files a backend is exact, the work of a worker process, and the loader around it.
+
+    rows -> [worker: decode each clip's frames in one go, resize, flip] -> uint8 [B, T, H, W, 3] in shared memory -> device
+
+A file that a backend is not known to be exact for, or that it refuses, is decoded by pyav in the same worker.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from contracts import Counts, Feed, Mistake, Rows
+from dataset.manifest import printable
+from dataset.sources.folder import MEND
+from loaders import Undecodable
+from loaders._staging import Staged, Staging
+from loaders._workers import Workers
+from loaders.videos._planes import Fitter, Picture, compile_kernels
+from loaders.videos.exact import exact, kind, notes
+
+Array = np.ndarray[Any, Any]
+
+
+CROPS = 3
+"""Most rows in a row that are looked at for the same frames: crops of one clip, in a validation."""
+
+
+def passed(keys: Array, frames: Array) -> int:
+    """Frames that a decoder goes through for `frames` (ascending): from the last key frame, or from the wanted frame before it.
+
+    `keys`: bool [F], which frames of the file are key frames.
+    """
+    key = np.flatnonzero(keys)
+    begins = key[np.maximum(np.searchsorted(key, frames, side="right") - 1, 0)] if len(key) else np.zeros_like(frames)
+    before = np.concatenate([[-1], frames[:-1]])
+    before[0] = min(begins[0], frames[0]) - 1
+    return int(np.maximum(np.minimum(frames - before, frames - begins + 1), 1).sum())
+
+
+class Reader(Protocol):
+    """Decodes frames of one file. Made in the worker process that uses it.
+
+    One that leaves out frames which no wanted one is made from counts those that it decodes for a clip as `decoded`.
+    """
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+        """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises Undecodable.
+
+        A picture is valid until the next one is asked for.
+        """
+
+
+def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> None:
+    """Raise Undecodable unless the times that a reader has for these frames are the manifest's, to less than half a step."""
+    pts, tick = columns.pts(sample), columns.time_base_num[sample] / columns.time_base_den[sample]
+    step = np.diff(pts).min(initial=1 << 30) * tick
+    apart = np.abs(seconds - pts[frames] * tick)
+    if not (apart < step / 2).all():
+        raise Undecodable(f"frame {frames[int(apart.argmax())]} is {apart.max():.3f} s from its place")
+
+
+MakeReader = Callable[[Any], Reader]
+"""columns -> Reader."""
+
+
+REFUSED = ", refused"
+"""Ends the sort of a file that a backend should decode, and could not, or had other times for its frames."""
+LOST = ", lost"
+"""Ends the sort of one that pyav could not decode either."""
+REASON = 200
+"""Characters of a reason that are told."""
+
+
+def reason(backend: str, error: Exception) -> str:
+    """Why a backend refused a file, on one line."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return f"{backend}: {printable(said.encode('utf-8', 'surrogatepass'))[:REASON]}"
+
+
+class Told(NamedTuple):
+    """What a worker says of a part."""
+
+    lost: list[int]  # places of the rows that failed, in the part
+    fallbacks: list[str]  # sorts of file that pyav decoded instead, one entry a clip
+    decoded: int  # frames that a decoder went through
+    delivered: int
+    seconds: float  # that it took
+    refusals: dict[str, str]  # of sorts that end in REFUSED or LOST: why, of the first clip
+
+
+def count(loader: Any, parts: Sequence[Told]) -> None:
+    """Into the loader's Counts, once a batch of these parts is handed over."""
+    counts = loader.counts
+    for told in parts:
+        counts.decoded, counts.delivered = counts.decoded + told.decoded, counts.delivered + told.delivered
+        counts.fallbacks.update(told.fallbacks)
+        counts.refusals = told.refusals | counts.refusals
+
+
+class ClipLoader(Staging):
+    """contracts.Loader, with Counts: pyav is the other decoder, what was refused ends in REFUSED or LOST, frames are counted by passed().
+
+    `notes`: what is known of that before training.
+    """
+
+    def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
+        super().__init__(feed)
+        compile_kernels()
+        self.counts = Counts()
+        able = exact(backend, feed.columns, np.arange(len(feed.columns)))
+        self.notes = notes(backend, feed.columns, able)
+        rows, plan = feed.plan.rows(0, 0), feed.plan
+        self._workers = Workers(
+            lambda: Decoding(feed, backend, make_reader, make_pyav),
+            workers=feed.workers,
+            batch_size=plan.batch_size,
+            part_bytes=lambda rows: rows * math.prod(plan.sample_shape),
+            part_rows=views_together(rows[0]) if len(rows) else 1,
+            pinned=feed.device.type == "cuda" and feed.pinned,
+        )
+        self.in_flight = self._workers.in_flight + 2
+
+    def close(self) -> None:
+        self._workers.stop()
+        super().close()
+        self._workers.close()
+
+    def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
+        self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
+        for slot, its_rows, parts in self._workers.run(rows):
+            shape = slot_shape(its_rows)
+            pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
+            valid = its_rows.valid.copy()
+            for part, told in enumerate(parts):
+                valid[[part * self._workers.part_rows + place for place in told.lost]] = False
+            # not by the ids of what failed: another clip of the same video is as good as in a batch of its own
+            staged = self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
+            staged.count = partial(count, self, parts)
+            yield staged
+
+
+def slot_shape(rows: Rows) -> tuple[int, ...]:
+    """B, T, H, W, 3 of what these rows become."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    height, width = (int(side) for side in rows.sizes.max(axis=0))
+    return (*rows.frames.shape, height, width, 3)
+
+
+def views_together(rows: Rows) -> int:
+    """Most rows in a row that show the same frames: such views of a clip should meet in one worker."""
+    return max(len(places) for places in clips(rows, CROPS))
+
+
+def clips(rows: Rows, views: int) -> list[Array]:
+    """Places of neighbours that show the same frames of one sample, at most `views` together: a batch may begin in the middle of a clip."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    same = (rows.ids[1:] == rows.ids[:-1]) & (rows.valid[1:] == rows.valid[:-1]) & (rows.frames[1:] == rows.frames[:-1]).all(axis=1)
+    found = np.split(np.arange(len(rows)), np.flatnonzero(~same) + 1)
+    return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
+
+
+def checked(source: Any, sample: int) -> bytes:
+    """The path of a file that is as the manifest says, `read_delay_s` later than the storage told. Raises Mistake."""
+    path: bytes = source.path(sample)
+    try:
+        size = os.stat(path).st_size
+    except FileNotFoundError:
+        raise Mistake(f"a file of --data is gone: {printable(path)}; {MEND}") from None
+    source.check(sample, size)
+    if source.read_delay_s:
+        time.sleep(source.read_delay_s)
+    return path
+
+
+class Decoding:
+    """In a worker: rows -> part of a slot; tells what became of them.
+
+    Rows that are padding or fail leave their place as it was: _staging.py blackens it.
+    """
+
+    def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
+        self._feed, self._backend = feed, backend
+        self._own = make_reader(feed.columns)
+        self._pyav = None if make_pyav is None else make_pyav(feed.columns)
+
+    def __call__(self, rows: Rows, slot: Array) -> Told:
+        assert rows.frames is not None
+        shape = slot_shape(rows)
+        out, lost, decoded, delivered = slot[: np.prod(shape)].reshape(shape), list[int](), 0, 0
+        fell_back, refusals, began = list[str](), dict[str, str](), time.monotonic()
+        clips = defaultdict[tuple[int, bytes], list[int]](list)
+        for place in np.flatnonzero(rows.valid).tolist():
+            clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
+        for (sample, _), same in clips.items():
+            places = np.array(same)
+            try:
+                sorts, passed_through = self._decode(sample, rows, places, out, refusals)
+                fell_back += sorts
+                decoded += passed_through
+                delivered += rows.frames[places].size
+            except (Undecodable, OSError) as error:
+                lost += same
+                refusals.setdefault(kind(self._feed.columns, sample) + LOST, reason("pyav", error))
+        return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
+
+    def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> tuple[list[str], int]:
+        """Fill the places of a sample. Returns the sort of file, once for each, if pyav did it, which has the last word; frames decoded."""
+        path, refused = checked(self._feed.source, sample), None
+        if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
+            try:
+                return [], self._fill(self._own, sample, path, rows, places, out)
+            except Undecodable as error:
+                if self._pyav is None:
+                    raise
+                refused = reason(self._backend, error)
+        assert self._pyav is not None, "pyav is exact for everything"
+        decoded = self._fill(self._pyav, sample, path, rows, places, out)
+        sort = kind(self._feed.columns, sample)
+        if refused is not None:
+            sort += REFUSED
+            refusals.setdefault(sort, refused)
+        return [sort] * len(places), decoded
+
+    def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> int:
+        """Decode what the views of a clip need in one go, and bring each frame to each view that shows it. Returns the frames decoded."""
+        assert rows.frames is not None
+        shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for i in places.tolist():
+            for t, frame in enumerate(rows.frames[i].tolist()):
+                shown[frame].append((i, t))
+        columns, came = self._feed.columns, 0
+        displayed = int(columns.height[sample]), int(columns.width[sample])
+        fitters: dict[Any, Fitter] = {}
+        for frame, picture in reader(sample, path, sorted(shown)):
+            came += 1
+            if picture.shape != displayed:
+                raise Undecodable(f"a frame has {picture.shape} pixels, its file said {displayed}")
+            for i, t in shown[frame]:
+                height, width = rows.sizes[i].tolist()
+                which = i, picture.layout
+                if which not in fitters:
+                    fitters[which] = Fitter(picture, rows.regions[i], rows.windows[i], (height, width), bool(rows.flips[i]))
+                fitters[which].fill(out[i, t, :height, :width], picture)
+        if came != len(shown):
+            raise Undecodable(f"{came} of {len(shown)} frames came")
+        decoded = getattr(reader, "decoded", None)
+        return passed(columns.keys(sample), np.array(sorted(shown))) if decoded is None else int(decoded)

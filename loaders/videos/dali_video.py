@@ -1,0 +1,204 @@
+"""`dali-video`: DALI's video decoder and its filter, on the GPU. It takes a file in memory and the numbers of the frames.
+
+    worker: the packets of a clip -> a small file, whose pictures are displayed as they are coded -> DALI: decode, cut, resize, flip
+
+DALI takes whole files, and keeps its decoders for those that are displayed as they are coded: given a file as it is, of 1080 rows that are
+coded as 1088, it makes a decoder for each clip. One pipeline a thread, each for one clip at a time. Worker processes cut the files, and
+decode by pyav what DALI is not exact for: of HEVC it takes sides that are no multiples of 16 for those of another file.
+"""
+
+from __future__ import annotations
+
+import io
+from fractions import Fraction
+from functools import cache
+from typing import Any, NamedTuple
+
+import av
+import numpy as np
+import torch
+
+from contracts import Feed, Mistake, Rows
+from dataset.videos.columns import CODECS
+from loaders import Undecodable
+from loaders._dali import import_dali, lacks_memory, release_memory, said
+from loaders.videos._mixed import MixedLoader, Normalise
+from loaders.videos._packets import Filters, Size, chosen, reading, require, wanted_together
+from loaders.videos._planes import BT601, MATRICES
+from loaders.videos._reading import Read
+from loaders.videos.exact import exact
+
+Array = np.ndarray[Any, Any]
+
+THREADS = 7
+"""As many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
+
+NO_TAG = "\0\0\0\0"
+"""What the codec is called in MP4 is none of Matroska's names."""
+STEP = 10
+"""Ticks, of a millisecond, between the frames of a small file: DALI asks for their order alone."""
+
+
+def build(device: int | None) -> Any:
+    """A pipeline of one clip: uint8 [F, H, W, 3]. Frames come in the order in which they are asked for, and as often."""
+    dali = import_dali()
+    fn, types = dali.fn, dali.types
+    pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=device, prefetch_queue_depth=1, exec_dynamic=True)
+    with pipeline:
+        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=True)
+        numbers = {name: fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("frames", "starts", "shapes")}
+        window, size = (fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("windows", "sizes"))
+        flip = fn.external_source(name="flips", dtype=types.INT32, ndim=0)
+        clip = fn.decoders.video(data, device="cpu" if device is None else "mixed", frames=numbers["frames"], build_index=True)
+        clip = fn.slice(clip, start=numbers["starts"], shape=numbers["shapes"], axis_names="HW")
+        clip = fn.resize(
+            clip, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True, dtype=types.UINT8
+        )
+        pipeline.set_outputs(fn.flip(clip, horizontal=flip))
+    pipeline.build()
+    return pipeline
+
+
+def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
+    """What `build`'s pipeline takes for the clip of one row. Axes: (y, x) as DALI orders them."""
+    assert rows.frames is not None, "a plan of clips says which frames"
+    left, top, right, bottom = rows.regions[place].tolist()
+    cut: Cut = read.about
+    return {
+        "data": read.data,
+        "frames": np.array([cut.places[frame] for frame in rows.frames[place].tolist()], np.int32),
+        "starts": np.array([top, left], np.int32),
+        "shapes": np.array([bottom - top, right - left], np.int32),
+        "windows": rows.windows[place][[1, 0, 3, 2]].astype(np.float32),
+        "sizes": rows.sizes[place].astype(np.float32),
+        "flips": np.array(rows.flips[place], np.int32),
+    }
+
+
+class Cut(NamedTuple):
+    """What _reading.Read says of a small file: where in it each frame is, in the order of display, how many packets it has, and
+    Kr and Kb of its colours."""
+
+    places: dict[int, int]
+    packets: int
+    colours: tuple[float, float]
+
+
+class Cutting:
+    """loaders.videos._reading.ReadClip: a file in Matroska of the packets that show the frames."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns = columns
+        av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
+        file, codec = io.BytesIO(), CODECS[self._columns.codec[sample]]
+        with reading(self._columns, sample, path) as (run, stream), av.open(file, "w", format="matroska") as output:
+            out = output.add_stream_from_template(stream)
+            size = Size(self._columns, sample, stream.codec_context)
+            filters = Filters(codec, stream, out)
+            found = [
+                (packet, time, frame)
+                for wanted in wanted_together(self._columns, sample, run, frames)
+                for packet, time, frame in chosen(run, codec, wanted, filters, size)
+            ]
+            require({frame for _, _, frame in found if frame is not None}, frames)
+            out.codec_context.codec_tag = NO_TAG
+            out.height, out.width = size.coded
+            order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
+            if len(order) < len(found):
+                raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart
+            late = max(place - order[time] for place, (_, time, _) in enumerate(found))  # no packet is shown before it is decoded
+            for place, (packet, time, _) in enumerate(found):
+                packet.stream, packet.time_base = out, Fraction(1, 1000)
+                packet.dts, packet.pts = STEP * place, STEP * (order[time] + late)
+                output.mux(packet)
+        return Read(
+            np.frombuffer(file.getbuffer(), np.uint8),
+            Cut(
+                places={frame: order[time] for _, time, frame in found if frame is not None},
+                packets=len(found),
+                colours=MATRICES.get(int(self._columns.matrix[sample]), BT601),
+            ),
+        )
+
+
+@cache
+def recoloured(colours: tuple[float, float], device: torch.device) -> torch.Tensor | None:
+    """float32 [3, 3]: RGB that DALI has made, by BT.601's Kr and Kb whatever a stream says -> RGB by these; None where they are the same.
+
+    DALI 2.4, color_space.cu. What it has clipped at 0 and 255 stays so.
+    """
+
+    def rgb_of(red: float, blue: float) -> Array:  # of Y, Cb and Cr, the latter from -0.5 to 0.5
+        green = 1 - red - blue
+        from_cb, from_cr = 2 * (1 - blue), 2 * (1 - red)
+        return np.array([[1, 0, from_cr], [1, -from_cb * blue / green, -from_cr * red / green], [1, from_cb, 0]])
+
+    if colours == BT601:
+        return None
+    return torch.tensor((rgb_of(*colours) @ np.linalg.inv(rgb_of(*BT601))).T, dtype=torch.float32, device=device)
+
+
+class Filling:
+    """loaders.videos._mixed.Fills."""
+
+    def __init__(self, device: torch.device, stream: int, normalise: Normalise) -> None:
+        self._device, self._stream, self._normalise = device, stream, normalise
+        self._pipeline: Any = None
+        self.decoded = 0
+
+    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+        for place in places.tolist():
+            try:
+                clip = self._run(inputs(read, rows, place))
+            except Exception as error:  # DALI's, of which there are many; a pipeline is of no use after one
+                self._pipeline = None
+                if lacks_memory(error):
+                    raise Mistake("DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little") from None
+                raise Undecodable(said(error)) from error
+            if (colours := recoloured(read.about.colours, self._device)) is not None:
+                clip = (clip.float() @ colours).round_().clamp_(0, 255)
+            out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(clip)
+            if self._stream:
+                torch.cuda.current_stream().synchronize()
+            self._pipeline.release_outputs()
+            self.decoded += read.about.packets
+
+    def close(self) -> None:
+        self._pipeline = None
+
+    def _run(self, given: dict[str, Array]) -> torch.Tensor:
+        """uint8 [F, H, W, 3], valid until the outputs are released."""
+        if self._pipeline is None:
+            self._pipeline = build(self._device.index if self._device.type == "cuda" else None)
+        for name, value in given.items():
+            self._pipeline.feed_input(name, [value])
+        self._pipeline.schedule_run()
+        (clips,) = self._pipeline.share_outputs(cuda_stream=self._stream or None)
+        return torch.from_dlpack(clips.as_tensor())[0]
+
+
+class DaliVideo(MixedLoader):
+    """contracts.Loader. DALI's buffers are given back when it closes."""
+
+    def __init__(self, feed: Feed) -> None:
+        import_dali()
+        super().__init__(
+            feed,
+            "dali-video",
+            lambda: Cutting(feed.columns),
+            lambda stream, normalise: Filling(feed.device, stream, normalise),
+            exact("dali-video", feed.columns, np.arange(len(feed.columns.codec))),
+            threads=THREADS,
+        )
+
+    def close(self) -> None:
+        super().close()
+        release_memory()
+
+
+def open(feed: Feed) -> DaliVideo:
+    if feed.device.type != "cuda":
+        raise Mistake("--loader dali-video needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
+    return DaliVideo(feed)

@@ -1,0 +1,46 @@
+"""`decord`: decord's reader in worker processes, for files whose frames it counts as the manifest does; pyav decodes the others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from contracts import Feed, Mistake
+from loaders import Undecodable
+from loaders.videos._planes import Picture, rgb
+from loaders.videos._worker import ClipLoader, same_times
+from loaders.videos.pyav import Pyav
+
+
+class Decord:
+    """loaders.videos._worker.Reader. A reader lives for one clip: it indexes the whole file, and its memory grows with every seek."""
+
+    def __init__(self, columns: Any) -> None:
+        import decord
+
+        decord.logging.set_level(decord.logging.QUIET)
+        self._columns, self._decord = columns, decord
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+        try:
+            reader = self._decord.VideoReader(os.fsdecode(path), ctx=self._decord.cpu(0), num_threads=1)
+            if len(reader) != len(self._columns.pts(sample)):
+                raise Undecodable(f"decord counts {len(reader)} frames, the manifest {len(self._columns.pts(sample))}")
+            every = list(range(len(reader)))  # also where others than those asked for are elsewhere, the pictures may be others
+            same_times(self._columns, sample, every, reader.get_frame_timestamp(every)[:, 0])
+            for frame in frames:
+                pixels = reader[frame].asnumpy()
+                if pixels.shape[2:] != (3,):  # narrow ones, whose rows are padded by more than a third: it takes that for channels
+                    raise Undecodable(f"decord gives {pixels.shape[2]} channels")
+                yield frame, rgb(pixels)
+        except Exception as error:
+            raise Undecodable(str(error)) from error
+
+
+def open(feed: Feed) -> ClipLoader:
+    try:
+        import decord  # noqa: F401  no reader before the workers are forked: its threads would not be there
+    except (ImportError, OSError) as error:
+        raise Mistake(f"--loader decord: decord cannot be imported ({error}): pip install decord (x86-64 only), or --loader pyav") from None
+    return ClipLoader(feed, "decord", Decord, Pyav)

@@ -1,0 +1,143 @@
+"""`nvdec`: the GPU's video engines, each fed by a thread; frames stay on the device, where they are resized and normalised.
+
+Worker processes read the packets, and decode by pyav what the engines are not exact for. `nvdec+pyav`, `nvdec+decord`: they also get a
+share of the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Feed, Mistake, Rows
+from dataset.videos.columns import CODECS
+from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
+from loaders.videos._mixed import Beside, MixedLoader, Normalise
+from loaders.videos._packets import Packets
+from loaders.videos._planes import Picture
+from loaders.videos._reading import Read
+from loaders.videos._surfaces import Fit, build
+from loaders.videos.exact import exact
+from loaders.videos.pyav import Pyav
+
+Array = np.ndarray[Any, Any]
+
+CHUNK = 16
+"""Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
+
+
+class Filling:
+    """loaders.videos._mixed.Fills."""
+
+    def __init__(self, columns: Any, codec: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
+        build(device)
+        self._normalise = normalise
+        self._decode = Nvdec(columns, codec, device.index or 0, stream)
+        self._kept = torch.empty(0)
+        self._places: tuple[torch.Tensor, ...] = ()  # of it, one for each surface
+
+    @property
+    def decoded(self) -> int:
+        return self._decode.decoded
+
+    def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+        assert rows.frames is not None, "a plan of clips says which frames"
+        shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        for place in places.tolist():
+            for t, frame in enumerate(rows.frames[place].tolist()):
+                shown[frame].append((place, t))
+        fits: dict[int, Fit] = {}
+        kept: list[int] = []
+
+        def empty() -> None:
+            for place, fit in fits.items():
+                pixels = self._normalise(fit(self._kept[: len(kept)]))
+                height, width = pixels.shape[1:3]
+                where = [(i, t) for i, frame in enumerate(kept) for its, t in shown[frame] if its == place]
+                for i, t, count in runs(where):
+                    out[place, t : t + count, :height, :width] = pixels[i : i + count]
+            kept.clear()
+
+        for frame, picture, surface in self._decode(read):
+            if not fits:
+                fits = {place: self._fit(picture, rows, place) for place in places.tolist()}
+                if self._kept.shape[1:] != surface.shape:
+                    self._kept = torch.empty((CHUNK, *surface.shape), dtype=surface.dtype, device=surface.device)
+                    self._places = self._kept.unbind()
+            self._places[len(kept)].copy_(surface, non_blocking=True)
+            kept.append(frame)
+            if len(kept) == CHUNK:
+                empty()
+        if kept:
+            empty()
+
+    def close(self) -> None:
+        self._decode.close()
+        self._kept, self._places = torch.empty(0), ()
+
+    def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
+        height, width = rows.sizes[place].tolist()
+        return Fit(picture, rows.regions[place], rows.windows[place], (height, width), bool(rows.flips[place]))
+
+
+def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(i, t, how many) of those that follow each other in both, so that one copy does them."""
+    first = 0
+    for end in range(1, len(pairs) + 1):
+        (i, t), count = pairs[first], end - first
+        if end == len(pairs) or pairs[end] != (i + count, t + count):
+            yield i, t, count
+            first = end
+
+
+def beside_of(name: str) -> Beside | None:
+    """The CPU's reader of that name; None for none."""
+    if name == "decord":
+        try:
+            importlib.import_module("decord")
+        except (ImportError, OSError) as error:
+            raise Mistake(f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none") from None
+        from loaders.videos.decord import Decord
+
+        return "decord", Decord, Pyav
+    return ("pyav", Pyav, None) if name == "pyav" else None
+
+
+def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
+    """With PyNvVideoCodec, or what stands for it."""
+    gpu, there = feed.device.index or 0, set(np.unique(feed.columns.codec[:]).tolist())
+    caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(codec, gpu)
+    engines = max([cap.engines for cap in caps.values()], default=0)
+    if not engines:
+        raise Mistake("--loader nvdec: this GPU has no engine that decodes video; --loader pyav")
+    able = exact("nvdec", feed.columns, np.arange(len(feed.columns.codec))) & within(caps, feed.columns)
+    return MixedLoader(
+        feed,
+        "nvdec",
+        lambda: Packets(feed.columns),
+        lambda stream, normalise: Filling(feed.columns, codec, feed.device, stream, normalise),
+        able,
+        threads=engines,  # a second one for an engine waits for the interpreter more than it decodes
+        beside=beside_of(beside),
+    )
+
+
+def usable() -> bool:
+    """Whether PyNvVideoCodec is installed, finds the driver's libraries, and this process's GPU has an engine."""
+    try:
+        codec, gpu = import_codec(), torch.cuda.current_device()
+        return any(cap.engines for name in NAMES for cap in capabilities(codec, gpu, (name,)).values())
+    except Mistake:
+        return False
+
+
+def open(feed: Feed, beside: str = "") -> MixedLoader:
+    if feed.device.type != "cuda":
+        name = f"nvdec+{beside}" if beside else "nvdec"
+        raise Mistake(f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
+    return loader(feed, import_codec(), beside)

@@ -1,0 +1,205 @@
+"""`pyav`: FFmpeg through PyAV in worker processes. The reference: exactly the frames that were asked for, by their time, or none.
+
+A clip: open the file, seek to the last key frame before its first frame, decode until the times of all its frames came. What did not come
+is tried again with less haste and from further back. Nothing stays open between clips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import av
+import numpy as np
+from av.bitstream import BitStreamFilterContext
+from av.error import FFmpegError
+from av.video.reformatter import Interpolation, VideoReformatter
+
+from contracts import Feed
+from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
+from dataset.videos.container import open_video, read_packets
+from loaders import Undecodable
+from loaders.videos._planes import BT601, MATRICES, Picture, Plane
+from loaders.videos._worker import ClipLoader
+
+Array = np.ndarray[Any, Any]
+
+HASTY, FROM_THE_START = 0, 3
+"""The first and the last attempt: those between them begin at the same key frame, then at the one before it."""
+FAR = 16
+"""Frames between two wanted ones from which on seeking to a key frame between them is cheaper than decoding all."""
+WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
+"""Containers where a seek finds times of decoding, which lie before those of display: it has to aim before the key frame."""
+WITH_TIMES = [CONTAINERS.index(name) for name in ("mp4", "mkv")]
+"""Containers whose packets have all their times, so that none of them depends on what FFmpeg knows of the stream."""
+LEAD_S = 1.0
+"""By how much: H.264 and HEVC move a frame by 16 places at most."""
+ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+"""By default swscale is one to two grey levels off."""
+
+
+class Pyav:
+    """loaders.videos._worker.Reader."""
+
+    def __init__(self, columns: Any) -> None:
+        self._columns, self.decoded = columns, 0
+        av.logging.set_level(av.logging.PANIC)  # a damaged file is named by the loop, not by lines of FFmpeg's own
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+        missing, why, self.decoded = set(frames), "", 0
+        for attempt in range(FROM_THE_START + 1):
+            try:
+                with open_video(path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES) as container:
+                    run = Run(container, self._columns, sample, attempt)
+                    try:
+                        for together in run.split(sorted(missing)):
+                            for frame, picture in run.decode(together):
+                                missing.discard(frame)
+                                yield frame, picture
+                    finally:
+                        self.decoded += run.decoded
+            except (FFmpegError, ValueError) as error:  # Undecodable is one, and so are bytes that are no text
+                why = f": {error}"
+            if not missing:
+                return
+        raise Undecodable(f"{len(missing)} of {len(frames)} frames did not come{why}")
+
+
+class Run:
+    """One open file, in which groups of frames are decoded one after the other."""
+
+    def __init__(self, container: av.container.InputContainer, columns: Any, sample: int, attempt: int) -> None:
+        self._container, self._attempt, self.decoded = container, attempt, 0
+        place = int(columns.stream[sample])
+        stream = container.streams[place] if place < len(container.streams) else None
+        if not isinstance(stream, av.VideoStream):
+            raise Undecodable(f"stream {place} is no video")
+        if stream.codec_context is None:  # damaged since the scan
+            raise Undecodable(f"stream {place} is of an unknown codec")
+        for other in container.streams:
+            if other is not stream:
+                other.discard = av.stream.Discard.all
+        self._stream, self._codec = stream, stream.codec_context
+        self._codec.options = {"err_detect": "explode"}  # else a frame that cannot be decoded is made up from the one before it
+        self._codec.thread_count = 1  # as many workers as cores decode at the same time
+        self._pts = columns.pts(sample)
+        self._keys = np.flatnonzero(columns.keys(sample))
+        self._turns = int(columns.rotation[sample]) // 90 % 4
+        # No picture is made from one that is no reference; but in HEVC those of a higher layer in time may be, and of AV1 frames that
+        # are wanted get lost too
+        self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in ("hevc", "av1")
+        self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
+        tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
+        self._lead = int(LEAD_S / tick_s) if attempt > HASTY or int(columns.container[sample]) in WITHOUT_INDEX else 0
+
+    def split(self, frames: list[int]) -> Iterator[list[int]]:
+        """Ascending frames in groups: a new one begins behind a wide gap that holds a key frame."""
+        seeks, together = self._attempt < FROM_THE_START and not self._packed, list[int]()
+        for frame in frames:
+            if seeks and together and frame - together[-1] >= FAR and self._key(frame) > self._key(together[-1]):
+                yield together
+                together = []
+            together.append(frame)
+        yield together
+
+    def decode(self, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+        """Those of a group that came, each with its own time."""
+        wanted = {int(self._pts[frame]): frame for frame in frames}
+        begin, end = min(wanted), max(wanted)
+        sync = None if self._packed else self.seek(frames[0])
+        shown = zip(self._pts.tolist(), self._unpacked(), strict=False) if self._packed else self._timed(sync, begin, wanted)
+        for time, frame in shown:
+            if time > end:
+                return
+            if time < (begin if sync is None else sync):  # shown before the key frame, and in need of what lies before it
+                continue
+            if frame.is_corrupt:  # and so are those that are made from it
+                raise Undecodable("damaged")
+            if time in wanted:
+                yield wanted[time], planes(frame, self._turns)
+
+    def _key(self, frame: int) -> int:
+        return int(np.searchsorted(self._keys, frame, side="right")) - 1
+
+    def seek(self, first: int) -> int | None:
+        """Go to, or before, a key frame and return its time; None = begin at the first one that comes."""
+        key = self._key(first) - (self._attempt > HASTY + 1)
+        if self._attempt == FROM_THE_START:
+            return None
+        time = int(self._pts[first if key < 0 else self._keys[key]])
+        self._container.seek(time - self._lead, stream=self._stream)
+        return time if key >= 0 else None  # an edit list may have cut the key frame away
+
+    def packets(self, sync: int | None, begin: int) -> Iterator[av.Packet[av.VideoStream]]:
+        """From the key frame of time `sync` on; none when the seek went past it."""
+        started = False
+        for packet in read_packets(self._container, self._stream):
+            if not packet.size:  # the end
+                continue
+            if not started:
+                if packet.pts is not None and packet.pts > (begin if sync is None else sync):
+                    return
+                started = packet.is_keyframe and sync in (None, packet.pts)
+            if started:
+                yield packet
+
+    def _timed(self, sync: int | None, begin: int, wanted: Collection[int]) -> Iterator[tuple[int, av.VideoFrame]]:
+        """Decoded frames with their times, in the order of display."""
+        left = len(wanted)
+        for packet in self.packets(sync, begin):
+            sync = packet.pts if sync is None else sync  # of the key frame that this begins with
+            asked = packet.pts in wanted
+            left -= asked
+            if self._skips:
+                self._codec.skip_frame = "DEFAULT" if asked else "NONREF"
+            try:
+                frames = self._pictures(packet)
+            except FFmpegError:
+                if sync is None or packet.pts is None or packet.pts >= sync:
+                    raise
+                continue  # shown before the key frame: it may need what lies before it
+            yield from ((frame.pts, frame) for frame in frames if frame.pts is not None)
+            if self._attempt == HASTY and not left:
+                break
+        yield from ((frame.pts, frame) for frame in self._pictures(None) if frame.pts is not None)
+
+    def _unpacked(self) -> Iterator[av.VideoFrame]:
+        """All frames of packed MPEG-4, in the order of display. Their own times are those of neighbours: they have to be counted."""
+        unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=self._stream)
+        for packet in read_packets(self._container, self._stream):
+            for single in unpack.filter(packet if packet.size else None):
+                yield from self._pictures(single)
+        yield from self._pictures(None)
+
+    def _pictures(self, packet: av.Packet[av.VideoStream] | None) -> list[av.VideoFrame]:
+        pictures = self._codec.decode(packet)
+        self.decoded += len(pictures)
+        return pictures
+
+
+def planes(frame: av.VideoFrame, turns: int) -> Picture:
+    """A view of a frame's samples, valid as long as the frame; formats other than planar YUV and grey are turned into RGB first."""
+    form = frame.format
+    places = [component.plane for component in form.components]
+    other = form.is_rgb or form.is_big_endian or form.has_palette or form.components[0].bits < 8
+    if other or places not in ([0], [0, 1, 2]):
+        # not frame.reformat: it keeps a converter in each thread, which workers that are forked by another thread choke on (PyAV 19)
+        frame = VideoReformatter().reformat(frame, format="rgb24", interpolation=ACCURATE)
+        return Picture((_plane(frame.planes[0], np.uint8, 3),), turns=turns)
+    bits = form.components[0].bits
+    return Picture(
+        tuple(_plane(plane, np.uint8 if bits == 8 else np.uint16) for plane in frame.planes),
+        bits=bits,
+        matrix=MATRICES.get(frame.colorspace, BT601),
+        full_range=frame.color_range == FULL_RANGE or form.name.startswith("yuvj"),
+        turns=turns,
+    )
+
+
+def _plane(plane: Any, kind: type[np.unsignedinteger[Any]], channels: int = 1) -> Plane:
+    data = np.frombuffer(plane, kind)
+    return Plane(data, plane.line_size // data.itemsize, plane.height, plane.width, channels)
+
+
+def open(feed: Feed) -> ClipLoader:
+    return ClipLoader(feed, "pyav", Pyav, None)

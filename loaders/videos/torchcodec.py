@@ -1,0 +1,44 @@
+"""`torchcodec`: torchcodec's decoder in worker processes, exact mode. Needs FFmpeg's shared libraries on the system."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from contracts import Feed, Mistake
+from loaders import Undecodable
+from loaders.videos._planes import Picture, rgb
+from loaders.videos._worker import ClipLoader, same_times
+from loaders.videos.pyav import Pyav
+
+
+class Torchcodec:
+    """loaders.videos._worker.Reader."""
+
+    def __init__(self, columns: Any) -> None:
+        from torchcodec.decoders import VideoDecoder
+
+        self._columns, self._decoder = columns, VideoDecoder
+
+    def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+        try:
+            stream = int(self._columns.stream[sample])
+            decoder = self._decoder(os.fsdecode(path), stream_index=stream, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
+            found = decoder.get_frames_at(frames)
+            same_times(self._columns, sample, frames, found.pts_seconds.numpy())
+            for frame, pixels in zip(frames, found.data.numpy(), strict=True):
+                yield frame, rgb(pixels)
+        except Exception as error:
+            raise Undecodable(str(error)) from error
+
+
+def open(feed: Feed) -> ClipLoader:
+    try:
+        import torchcodec.decoders  # noqa: F401
+    except (ImportError, OSError, RuntimeError) as error:
+        raise Mistake(
+            f"--loader torchcodec: it cannot be imported ({str(error).splitlines()[0]}): pip install torchcodec, and FFmpeg's shared "
+            "libraries (apt install ffmpeg), or --loader pyav"
+        ) from None
+    return ClipLoader(feed, "torchcodec", Torchcodec, Pyav)

@@ -1,0 +1,29 @@
+"""What of this machine this process may use: cores and memory."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def cores() -> float:
+    """CPU cores that this process may use: its affinity, or the container's quota where that is less."""
+    affinity = float(len(os.sched_getaffinity(0)))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        with suppress(OSError, ValueError):  # no such file, 'max'
+            quota, period = (int(word) for name in names for word in (CGROUP / name).read_text().split())
+            if quota > 0:
+                return min(affinity, quota / period)
+    return affinity
+
+
+def memory_bytes() -> int:
+    """Memory that this process may use: the machine's, or the container's limit where that is less."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):  # no such file, 'max'
+            limits.append(int((CGROUP / name).read_text()))
+    return min(limits)

@@ -1,0 +1,301 @@
+"""The plan of detection: how large, which part, where in the output, in which groups, with which colours. Knows no model and no mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from config import Augmentation, Detection
+from contracts import Mistake, Rows
+from plan import colour, geometry, order, windows
+from plan.draws import Purpose, uniforms
+from plan.epoch import EpochPlan
+from plan.targets import usable_boxes
+
+Array = np.ndarray[Any, Any]
+
+STRIDE = 32  # a canvas is a multiple of this, as torchvision's detectors pad (size_divisible)
+CENTRED = ("ssd", "ssdlite")
+"""Augmentations that crop by overlap: a box whose middle is cut away is dropped."""
+OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # of some box with the crop; 1: no crop
+TRIALS = 40  # crops that are tried for an overlap before another one is drawn
+ROUNDS = 32  # overlaps that are tried before the image stays whole: even where only two of the seven can end it, 2 in 100,000 images
+
+
+class Made(Protocol):
+    """What an architecture was made for: a models.Native."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def longer(self) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionPolicy:
+    """How a detector's images are framed.
+
+    flip: the shorter side becomes `size`, or less where the longer one would pass `longer`; without `longer` the image is stretched to
+    size x size. multiscale: the same with a shorter side out of `short_sides`. lsj: large-scale jitter, size x size. ssd: colours,
+    zoom out, crop by overlap, stretched; ssdlite: crop by overlap, stretched. Distributions are those of torchvision's references.
+    """
+
+    augment: Literal["flip", "multiscale", "lsj", "ssd", "ssdlite"]
+    size: int
+    longer: int | None = None
+    short_sides: tuple[int, ...] = ()
+    flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self._shorter:
+            raise Mistake("--augment multiscale draws from --short-sides, which has none; at least one, in pixels")
+        if self.longer is None and self.augment == "multiscale":
+            raise Mistake(f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; flip, lsj, ssd or ssdlite")
+        if self.longer is not None and self.augment in CENTRED:
+            raise Mistake(f"--augment {self.augment} stretches images, this architecture keeps their shape; flip, multiscale or lsj")
+        if self.longer is not None and self.longer < max(self._shorter):
+            side = f"--image-size {self.size}" if self.augment != "multiscale" else f"--short-sides up to {max(self._shorter)}"
+            raise Mistake(f"{side} is more than the longer side may have, {self.longer}; a larger --longer-side")
+
+    @staticmethod
+    def training(settings: Augmentation, detection: Detection, native: Made) -> DetectionPolicy:
+        """What training images go through."""
+        return DetectionPolicy(
+            augment=detection.augment,
+            size=native.size,
+            longer=_longer(detection, native),
+            short_sides=detection.short_sides if detection.augment == "multiscale" else (),
+            flip=settings.flip,
+        )
+
+    @staticmethod
+    def validation(detection: Detection, native: Made) -> DetectionPolicy:
+        """What validation images go through: nothing random."""
+        return DetectionPolicy(augment="flip", size=native.size, longer=_longer(detection, native))
+
+    @property
+    def _shorter(self) -> tuple[int, ...]:
+        return self.short_sides if self.augment == "multiscale" else (self.size,)
+
+    @property
+    def varies(self) -> bool:
+        """Whether outputs have different sizes."""
+        return self.longer is not None and self.augment != "lsj"
+
+    @property
+    def centred(self) -> bool:
+        """Whether a box is dropped when its middle is not in the output."""
+        return self.augment in CENTRED
+
+    def outputs(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> Array:
+        """int64 [B, 2], height and width of the outputs of samples `ids`."""
+        if not self.varies:
+            return np.full((len(ids), 2), self.size, np.int64)
+        assert self.longer is not None
+        sides = np.array(self._shorter)
+        drawn = uniforms(seed, epoch, Purpose.SCALE, ids, 1)[:, 0] if len(sides) > 1 else np.zeros(len(ids))
+        return np.stack(windows.fitted(heights, widths, sides[(drawn * len(sides)).astype(np.int64)], self.longer), axis=1)
+
+    def largest(self, heights: Array, widths: Array) -> tuple[int, int]:
+        """Height and width that a batch of such images can have."""
+        if not self.varies:
+            return canvas(np.full((1, 2), self.size)) if self.longer else (self.size, self.size)
+        assert self.longer is not None
+        return canvas(np.stack(windows.fitted(heights, widths, max(self._shorter), self.longer), axis=1))
+
+    def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array, boxes: Array, which: Array) -> dict[str, Any]:
+        """The fields of Rows that say where the pixels go, of samples `ids`; the canvas for a batch of them.
+
+        Crops by overlap read `boxes`, float64 [M, 4], x0 y0 x1 y1 in stored pixels, of samples ids[which]; `which` ascends.
+        """
+        flips = uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
+        sizes = self.outputs(seed, epoch, ids, heights, widths)
+        places = colours = None
+        if self.augment == "lsj":
+            draws = uniforms(seed, epoch, Purpose.SCALE, ids, 2)
+            regions, inner, places = windows.jittered(heights, widths, draws, size=self.size)
+        elif self.augment in CENTRED:
+            draws = uniforms(seed, epoch, Purpose.ZOOM, ids, 4)
+            images, extents = windows.zoomed_out(heights, widths, draws, probability=0.5 if self.augment == "ssd" else 0.0)
+            crops = crops_by_overlap(seed, epoch, ids, extents, boxes + np.tile(images[which, :2], 2), which)
+            regions, inner, places = windows.placed(images, crops, self.size)
+            if self.augment == "ssd":
+                colours = colour.distortions(seed, epoch, ids)
+            else:
+                places = None  # a crop of the image itself fills the output
+        else:
+            regions = windows.whole(heights, widths)
+            inner = windows.filling(regions)
+        if places is not None:
+            places = windows.mirrored(places, flips, self.size)
+        return {
+            "regions": regions,
+            "windows": inner,
+            "sizes": sizes,
+            "flips": flips,
+            "places": places,
+            "colour": colours,
+            "canvas": canvas(sizes) if self.longer and len(ids) else None,
+        }
+
+
+def _longer(detection: Detection, native: Made) -> int | None:
+    if native.longer is None and detection.longer_side is not None:
+        raise Mistake(
+            f"--longer-side {detection.longer_side}: this architecture takes square images, of --image-size {native.size}; leave it out"
+        )
+    return native.longer if detection.longer_side is None else detection.longer_side
+
+
+def canvas(sizes: Array) -> tuple[int, int]:
+    """Height and width of a batch of images of `sizes` [B, 2]: the largest, rounded up to whole strides."""
+    height, width = (-(-sizes.max(axis=0) // STRIDE) * STRIDE).tolist()
+    return height, width
+
+
+def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: Array, which: Array) -> Array:
+    """int64 [B, 4], x0 y0 x1 y1: the crops of torchvision's RandomIoUCrop from fields `extents` [B, 2], width and height.
+
+    `boxes` float64 [M, 4], in the field's pixels, of rows `which`, ascending. An overlap is drawn, then TRIALS crops, of which the first
+    counts that has sides 0.3 to 1 of the field's, a ratio of 1/2 to 2, and the middle of some box, one of which it overlaps that much.
+    If none does, another overlap is drawn, ROUNDS times at most; an image without a box stays whole.
+    """
+    crops = np.concatenate([np.zeros_like(extents), extents], axis=1)
+    open_rows = np.unique(which)
+    for round_ in range(ROUNDS):
+        # a counter for each (sample, round): draws of one round do not depend on how many there were
+        turns = ids[open_rows] * ROUNDS + round_
+        overlaps = np.array(OVERLAPS)[(uniforms(seed, epoch, Purpose.OVERLAP, turns, 1)[:, 0] * len(OVERLAPS)).astype(np.int64)]
+        open_rows, turns, overlaps = (part[overlaps < 1] for part in (open_rows, turns, overlaps))
+        if not len(open_rows):
+            break
+        mine = np.isin(which, open_rows)
+        owner = np.searchsorted(open_rows, which[mine])
+        # axes: [rows, TRIALS, 4]
+        draws = uniforms(seed, epoch, Purpose.CROP, (turns[:, None] * TRIALS + np.arange(TRIALS)).ravel(), 4).reshape(-1, TRIALS, 4)
+        tried = _tried(extents[open_rows], draws)
+        fits = _overlapping(tried, boxes[mine], owner, overlaps)
+        chosen, found = fits.argmax(axis=1), fits.any(axis=1)
+        crops[open_rows[found]] = tried[found, chosen[found]]
+        open_rows = open_rows[~found]
+    return crops
+
+
+def _tried(extents: Array, draws: Array) -> Array:
+    """int64 [rows, TRIALS, 4], x0 y0 x1 y1; one that is too narrow or too low is empty, at 0."""
+    # axes: [rows, 1, 2] against [rows, TRIALS, 2], x and y
+    field = extents[:, None]
+    size = (field * (0.3 + 0.7 * draws[..., :2])).astype(np.int64)
+    corner = ((field - size) * draws[..., 2:]).astype(np.int64)
+    width, height = size[..., 0], size[..., 1]
+    allowed = (2 * width >= height) & (width <= 2 * height)
+    return np.where(allowed[..., None], np.concatenate([corner, corner + size], axis=-1), 0)
+
+
+def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> Array:
+    """bool [rows, TRIALS]: crops that hold the middle of a box of their row, and one such box that they overlap by `overlaps` [rows].
+
+    `owner` [M] is the row of each box; ascending, and every row has one.
+    """
+    # axes: [M, TRIALS]
+    left, top, right, bottom = np.moveaxis(tried[owner].astype(np.float64), -1, 0)
+    x0, y0, x1, y1 = (side[:, None] for side in boxes.T)
+    middle_x, middle_y = (x0 + x1) / 2, (y0 + y1) / 2
+    inside = (left < middle_x) & (middle_x < right) & (top < middle_y) & (middle_y < bottom)
+    common = np.maximum(np.minimum(right, x1) - np.maximum(left, x0), 0) * np.maximum(np.minimum(bottom, y1) - np.maximum(top, y0), 0)
+    either = (right - left) * (bottom - top) + (x1 - x0) * (y1 - y0) - common
+    good = inside & (common >= overlaps[owner, None] * either)
+    starts = np.searchsorted(owner, np.arange(len(tried)))
+    return np.asarray(np.logical_or.reduceat(good, starts, axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DetectionPlan(EpochPlan):
+    """contracts.Plan for images with boxes. `columns` is a dataset.coco.columns.Instances.
+
+    Training: the images that have a box to train on, or all with `keep_empty`, in an order in which neighbours have like sizes.
+    Validation: every image, by size.
+    """
+
+    columns: Any
+    policy: DetectionPolicy
+    keep_empty: bool = False
+    _ids: Array = field(init=False, repr=False)  # int64 [samples], ascending, of the images that are used
+    _largest: tuple[int, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        every = np.arange(len(self.columns.height))
+        ids = every if self.keep_empty or not self.training else np.asarray(self.columns.with_boxes)
+        object.__setattr__(self, "_ids", ids)
+        object.__setattr__(self, "_largest", self.policy.largest(*self._stored(ids)) if len(ids) else (self.policy.size,) * 2)
+
+    @staticmethod
+    def of(columns: Any, policy: DetectionPolicy, **numbers: Any) -> DetectionPlan:
+        """The plan of a manifest's samples."""
+        return DetectionPlan(columns=columns, policy=policy, **numbers)
+
+    @property
+    def samples(self) -> int:
+        return len(self._ids)
+
+    @property
+    def image_size(self) -> int:
+        return max(self._largest)
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return (3, *self._largest)
+
+    def require_a_step(self) -> None:
+        """Raise Mistake when there is nothing to learn, or not even one step."""
+        if self.training and self.samples == 0:
+            raise Mistake(
+                f"none of the {len(self.columns.height)} training images has a box to learn: "
+                "rejected.txt below --manifest-dir names what was left out, --keep-empty trains without"
+            )
+        EpochPlan.require_a_step(self)
+
+    @property
+    def resident(self) -> int:
+        return 8 if self.policy.varies else 1
+
+    @property
+    def together(self) -> int:
+        return 1  # a canvas is a batch's
+
+    @property
+    def ordering(self) -> str:
+        own = self.policy
+        sizes = f", sizes of {own.augment} {own.size} {own.longer} {' '.join(map(str, own.short_sides))}".rstrip() if own.varies else ""
+        return f"seed {self.seed}{sizes}{', with empty images' if self.keep_empty else ''}"
+
+    def ordered(self, epoch: int) -> Array:
+        """int64 [samples], ids of images."""
+        ids = self._ids[order.order(self.seed, epoch, self.samples)] if self.training else self._ids
+        if not self.policy.varies:
+            return ids
+        heights, widths = self.policy.outputs(self.seed, epoch, ids, *self._stored(ids)).T
+        if self.training:
+            return ids[order.grouped(heights, widths, seed=self.seed, epoch=epoch)]
+        return ids[order.by_size(heights, widths)]
+
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        """Regions and windows in stored pixels, places in those of the outputs."""
+        boxes, which = np.zeros((0, 4)), np.zeros(0, np.int64)
+        if self.policy.centred:
+            _, which, boxes = usable_boxes(self.columns, ids)
+        return self.policy.frame(self.seed, epoch, ids, *self._stored(ids), boxes, which)
+
+    def _stored(self, ids: Array) -> tuple[Array, Array]:
+        return np.asarray(self.columns.height[ids]), np.asarray(self.columns.width[ids])
+
+
+def padding(batches: Sequence[Rows]) -> float:
+    """Share of the pixels of batches that no image covers, 0..1: beside the outputs on their canvas, and within them beside `places`."""
+    placed = [geometry.places(rows) for rows in batches]
+    covered = sum(int((place[:, 2:] - place[:, :2]).prod(axis=1).sum()) for place in placed)
+    whole = sum(len(rows) * rows.padded[0] * rows.padded[1] for rows in batches)
+    return 1 - covered / whole if whole else 0.0

@@ -1,0 +1,178 @@
+"""Which frames and which window a clip has: pure functions of sizes, frame counts, times and uniforms, mostly for a whole batch at a time.
+
+Frames are counted within the segment, in display order. A clip that is longer than its segment repeats the last frame, as SlowFast
+does (slowfast/datasets/decoder.py: temporal_sampling clamps); torchvision's VideoClips leaves such videos out instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from contracts import Mistake
+from plan import windows
+from plan.draws import Purpose, uniforms
+from plan.epoch import EpochPlan
+
+Array = np.ndarray[Any, Any]
+
+UNIFORMS = 3  # of a random window: shorter side, left, top
+
+
+def last_start(frames: Array, count: int, stride: int) -> Array:
+    """int64 [B], the last frame at which `count` frames, `stride` apart, can begin; 0 where they never fit."""
+    return np.maximum(frames - ((count - 1) * stride + 1), 0)
+
+
+def last_start_in_time(pts: Array, count: int, step: float) -> int:
+    """The same where the frames are `step` ticks apart, to half a tick. `pts`: int64 [F], increasing."""
+    return max(int(np.searchsorted(pts, pts[-1] - (count - 1) * step + 0.5, side="right")) - 1, 0)
+
+
+def random_start(last: Array, draws: Array) -> Array:
+    """int64 [B], each start from 0 to `last` with the same probability. `draws`: float64 [B] in [0, 1)."""
+    return np.floor(draws * (last + 1)).astype(np.int64)
+
+
+def spaced_start(last: Array, clip: Array, clips: int) -> Array:
+    """int64 [B], the start of clip number `clip` of `clips`: evenly apart, the first at 0, the last at `last`; a single one in the middle.
+
+    SlowFast's spacing with DATA.USE_OFFSET_SAMPLING (get_start_end_idx there), which without it never reaches the end.
+    """
+    return last // 2 if clips == 1 else clip * last // (clips - 1)
+
+
+def by_stride(start: Array, frames: Array, count: int, stride: int) -> Array:
+    """int64 [B, count], the frames start, start + stride, ... of segments that have `frames` frames."""
+    return np.minimum(start[:, None] + np.arange(count) * stride, frames[:, None] - 1)
+
+
+def by_time(pts: Array, start: int, count: int, step: float) -> Array:
+    """int64 [count], the frames of one segment nearest to pts[start], pts[start] + step, ... ticks; the earlier of two that are as near."""
+    wanted = pts[start] + np.arange(count) * step
+    after = np.searchsorted(pts, wanted).clip(max=len(pts) - 1)
+    before = np.maximum(after - 1, 0)
+    return np.where(wanted - pts[before] <= np.abs(pts[after] - wanted), before, after)
+
+
+def random_window(heights: Array, widths: Array, draws: Array, *, shorter: tuple[int, int], crop: int) -> tuple[Array, Array]:
+    """(regions, windows): resize to a random shorter side, cut out a random square of `crop` pixels.
+
+    The side is uniform between the two of `shorter` and rounded, as SlowFast trains on Kinetics (transform.random_short_side_scale_jitter
+    without inverse_uniform_sampling: DATA.INV_UNIFORM_SAMPLE is set for Charades and SSv2 alone). `draws`: float64 [B, UNIFORMS].
+    """
+    low, high = shorter
+    new_h, new_w = windows.resized(heights, widths, np.rint(low + draws[:, 0] * (high - low)).astype(np.int64))
+    left, top = np.floor(draws[:, 1] * (new_w - crop + 1)), np.floor(draws[:, 2] * (new_h - crop + 1))
+    return windows.preimage(heights, widths, new_h, new_w, left, top, crop)
+
+
+def fixed_window(heights: Array, widths: Array, place: Array, *, resize: int, crop: int) -> tuple[Array, Array]:
+    """(regions, windows): resize to a shorter side, cut out the square at `place` of the longer side: 0 its begin, 1 middle, 2 end.
+
+    SlowFast's transform.uniform_crop: left to right, or top to bottom where the height is larger; the other side is centred.
+    """
+    new_h, new_w = windows.resized(heights, widths, resize)
+    free_h, free_w = new_h - crop, new_w - crop
+    upright = heights > widths
+    along, across = np.where(upright, free_h, free_w), np.where(upright, free_w, free_h)
+    along = np.choose(place, [np.zeros_like(along), -(-along // 2), along])
+    across = -(-across // 2)
+    return windows.preimage(heights, widths, new_h, new_w, np.where(upright, across, along), np.where(upright, along, across), crop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipPolicy:
+    """How clips are taken from videos: random ones to train on, evenly spaced ones to validate."""
+
+    frames: int  # of a clip
+    image_size: int
+    stride: int = 1  # from one frame to the next: frames of the video, or of `fps`
+    fps: float | None = None  # frames a second to sample at: the nearest in time; None = every video at its own rate
+    shorter: tuple[int, int] = (256, 320)  # training: the side to which a video is scaled before the random crop, pixels
+    flip: float = 0.0  # training: probability, one draw a clip
+    clips: int = 1  # validation: of a video
+    crops: int = 1  # validation: of a clip, 1 in the middle or 3 along the longer side
+    resize: int = 256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
+
+    def __post_init__(self) -> None:
+        for flag, side in (("--short-side", self.shorter[0]), ("--short-side", self.shorter[1]), ("--val-resize", self.resize)):
+            if side < self.image_size:
+                raise Mistake(f"{flag} {side} is smaller than --image-size {self.image_size}; the crop would leave the video")
+        if self.crops not in (1, 3):
+            raise Mistake(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")
+
+    def training(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
+        """(regions, windows, flips) of samples `ids`, displayed at `heights` x `widths`."""
+        draws = uniforms(seed, epoch, Purpose.WINDOW, ids, UNIFORMS)
+        regions, inner = random_window(heights, widths, draws, shorter=self.shorter, crop=self.image_size)
+        return regions, inner, uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
+
+    def validation(self, crop: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
+        """The same of crops number `crop`."""
+        place = crop if self.crops == 3 else np.ones_like(crop)
+        regions, inner = fixed_window(heights, widths, place, resize=self.resize, crop=self.image_size)
+        return regions, inner, np.zeros(len(crop), bool)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClipPlan(EpochPlan):
+    """contracts.Plan for clips of videos. `columns` is a dataset.videos.columns.Videos.
+
+    Training: one random clip of each video. Validation: policy.clips x policy.crops views of each video, one after the other, with the
+    video's id.
+    """
+
+    columns: Any
+    policy: ClipPolicy
+
+    @staticmethod
+    def of(columns: Any, policy: ClipPolicy, **numbers: Any) -> ClipPlan:
+        """The plan of a manifest's videos."""
+        return ClipPlan(columns=columns, policy=policy, **numbers)
+
+    @property
+    def samples(self) -> int:
+        return len(self.columns)
+
+    @property
+    def image_size(self) -> int:
+        return self.policy.image_size
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return (3, self.policy.frames, self.image_size, self.image_size)
+
+    @property
+    def views(self) -> int:
+        return 1 if self.training else self.policy.clips * self.policy.crops
+
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        """Regions and windows in displayed pixels; frames int64 [B, T], counted from the first of the file."""
+        heights, widths = (np.asarray(column[ids]) for column in (self.columns.height, self.columns.width))
+        clip, crop = np.divmod(views, self.policy.crops)
+        if self.training:
+            regions, inner, flips = self.policy.training(self.seed, epoch, ids, heights, widths)
+        else:
+            regions, inner, flips = self.policy.validation(crop, heights, widths)
+        return {"regions": regions, "windows": inner, "flips": flips, "frames": self._frames(epoch, ids, clip)}
+
+    def _frames(self, epoch: int, ids: Array, clip: Array) -> Array:
+        policy, columns = self.policy, self.columns
+        first, frames = columns.first[ids], columns.frames[ids]
+        if policy.fps is None:
+            last = last_start(frames, policy.frames, policy.stride)
+            return first[:, None] + by_stride(self._starts(epoch, ids, clip, last), frames, policy.frames, policy.stride)
+        steps = policy.stride / policy.fps * columns.time_base_den[ids] / columns.time_base_num[ids]
+        pts = [columns.pts(sample)[begin : begin + count] for sample, begin, count in zip(ids, first, frames, strict=True)]
+        last = np.array([last_start_in_time(own, policy.frames, step) for own, step in zip(pts, steps, strict=True)])
+        starts = self._starts(epoch, ids, clip, last)
+        picked = [by_time(own, start, policy.frames, step) for own, start, step in zip(pts, starts, steps, strict=True)]
+        return first[:, None] + np.stack(picked)
+
+    def _starts(self, epoch: int, ids: Array, clip: Array, last: Array) -> Array:
+        if self.training:
+            return random_start(last, uniforms(self.seed, epoch, Purpose.FRAMES, ids, 1)[:, 0])
+        return spaced_start(last, clip, self.policy.clips)

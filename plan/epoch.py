@@ -1,0 +1,149 @@
+"""The plan: which sample, which frames, which window, which flip, in which order, for one rank. Knows no loader, no label, no device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, overload
+
+import numpy as np
+
+from contracts import Mistake, Rows
+from plan import order
+
+Array = np.ndarray[Any, Any]
+
+
+TOGETHER = 64
+"""Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and other threads stand still."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochPlan(ABC):
+    """What plans share: whose share of which order. A *place* is a view of a sample: sample * views + view."""
+
+    seed: int
+    batch_size: int
+    world_size: int = 1
+    rank: int = 0
+    accumulate: int = 1
+    training: bool = True
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """Of the whole data set."""
+
+    @property
+    @abstractmethod
+    def image_size(self) -> int:
+        """Of the outputs, pixels."""
+
+    @property
+    def views(self) -> int:
+        """Rows that a sample has in an epoch."""
+        return 1
+
+    @property
+    def resident(self) -> int:
+        return 1
+
+    @property
+    def together(self) -> int:
+        """Micro-batches that are drawn at once."""
+        return max(TOGETHER // self.batch_size, 1)
+
+    @property
+    def ordering(self) -> str:
+        return f"seed {self.seed}"
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """Of what a model gets for one row: 3, frames of a clip, height, width."""
+        return (3, self.image_size, self.image_size)
+
+    @abstractmethod
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        """The fields of Rows of views of samples, but ids and valid; sizes may be left out where all are image_size x image_size."""
+
+    @property
+    def step_samples(self) -> int:
+        return self.world_size * self.batch_size * self.accumulate
+
+    def steps(self, first: int = 0) -> int:
+        """Optimiser steps left in an epoch after `first` samples (validation: micro-batches)."""
+        if self.training:
+            return order.steps(self.samples, first, self.step_samples)
+        return len(self.rows(0, first))
+
+    def require_a_step(self) -> None:
+        """Raise Mistake when not even one step fits, naming the largest batch that would."""
+        if self.training and self.steps() == 0:
+            largest = self.samples // (self.world_size * self.accumulate)
+            fits = f"the largest that fits is --batch-size {largest}" if largest else "too few samples for this many ranks"
+            got = f"--batch-size {self.batch_size} x {self.world_size} ranks x --accumulate {self.accumulate} = {self.step_samples}"
+            raise Mistake(f"{got} samples a step, but there are {self.samples} training samples; {fits}")
+
+    def rows(self, epoch: int, first: int) -> _EpochRows:
+        """This rank's micro-batches after `first` samples (validation: places) of the epoch are consumed."""
+        return _EpochRows(self, epoch, first, self.ordered(epoch))
+
+    def ordered(self, epoch: int) -> Array:
+        """int64, the places of an epoch in their order."""
+        if self.training:
+            return order.order(self.seed, epoch, self.samples)
+        return np.arange(self.samples * self.views, dtype=np.int64)
+
+    def draw(self, epoch: int, places: Array, count: int = 0) -> Rows:
+        """The rows of any places, padded with id -1 to `count`, or to the batch size."""
+        real, count = len(places), count or self.batch_size
+        if real < count:
+            places = np.concatenate([places, np.full(count - real, places[-1] if real else 0)])
+        ids, views = np.divmod(places, self.views)
+        valid = np.arange(len(ids)) < real
+        sizes = np.full((len(ids), 2), self.image_size, np.int64)
+        return Rows(**{"ids": np.where(valid, ids, -1), "valid": valid, "sizes": sizes, **self.frame(epoch, ids, views)})
+
+
+class _EpochRows(Sequence[Rows]):
+    """Lazy: an index draws its micro-batch, small ones with their neighbours."""
+
+    def __init__(self, plan: EpochPlan, epoch: int, first: int, ordered: Array) -> None:
+        self._plan, self._epoch, self._first, self._ordered = plan, epoch, first, ordered
+        self._count = order.micro_batches(
+            len(ordered), first, batch_size=plan.batch_size, world_size=plan.world_size, accumulate=plan.accumulate, training=plan.training
+        )
+        self._drawn: tuple[range, list[Rows]] = range(0), []
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Rows: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Rows]: ...
+    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        if not 0 <= index < self._count:
+            raise IndexError(f"micro-batch {index} of {self._count}")
+        which, drawn = self._drawn  # of a thread's own: another one may put its own there
+        if index not in which:
+            begin = index - index % self._plan.together
+            which = range(begin, min(begin + self._plan.together, self._count))
+            self._drawn = which, drawn = which, self._draw(which)
+        return drawn[index - which.start]
+
+    def _draw(self, which: range) -> list[Rows]:
+        """These micro-batches; only the last of an epoch may be short."""
+        plan, size = self._plan, self._plan.batch_size
+        numbers = {"first": self._first, "batch_size": size, "world_size": plan.world_size, "rank": plan.rank}
+        rows = plan.draw(self._epoch, np.concatenate([order.share(self._ordered, i, **numbers) for i in which]), size * len(which))
+        if len(which) == 1:
+            return [rows]
+        assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"
+        columns = {column.name: getattr(rows, column.name) for column in fields(rows)}
+        arrays = {name: column for name, column in columns.items() if column is not None}
+        cuts = (slice(i * size, (i + 1) * size) for i in range(len(which)))
+        return [Rows(**{name: column[cut] for name, column in arrays.items()}) for cut in cuts]

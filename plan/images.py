@@ -1,0 +1,93 @@
+"""The plan of images with a label: which window and which flip. Knows no loader, no label, no device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from config import Augmentation
+from contracts import Mistake
+from plan import windows
+from plan.draws import Purpose, uniforms
+from plan.epoch import Array, EpochPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillPolicy:
+    """How still images are framed. `resize` (shorter side, pixels) is read by `center` alone."""
+
+    window: Literal["random-resized", "center", "stretch"]
+    image_size: int
+    resize: int = 256
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.window == "center" and self.resize < self.image_size:
+            raise Mistake(f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; the crop would leave the image")
+
+    @staticmethod
+    def training(settings: Augmentation, native: Any) -> StillPolicy:
+        """What training images go through; `native` has `size` and `zoom`, as a models.Native."""
+        return StillPolicy(
+            window=settings.train_window,
+            image_size=native.size,
+            resize=_shorter_side(settings, native),
+            scale=settings.crop_scale,
+            ratio=settings.crop_ratio,
+            flip=settings.flip,
+        )
+
+    @staticmethod
+    def validation(settings: Augmentation, native: Any) -> StillPolicy:
+        """What validation images go through: nothing random."""
+        return StillPolicy(window=settings.val_window, image_size=native.size, resize=_shorter_side(settings, native))
+
+    def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
+        """(regions, windows, flips) of samples `ids`, whose stored sizes are `heights` x `widths`."""
+        if self.window == "random-resized":
+            draws = uniforms(seed, epoch, Purpose.WINDOW, ids, windows.UNIFORMS)
+            regions = windows.random_resized(heights, widths, draws, scale=self.scale, ratio=self.ratio)
+        elif self.window == "stretch":
+            regions = windows.whole(heights, widths)
+        else:
+            regions, inner = windows.resize_then_center(heights, widths, resize=self.resize, crop=self.image_size)
+        if self.window != "center":
+            inner = windows.filling(regions)
+        flips = uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
+        return regions, inner, flips
+
+
+def _shorter_side(settings: Augmentation, native: Any) -> int:
+    return settings.val_resize or round(native.size * native.zoom)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StillPlan(EpochPlan):
+    """contracts.Plan for still images. `heights` and `widths` are columns of stored sizes, pixels [n]."""
+
+    heights: Array
+    widths: Array
+    policy: StillPolicy
+
+    @staticmethod
+    def of(columns: Any, policy: StillPolicy, **numbers: Any) -> StillPlan:
+        """The plan of a manifest's samples."""
+        return StillPlan(heights=columns.height, widths=columns.width, policy=policy, **numbers)
+
+    @property
+    def samples(self) -> int:
+        return len(self.heights)
+
+    @property
+    def image_size(self) -> int:
+        return self.policy.image_size
+
+    def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
+        """Regions and windows in stored pixels."""
+        heights, widths = np.asarray(self.heights[ids]), np.asarray(self.widths[ids])
+        regions, inner, flips = self.policy.frame(self.seed, epoch, ids, heights, widths)
+        return {"regions": regions, "windows": inner, "flips": flips}

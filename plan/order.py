@@ -1,0 +1,72 @@
+"""The order of an epoch and the share of a rank: pure functions of numbers.
+
+Training, world size 2, batch 2, accumulation 2 (so G = 8), n = 19, first = 0; letters are ranks:
+
+    order      0  1 | 2  3 | 4  5 | 6  7 || 8  9 | 10 11 | 12 13 | 14 15 || 16 17 18
+    rank         a      b      a      b       a       b       a       b
+    micro-batch 0           1           2               3                   dropped
+    step       0                          1
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from plan.draws import Purpose, bits, key
+
+Array = np.ndarray[Any, Any]
+
+
+def order(seed: int, epoch: int, n: int) -> Array:
+    """int64 [n], the ids 0..n-1 sorted by a hash of (seed, epoch, id)."""
+    return np.argsort(bits(key(seed, epoch, Purpose.ORDER), np.arange(n, dtype=np.uint64)), kind="stable")
+
+
+BLOCK = 256  # consecutive samples of like sizes, where there are enough: then a batch of 128 is no wider than one of 16
+CHUNK = 64  # blocks that are made together: few enough that the same images do not always meet
+
+
+def block_size(n: int) -> int:
+    """A sixteenth of the samples or so: with fewer blocks the same images would meet in every epoch."""
+    return min(BLOCK, max(8, 1 << max(n // 16, 1).bit_length() - 1))
+
+
+def by_size(heights: Array, widths: Array) -> Array:
+    """int64 [n], the places of images of these sizes, in an order in which neighbours have like sizes."""
+    return np.lexsort((np.maximum(heights, widths), np.minimum(heights, widths), heights > widths))
+
+
+def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
+    """int64 [n]: the places of an epoch's order, taken in which block_size(n) consecutive samples have like sizes.
+
+    heights, widths [n]: of the outputs, in the epoch's order. Each CHUNK blocks of it are sorted by size and cut, and the blocks are
+    shuffled. What is left at the end, less than a block, stays as it was: sorted, a last step would always drop the same sizes.
+    """
+    n, block = len(heights), block_size(len(heights))
+    whole = n // block * block
+    chunks = [slice(begin, min(begin + CHUNK * block, whole)) for begin in range(0, whole, CHUNK * block)]
+    sorted_ = [chunk.start + by_size(heights[chunk], widths[chunk]) for chunk in chunks]
+    # axes: [blocks, block]
+    blocks = np.concatenate([np.zeros(0, np.int64), *sorted_]).reshape(-1, block)
+    shuffled = blocks[np.argsort(bits(key(seed, epoch, Purpose.BLOCKS), np.arange(len(blocks))), kind="stable")]
+    return np.concatenate([shuffled.ravel(), np.arange(whole, n)])
+
+
+def steps(n: int, first: int, step_samples: int) -> int:
+    """Whole optimiser steps of `step_samples` that fit behind the first `first` samples."""
+    return max(n - first, 0) // step_samples
+
+
+def micro_batches(n: int, first: int, *, batch_size: int, world_size: int, accumulate: int, training: bool) -> int:
+    """Micro-batches of one rank: whole steps in training; everything, the last one padded, in validation."""
+    if training:
+        return steps(n, first, world_size * batch_size * accumulate) * accumulate
+    return -(-max(n - first, 0) // (world_size * batch_size))
+
+
+def share(ordered: Array, micro_batch: int, *, first: int, batch_size: int, world_size: int, rank: int) -> Array:
+    """int64 [<= batch_size], the ids of a rank's micro-batch; shorter only where `ordered` ends."""
+    start = first + (micro_batch * world_size + rank) * batch_size
+    return ordered[start : start + batch_size]

@@ -1,0 +1,130 @@
+"""What a detector learns from a batch: boxes, classes, masks and keypoints in output pixels, packed. Knows no model and draws nothing.
+
+Packed: what belongs to row i lies at offsets[i] : offsets[i + 1] of each array that has a place a box.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from contracts import Rows
+from plan import geometry
+
+Array = np.ndarray[Any, Any]
+
+
+def spans(begins: Array, counts: Array) -> tuple[Array, Array]:
+    """(places, which), int64: begins[0], begins[0] + 1, ..., counts[0] of them, then those of the next; and whose each is."""
+    which = np.repeat(np.arange(len(counts)), counts)
+    # axes: [sum of counts]
+    before = np.cumsum(counts) - counts
+    return np.arange(len(which)) + (begins - before)[which], which
+
+
+def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
+    """(annotations int64 [M], which int64 [M], boxes float64 [M, 4]) of what images `ids` have to train on.
+
+    `columns` is a dataset.coco.columns.Instances. Boxes are x0 y0 x1 y1 in stored pixels, cut at the edges of the image.
+    """
+    offsets = columns.annotation_offsets
+    annotations, which = spans(offsets[ids], offsets[ids + 1] - offsets[ids])
+    usable = np.asarray(columns.usable[annotations])
+    annotations, which = annotations[usable], which[usable]
+    corner, size = np.split(np.asarray(columns.boxes[annotations]), 2, axis=1)
+    boxes = np.concatenate([corner, corner + size], axis=1)
+    return annotations, which, geometry.clipped(boxes, columns.height[ids][which], columns.width[ids][which])
+
+
+def packed(columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: bool = False) -> dict[str, Array]:
+    """Host arrays of the M boxes to train on, in the order of the rows; nothing of a row that is not valid.
+
+    offsets int64 [B + 1]; boxes float32 [M, 4], x0 y0 x1 y1 in output pixels, cut at the output's edges, none without area; labels
+    int64 [M], class numbers; masks uint8 [M, H, W], as large as the batch's images; keypoints float32 [M, K, 3], all 0 where one is
+    not marked or not in the output.
+
+    `centred`: only boxes whose middle is in the output, the rule of crops by overlap (DetectionPolicy.centred).
+    """
+    real = np.flatnonzero(rows.valid)
+    annotations, which, boxes = usable_boxes(columns, rows.ids[real])
+    which = real[which]
+    heights, widths = rows.sizes[which].T
+    whole = geometry.boxes_to_output(rows, which, boxes)
+    boxes = geometry.clipped(whole, heights, widths).astype(np.float32)  # before it is asked for its area: rounding may take that
+    kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    if centred:
+        middle = (whole[:, :2] + whole[:, 2:]) / 2
+        kept &= ((middle > 0) & (middle < rows.sizes[which, ::-1])).all(axis=1)
+    annotations, which = annotations[kept], which[kept]
+    found = {
+        "offsets": np.concatenate([[0], np.cumsum(np.bincount(which, minlength=len(rows)))]).astype(np.int64),
+        "boxes": boxes[kept],
+        "labels": np.asarray(columns.class_of)[columns.category[annotations]].astype(np.int64),
+    }
+    if masks:
+        found["masks"] = drawn_masks(columns, rows, annotations, which)
+    if keypoints:
+        found["keypoints"] = moved_keypoints(columns, rows, annotations, which)
+    return found
+
+
+def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
+    """float32 [M, K, 3], x y in output pixels and visibility; under a flip a left hand becomes a right one."""
+    # axes: [M, K, 3]
+    points = np.asarray(columns.keypoints[annotations])
+    points = np.where(rows.flips[which, None, None], points[:, np.asarray(columns.keypoint_mirror)], points)
+    place = geometry.to_output(rows, which, points[..., :2])
+    inside = ((place >= 0) & (place < rows.sizes[which, None, ::-1])).all(axis=2) & (points[..., 2] > 0)
+    moved = np.concatenate([place, points[..., 2:]], axis=2)
+    return np.where(inside[..., None], moved, 0).astype(np.float32)
+
+
+def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
+    """uint8 [M, H, W], 1 inside; of polygons as pycocotools draws them, of run lengths the nearest pixel. Nothing outside of the image."""
+    masks = np.zeros((len(annotations), *rows.padded), np.uint8)
+    place = geometry.places(rows)[which]
+    counts = columns.polygon_offsets[annotations + 1] - columns.polygon_offsets[annotations]
+    polygons, owner = spans(columns.polygon_offsets[annotations], counts)
+    corners = columns.point_offsets[polygons + 1] - columns.point_offsets[polygons]
+    points, polygon = spans(columns.point_offsets[polygons], corners)
+    moved = geometry.to_output(rows, which[owner[polygon]], np.asarray(columns.points[points]))
+    outlines = np.split(moved, np.cumsum(corners)[:-1])
+    first = np.cumsum(counts) - counts
+    for number, annotation in enumerate(annotations.tolist()):
+        if counts[number]:
+            _fill(masks[number], place[number], outlines[first[number] : first[number] + counts[number]])
+        else:
+            _sample(masks[number], place[number], columns, rows, annotation, int(which[number]))
+    return masks
+
+
+def _fill(mask: Array, place: Array, outlines: list[Array]) -> None:
+    """Set the union of polygons [points, 2], as far as it is within `place`."""
+    from pycocotools import mask as coco  # takes a tenth of a second, and only masks need it
+
+    whole = np.concatenate(outlines)
+    # Only where the polygons are: a canvas has a million pixels, an object ten thousand.
+    x0, y0 = np.maximum(np.floor(whole.min(axis=0)).astype(np.int64) - 1, place[:2]).tolist()
+    x1, y1 = np.minimum(np.ceil(whole.max(axis=0)).astype(np.int64) + 1, place[2:]).tolist()
+    if x0 < x1 and y0 < y1:
+        runs = coco.frPyObjects([(outline - (x0, y0)).ravel() for outline in outlines], y1 - y0, x1 - x0)
+        mask[y0:y1, x0:x1] = coco.decode(coco.merge(runs))
+
+
+def _sample(mask: Array, place: Array, columns: Any, rows: Rows, annotation: int, row: int) -> None:
+    """Set the pixels of `place` whose centres the run lengths of an annotation cover; none where it has no run lengths."""
+    runs = np.asarray(columns.rle[columns.rle_offsets[annotation] : columns.rle_offsets[annotation + 1]])
+    if len(runs):
+        height, width = int(columns.height[rows.ids[row]]), int(columns.width[rows.ids[row]])
+        stored = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8).reshape(width, height).T  # column by column
+        x0, y0, x1, y1 = place.tolist()
+        # axes: columns and rows are sampled apart, since the map has no shear
+        xs = _stored_pixels(rows, row, np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1))[:, 0]
+        ys = _stored_pixels(rows, row, np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1))[:, 1]
+        mask[y0:y1, x0:x1] = stored[np.minimum(ys, height - 1)[:, None], np.minimum(xs, width - 1)]
+
+
+def _stored_pixels(rows: Rows, row: int, pixels: Array) -> Array:
+    """int64 [N, 2], x y of the stored pixels at the centres of output pixels; those of a row's place lie in its image, but for rounding."""
+    return np.maximum(np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0).astype(np.int64)
