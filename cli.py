@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import tyro
 from pydantic import BaseModel, ConfigDict
 
-from contracts import Mistake
+from contracts import UserError
 
 
 class Settings(BaseModel):
@@ -28,10 +28,10 @@ Flags = TypeVar("Flags", bound=Settings)
 
 
 def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None = None) -> Flags:
-    """The settings that flags ask for; a group's settings have no prefix. Raises Mistake; --help prints and exits 0."""
+    """The settings that flags ask for; a group's settings have no prefix. Raises UserError; --help prints and exits 0."""
     for word, value in zip(argv, (*argv[1:], None), strict=False):
         if word.startswith("--") and (value == "" or word.endswith("=")):  # as a path it would be the current folder
-            raise Mistake(f"flags: {word.rstrip('=')} got an empty value; give one, or leave the flag out")
+            raise UserError(f"flags: {word.rstrip('=')} got an empty value; give one, or leave the flag out")
     said = io.StringIO()
     groups = [info.annotation for info in cls.model_fields.values() if isinstance(info.annotation, type)]
     groups = [group for group in groups if issubclass(group, Settings)]
@@ -48,7 +48,7 @@ def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None
     except SystemExit as stop:
         if stop.code in (0, None):
             raise
-        raise Mistake(_one_line(said.getvalue(), known)) from None
+        raise UserError(_one_line(said.getvalue(), known)) from None
 
 
 def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
@@ -92,7 +92,7 @@ def nearest(name: str, known: Any, *, prefix: str = "") -> str:
 
 
 def one_of(flag: str, name: str, known: Any, *, auto: str | None = None, elsewhere: Callable[[str], str | None] | None = None) -> str:
-    """`name` when `known` has it, `auto` for 'auto'. Raises Mistake with the nearest names, or the flag that `elsewhere` knows it under."""
+    """`name` when `known` has it, `auto` for 'auto'. Raises UserError with the nearest names, or the flag that `elsewhere` knows it under."""
     if name == "auto" and auto is not None:
         return auto
     if name in known:
@@ -100,4 +100,4 @@ def one_of(flag: str, name: str, known: Any, *, auto: str | None = None, elsewhe
     where = elsewhere(name) if elsewhere else None
     why = f", which is for {where}" if where else nearest(name, known) or ", which is unknown"
     allowed = f"; known: {', '.join(known)}" if len(known) <= 16 else ""
-    raise Mistake(f"{flag} got '{name}'{why}{allowed}")
+    raise UserError(f"{flag} got '{name}'{why}{allowed}")

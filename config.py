@@ -12,7 +12,7 @@ import yaml
 from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
 
 from cli import Settings, flags, nearest
-from contracts import Mistake
+from contracts import UserError
 
 PRESETS = Path(__file__).resolve().parent / "configs"
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
@@ -245,12 +245,12 @@ GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_f
 
 
 def build(flat: dict[str, Any], origin: str = "settings") -> Config:
-    """A checked Config from flat keys. Raises Mistake naming the first bad key, what it got and the nearest name."""
+    """A checked Config from flat keys. Raises UserError naming the first bad key, what it got and the nearest name."""
     nested: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for key, value in flat.items():
         name = str(key).replace("-", "_")
         if name not in GROUP_OF:
-            raise Mistake(f"{origin}: unknown key '{key}'{nearest(name, GROUP_OF)}; --help lists every setting")
+            raise UserError(f"{origin}: unknown key '{key}'{nearest(name, GROUP_OF)}; --help lists every setting")
         nested[GROUP_OF[name]][name] = value
     try:
         config = Config.model_validate(nested)
@@ -258,7 +258,7 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
         first = error.errors()[0]
         where = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
         said = first["msg"][0].lower() + first["msg"][1:]
-        raise Mistake(f"{origin}: --{where.replace('_', '-')} got {first['input']!r}: {said}") from None
+        raise UserError(f"{origin}: --{where.replace('_', '-')} got {first['input']!r}: {said}") from None
     _check_ranges(config, origin)
     return config
 
@@ -268,33 +268,35 @@ def _check_ranges(config: Config, origin: str) -> None:
         low, high = getattr(config.augmentation, name)
         if not lowest < low <= high or (name == "crop_scale" and high > 1):
             flag = name.replace("_", "-")
-            raise Mistake(f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= high{' <= 1' if name == 'crop_scale' else ''}")
+            raise UserError(
+                f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= high{' <= 1' if name == 'crop_scale' else ''}"
+            )
     short = config.clips.short_side
     if short and short[0] > short[1]:
-        raise Mistake(f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first")
+        raise UserError(f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first")
     if config.augmentation.std and min(config.augmentation.std) <= 0:
-        raise Mistake(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
+        raise UserError(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
     data = config.data.data
     for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
         if data and folder and folder.resolve().is_relative_to(data.resolve()):
-            raise Mistake(f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name another folder")
+            raise UserError(f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name another folder")
 
 
 def read_preset(path: Path) -> dict[str, Any]:
-    """The flat keys of a YAML preset. Raises Mistake when it is missing, does not parse or is no mapping."""
+    """The flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no mapping."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise Mistake(f"--config {path}: {error.strerror or error}; presets are in configs/") from None
+        raise UserError(f"--config {path}: {error.strerror or error}; presets are in configs/") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise Mistake(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise Mistake(f"--config {path}: got {type(content).__name__ if content else 'nothing'}, a preset is a mapping 'setting: value'")
+        raise UserError(f"--config {path}: got {type(content).__name__ if content else 'nothing'}, a preset is a mapping 'setting: value'")
     return content
 
 
 def parse(argv: list[str]) -> Config:
-    """Flags over the preset that --config names over the defaults. Raises Mistake; --help prints and exits 0."""
+    """Flags over the preset that --config names over the defaults. Raises UserError; --help prints and exits 0."""
     preset: dict[str, Any] = {}
     origin = "defaults"
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
@@ -324,7 +326,7 @@ def _check_task(config: Config) -> None:
     for tasks, names in READ_BY.items():
         for name in names if config.model.task not in tasks else ():
             if chosen[name] != defaults[name]:
-                raise Mistake(f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task {config.model.task}")
+                raise UserError(f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task {config.model.task}")
 
 
 READ_WITH = {
@@ -349,7 +351,7 @@ def _check_read(config: Config, before: Config) -> None:
     for name, (other, value) in READ_WITH.items():
         if chosen[name] != preset[name] and chosen[other] not in (value, "auto"):
             flag, needs = (word.replace("_", "-") for word in (name, other))
-            raise Mistake(f"--{flag} is for --{needs} {value}, and this is --{needs} {chosen[other]}")
+            raise UserError(f"--{flag} is for --{needs} {value}, and this is --{needs} {chosen[other]}")
 
 
 def _check_graphs(config: Config) -> None:
@@ -357,11 +359,11 @@ def _check_graphs(config: Config) -> None:
     if config.model.compile_mode == "default":
         return
     if not config.model.compile:
-        raise Mistake(f"{flag} is for --compile true")
+        raise UserError(f"{flag} is for --compile true")
     if config.model.task == "detection":
-        raise Mistake(f"{flag} is not for --task detection: its batches have many shapes, each would be a graph; --compile-mode default")
+        raise UserError(f"{flag} is not for --task detection: its batches have many shapes, each would be a graph; --compile-mode default")
     if config.optimisation.accumulate > 1:
-        raise Mistake(
+        raise UserError(
             f"{flag} takes --accumulate 1, and got {config.optimisation.accumulate}: a graph writes its gradients where those of the "
             "micro-batch before are; --compile-mode default"
         )

@@ -1,6 +1,6 @@
 """The nouns that rooms share. No behaviour beyond reading a field, and no import of ours.
 
-file -> Manifest -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
+file -> Images -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
         what        which,          pixels             what it means
         exists      which window
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
-class Mistake(Exception):
+class UserError(Exception):
     """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2."""
 
 
@@ -117,10 +117,10 @@ class Source(Protocol):
         """uint8 [B, L], the same for many samples at once, each padded with NUL."""
 
     def read(self, sample: int) -> bytes:
-        """The file's bytes, `read_delay_s` later than the storage gave them. Raises Mistake when the size has changed."""
+        """The file's bytes, `read_delay_s` later than the storage gave them. Raises UserError when the size has changed."""
 
     def check(self, sample: int, size: int) -> None:
-        """Raise Mistake when `size` bytes is not what the manifest recorded."""
+        """Raise UserError when `size` bytes is not what the manifest recorded."""
 
 
 class Plan(Protocol):
@@ -139,7 +139,7 @@ class Plan(Protocol):
         """Of a rank and micro-batch."""
 
     @property
-    def step_samples(self) -> int:
+    def global_batch_size(self) -> int:
         """G = world size * batch size * accumulation."""
 
     @property
@@ -222,7 +222,7 @@ class Loader(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
-class Later(Protocol):
+class Pending(Protocol):
     """Figures of a validation that are being made by rank 0 while training goes on."""
 
     def done(self) -> bool:
@@ -241,8 +241,8 @@ class Metric(Protocol):
     def update(self, outputs: Any, batch: Batch) -> None:
         """Add one batch. Reads nothing back from the device."""
 
-    def result(self, world: World) -> dict[str, Any] | Later:
-        """Sum over the ranks and name the figures; every rank gets the same. Later, where that takes more than an instant."""
+    def result(self, world: World) -> dict[str, Any] | Pending:
+        """Sum over the ranks and name the figures; every rank gets the same. Pending, where that takes more than an instant."""
 
 
 class Task(Protocol):

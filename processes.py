@@ -21,7 +21,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from contracts import Mistake
+from contracts import UserError
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -115,16 +115,16 @@ def forking() -> Iterator[None]:
 
 @contextmanager
 def starting(stop: Stop, who: str) -> Iterator[None]:
-    """Around what starts processes, `who`. Where it fails those that there are end; raises Mistake where the system starts no more."""
+    """Around what starts processes, `who`. Where it fails those that there are end; raises UserError where the system starts no more."""
     try:
         with forking():
             yield
     except BaseException as error:
         stop.now()
         if isinstance(error, OSError):
-            raise Mistake(f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}") from None
+            raise UserError(f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}") from None
         if isinstance(error, RuntimeError) and "thread" in str(error):
-            raise Mistake(f"{who} cannot all be started ({error}): {_limit(errno.EAGAIN)}") from None
+            raise UserError(f"{who} cannot all be started ({error}): {_limit(errno.EAGAIN)}") from None
         raise
 
 
@@ -139,7 +139,7 @@ def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads
     """What `work` makes of each item, in their order; by so many processes, or by threads of this one. Items and results are pickled.
 
     Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it ends them within seconds, whatever
-    they wait for; threads go on, and the program waits for them when it ends. Raises Mistake where processes cannot be started, and
+    they wait for; threads go on, and the program waits for them when it ends. Raises UserError where processes cannot be started, and
     BrokenProcessPool when one was killed.
     """
     fork, stop, jobs, begun = multiprocessing.get_context("fork"), Stop(), deque[Future[R]](), False
@@ -165,7 +165,7 @@ def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
     """`results`, all of them. Where there are no processes, or no memory for them, this one does the work: a run does not end for that."""
     try:
         return list(results(work, items, workers))
-    except (BrokenProcessPool, Mistake, OSError) as error:
+    except (BrokenProcessPool, UserError, OSError) as error:
         _warn(error)
         return [work(item) for item in items]
 

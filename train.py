@@ -18,7 +18,7 @@ import torch  # noqa: E402
 
 from cli import one_of  # noqa: E402
 from config import Config, as_yaml, parse, recipe  # noqa: E402
-from contracts import Feed, Mistake, NotFinite, Pixels  # noqa: E402
+from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
 from dataset import manifest  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
@@ -36,7 +36,7 @@ from tasks import task_named  # noqa: E402
 
 
 def train(config: Config, world: ProcessWorld, console: Console) -> int:
-    """One run; the exit code. Raises Mistake and NotFinite."""
+    """One run; the exit code. Raises UserError and NotFinite."""
     run, opt, aug, load, model = config.run, config.optimisation, config.augmentation, config.loading, config.model
     kind, registry = task_named(model.task), registry_of(model.task)
     if config.detection.score:
@@ -64,7 +64,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
-        identity = world.agree({"arch": arch, "classes": list(train_set.classes), "manifest": train_set.identity})
+        identity = world.agree({"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint})
         state = checkpoint.read(resume, evaluate=run.evaluate, **identity) if resume else None
         torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
         net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **kind.building(config, train_set))
@@ -128,7 +128,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             bytes_of=lambda ids: kind.bytes_read(train_set, ids),
             name_of=lambda split, sample: manifest.printable(splits[split].columns.path(sample)),
         )
-        training.go_on(state)
+        training.resume(state)
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
             finished = training.validate() if run.evaluate else training.fit()
         reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
@@ -142,7 +142,7 @@ def main() -> int:
         return train(parse(sys.argv[1:]), world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130
-    except (Mistake, NotFinite, Unusable, PermissionError) as error:
+    except (UserError, NotFinite, Unusable, PermissionError) as error:
         world.complain(f"train.py: {error}")
         return 3 if isinstance(error, NotFinite) else 2
 

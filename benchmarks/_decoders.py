@@ -24,7 +24,7 @@ from loaders.images._dali_rows import PathPreparer
 from loaders.images._pipeline import Runner, build
 from loaders.images.decoders import READERS, Decode, Region, decode_many
 from loaders.images.torchvision import Decoding
-from plan.images import StillPlan, StillPolicy
+from plan.images import ImagePlan, ImagePolicy
 
 Array = np.ndarray[Any, Any]
 Task = Literal["to-pil", "to-array", "region", "train", "entropy"]
@@ -94,10 +94,10 @@ class Files:
         plan, columns = self._plan(self.ids, 0, size), self.split.columns
         return Feed(plan=plan, source=self.split.source, columns=columns, targets=lambda rows: {}, device=torch.device("cpu"), workers=1)
 
-    def _plan(self, ids: Array, seed: int, size: int) -> StillPlan:
-        policy = StillPolicy(window="random-resized", image_size=SIZE, flip=0.5)
+    def _plan(self, ids: Array, seed: int, size: int) -> ImagePlan:
+        policy = ImagePolicy(window="random-resized", image_size=SIZE, flip=0.5)
         columns = self.split.columns
-        return StillPlan(heights=columns.height[ids], widths=columns.width[ids], policy=policy, seed=seed, batch_size=size)
+        return ImagePlan(heights=columns.height[ids], widths=columns.width[ids], policy=policy, seed=seed, batch_size=size)
 
     def regions(self, task: Task, rows: Rows) -> list[Region]:
         """What of each sample a task decodes."""

@@ -7,20 +7,20 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from cli import Settings, flags
-from contracts import Mistake
+from contracts import UserError
 
 S = TypeVar("S", bound=Settings)
 
 
 def asked(cls: type[S], argv: list[str], *, prog: str) -> S:
-    """As config.flags; of a value that is not allowed it is pydantic that says so, value by value, and not the parser. Raises Mistake."""
+    """As config.flags; of a value that is not allowed it is pydantic that says so, value by value, and not the parser. Raises UserError."""
     try:
         return flags(cls, argv, prog=prog)
-    except Mistake as mistake:
+    except UserError as mistake:
         raise _refused(cls, argv, prog) or mistake from None
 
 
-def _refused(cls: type[Settings], argv: list[str], prog: str) -> Mistake | None:
+def _refused(cls: type[Settings], argv: list[str], prog: str) -> UserError | None:
     """Of the first flag with a wrong value; None when it is something else that is wrong."""
     for flag, words in _given(argv):
         name = flag.removeprefix("--").replace("-", "_")
@@ -33,7 +33,7 @@ def _refused(cls: type[Settings], argv: list[str], prog: str) -> Mistake | None:
         except ValidationError as error:
             first = error.errors()[0]
             said = first["msg"][0].lower() + first["msg"][1:]
-            return Mistake(f"{flag} got '{first['input']}': {said}; {prog} --help says what it takes")
+            return UserError(f"{flag} got '{first['input']}': {said}; {prog} --help says what it takes")
     return None
 
 

@@ -28,7 +28,7 @@ from benchmarks._process import ROOT, ran
 from benchmarks._reasons import NOT_HERE, reason
 from cli import Settings
 from config import NotNegative
-from contracts import Mistake
+from contracts import UserError
 from dataset.splits import list_of
 from report import record
 from report.meter import spread
@@ -48,7 +48,7 @@ Point = dict[str, Any]
 Row = dict[str, Any]
 
 
-class Absent(Mistake):
+class Absent(UserError):
     """What a point needs is not installed here."""
 
 
@@ -92,7 +92,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suite:
-    """One file of benchmarks/ each. A point is what differs from row to row; `points` may raise Mistake."""
+    """One file of benchmarks/ each. A point is what differs from row to row; `points` may raise UserError."""
 
     name: str
     about: str
@@ -133,19 +133,19 @@ def ranks(count: int) -> list[str]:
 
 
 def require_gpus(asked: Sequence[int], here: int) -> None:
-    """Raise Mistake when there are fewer GPUs than a point has ranks; without a GPU any number of them runs on the CPU."""
+    """Raise UserError when there are fewer GPUs than a point has ranks; without a GPU any number of them runs on the CPU."""
     if 0 < here < max(asked, default=0):
         there = "is 1 GPU" if here == 1 else f"are {here} GPUs"
-        raise Mistake(f"--gpus {max(asked)}: there {there} here, and a rank needs one of its own; at most --gpus {here}")
+        raise UserError(f"--gpus {max(asked)}: there {there} here, and a rank needs one of its own; at most --gpus {here}")
 
 
 def class_folders(root: Path | None, *, task: str = "classification") -> Path:
-    """The folder with <class>/*: root/train or the root itself; of videos also a list, the root itself or in it. Raises Mistake."""
+    """The folder with <class>/*: root/train or the root itself; of videos also a list, the root itself or in it. Raises UserError."""
     if root is not None and task == "video" and (found := root if root.is_file() else list_of(root, "train")):
         return found.resolve()
     if root is None or not root.is_dir():
         wanted = "name one with <class>/* or train/<class>/*" + (", or with the list train.csv" if task == "video" else "")
-        raise Mistake(f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}")
+        raise UserError(f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}")
     return (root / "train" if (root / "train").is_dir() else root).resolve()
 
 
@@ -153,11 +153,11 @@ S = TypeVar("S", bound=Common)
 
 
 def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) -> None:
-    """`if __name__ == "__main__"` of such a module: one point -> figures.json. Exit code 2 for a Mistake, NOT_HERE for Absent."""
+    """`if __name__ == "__main__"` of such a module: one point -> figures.json. Exit code 2 for a UserError, NOT_HERE for Absent."""
     point, folder = json.loads(sys.argv[2]), Path(sys.argv[3])
     try:
         measured = measure(settings.model_validate(json.loads(sys.argv[1])), point, folder)
-    except Mistake as mistake:
+    except UserError as mistake:
         print(mistake, file=sys.stderr, flush=True)
         sys.exit(NOT_HERE if isinstance(mistake, Absent) else 2)
     if int(os.environ.get("RANK", 0)) == 0:
@@ -176,12 +176,14 @@ def name_of(point: Point) -> str:
 
 
 def results(folder: Path) -> list[Row]:
-    """The latest row of each point, in the order of the first. Raises Mistake when there is none."""
+    """The latest row of each point, in the order of the first. Raises UserError when there is none."""
     rows: dict[str, Row] = {}
     try:
         lines = (folder / "results.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
-        raise Mistake(f"{folder} has no results.jsonl ({error.strerror}); name a folder that python -m scripts.bench has written") from None
+        raise UserError(
+            f"{folder} has no results.jsonl ({error.strerror}); name a folder that python -m scripts.bench has written"
+        ) from None
     for line in lines:
         try:
             row = json.loads(line)
@@ -193,18 +195,18 @@ def results(folder: Path) -> list[Row]:
 
 
 def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, int, str], None]) -> list[Row]:
-    """Measure what has no row yet. `progress` gets points or searches done, of all, and what to say. Raises Mistake, KeyboardInterrupt."""
+    """Measure what has no row yet. `progress` gets points or searches done, of all, and what to say. Raises UserError, KeyboardInterrupt."""
     points = suite.points(settings)
     data = getattr(settings, "data", None)
     if data is not None and folder.resolve().is_relative_to(data.resolve()):
-        raise Mistake(f"--output {folder} lies inside --data {data}, which is never written to; name another folder")
+        raise UserError(f"--output {folder} lies inside --data {data}, which is never written to; name another folder")
     if not points:
-        raise Mistake("nothing to measure: a flag that takes several values has none")
+        raise UserError("nothing to measure: a flag that takes several values has none")
     if settings.repeats > 1:
         if suite.follow:
-            raise Mistake(f"--repeats {settings.repeats}: {suite.name} is a search, of which there is one")
+            raise UserError(f"--repeats {settings.repeats}: {suite.name} is a search, of which there is one")
         if settings.repeats < LEAST:
-            raise Mistake(f"--repeats {settings.repeats}: of fewer than {LEAST} no figure is shown; 1, or {LEAST} and more")
+            raise UserError(f"--repeats {settings.repeats}: of fewer than {LEAST} no figure is shown; 1, or {LEAST} and more")
         points = [{**point, REPEAT: number} for number in range(settings.repeats) for point in points]
     points = [json.loads(one) for one in dict.fromkeys(json.dumps(point) for point in points)]  # each once
     with record.claimed(folder, resuming=True, enabled=True):
@@ -229,7 +231,7 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
                 rows = [other for other in rows if other["point"] != row["point"]] + [row]
                 done.append(row["point"])
                 if wrong := WRONG_DATA.fullmatch(row["error"] or ""):
-                    raise Mistake(wrong[1])
+                    raise UserError(wrong[1])
                 progress(*_so_far(suite, settings, points, done, rows), f"{name_of(left[0])}: {_said(suite, row)}")
         finally:
             file.close()
@@ -296,7 +298,7 @@ def beyond_noise(suite: Suite, one: Row, other: Row) -> bool | None:
 
 
 def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> bool:
-    """Whether a folder holds points of this command. One in which nothing was measured yet is given to it. Raises Mistake for others'."""
+    """Whether a folder holds points of this command. One in which nothing was measured yet is given to it. Raises UserError for others'."""
     asked = {name: found.resolve() if isinstance(found, Path) else found for name, found in settings}
     wanted = {"suite": suite.name, **record.plain({k: v for k, v in asked.items() if k not in ("output", "limit_s", "note")})}
     path = folder / "suite.json"
@@ -305,11 +307,11 @@ def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row
             found = json.loads(path.read_text(encoding="utf-8"))
             assert isinstance(found, dict)
         except (ValueError, AssertionError):
-            raise Mistake(f"{path} is damaged; remove it, or name another --output") from None
+            raise UserError(f"{path} is damaged; remove it, or name another --output") from None
         for name, value in wanted.items():
             if found.get(name) != value:
                 flag = name if name == "suite" else f"--{name.replace('_', '-')}"
-                raise Mistake(f"--output {folder} holds results with {flag} {found.get(name)}, this is {value}; name another folder")
+                raise UserError(f"--output {folder} holds results with {flag} {found.get(name)}, this is {value}; name another folder")
         return True
     what = {
         **wanted,

@@ -12,11 +12,11 @@ from itertools import chain, islice, repeat
 from typing import Any
 
 from benchmarks.baselines import dali, pytorch
-from contracts import Feed, Mistake, Pixels, World
+from contracts import Feed, Pixels, UserError, World
 from dataset.sources.folder import Folder
 from dataset.splits import Split
 from loaders import open_loader
-from plan.images import StillPlan, StillPolicy
+from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
 
 PYTORCH, DALI = "pytorch", "dali"
@@ -31,13 +31,13 @@ Epochs = Callable[[int], Iterator[int]]
 def opened(
     settings: Any, name: str, data: Split, world: World, *, threads: int = 0, read_delay_s: float = 0.0, batches: int | None = None
 ) -> Iterator[Epochs]:
-    """A loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an epoch instead of all. Raises Mistake.
+    """A loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an epoch instead of all. Raises UserError.
 
     `settings` has batch_size, image_size, window, workers and reader; `threads` are DALI's where they are not as many as the workers.
     """
-    policy = StillPolicy(window=settings.window, image_size=settings.image_size, resize=round(settings.image_size * 256 / 224))
-    plan = StillPlan.of(data.columns, policy, seed=0, batch_size=settings.batch_size, world_size=world.size, rank=world.rank)
-    require(data, (batches or 1) * plan.step_samples)
+    policy = ImagePolicy(window=settings.window, image_size=settings.image_size, resize=round(settings.image_size * 256 / 224))
+    plan = ImagePlan.of(data.columns, policy, seed=0, batch_size=settings.batch_size, world_size=world.size, rank=world.rank)
+    require(data, (batches or 1) * plan.global_batch_size)
     if name == PYTORCH:
         yield _by_pytorch(settings, data, world, read_delay_s, None if batches is None else batches * settings.batch_size)
         return
@@ -56,7 +56,7 @@ def opened(
         pixels=Pixels(dtype="float16" if world.device.type == "cuda" else "float32"),
         reader=settings.reader,
     )
-    first = 0 if batches is None else plan.samples - batches * plan.step_samples
+    first = 0 if batches is None else plan.samples - batches * plan.global_batch_size
     with open_loader(name, feed) as loader:
 
         def epochs(epoch: int) -> Iterator[int]:
@@ -68,9 +68,9 @@ def opened(
 
 
 def require(data: Split, samples: int) -> None:
-    """Raise Mistake when the data set has fewer."""
+    """Raise UserError when the data set has fewer."""
     if (found := len(data.columns)) < samples:
-        raise Mistake(f"--data has {found} files and {samples} are asked for; python -m scripts.link_set makes more files of few")
+        raise UserError(f"--data has {found} files and {samples} are asked for; python -m scripts.link_set makes more files of few")
 
 
 def paths(data: Split) -> list[str]:
@@ -92,12 +92,12 @@ def _by_pytorch(settings: Any, data: Split, world: World, read_delay_s: float, s
     return lambda epoch: (len(images) for images, _ in pytorch.batches(loader, world.device, epoch))
 
 
-def _by_dali(settings: Any, data: Split, plan: StillPlan, world: World) -> Epochs:
+def _by_dali(settings: Any, data: Split, plan: ImagePlan, world: World) -> Epochs:
     """A pass has as many batches as a loader's. DALI reads on from pass to pass, ahead of them; a loader begins each anew."""
     try:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:
-        raise Mistake(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
+        raise UserError(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
     loader = dali.images(
         window=settings.window,
         size=settings.image_size,

@@ -43,7 +43,7 @@ from benchmarks._suite import (
     require_gpus,
 )
 from cli import one_of
-from contracts import Mistake, Source
+from contracts import Source, UserError
 from dataset.splits import open_split
 from loaders import OF_TASK, task_of
 from report import hardware
@@ -121,7 +121,7 @@ def settled(settings: Loader) -> Loader:
 def expanded(
     flag: str, names: Sequence[str], devices: int, *, more: tuple[str, ...] | None = None, task: str = "classification"
 ) -> list[str]:
-    """Loaders by name, each once; auto: those that can run here with so many GPUs. Raises Mistake for an unknown name.
+    """Loaders by name, each once; auto: those that can run here with so many GPUs. Raises UserError for an unknown name.
 
     `more` are names besides the loaders; by default the baselines.
     """
@@ -183,7 +183,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
             if epoch == 0:
                 meter.flush()
                 if not meter.windows[0].samples:
-                    raise Mistake(f"--loaders {point['loader']}: none of the {files} files could be decoded")
+                    raise UserError(f"--loaders {point['loader']}: none of the {files} files could be decoded")
                 load.read()  # the loads are of the passes that count
             elif len(meter.windows) > settings.passes and min(world.gather(steps)) >= LEAST_STEPS:
                 break

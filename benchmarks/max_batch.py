@@ -34,7 +34,7 @@ from benchmarks.baselines import train as loop_by_hand
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
 from config import Share, parse
-from contracts import Mistake
+from contracts import UserError
 from engine.precision import choose
 from report import hardware
 from tasks.classification import CPU_PRECISION
@@ -125,16 +125,16 @@ def _following(fits: int, fails: int | None, largest: int, tolerance: float) -> 
 
 @cache
 def training_samples(data: Path | None) -> int:
-    """Of the folder, scanned once; without one, what the synthetic loader imagines. Raises Mistake."""
-    from dataset.splits import imagined, open_split
+    """Of the folder, scanned once; without one, what the synthetic loader imagines. Raises UserError."""
+    from dataset.splits import open_split, synthetic
 
-    return len((open_split(data / "train") if data else imagined()["train"]).columns)
+    return len((open_split(data / "train") if data else synthetic()["train"]).columns)
 
 
 def points(settings: MaxBatch) -> list[Point]:
     require_data(settings.data, settings.loaders)
     if settings.by_hand and settings.data is None:
-        raise Mistake("--by-hand reads files: --data is missing")
+        raise UserError("--by-hand reads files: --data is missing")
     check(settings.flags, by_hand=settings.by_hand, more=("--workers",), own=("--val-batch-size",))
     if settings.by_hand:
         require_same_pixels("classification", settings.archs)
@@ -235,7 +235,7 @@ def _by_hand(
 
 
 def _limit(device: torch.device, gib: float) -> float:
-    """Leave so much memory; GiB of the device that are held for it, which no figure counts. Raises Mistake when there is less."""
+    """Leave so much memory; GiB of the device that are held for it, which no figure counts. Raises UserError when there is less."""
     if device.type == "cpu":  # not the address space: libraries map far more of it than they use
         resource.setrlimit(resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
         return 0.0
@@ -245,7 +245,7 @@ def _limit(device: torch.device, gib: float) -> float:
     code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(held)) if held > 0 else 1
     if code:
         free = torch.cuda.mem_get_info(device)[0] / 2**30
-        raise Mistake(f"--memory-limit-gib {gib:g}: {held / 2**30:.1f} GiB cannot be held, {free:.1f} GiB are free")
+        raise UserError(f"--memory-limit-gib {gib:g}: {held / 2**30:.1f} GiB cannot be held, {free:.1f} GiB are free")
     return held / 2**30
 
 

@@ -38,7 +38,7 @@ from benchmarks._suite import (
 )
 from cli import one_of
 from config import NotNegative
-from contracts import Mistake
+from contracts import UserError
 from dataset.splits import open_split
 from engine.distributed import cores
 from loaders.images.decoders import READERS, plain_jpeg
@@ -90,11 +90,11 @@ def points(settings: Readers) -> list[Point]:
 
 
 def files_of(settings: Readers) -> Files:
-    """Read into memory, and so into the page cache. Raises Mistake."""
+    """Read into memory, and so into the page cache. Raises UserError."""
     split = open_split(class_folders(settings.data))
     plain = np.flatnonzero(plain_jpeg(split.columns, np.arange(len(split.columns))))
     if not len(plain):
-        raise Mistake(f"--data {settings.data} has no plain JPEG among its {len(split.columns)} images")
+        raise UserError(f"--data {settings.data} has no plain JPEG among its {len(split.columns)} images")
     ids = plain[np.linspace(0, len(plain) - 1, min(settings.files, len(plain))).round().astype(np.int64)]
     return Files(split, ids, {int(i): split.source.read(int(i)) for i in ids})
 
@@ -119,11 +119,11 @@ class Counters:
 
 
 def between(before: Array, after: Array) -> tuple[Window, float]:
-    """The rate of all processes, each by its own clock, and the CPU microseconds of an image. Raises Mistake when none was decoded."""
+    """The rate of all processes, each by its own clock, and the CPU microseconds of an image. Raises UserError when none was decoded."""
     images, seconds, cpu_s = (after - before).T
     total = int(images.sum())
     if not total:
-        raise Mistake("it refuses every file")
+        raise UserError("it refuses every file")
     return Window(total, total, total / float((images / seconds).sum()), 0), 1e6 * float(cpu_s.sum()) / total
 
 
@@ -159,7 +159,7 @@ def _one_thread() -> None:
 
 
 def _timed(parts: Callable[[int], Iterator[list[Any]]], processes: int, settings: Readers) -> list[tuple[Window, float]]:
-    """Blocks until the steady ones make `seconds`. Raises Mistake with what a process says."""
+    """Blocks until the steady ones make `seconds`. Raises UserError with what a process says."""
     context = multiprocessing.get_context("fork")
     counters, said = Counters(context, processes), context.SimpleQueue()
     workers = [context.Process(target=_work, args=(parts, number, counters, said), daemon=True) for number in range(processes)]
@@ -172,9 +172,9 @@ def _timed(parts: Callable[[int], Iterator[list[Any]]], processes: int, settings
         while not ((now := counters.read())[:, 1] > before[:, 1]).all():
             if not said.empty():
                 kind, what = said.get()
-                raise (Absent if kind == "absent" else Mistake)(what)
+                raise (Absent if kind == "absent" else UserError)(what)
             if not all(worker.is_alive() for worker in workers):
-                raise Mistake(f"a process was ended: {[worker.exitcode for worker in workers]}")
+                raise UserError(f"a process was ended: {[worker.exitcode for worker in workers]}")
             time.sleep(0.01)
         return now
 

@@ -29,7 +29,7 @@ from benchmarks import _plots, _show, videos
 from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
 from benchmarks.loader import expanded
 from config import NotNegative
-from contracts import Feed, Loader, Mistake, World
+from contracts import Feed, Loader, UserError, World
 from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
 from report.meter import Meter
 from report.record import replace as write
@@ -247,7 +247,7 @@ def points(settings: Soak) -> list[Point]:
     class_folders(settings.data, task=settings.task)
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
-        raise Mistake(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
+        raise UserError(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=(), task=settings.task)
     same: Point = {"batch_size": settings.batch_size or BATCH_SIZES[settings.task], "image_size": settings.image_size}
     if settings.task == "video":
@@ -256,9 +256,9 @@ def points(settings: Soak) -> list[Point]:
 
 
 def feed_of(settings: Soak, point: Point, world: World) -> Feed:
-    """The folder's images with the windows of training, or clips of its videos. Raises Mistake."""
+    """The folder's images with the windows of training, or clips of its videos. Raises UserError."""
     from dataset.splits import open_split
-    from plan.images import StillPlan, StillPolicy
+    from plan.images import ImagePlan, ImagePolicy
     from tasks.classification import Classification
 
     root = class_folders(settings.data, task=settings.task)
@@ -267,8 +267,8 @@ def feed_of(settings: Soak, point: Point, world: World) -> Feed:
         settings = settings.model_copy(update={"batch_size": point["batch_size"]})
         return videos.feed_of(settings, videos.plan_of(settings, clips.columns, world), clips, world)
     split = open_split(root)
-    policy = StillPolicy(window="random-resized", image_size=settings.image_size, flip=0.5)
-    plan = StillPlan.of(split.columns, policy, seed=0, batch_size=point["batch_size"])
+    policy = ImagePolicy(window="random-resized", image_size=settings.image_size, flip=0.5)
+    plan = ImagePlan.of(split.columns, policy, seed=0, batch_size=point["batch_size"])
     plan.require_a_step()
     feed = Feed(
         plan=plan,

@@ -19,7 +19,7 @@ from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row,
 from benchmarks.baselines import train as loop_by_hand
 from cli import one_of
 from config import parse
-from contracts import Mistake
+from contracts import UserError
 from engine import precision
 from engine.distributed import default_workers
 from loaders import OF_TASK, default_loader
@@ -81,41 +81,41 @@ class Train(Common):
 def check(
     words: str, *, task: str = "classification", by_hand: bool = False, more: tuple[str, ...] = (), own: tuple[str, ...] = ()
 ) -> None:
-    """Raise Mistake for flags of train.py that do not parse, or that a suite sets itself: OWN, and its `own`.
+    """Raise UserError for flags of train.py that do not parse, or that a suite sets itself: OWN, and its `own`.
 
     `by_hand`: also for those that the loop by hand would do without; `more` are flags that the suite gives to both.
     """
     try:
         given = shlex.split(words)
     except ValueError as error:
-        raise Mistake(f"--flags {words}: {error}") from None
+        raise UserError(f"--flags {words}: {error}") from None
     names = [word.partition("=")[0].replace("_", "-") for word in given if word.startswith("--")]
     taken = sorted({*names} & {*OWN, *own})
     if taken:
-        raise Mistake(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
+        raise UserError(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
     parse(["--task", task, *given])
     apart = [name for name in names if name not in (*SAME_WORK, *more)] if by_hand else []
     if apart:
         allowed = ", ".join((*SAME_WORK, *more))
-        raise Mistake(f"{apart[0]} behind -- with --by-hand: the loop by hand does not take it; leave out one of them, or use {allowed}")
+        raise UserError(f"{apart[0]} behind -- with --by-hand: the loop by hand does not take it; leave out one of them, or use {allowed}")
 
 
 def require_data(data: Path | None, loaders: Collection[str], task: str = "classification") -> None:
-    """Raise Mistake when there is nothing for them to train on; train.py says the rest of it."""
+    """Raise UserError when there is nothing for them to train on; train.py says the rest of it."""
     train = "train2017" if task == "detection" else "train"
     holds = "train2017/, val2017/ and annotations/" if task == "detection" else "train/<class>/* and val/<class>/*"
     if data is None and {*loaders} != {"synthetic"}:
-        raise Mistake(f"--data is missing: a folder with {holds}, or the loader synthetic alone")
+        raise UserError(f"--data is missing: a folder with {holds}, or the loader synthetic alone")
     lists = ("", ".csv", ".txt") if task == "video" else ("",)
     if data is not None and not any((data / f"{train}{ending}").exists() for ending in lists):
-        raise Mistake(f"--data {data}: has no {train}/ folder; it must hold {holds}")
+        raise UserError(f"--data {data}: has no {train}/ folder; it must hold {holds}")
 
 
 def require_same_pixels(task: str, archs: Sequence[str]) -> None:
-    """Raise Mistake for a classifier that trains at another size than the loop by hand."""
+    """Raise UserError for a classifier that trains at another size than the loop by hand."""
     for arch in archs if task == "classification" else ():
         if (size := registry_of(task).native(arch).size) != loop_by_hand.SIDE:
-            raise Mistake(f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out one of them")
+            raise UserError(f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out one of them")
 
 
 def points(settings: Train) -> list[Point]:
@@ -128,7 +128,7 @@ def points(settings: Train) -> list[Point]:
     for name in settings.by_hand:
         if name not in BY_HAND_OF[task]:
             allowed = " or ".join(BY_HAND_OF[task])
-            raise Mistake(f"--by-hand {name}: there is no such loop for --task {task}; {f'take {allowed}' if allowed else 'it has none'}")
+            raise UserError(f"--by-hand {name}: there is no such loop for --task {task}; {f'take {allowed}' if allowed else 'it has none'}")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     auto = default_loader(task, gpu=device.type == "cuda")
     loaders = [one_of("--loaders", name, OF_TASK[task], auto=auto) for name in settings.loaders]

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks._suite import Row
 from benchmarks.baselines import dali, nvdec, pytorch
-from contracts import Counts, Feed, Loader, Mistake, Pixels, World
+from contracts import Counts, Feed, Loader, Pixels, UserError, World
 from dataset.sources.folder import Folder
 from dataset.splits import Split, cache_folder
 from loaders import open_loader
@@ -40,7 +40,7 @@ Tell = Callable[[float], dict[str, Any]]
 
 
 def open_split(root: Path) -> Split:
-    """The videos of root/<class>/*, or of the list `root`, scanned once. Raises Mistake."""
+    """The videos of root/<class>/*, or of the list `root`, scanned once. Raises UserError."""
     from dataset.videos.scan import open_videos  # with PyAV, which images do without
 
     columns = open_videos(root, cache=cache_folder(None))
@@ -85,7 +85,7 @@ def shown(columns: Any, frames: int, stride: int) -> float:
 
 @contextmanager
 def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tuple[Epochs, Tell]]:
-    """A loader, or a loop by hand, that is ready to give this rank's clips. Raises Mistake.
+    """A loader, or a loop by hand, that is ready to give this rank's clips. Raises UserError.
 
     `settings` has batch_size, image_size, workers, clip_frames, clip_stride and clips.
     """
@@ -138,7 +138,7 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
         try:
             import decord  # noqa: F401
         except (ImportError, OSError) as error:
-            raise Mistake(f"--loaders {name}: decord cannot be imported ({error}): pip install decord (x86-64 only)") from None
+            raise UserError(f"--loaders {name}: decord cannot be imported ({error}): pip install decord (x86-64 only)") from None
     loader = pytorch.loader(
         (pytorch.Alone if name in ALONE else pytorch.Clips)(
             files,
@@ -160,7 +160,7 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
 
 def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> Epochs:
     if world.device.type != "cuda":
-        raise Mistake("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone decode on the CPU")
+        raise UserError("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone decode on the CPU")
     codec = import_codec()
     engines = capabilities(codec, world.device.index or 0, ("h264",))["h264"].engines
     stream = nvdec.clips(
@@ -178,11 +178,11 @@ def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> 
 def _by_dali(settings: Any, name: str, files: list[str], data: Split, plan: ClipPlan, world: World) -> Epochs:
     """A pass has as many clips as a loader's. Of `--clips 0` they are sequences that lie back to back: they begin anywhere in a video."""
     if world.device.type != "cuda":
-        raise Mistake(f"--loaders {name} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on this machine")
+        raise UserError(f"--loaders {name} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on this machine")
     try:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:
-        raise Mistake(f"--loaders {name}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
+        raise UserError(f"--loaders {name}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
     frames, stride = plan.policy.frames, plan.policy.stride
     loader = dali.clips(
         files,

@@ -4,7 +4,7 @@ home/                     one for each data folder and list of classes
     lock                  held while one process scans
     current               name of the newest scan
     scan-<id>/            never changed once it has this name
-        manifest.json     version, classes, identity, and size, date and digest of each column
+        manifest.json     version, classes, fingerprint, and size, date and digest of each column
         <column>.npy      COLUMNS
         visited.json      the folders seen and their dates
         rejected.txt      what was left out, and why
@@ -34,18 +34,18 @@ class Rejected(Exception):
 Array = np.ndarray[Any, Any]
 
 
-LISTING = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}  # raw files of a scan under way: bytes, [n + 1], [n]
+FILE_LIST = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}  # raw files of a scan under way: bytes, [n + 1], [n]
 
 
 class Unusable(Exception):
     """The folder holds no manifest of this version, or a damaged one. Not for users: a scan makes it anew."""
 
 
-S = TypeVar("S", bound="Scanned")
+S = TypeVar("S", bound="Manifest")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Scanned:
+class Manifest:
     """Columns on disk that a scan has left. Pickles as the name of its folder, and is mapped again where it arrives.
 
     While one is open, in any process, its folder is not removed by a newer scan.
@@ -53,12 +53,12 @@ class Scanned:
 
     VERSION: ClassVar[str]  # of the columns' names and meaning: what another version has left is made anew
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]]
-    IDENTITY: ClassVar[tuple[str, ...]]  # the columns that the identity is a digest of, beside the classes
+    FINGERPRINT: ClassVar[tuple[str, ...]]  # the columns that the fingerprint is a digest of, beside the classes
     RAGGED: ClassVar[dict[str, tuple[str, ...]]]  # offsets [n + 1] -> the columns that they cut into pieces
 
     folder: Path  # where the columns lie
     root: Path  # absolute; the paths are relative to it
-    identity: str  # the same data elsewhere, or scanned again, has the same
+    fingerprint: str  # the same data elsewhere, or scanned again, has the same
     classes: tuple[str, ...]
     rejected: int  # lines of folder / rejected.txt: what was left out, and class folders of which nothing is left
     path_bytes: Array  # uint8 [bytes of all paths]
@@ -109,7 +109,7 @@ class Scanned:
             opened = cls(
                 folder=folder,
                 root=Path(about["root"]),
-                identity=about["identity"],
+                fingerprint=about["fingerprint"],
                 classes=tuple(about["classes"]),
                 rejected=about["rejected"],
                 **columns,
@@ -158,19 +158,25 @@ def create_column(folder: Path, name: str, dtype: np.dtype[Any], length: int, *i
     return made
 
 
-def seal(folder: Path, kind: type[Scanned], *, root: Path, classes: Sequence[str], rejected: int) -> None:
+def seal(folder: Path, kind: type[Manifest], *, root: Path, classes: Sequence[str], rejected: int) -> None:
     """Describe the finished columns of a folder and bring everything in it to the disk."""
     columns = {}
-    identity = hashlib.blake2b(json.dumps(list(classes)).encode(), digest_size=16)
+    fingerprint = hashlib.blake2b(json.dumps(list(classes)).encode(), digest_size=16)
     for name in kind.COLUMNS:
         path = folder / f"{name}.npy"
         _sync(path)  # before its date is read: writing back what was mapped may change it
         values = np.load(path, mmap_mode="r")
         status = path.stat()
         columns[name] = {"length": len(values), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "digest": _digest(path)}
-        if name in kind.IDENTITY:
-            identity.update(memoryview(values))
-    about = {"version": kind.VERSION, "root": str(root), "identity": identity.hexdigest(), "classes": list(classes), "rejected": rejected}
+        if name in kind.FINGERPRINT:
+            fingerprint.update(memoryview(values))
+    about = {
+        "version": kind.VERSION,
+        "root": str(root),
+        "fingerprint": fingerprint.hexdigest(),
+        "classes": list(classes),
+        "rejected": rejected,
+    }
     (folder / "manifest.json").write_text(json.dumps({**about, "samples": columns["size"]["length"], "columns": columns}))
     for path in [*folder.iterdir(), folder]:
         _sync(path)

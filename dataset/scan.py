@@ -29,9 +29,9 @@ import filelock
 import numpy as np
 
 import processes
-from contracts import Mistake
+from contracts import UserError
 from dataset import manifest, walk
-from dataset.manifest import LISTING, Rejected, Rejects, S
+from dataset.manifest import FILE_LIST, Rejected, Rejects, S
 
 Progress = Callable[[int, int, str], None]
 Fill = Callable[[Path, Rejects, "list[walk.Visit]", Progress], Sequence[str]]
@@ -43,15 +43,15 @@ def remembered(
     """The scan that `cache` holds under `key` (JSON values) when nothing visited has changed since; else a new one.
 
     `fill(made, rejects, visits, say)` writes the columns into the folder `made`, adds what it visited below `root`, and returns the
-    classes; its files listing.* are removed. `data` is what the user named. Of several processes that call this at once one scans and
-    the others wait. Raises Mistake.
+    classes; its files file_list.* are removed. `data` is what the user named. Of several processes that call this at once one scans and
+    the others wait. Raises UserError.
     """
     called, say = time.time(), _throttled(progress)
     real = Path(os.path.realpath(data))
     name = re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40] + "-" + hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
     home = Path(os.path.realpath(cache)) / name
     if home.is_relative_to(real):
-        raise Mistake(f"--manifest-dir {cache} lies inside the data {data}, which is never written to; choose a folder elsewhere")
+        raise UserError(f"--manifest-dir {cache} lies inside the data {data}, which is never written to; choose a folder elsewhere")
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home, say):
@@ -59,7 +59,7 @@ def remembered(
             return found if found is not None else _scan(kind, home, root, fill, say)
     except OSError as error:
         said = error.strerror or str(error)
-        raise Mistake(f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir") from error
+        raise UserError(f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir") from error
 
 
 def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
@@ -100,7 +100,7 @@ def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S
             rejects = Rejects(file)
             classes = fill(made, rejects, visits, say)
         (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
-        for path in made.glob("listing.*"):
+        for path in made.glob("file_list.*"):
             path.unlink()
         manifest.seal(made, kind, root=root, classes=classes, rejected=rejects.count)
         folder = manifest.publish(home, made, f"scan-{stamp}")
@@ -128,7 +128,7 @@ class Parser:
     ) -> None:
         self.read, self.left_out, self.pack = read, left_out, pack
         self.root, self.step, self.what = os.fsencode(root) + b"/", step, what
-        self.paths, self.offsets, _ = (np.memmap(made / f"listing.{name}", dtype, "r") for name, dtype in LISTING.items())
+        self.paths, self.offsets, _ = (np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items())
         self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)  # seen by every process: end after this file
 
     def __call__(self, first: int) -> tuple[Any, list[tuple[bytes, str]]]:
@@ -160,7 +160,7 @@ def each_file(
                 rejects(path, why)
             say(min(first + parser.step, total), total, f"reading {parser.what}")
     except BrokenProcessPool:
-        raise Mistake(
+        raise UserError(
             f"a process that reads {parser.what} was killed, as the system does when memory is short: free some, and start again"
         ) from None
     finally:
@@ -168,14 +168,14 @@ def each_file(
         made.close()
 
 
-def nothing(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> Mistake:
+def nothing(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> UserError:
     """That not one `wanted` is there; what the first file that was left out is, by its name, says which --task takes it."""
     if not rejects.count:
-        return Mistake(f"--data: no {wanted} in {where}: no file is there")
+        return UserError(f"--data: no {wanted} in {where}: no file is there")
     told = f"--data: no {wanted} in {where}; left out: {rejects.count}, first {rejects.first}"
     kind = (mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or "").partition("/")[0]
     other = {"image": "; images are read without --task video", "video": "; videos are read with --task video"}
-    return Mistake(told + (other.get(kind, "") if kind != wanted else ""))
+    return UserError(told + (other.get(kind, "") if kind != wanted else ""))
 
 
 def _throttled(progress: Progress | None) -> Progress:

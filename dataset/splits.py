@@ -12,14 +12,14 @@ from typing import Any, Literal
 import numpy as np
 
 from config import Config, Data
-from contracts import Mistake, Source
+from contracts import Source, UserError
 from dataset.coco import annotation_file
 from dataset.coco.scan import open_coco
-from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, ImaginedInstances
+from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.images.scan import open_folder
-from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, Imagined
+from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
 from dataset.sources.folder import Folder
-from dataset.videos.synthetic import ImaginedVideos
+from dataset.videos.synthetic import SyntheticVideos
 
 Kind = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
@@ -57,13 +57,13 @@ def open_split(root: Path, *, cache: Path | None = None) -> Split:
 def open_splits(config: Config, loader: str, *, kind: Kind = "images", console: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...}: the data that the configuration names; the synthetic loader alone can do without any.
 
-    The classes of the first are the second's. With --evaluate the second will do, and is both. Raises Mistake.
+    The classes of the first are the second's. With --evaluate the second will do, and is both. Raises UserError.
     """
     settings, read_delay_s = config.data, config.loading.read_delay_ms / 1e3
     if settings.data is None:
         if loader != "synthetic":
-            raise Mistake(f"--data is missing: --loader {loader} reads files; {HOLDS[kind]}, or --loader synthetic")
-        return imagined(kind)
+            raise UserError(f"--data is missing: --loader {loader} reads files; {HOLDS[kind]}, or --loader synthetic")
+        return synthetic(kind)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
     openers, without = _openers(settings, settings.data, kind, train=not config.run.evaluate)
@@ -95,14 +95,14 @@ def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
 def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Callable[..., Any]], str]:
     """What opens each split, and why there is none for train, which may be when it is not needed; before one is scanned.
 
-    Raises Mistake.
+    Raises UserError.
     """
     found: dict[str, Callable[..., Any]] = {}
     without = ""
     for split in SPLITS:
         try:
             found[split] = _opener(settings, root, split, kind)
-        except Mistake as mistake:
+        except UserError as mistake:
             if train or split != "train":
                 raise
             without = str(mistake)
@@ -126,24 +126,24 @@ def list_of(root: Path, split: str) -> Path | None:
 
 
 def _part(root: Path, split: str, kind: Kind) -> Path:
-    """The list of a split, or its folder. Raises Mistake."""
+    """The list of a split, or its folder. Raises UserError."""
     if not root.is_dir():
-        raise Mistake(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {HOLDS[kind]}")
+        raise UserError(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {HOLDS[kind]}")
     if not os.access(root, os.X_OK):
-        raise Mistake(f"--data {root}: may not be entered; it must be {HOLDS[kind]}")
+        raise UserError(f"--data {root}: may not be entered; it must be {HOLDS[kind]}")
     if kind == "videos" and (found := list_of(root, split)):
         if found.is_dir():
-            raise Mistake(f"--data {found}: is a folder, and would be the list of {split}; it must be a file, or have another name")
+            raise UserError(f"--data {found}: is a folder, and would be the list of {split}; it must be a file, or have another name")
         return found
     if (root / split).exists():
         return root / split
-    raise Mistake(f"--data {root}: has no {split}/ folder; it must be {HOLDS[kind]}")
+    raise UserError(f"--data {root}: has no {split}/ folder; it must be {HOLDS[kind]}")
 
 
-def imagined(kind: Kind = "images") -> dict[str, Split]:
+def synthetic(kind: Kind = "images") -> dict[str, Split]:
     """Two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
     if kind == "instances" or kind == "keypoints":
-        columns: list[Any] = [ImaginedInstances.of(samples, keypoints=kind == "keypoints") for samples in (COCO_TRAIN, COCO_VAL)]
+        columns: list[Any] = [SyntheticInstances.of(samples, keypoints=kind == "keypoints") for samples in (COCO_TRAIN, COCO_VAL)]
     else:
-        columns = [(ImaginedVideos if kind == "videos" else Imagined)(samples) for samples in (TRAIN_SAMPLES, VAL_SAMPLES)]
+        columns = [(SyntheticVideos if kind == "videos" else SyntheticImages)(samples) for samples in (TRAIN_SAMPLES, VAL_SAMPLES)]
     return {split: Split(columns=each, source=each) for split, each in zip(SPLITS, columns, strict=True)}

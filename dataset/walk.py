@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Mistake
-from dataset.manifest import LISTING, printable
+from contracts import UserError
+from dataset.manifest import FILE_LIST, printable
 
 Visit = tuple[str, int, int]  # a folder's path below the root (os.fsdecode), its date of change in ns, its inode
 Reject = Callable[[bytes, str], None]  # absolute path, reason
@@ -22,13 +22,13 @@ def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> 
     try:
         names = sorted(name for name in os.listdir(root) if not name.startswith(".") and os.path.isdir(root / name))
     except OSError as error:
-        raise Mistake(f"--data: {root} cannot be listed: {error.strerror}") from None
+        raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
     if not names:
-        raise Mistake(f"--data: {root} has no class folders; {files} are expected in {root}/<class>/")
+        raise UserError(f"--data: {root} has no class folders; {files} are expected in {root}/<class>/")
     places = {name: place for place, name in enumerate(names if classes is None else classes)}
     unknown = [printable(os.fsencode(name)) for name in names if name not in places]
     if unknown:
-        raise Mistake(
+        raise UserError(
             f"--data: {root} has class folder '{unknown[0]}' ({len(unknown)} such), which is none of the {len(places)} classes of the "
             f"training data; remove or rename it, or add a folder of that name there, with {files} that can be read"
         )
@@ -38,18 +38,18 @@ def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> 
 def list_files(
     root: Path, labels: dict[str, int], made: Path, visits: list[Visit], reject: Reject, say: Callable[[int, int, str], None]
 ) -> int:
-    """Write path, end and label of every candidate to made/listing.*, in the order of the paths' bytes; returns their number."""
+    """Write path, end and label of every candidate to made/file_list.*, in the order of the paths' bytes; returns their number."""
     total = end = 0
     outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
     with ExitStack() as stack:
-        paths, offsets, ids = (stack.enter_context(open(made / f"listing.{name}", "wb")) for name in LISTING)
-        offsets.write(np.zeros(1, LISTING["offsets"]).tobytes())
+        paths, offsets, ids = (stack.enter_context(open(made / f"file_list.{name}", "wb")) for name in FILE_LIST)
+        offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
                 paths.write(b"".join(files))
-                ends = end + np.cumsum([len(file) for file in files], dtype=LISTING["offsets"])
+                ends = end + np.cumsum([len(file) for file in files], dtype=FILE_LIST["offsets"])
                 offsets.write(ends.tobytes())
-                ids.write(np.full(len(files), labels[name], LISTING["labels"]).tobytes())
+                ids.write(np.full(len(files), labels[name], FILE_LIST["labels"]).tobytes())
                 total, end = total + len(files), int(ends[-1])
                 say(total, 0, "listing files")
     return total
@@ -80,11 +80,11 @@ def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) ->
         remember(visits, os.fsencode(root), name)
 
 
-def write_listing(files: Sequence[bytes], made: Path) -> None:
+def write_file_list(files: Sequence[bytes], made: Path) -> None:
     """Listed files, as `list_files` leaves those of folders; without labels."""
-    (made / "listing.paths").write_bytes(b"".join(files))
-    np.cumsum([0, *map(len, files)], dtype=LISTING["offsets"]).tofile(made / "listing.offsets")
-    np.zeros(len(files), LISTING["labels"]).tofile(made / "listing.labels")
+    (made / "file_list.paths").write_bytes(b"".join(files))
+    np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
+    np.zeros(len(files), FILE_LIST["labels"]).tofile(made / "file_list.labels")
 
 
 def settle(changed_ns: int) -> None:
@@ -113,7 +113,7 @@ def walk(root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: lis
                 else:
                     visits.append(seen)
                     settle(seen[1])
-                    stack.append((entering + b"/", iter(_listing(root, entering, reject))))
+                    stack.append((entering + b"/", iter(_names_in(root, entering, reject))))
                     above.append(which)
             except OSError as error:
                 reject(root + b"/" + entering, f"folder cannot be listed: {error.strerror}")
@@ -135,7 +135,7 @@ def walk(root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: lis
             yield files
 
 
-def _listing(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
+def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
     """Names in a folder; those of folders end in a slash, which also sorts them to where their files' paths belong."""
     names = []
     with os.scandir(root + b"/" + folder) as entries:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from config import Data, Run
-from contracts import Mistake
+from contracts import UserError
 
 FORMAT = 1
 FULL_BYTES = 1 << 20
@@ -24,7 +24,7 @@ TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | {*Data.model_fields, *Run.model_field
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Replace `path` by `content` as one act: a kill or a full disk leaves the old file. Raises Mistake when it cannot be written."""
+    """Replace `path` by `content` as one act: a kill or a full disk leaves the old file. Raises UserError when it cannot be written."""
     new = path.with_name(f".{path.name}.new")  # one name, so that what a kill leaves is written over
     try:
         with new.open("wb") as file:
@@ -43,7 +43,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
         reason = "no space left" if full else getattr(error, "strerror", None) or str(error).splitlines()[0]
         kept = f"the earlier {path.name} is untouched: mend it, then --resume auto"
         none = f"there is no {path.name} yet: mend it, or name another folder"
-        raise Mistake(f"--output {path.parent}: cannot write {path.name}: {reason}; {kept if path.is_file() else none}") from error
+        raise UserError(f"--output {path.parent}: cannot write {path.name}: {reason}; {kept if path.is_file() else none}") from error
 
 
 def on_host(content: Any) -> Any:
@@ -58,42 +58,42 @@ def on_host(content: Any) -> Any:
 def find(resume: str | None, output: Path | None, *, required: bool = False) -> Path | None:
     """The file that --resume names; `auto` is last.pt of the output folder where there is one. `required`: by --evaluate."""
     if required and (resume is None or (resume == "auto" and output and not (output / "last.pt").is_file())):
-        raise Mistake("--evaluate needs a model: --resume FILE, --resume auto with an --output that holds last.pt, or --weights")
+        raise UserError("--evaluate needs a model: --resume FILE, --resume auto with an --output that holds last.pt, or --weights")
     if resume is None:
         return None
     if resume == "auto":
         if output is None:
-            raise Mistake("--resume auto looks for last.pt in --output, which was not given; or name the checkpoint: --resume FILE")
+            raise UserError("--resume auto looks for last.pt in --output, which was not given; or name the checkpoint: --resume FILE")
         return last if (last := output / "last.pt").is_file() else None
     path = Path(resume)
     return path / "last.pt" if path.is_dir() else path
 
 
 def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str, evaluate: bool = False) -> dict[str, Any]:
-    """A checkpoint that fits this run; to `evaluate` it may be of other training data. Raises Mistake naming both values where not."""
+    """A checkpoint that fits this run; to `evaluate` it may be of other training data. Raises UserError naming both values where not."""
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise Mistake(f"--resume {path}: no checkpoint there; '--resume auto' starts anew when there is none") from None
+        raise UserError(f"--resume {path}: no checkpoint there; '--resume auto' starts anew when there is none") from None
     except OSError as error:
-        raise Mistake(f"--resume {path}: cannot be read: {error.strerror or error}") from None
+        raise UserError(f"--resume {path}: cannot be read: {error.strerror or error}") from None
     except Exception as error:  # torch raises whatever the bytes make it stumble over
         reason = str(error).partition("\n")[0].split(". ")[0] if _is_archive(path) else "damaged, or another kind of file"
-        raise Mistake(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
+        raise UserError(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not {"arch", "classes", "manifest"} <= content.keys():
-        raise Mistake(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); to start from plain weights use --weights")
+        raise UserError(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); to start from plain weights use --weights")
     other_class = next((pair for pair in zip(content["classes"], classes, strict=False) if pair[0] != pair[1]), ("", ""))
     for what, there, here in (
         ("architecture", content["arch"], arch),
         ("number of classes", len(content["classes"]), len(classes)),
         ("a class", *other_class),
-        ("training data (manifest identity)", content["manifest"], content["manifest"] if evaluate else manifest),
+        ("training data (manifest fingerprint)", content["manifest"], content["manifest"] if evaluate else manifest),
     ):
         if there != here:
             instead = "" if what == "architecture" else f"; --weights {path} starts from its weights alone"
             if there == content["manifest"]:
                 instead = f": files were added, removed or changed since{instead}"
-            raise Mistake(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run{instead}")
+            raise UserError(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run{instead}")
     return content
 
 
@@ -119,7 +119,7 @@ def _short(value: object) -> str:
 def restore(content: dict[str, Any] | None, module: nn.Module, step: Any, optimizer: str) -> None:
     """The tensors of a checkpoint into a network and into the optimiser and scaler of its step; hyper-parameters stay as they are.
 
-    `step`: None to evaluate, whatever trained it. `optimizer`: of --optimizer. Raises Mistake. Nothing happens without a checkpoint.
+    `step`: None to evaluate, whatever trained it. `optimizer`: of --optimizer. Raises UserError. Nothing happens without a checkpoint.
     """
     if content is None:
         return
@@ -127,22 +127,22 @@ def restore(content: dict[str, Any] | None, module: nn.Module, step: Any, optimi
         module.load_state_dict(content["model"])
     except RuntimeError as error:  # such as the position embedding of a transformer
         said = str(error).splitlines()[-1].strip()
-        raise Mistake(f"--resume: the weights do not fit, was --image-size another one? {said}") from None
+        raise UserError(f"--resume: the weights do not fit, was --image-size another one? {said}") from None
     if step is not None:
         load_optimizer(step.optimizer, step.scaler, content, optimizer)
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, content: dict[str, Any], name: str) -> None:
-    """The state of a checkpoint's optimiser and scaler; hyper-parameters stay as they are. `name`: of --optimizer. Raises Mistake."""
+    """The state of a checkpoint's optimiser and scaler; hyper-parameters stay as they are. `name`: of --optimizer. Raises UserError."""
     there = content["config"]["optimizer"]
     if there != name:
-        raise Mistake(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; --weights takes over the weights alone")
+        raise UserError(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; --weights takes over the weights alone")
     own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     trained, trains = (
         [len(group["params"]) for group in groups] for groups in (content["optimizer"]["param_groups"], optimizer.param_groups)
     )
     if trained != trains:
-        raise Mistake(
+        raise UserError(
             f"--resume: {sum(trained)} parameters were trained in the checkpoint, {sum(trains)} are in this run: give --weights, "
             "--weights-backbone and --trainable-layers as it had them"
         )

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from contracts import Mistake
+from contracts import UserError
 from machine import cores
 
 ALONE_AFTER_S = 5.0
@@ -76,12 +76,12 @@ class ProcessWorld:
         self.device = device
 
     def workers(self, asked: int | None) -> int:
-        """Of a rank: as asked, or its share of the cores less one. Raises Mistake for more than any machine can use."""
+        """Of a rank: as asked, or its share of the cores less one. Raises UserError for more than any machine can use."""
         if asked is None:
             return default_workers(self.local_size)
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
         if asked > most:
-            raise Mistake(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; leave it out for one a core, less one")
+            raise UserError(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; leave it out for one a core, less one")
         return asked
 
     @contextmanager
@@ -99,18 +99,18 @@ class ProcessWorld:
             yield
         except RuntimeError as error:
             if any(sign in str(error) for sign in GONE):
-                raise Mistake("another rank has ended: its own line or the system's log says why; go on with --resume auto") from None
+                raise UserError("another rank has ended: its own line or the system's log says why; go on with --resume auto") from None
             raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
     def agree(self, what: dict[str, Any]) -> dict[str, Any]:
-        """`what`. Raises Mistake, on every rank, naming what the ranks do not see alike, such as the data set."""
+        """`what`. Raises UserError, on every rank, naming what the ranks do not see alike, such as the data set."""
         first, *others = self.gather(what)
         for rank, other in enumerate(others, start=1):
             apart = [name for name in first if other[name] != first[name]]
             said = [f"{name} is {str(first[name])[:80]} on rank 0, {str(other[name])[:80]} on rank {rank}" for name in apart]
             if said:
-                raise Mistake(f"the ranks see different data: {'; '.join(said)}")
+                raise UserError(f"the ranks see different data: {'; '.join(said)}")
         return what
 
     def complain(self, line: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from contracts import Batch, Later, Task
+from contracts import Batch, Pending, Task
 from engine import precision as precisions
 from engine.distributed import ProcessWorld, Vote
 
@@ -23,7 +23,7 @@ def _same_kernels() -> Any:
 class Outcome:
     """The figures of a pass over the validation set: there, or being made beside what comes next."""
 
-    def __init__(self, found: dict[str, Any] | Later, *, failed: list[int], pass_s: float, score_s: float) -> None:
+    def __init__(self, found: dict[str, Any] | Pending, *, failed: list[int], pass_s: float, score_s: float) -> None:
         self._found, self.failed, self._pass_s, self._score_s = found, failed, pass_s, score_s
         self.later = not isinstance(found, dict)
 

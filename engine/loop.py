@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from contracts import Batch, Loader, Mistake, NotFinite, Plan, Task
+from contracts import Batch, Loader, NotFinite, Plan, Task, UserError
 from engine import checkpoint, memory
 from engine.distributed import ProcessWorld, Vote
 from engine.evaluate import Outcome, Validated, evaluate, told_by
@@ -147,7 +147,9 @@ class Run:
         self.module.train()
         self.phases.interrupt()
         self.meter.resume(progress.epoch)
-        with self.report.epoch(progress.epoch, self.epochs, progress.consumed + total * self.plan.step_samples, progress.consumed) as bar:
+        with self.report.epoch(
+            progress.epoch, self.epochs, progress.consumed + total * self.plan.global_batch_size, progress.consumed
+        ) as bar:
             closed: tuple[Any, int, int] | None = None
             decided, mistake = {"stop": False}, None
             for _ in range(total):
@@ -157,14 +159,14 @@ class Run:
                 self._seen: list[Batch] = []
                 try:
                     outcome = self.step(batches, lr=lr, epoch=progress.epoch, position=progress.consumed, want_norm=logging)
-                except Mistake as error:  # a file of the data is gone, or a worker
-                    if self.plan.step_samples > self.plan.batch_size:
+                except UserError as error:  # a file of the data is gone, or a worker
+                    if self.plan.global_batch_size > self.plan.batch_size:
                         raise  # other ranks wait in their step, or this one is half done
                     mistake = error
                     break
                 self.phases.step()
                 progress.step += 1
-                progress.consumed += self.plan.step_samples
+                progress.consumed += self.plan.global_batch_size
                 self._count(outcome)
                 self.profile.step()
                 kept = self._seen[-1]
@@ -235,7 +237,7 @@ class Run:
         unread = self.progress.step - int(points[-1]["step"])
         self.report.train(
             points,
-            progress=asdict(self.progress) | {"consumed": self.progress.consumed - unread * self.plan.step_samples},
+            progress=asdict(self.progress) | {"consumed": self.progress.consumed - unread * self.plan.global_batch_size},
             lr=lr,
             skipped_steps=self._skipped,
             phases=self.phases.read(),
@@ -255,7 +257,7 @@ class Run:
         limit = max(10, samples // 100)
         if len(failed) > limit:
             named = ", ".join(self.name_of(split, sample) for sample in sorted(failed)[:3])
-            raise Mistake(f"{len(failed)} samples of {split} cannot be decoded in this epoch (more than {limit}), such as {named}")
+            raise UserError(f"{len(failed)} samples of {split} cannot be decoded in this epoch (more than {limit}), such as {named}")
 
     def _closed(self, window: Any) -> tuple[Any, int, int] | None:
         """A window that has just closed, the step it ends with, and the bytes that were read for it."""
@@ -296,7 +298,7 @@ class Run:
     def _pass_over(self, *, picks: bool) -> bool:
         """Open the validation loader, pass over it once, close it: it holds no memory while training runs. False when a signal came."""
         if self.open_validation is None:
-            raise Mistake("--evaluate needs --data: there is nothing to validate on")
+            raise UserError("--evaluate needs --data: there is nothing to validate on")
         plan = self.validation_plan
         with memory.validating(plan.batch_size), self.open_validation() as loader, self.report.validation(plan.samples * plan.views) as bar:
             outcome = evaluate(
@@ -372,10 +374,10 @@ class Run:
         if state is not None:
             try:
                 checkpoint.write(self.output / name, state)
-            except Mistake as mistake:
+            except UserError as mistake:
                 error = str(mistake)
         if (error := self.world.gather(error)[0]) is not None:
-            raise Mistake(error)
+            raise UserError(error)
 
     def _state(self, progress: Progress) -> dict[str, Any]:
         return {
@@ -387,7 +389,7 @@ class Run:
             **self.identity,
         }
 
-    def go_on(self, content: dict[str, Any] | None) -> None:
+    def resume(self, content: dict[str, Any] | None) -> None:
         """Where a checkpoint left off; checkpoint.restore has taken up its tensors. None: from the beginning."""
         if content is None:
             return

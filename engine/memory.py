@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from contracts import Mistake, Task, World
+from contracts import Task, UserError, World
 from engine import precision as precisions
 from engine.step import Step
 
@@ -26,7 +26,7 @@ GOT_NONE = {
 
 @contextmanager
 def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World) -> Iterator[None]:
-    """Turns running out of memory into a Mistake that names a batch size which was tried and fits. `shape` is that of a sample."""
+    """Turns running out of memory into a UserError that names a batch size which was tried and fits. `shape` is that of a sample."""
     try:
         yield
         return
@@ -39,18 +39,18 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
     advice = (
         f"--batch-size {fits} fits" if fits else "no smaller one did in what memory is left here: a far smaller one, --arch or --image-size"
     )
-    raise Mistake(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
+    raise UserError(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
 
 
 @contextmanager
 def validating(batch_size: int) -> Iterator[None]:
-    """Turns running out of memory in a validation into a Mistake that names its batch size."""
+    """Turns running out of memory in a validation into a UserError that names its batch size."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if (reason := _lack(error)) is None:
             raise
-        raise Mistake(f"a validation batch of {batch_size} does not fit ({reason}): a smaller --val-batch-size needs less") from None
+        raise UserError(f"a validation batch of {batch_size} does not fit ({reason}): a smaller --val-batch-size needs less") from None
 
 
 def _lack(error: BaseException) -> str | None:

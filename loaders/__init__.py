@@ -46,6 +46,6 @@ def default_loader(task: str, *, gpu: bool) -> str:
 
 
 def open_loader(name: str, feed: Feed) -> Loader:
-    """The loader of that name, ready to give batches. Raises Mistake where this machine cannot run it."""
+    """The loader of that name, ready to give batches. Raises UserError where this machine cannot run it."""
     module, beside = import_module({**LOADERS, **CLIPS}[name]), name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from contracts import Mistake
+from contracts import UserError
 
 NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
 """What DALI says, in different places, when the GPU has no memory left."""
 
 
 def import_dali() -> Any:
-    """nvidia.dali, or a Mistake that says how to get it."""
+    """nvidia.dali, or a UserError that says how to get it."""
     try:
         import nvidia.dali
     except ImportError as error:
-        raise Mistake(f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or use --loader torchvision") from None
+        raise UserError(f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or use --loader torchvision") from None
     return nvidia.dali
 
 
@@ -29,12 +29,12 @@ def lacks_memory(error: Exception) -> bool:
 
 @contextmanager
 def memory_named() -> Iterator[None]:
-    """Raises Mistake where it is the GPU's memory that DALI lacks."""
+    """Raises UserError where it is the GPU's memory that DALI lacks."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if lacks_memory(error):
-            raise Mistake("DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none") from None
+            raise UserError("DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none") from None
         raise
 
 

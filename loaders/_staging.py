@@ -280,7 +280,7 @@ def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) 
 class Ahead:
     """Runs an iterator in a thread, at most `depth` items ahead. `close` ends the thread; the iterator is closed in it.
 
-    The place of an item that was taken is free after `go_on`, or when the next one is asked for. Not at once: a consumer that launches
+    The place of an item that was taken is free after `release`, or when the next one is asked for. Not at once: a consumer that launches
     hundreds of small kernels needs the interpreter's lock for each of them, and each of the two would wait for the other. In the backward
     pass nobody needs it.
     """
@@ -296,7 +296,7 @@ class Ahead:
 
     def __iter__(self) -> Iterator[Any]:
         while True:
-            self.go_on()
+            self.release()
             try:
                 kind, value = self._queue.get(timeout=HEARS_S)
             except queue.Empty:
@@ -308,7 +308,7 @@ class Ahead:
                 return
             yield value
 
-    def go_on(self) -> None:
+    def release(self) -> None:
         """For the thread that takes the items; once for each, and again without effect."""
         if self._taken:
             self._taken = False
@@ -371,7 +371,7 @@ class Staging:
         self._stop()
         rows = self._feed.plan.rows(epoch, first)
         self._ahead = Ahead(lambda: self._staged(rows), depth=self._depth, device=self._feed.device)
-        self._handed = hand_over(iter(self._ahead), self._ahead.go_on)
+        self._handed = hand_over(iter(self._ahead), self._ahead.release)
         return self._handed
 
     def close(self) -> None:

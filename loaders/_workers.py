@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from machine import memory_bytes
 from processes import Stop, begin, starting
 
@@ -57,18 +57,18 @@ class Work(Protocol):
 class Shared:
     """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes]; none of them once closed.
 
-    Raises Mistake where there is not so much; `asked` says what took it.
+    Raises UserError where there is not so much; `asked` says what took it.
     """
 
     def __init__(self, count: int, slot_bytes: int, asked: str, *, pinned: bool) -> None:
         slot_bytes = -(-max(slot_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         takes = f"{asked} takes {count * slot_bytes / 2**30:,.0f} GiB of memory for {count} slots"
         if count * slot_bytes > (there := memory_bytes()):  # Linux gives it, and ends who uses it
-            raise Mistake(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
+            raise UserError(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
         try:
             memory = mmap.mmap(-1, count * slot_bytes)
         except (OSError, OverflowError) as error:
-            raise Mistake(f"{takes} ({error}): {FEWER}") from None
+            raise UserError(f"{takes} ({error}): {FEWER}") from None
         self.slots = np.frombuffer(memory, np.uint8).reshape(count, slot_bytes)
         self.pinned, self._wanted = False, pinned
 
@@ -130,12 +130,12 @@ class Workers:
                 iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
-        """In the order of `rows`. Calling it again abandons the sequence before. Raises Mistake where a worker has died."""
+        """In the order of `rows`. Calling it again abandons the sequence before. Raises UserError where a worker has died."""
         try:
             yield from self._run(rows)
         except RuntimeError:
             if died := self._died():
-                raise Mistake(died) from None
+                raise UserError(died) from None
             raise
 
     def _run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
@@ -274,7 +274,7 @@ class _PartDataset(Dataset[Any]):
             self._work = self._make_work()
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
-        except Mistake as mistake:  # as a value: the DataLoader would wrap it in a traceback
+        except UserError as mistake:  # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
 
 
@@ -285,13 +285,13 @@ def begin_worker(stop: Stop, parent: int, _number: int = 0) -> None:
 
 
 def require_shared_memory(needed: int) -> None:
-    """Raise Mistake when /dev/shm cannot hold what worker processes need there."""
+    """Raise UserError when /dev/shm cannot hold what worker processes need there."""
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError:
         return
     if needed > free:
-        raise Mistake(
+        raise UserError(
             f"/dev/shm has {free / 2**20:.0f} MiB free and worker processes need {needed / 2**20:.0f} MiB there: "
             f"docker run --shm-size=1g, or --workers 0"
         )

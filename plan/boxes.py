@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from config import Augmentation, Detection
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from plan import colour, geometry, order, windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
@@ -51,14 +51,16 @@ class DetectionPolicy:
 
     def __post_init__(self) -> None:
         if not self._shorter:
-            raise Mistake("--augment multiscale draws from --short-sides, which has none; at least one, in pixels")
+            raise UserError("--augment multiscale draws from --short-sides, which has none; at least one, in pixels")
         if self.longer is None and self.augment == "multiscale":
-            raise Mistake(f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; flip, lsj, ssd or ssdlite")
+            raise UserError(
+                f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; flip, lsj, ssd or ssdlite"
+            )
         if self.longer is not None and self.augment in CENTRED:
-            raise Mistake(f"--augment {self.augment} stretches images, this architecture keeps their shape; flip, multiscale or lsj")
+            raise UserError(f"--augment {self.augment} stretches images, this architecture keeps their shape; flip, multiscale or lsj")
         if self.longer is not None and self.longer < max(self._shorter):
             side = f"--image-size {self.size}" if self.augment != "multiscale" else f"--short-sides up to {max(self._shorter)}"
-            raise Mistake(f"{side} is more than the longer side may have, {self.longer}; a larger --longer-side")
+            raise UserError(f"{side} is more than the longer side may have, {self.longer}; a larger --longer-side")
 
     @staticmethod
     def training(settings: Augmentation, detection: Detection, native: Made) -> DetectionPolicy:
@@ -144,7 +146,7 @@ class DetectionPolicy:
 
 def _longer(detection: Detection, native: Made) -> int | None:
     if native.longer is None and detection.longer_side is not None:
-        raise Mistake(
+        raise UserError(
             f"--longer-side {detection.longer_side}: this architecture takes square images, of --image-size {native.size}; leave it out"
         )
     return native.longer if detection.longer_side is None else detection.longer_side
@@ -250,9 +252,9 @@ class DetectionPlan(EpochPlan):
         return (3, *self._largest)
 
     def require_a_step(self) -> None:
-        """Raise Mistake when there is nothing to learn, or not even one step."""
+        """Raise UserError when there is nothing to learn, or not even one step."""
         if self.training and self.samples == 0:
-            raise Mistake(
+            raise UserError(
                 f"none of the {len(self.columns.height)} training images has a box to learn: "
                 "rejected.txt below --manifest-dir names what was left out, --keep-empty trains without"
             )

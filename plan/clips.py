@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import UserError
 from plan import windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
@@ -100,9 +100,9 @@ class ClipPolicy:
     def __post_init__(self) -> None:
         for flag, side in (("--short-side", self.shorter[0]), ("--short-side", self.shorter[1]), ("--val-resize", self.resize)):
             if side < self.image_size:
-                raise Mistake(f"{flag} {side} is smaller than --image-size {self.image_size}; the crop would leave the video")
+                raise UserError(f"{flag} {side} is smaller than --image-size {self.image_size}; the crop would leave the video")
         if self.crops not in (1, 3):
-            raise Mistake(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")
+            raise UserError(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")
 
     def training(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
         """(regions, windows, flips) of samples `ids`, displayed at `heights` x `widths`."""

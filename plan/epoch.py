@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from plan import order
 
 Array = np.ndarray[Any, Any]
@@ -68,22 +68,22 @@ class EpochPlan(ABC):
         """The fields of Rows of views of samples, but ids and valid; sizes may be left out where all are image_size x image_size."""
 
     @property
-    def step_samples(self) -> int:
+    def global_batch_size(self) -> int:
         return self.world_size * self.batch_size * self.accumulate
 
     def steps(self, first: int = 0) -> int:
         """Optimiser steps left in an epoch after `first` samples (validation: micro-batches)."""
         if self.training:
-            return order.steps(self.samples, first, self.step_samples)
+            return order.steps(self.samples, first, self.global_batch_size)
         return len(self.rows(0, first))
 
     def require_a_step(self) -> None:
-        """Raise Mistake when not even one step fits, naming the largest batch that would."""
+        """Raise UserError when not even one step fits, naming the largest batch that would."""
         if self.training and self.steps() == 0:
             largest = self.samples // (self.world_size * self.accumulate)
             fits = f"the largest that fits is --batch-size {largest}" if largest else "too few samples for this many ranks"
-            got = f"--batch-size {self.batch_size} x {self.world_size} ranks x --accumulate {self.accumulate} = {self.step_samples}"
-            raise Mistake(f"{got} samples a step, but there are {self.samples} training samples; {fits}")
+            got = f"--batch-size {self.batch_size} x {self.world_size} ranks x --accumulate {self.accumulate} = {self.global_batch_size}"
+            raise UserError(f"{got} samples a step, but there are {self.samples} training samples; {fits}")
 
     def rows(self, epoch: int, first: int) -> _EpochRows:
         """This rank's micro-batches after `first` samples (validation: places) of the epoch are consumed."""

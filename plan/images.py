@@ -8,14 +8,14 @@ from typing import Any, Literal
 import numpy as np
 
 from config import Augmentation
-from contracts import Mistake
+from contracts import UserError
 from plan import windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import Array, EpochPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StillPolicy:
+class ImagePolicy:
     """How still images are framed. `resize` (shorter side, pixels) is read by `center` alone."""
 
     window: Literal["random-resized", "center", "stretch"]
@@ -27,12 +27,12 @@ class StillPolicy:
 
     def __post_init__(self) -> None:
         if self.window == "center" and self.resize < self.image_size:
-            raise Mistake(f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; the crop would leave the image")
+            raise UserError(f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; the crop would leave the image")
 
     @staticmethod
-    def training(settings: Augmentation, native: Any) -> StillPolicy:
+    def training(settings: Augmentation, native: Any) -> ImagePolicy:
         """What training images go through; `native` has `size` and `zoom`, as a models.Native."""
-        return StillPolicy(
+        return ImagePolicy(
             window=settings.train_window,
             image_size=native.size,
             resize=_shorter_side(settings, native),
@@ -42,9 +42,9 @@ class StillPolicy:
         )
 
     @staticmethod
-    def validation(settings: Augmentation, native: Any) -> StillPolicy:
+    def validation(settings: Augmentation, native: Any) -> ImagePolicy:
         """What validation images go through: nothing random."""
-        return StillPolicy(window=settings.val_window, image_size=native.size, resize=_shorter_side(settings, native))
+        return ImagePolicy(window=settings.val_window, image_size=native.size, resize=_shorter_side(settings, native))
 
     def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
         """(regions, windows, flips) of samples `ids`, whose stored sizes are `heights` x `widths`."""
@@ -66,17 +66,17 @@ def _shorter_side(settings: Augmentation, native: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StillPlan(EpochPlan):
+class ImagePlan(EpochPlan):
     """contracts.Plan for still images. `heights` and `widths` are columns of stored sizes, pixels [n]."""
 
     heights: Array
     widths: Array
-    policy: StillPolicy
+    policy: ImagePolicy
 
     @staticmethod
-    def of(columns: Any, policy: StillPolicy, **numbers: Any) -> StillPlan:
+    def of(columns: Any, policy: ImagePolicy, **numbers: Any) -> ImagePlan:
         """The plan of a manifest's samples."""
-        return StillPlan(heights=columns.height, widths=columns.width, policy=policy, **numbers)
+        return ImagePlan(heights=columns.height, widths=columns.width, policy=policy, **numbers)
 
     @property
     def samples(self) -> int:

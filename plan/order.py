@@ -54,9 +54,9 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
     return np.concatenate([shuffled.ravel(), np.arange(whole, n)])
 
 
-def steps(n: int, first: int, step_samples: int) -> int:
-    """Whole optimiser steps of `step_samples` that fit behind the first `first` samples."""
-    return max(n - first, 0) // step_samples
+def steps(n: int, first: int, global_batch_size: int) -> int:
+    """Whole optimiser steps of `global_batch_size` that fit behind the first `first` samples."""
+    return max(n - first, 0) // global_batch_size
 
 
 def micro_batches(n: int, first: int, *, batch_size: int, world_size: int, accumulate: int, training: bool) -> int:

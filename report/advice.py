@@ -32,7 +32,7 @@ def advice(summary: Mapping[str, Any]) -> str:
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
     if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    said = {"compute": _compute, "loader": _loader, "overlap": _overlap}[summary["bound"]](summary)
+    said = {"compute": _compute, "loader": _loader, "contention": _contention}[summary["bound"]](summary)
     alone = _part(_part(summary, "rate"), "spread").get("n") == 1
     return f"{said} One window alone says so: train for longer to be sure." if alone else said
 
@@ -88,7 +88,7 @@ def _clips(summary: Mapping[str, Any]) -> str:
     return "The loader is the limit: more cores, or videos stored smaller or with a key frame more often, so that decoding is cheaper."
 
 
-def _overlap(summary: Mapping[str, Any]) -> str:
+def _contention(summary: Mapping[str, Any]) -> str:
     busy = _part(summary, "cpu").get("utilisation")
     compute, loader = (_part(_part(summary, "ceiling"), name).get("rate") for name in ("compute", "loader"))
     if compute and loader and loader < FAR_BELOW * compute and summary["rate"]["steady"] > NEARLY * loader:

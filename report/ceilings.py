@@ -37,7 +37,7 @@ def measure(run: Any, batch: Batch) -> bool:
         compute = compute_ceiling(
             run.step,
             [batch] if run.plan.resident == 1 else typical(run.plan, run.loader, epoch=run.progress.epoch + 1, world=run.world),
-            accumulate=run.plan.step_samples // (run.world.size * run.plan.batch_size),
+            accumulate=run.plan.global_batch_size // (run.world.size * run.plan.batch_size),
             world=run.world,
             synchronise=synchronise,
             stop=run.stop,
@@ -64,7 +64,7 @@ def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator
     chosen = world.gather(looked_at[np.argsort(pixels, kind="stable")][middles.astype(np.int64)].tolist())[0]
     for at in chosen:
         # a resume may begin with any sample that leaves a whole step
-        first = min(at * world.size * plan.batch_size, plan.samples - plan.step_samples)
+        first = min(at * world.size * plan.batch_size, plan.samples - plan.global_batch_size)
         yield next(iter(loader.batches(epoch, first)))
 
 

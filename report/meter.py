@@ -166,7 +166,7 @@ def bound_of(rate: Mapping[str, Any], compute: float | None, loader: float | Non
 
 
 def bound(rate: float | None, compute: float | None, loader: float | None) -> tuple[float | None, str | None]:
-    """(efficiency, bound). compute: rate >= 95 % of the compute ceiling; else loader: >= 95 % of the loader's; else overlap.
+    """(efficiency, bound). compute: rate >= 95 % of the compute ceiling; else loader: >= 95 % of the loader's; else contention.
 
     No bound above HIGHEST_EFFICIENCY: one of the figures is wrong.
     """
@@ -177,4 +177,4 @@ def bound(rate: float | None, compute: float | None, loader: float | None) -> tu
         return efficiency, None
     if rate >= 0.95 * compute:
         return efficiency, "compute"
-    return efficiency, "loader" if rate >= 0.95 * loader else "overlap"
+    return efficiency, "loader" if rate >= 0.95 * loader else "contention"

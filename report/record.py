@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import UserError
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
@@ -47,7 +47,7 @@ def folder(chosen: Path | None, resume: Path | None, *, evaluate: bool, name: st
 def claimed(folder: Path, *, resuming: bool, enabled: bool = True) -> Iterator[None]:
     """Inside, `folder` is there and no other process of this machine claims it; if it was made here and is still empty, it goes again.
 
-    Rank 0 claims; elsewhere `enabled` is False and nothing happens. Raises Mistake when the folder is claimed, holds another
+    Rank 0 claims; elsewhere `enabled` is False and nothing happens. Raises UserError when the folder is claimed, holds another
     run, is no folder, or cannot be written.
     """
     if not enabled:
@@ -92,7 +92,7 @@ def _locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Mistake(f"--output {folder}: another run is writing there; wait for its end, or name another folder") from None
+            raise UserError(f"--output {folder}: another run is writing there; wait for its end, or name another folder") from None
         except OSError:
             pass
         yield
@@ -104,7 +104,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _check(folder: Path, resuming: bool) -> None:
     held = sorted(path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern))
     if held and not resuming:
-        raise Mistake(f"--output {folder} holds a run ({held[0]}); continue it with --resume auto, or name another folder")
+        raise UserError(f"--output {folder} holds a run ({held[0]}); continue it with --resume auto, or name another folder")
     probe = folder / f".probe-{os.getpid()}"
     try:
         with probe.open("wb") as file:
@@ -116,20 +116,20 @@ def _check(folder: Path, resuming: bool) -> None:
             probe.unlink()
 
 
-def unwritable(folder: Path, error: OSError) -> Mistake:
+def unwritable(folder: Path, error: OSError) -> UserError:
     """The one line for a write into the run folder that failed; what the folder held before is unharmed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return Mistake(
+        return UserError(
             f"--output {folder}: no space left; what is there is complete: free some, then --resume auto, or name another folder"
         )
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        return Mistake(f"--output {folder}: this, or a part of it, is a file; name a folder")
+        return UserError(f"--output {folder}: this, or a part of it, is a file; name a folder")
     said = (error.strerror or str(error)).lower()
-    return Mistake(f"--output {folder}: cannot be written ({said}); name a folder that can")
+    return UserError(f"--output {folder}: cannot be written ({said}); name a folder that can")
 
 
 class Appender:
-    """A file that only grows, by whole pieces: one that does not fit is taken back, and Mistake is raised."""
+    """A file that only grows, by whole pieces: one that does not fit is taken back, and UserError is raised."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -163,7 +163,7 @@ class Appender:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write to a new name, sync, rename: `path` is the old or the new content, never a part. Raises Mistake."""
+    """Write to a new name, sync, rename: `path` is the old or the new content, never a part. Raises UserError."""
     # TensorBoard reads every name with "tfevents" in it; and ranks may write beside each other
     new = path.with_name(f".unfinished-{zlib.crc32(os.fsencode(path.name)):08x}")
     try:

@@ -80,7 +80,7 @@ LAYOUTS = {
 
 
 class Board:
-    """The event file of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens. All methods raise Mistake on a full disk.
+    """The event file of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens. All methods raise UserError on a full disk.
 
     A resumed run gives `purge_step`, its first new step: every point from there on is taken out of the earlier event files, so each
     reader sees each step once. What is there already at the step before (a repeated validation) or of images is not written twice.

@@ -15,7 +15,7 @@ from benchmarks._flags import asked
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import Suite, merged, run, value
 from cli import one_of
-from contracts import Mistake
+from contracts import UserError
 
 SUITES = {
     "train": "benchmarks.train",
@@ -30,7 +30,7 @@ SUITES = {
 
 
 def suite_of(name: str) -> Suite:
-    """Raises Mistake with the known names."""
+    """Raises UserError with the known names."""
     found: Suite = import_module(SUITES[one_of("SUITE", name, SUITES)]).SUITE
     return found
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> int:
             print(f"bench: no point has a figure ({', '.join(dict.fromkeys(row['status'] for row in shown))})", file=sys.stderr)
             return 1
         return int(any(row["status"] in ("failed", "timeout") for row in rows))
-    except Mistake as mistake:
+    except UserError as mistake:
         print(f"bench: {mistake}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

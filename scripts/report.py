@@ -26,7 +26,7 @@ from benchmarks import _show, train
 from benchmarks._flags import asked
 from benchmarks._suite import APART, LEAST, Row, Suite, beyond_noise, merged, results, versions_of
 from cli import Settings
-from contracts import Mistake
+from contracts import UserError
 from report import record
 from scripts.bench import suite_of
 
@@ -55,17 +55,17 @@ class Pair:
 
 
 def read(folder: Path) -> tuple[str, list[Row]]:
-    """(name of the suite, rows). Raises Mistake when the folder is neither a suite's nor a run's."""
+    """(name of the suite, rows). Raises UserError when the folder is neither a suite's nor a run's."""
     if not folder.is_dir():
-        raise Mistake(f"{folder}: no such folder; name one of python -m scripts.bench, or a run of train.py")
+        raise UserError(f"{folder}: no such folder; name one of python -m scripts.bench, or a run of train.py")
     if (folder / "results.jsonl").exists():
         rows = results(folder)
         if not rows:
-            raise Mistake(f"{folder}/results.jsonl holds no row")
+            raise UserError(f"{folder}/results.jsonl holds no row")
         return rows[0]["suite"], rows
     told = record.Record(folder, enabled=False).earlier_summary()
     if told is None:
-        raise Mistake(f"{folder} has neither results.jsonl nor summary.json; name one of python -m scripts.bench, or a finished run")
+        raise UserError(f"{folder} has neither results.jsonl nor summary.json; name one of python -m scripts.bench, or a finished run")
     measured = train.measured(told)
     point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")} | {"gpus": told["world_size"]}
     n = (measured.spread.get("rate") or {"n": 0})["n"]
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> int:
     try:
         settings = asked(Report, argv, prog="report")
         if len(settings.folders) not in (1, 2):
-            raise Mistake(f"got {len(settings.folders)} folders; name one to show, or two to compare")
+            raise UserError(f"got {len(settings.folders)} folders; name one to show, or two to compare")
         read_ = [read(folder) for folder in settings.folders]
         suite = suite_of(read_[0][0])
         if len(read_) == 1:
@@ -165,8 +165,8 @@ def main(argv: list[str]) -> int:
             return 0
         (name_a, a), (name_b, b) = ((name, list(suite_of(name).derive(merged(rows)))) for name, rows in read_)
         if name_a != name_b:
-            raise Mistake(f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare two of one suite")
-    except Mistake as mistake:
+            raise UserError(f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare two of one suite")
+    except UserError as mistake:
         print(f"report: {mistake}", file=sys.stderr)
         return 2
     found = pairs(suite, a, b)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import processes
-from contracts import Array, Mistake
+from contracts import Array, UserError
 from machine import cores
 
 EVALUATORS = {
@@ -120,14 +120,14 @@ def _mean(values: Array) -> float:
 
 
 def require(evaluator: str) -> None:
-    """Import the evaluator, so that no process that scores has to. Raises Mistake."""
+    """Import the evaluator, so that no process that scores has to. Raises UserError."""
     package, *members = EVALUATORS[evaluator]
     try:
         for member in members:
             _member(package, member)
     except (ImportError, OSError) as error:
         other = next(name for name in EVALUATORS if name != evaluator)
-        raise Mistake(f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}, or --evaluator {other}") from None
+        raise UserError(f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}, or --evaluator {other}") from None
 
 
 def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> dict[str, Any]:

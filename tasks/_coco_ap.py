@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Later, Rows, World
+from contracts import Array, Batch, Pending, Rows, World
 from plan import geometry
 from processes import Beside
 from tasks import _coco, _drawn, _masks, _results
@@ -20,7 +20,7 @@ DRAWN = 4
 
 
 class Nothing:
-    """contracts.Later of the ranks that make no figures."""
+    """contracts.Pending of the ranks that make no figures."""
 
     def done(self) -> bool:
         return True
@@ -69,7 +69,7 @@ class CocoAP:
         masks = [code for place in kept for code in self._encoded(outputs[place], rows, place)] if self._masks else None
         self._pending.append((rows, which, values, points, masks))
 
-    def result(self, world: World) -> Later:
+    def result(self, world: World) -> Pending:
         """COCO's figures by the names of _coco.Scores, of masks with mask_ before them, of keypoints with keypoint_; samples, detections.
 
         And `extras`: files, images and scalars that are no figures. Rank 0 makes them in processes of its own. Every rank must call it.

@@ -14,7 +14,7 @@ P = TypeVar("P", bound=EpochPlan)
 
 
 def pair(of: Callable[..., P], config: Config, splits: dict[str, Split], training: Any, validation: Any, **ranks: Any) -> tuple[P, P]:
-    """Of training and of validation. `of(columns, policy, ...)` makes one. Raises Mistake when not even one step can be trained."""
+    """Of training and of validation. `of(columns, policy, ...)` makes one. Raises UserError when not even one step can be trained."""
     load, steps = config.loading, config.optimisation
     train = of(splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks)
     if not config.run.evaluate:

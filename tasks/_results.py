@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 import processes
-from contracts import Array, Mistake
+from contracts import Array, UserError
 from machine import cores
 from tasks import _masks
 from tasks._coco import Detections
@@ -63,17 +63,17 @@ class Results:
 
     @staticmethod
     def read(path: Path) -> Results:
-        """Raises Mistake when it cannot be read, or is no list of entries with the same sort of shape."""
+        """Raises UserError when it cannot be read, or is no list of entries with the same sort of shape."""
         try:
             content = json.loads(path.read_bytes())
         except OSError as error:
-            raise Mistake(f"--score {path}: {error.strerror or error}; name a results file in COCO's format") from None
+            raise UserError(f"--score {path}: {error.strerror or error}; name a results file in COCO's format") from None
         except ValueError as error:  # of JSON, or of its encoding
-            raise Mistake(f"--score {path}: is no JSON: {' '.join(str(error).split())}") from None
+            raise UserError(f"--score {path}: is no JSON: {' '.join(str(error).split())}") from None
         except RecursionError:
-            raise Mistake(f"--score {path}: is nested too deep; a results file is a list of detections") from None
+            raise UserError(f"--score {path}: is nested too deep; a results file is a list of detections") from None
         if not isinstance(content, list):
-            raise Mistake(f"--score {path}: got {type(content).__name__}, a results file is a list of detections")
+            raise UserError(f"--score {path}: got {type(content).__name__}, a results file is a list of detections")
         if not content:  # nothing was found, and only the name of a file that a run wrote tells of what
             own = next((kind for kind in KEYS if path.stem.endswith(f"_{kind}")), "boxes")
             return Results(path=path, entries=[], kinds=(own,))
@@ -84,13 +84,13 @@ class Results:
             missing = sorted(needed - entry.keys()) if isinstance(entry, dict) else sorted(needed)
             if missing or not kinds:
                 said = f"has no {' and no '.join(missing)}" if missing else f"has none of {', '.join(KEYS.values())}"
-                raise Mistake(
+                raise UserError(
                     f"--score {path}: entry {place} {said}; each needs image_id, category_id, score and the shape that entry 0 has"
                 )
         return Results(path=path, entries=content, kinds=kinds)
 
     def checked(self, columns: Any) -> Detections:
-        """The entries against the images and categories of `columns`, by image. Raises Mistake that names the first bad entry."""
+        """The entries against the images and categories of `columns`, by image. Raises UserError that names the first bad entry."""
         images = self._whole("image_id")
         self._images_known(images, columns)
         categories = self._whole("category_id")
@@ -149,11 +149,11 @@ class Results:
         return codes
 
     def _refuse(self, bad: Array, key: str, said: str) -> None:
-        """Raise Mistake for the first entry that is bad, bool [N]."""
+        """Raise UserError for the first entry that is bad, bool [N]."""
         if bad.any():
             place = int(np.argmax(bad))
             got = SHORT.repr(self.entries[place][key])
-            raise Mistake(f"--score {self.path}: entry {place}, {key} got {got if len(got) <= 60 else got[:57] + '...'}: {said}")
+            raise UserError(f"--score {self.path}: entry {place}, {key} got {got if len(got) <= 60 else got[:57] + '...'}: {said}")
 
 
 def _finite(value: Any) -> bool:

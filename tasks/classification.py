@@ -12,7 +12,7 @@ import torch.nn.functional as functional
 from config import Config
 from contracts import Batch, Metric, Rows, Task, World
 from dataset.splits import Split, open_splits
-from plan.images import StillPlan, StillPolicy
+from plan.images import ImagePlan, ImagePolicy
 from tasks._plans import pair
 
 ARCH, UNIT = "resnet50", "img/s"
@@ -106,15 +106,15 @@ class TopK:
 
 
 def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
-    """{"train": ..., "val": ...}. Raises Mistake."""
+    """{"train": ..., "val": ...}. Raises UserError."""
     return open_splits(config, loader, console=console)
 
 
-def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[StillPlan, StillPlan]:
-    """Of training and of validation; `native` is a models.Native. Raises Mistake."""
+def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[ImagePlan, ImagePlan]:
+    """Of training and of validation; `native` is a models.Native. Raises UserError."""
     aug = config.augmentation
-    policies = StillPolicy.training(aug, native), StillPolicy.validation(aug, native)
-    return pair(StillPlan.of, config, splits, *policies, **ranks)
+    policies = ImagePolicy.training(aug, native), ImagePolicy.validation(aug, native)
+    return pair(ImagePlan.of, config, splits, *policies, **ranks)
 
 
 def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:
@@ -129,7 +129,7 @@ def building(config: Config, columns: Any) -> dict[str, Any]:
     return {"classes": len(columns.classes)}
 
 
-def facts(plan: StillPlan) -> dict[str, Any]:
+def facts(plan: ImagePlan) -> dict[str, Any]:
     """What a summary says of the data beside what every task says."""
     return {}
 

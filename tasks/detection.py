@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Array, Batch, Metric, Mistake, Rows, Task
+from contracts import Array, Batch, Metric, Rows, Task, UserError
 from dataset.coco.scan import open_coco
 from dataset.splits import Kind, Split, cache_folder, open_splits
 from plan.boxes import CENTRED, DetectionPlan, DetectionPolicy, padding
@@ -103,7 +103,7 @@ class Detection:
 
 
 def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
-    """{"train": ..., "val": ...}. Raises Mistake.
+    """{"train": ..., "val": ...}. Raises UserError.
 
     With masks asked for, a box of training that has none is not usable. Only in this process: columns pickle as the folder they are in.
     """
@@ -112,7 +112,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     kind: Kind = "keypoints" if parts["keypoints"] else "instances"
     found = open_splits(config, loader, kind=kind, console=console)
     if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
-        raise Mistake("--data: the categories of validation name other keypoints than those of training, or in another order")
+        raise UserError("--data: the categories of validation name other keypoints than those of training, or in another order")
     if parts["masks"]:
         train = found["train"]
         found["train"] = replace(train, columns=_with_masks(train.columns, config.model.arch or ARCH, console))
@@ -121,7 +121,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
 
 
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[DetectionPlan, DetectionPlan]:
-    """Of training and of validation; `native` is a models.Native. Raises Mistake."""
+    """Of training and of validation; `native` is a models.Native. Raises UserError."""
     detection = config.detection
     policies = DetectionPolicy.training(config.augmentation, detection, native), DetectionPolicy.validation(detection, native)
     return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
@@ -158,10 +158,10 @@ def bytes_read(columns: Any, ids: np.ndarray) -> int:
 
 
 def score(config: Config, console: Any) -> int:
-    """--score: a results file against the validation annotations of --data, without a model. The exit code. Raises Mistake."""
+    """--score: a results file against the validation annotations of --data, without a model. The exit code. Raises UserError."""
     file, root, evaluator = config.detection.score, config.data.data, config.detection.evaluator
     if file is None or root is None:
-        raise Mistake("--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations")
+        raise UserError("--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations")
     _coco.require(evaluator)
     results = Results.read(file)
     cache = cache_folder(config.data.manifest_dir)
@@ -187,7 +187,7 @@ def score(config: Config, console: Any) -> int:
 
 
 def _with_masks(columns: Any, arch: str, console: Any) -> Any:
-    """The columns, in which a box without a segmentation is not usable. Raises Mistake when that leaves none."""
+    """The columns, in which a box without a segmentation is not usable. Raises UserError when that leaves none."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
     masked = usable & ((np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1))
@@ -195,7 +195,7 @@ def _with_masks(columns: Any, arch: str, console: Any) -> Any:
     if not without:
         return columns
     if not masked.any():
-        raise Mistake(
+        raise UserError(
             f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
             f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
         )

@@ -83,7 +83,7 @@ class ViewMean:
 
 
 def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
-    """{"train": ..., "val": ...}; what is shorter than a clip is said. Raises Mistake."""
+    """{"train": ..., "val": ...}; what is shorter than a clip is said. Raises UserError."""
     found = open_splits(config, loader, kind="videos", console=console)
     clips = config.clips
     span = (clips.clip_frames - 1) * clips.clip_stride
@@ -100,7 +100,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
 
 
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[ClipPlan, ClipPlan]:
-    """Of training and of validation; `native` is a models.Native. Raises Mistake."""
+    """Of training and of validation; `native` is a models.Native. Raises UserError."""
     aug, clips, image_size = config.augmentation, config.clips, native.size
     policy = ClipPolicy(
         frames=clips.clip_frames,

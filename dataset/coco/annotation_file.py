@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 
-from contracts import Array, Mistake
+from contracts import Array, UserError
 from dataset.manifest import Rejected
 
 PIECE = 1 << 24  # characters read at a time
@@ -34,25 +34,25 @@ class NotCoco(Exception):
 
 
 def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> tuple[Path, str]:
-    """(annotation file, absolute; name of the folder of its `images`, which need not be there without them). Raises Mistake."""
+    """(annotation file, absolute; name of the folder of its `images`, which need not be there without them). Raises UserError."""
     real = Path(os.path.realpath(root))
     kind = "person_keypoints" if keypoints else "instances"
     wanted = f"COCO's layout has {split}2017/ and annotations/{kind}_{split}2017.json"
     folder = real / "annotations"
     if not folder.is_dir():
         what = f"{root} has no folder annotations" if real.is_dir() else f"{root} is no folder"
-        raise Mistake(f"--data: {what}; {wanted}")
+        raise UserError(f"--data: {what}; {wanted}")
     found = {path.stem[len(kind) + 1 :]: path for path in sorted(folder.glob(f"{kind}_{split}*.json"))}
     if f"{split}2017" in found:
         found = {f"{split}2017": found[f"{split}2017"]}
     if not found:
-        raise Mistake(f"--data: {root}/annotations has no {kind}_{split}*.json; {wanted}")
+        raise UserError(f"--data: {root}/annotations has no {kind}_{split}*.json; {wanted}")
     if len(found) > 1:
         names = ", ".join(path.name for path in found.values())
-        raise Mistake(f"--data: {root}/annotations has {names}; leave one of them, or name the one {kind}_{split}2017.json")
+        raise UserError(f"--data: {root}/annotations has {names}; leave one of them, or name the one {kind}_{split}2017.json")
     ((name, file),) = found.items()
     if images and not (real / name).is_dir():
-        raise Mistake(f"--data: {root} has no folder {name} for the images of annotations/{file.name}; {wanted}")
+        raise UserError(f"--data: {root} has no folder {name} for the images of annotations/{file.name}; {wanted}")
     return file, name
 
 

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.images.columns import HEADER, Header
-from dataset.manifest import Array, Scanned
+from dataset.manifest import Array, Manifest
 
 BACKGROUND, UNUSED = "__background__", "N/A"
 COCO_IDS = tuple(number for number in range(1, 91) if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
@@ -53,7 +53,7 @@ ANNOTATED: dict[str, np.dtype[Any]] = {  # what the annotation file says, beside
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Instances(Scanned):
+class Instances(Manifest):
     """n images in the order of their ids, and m annotations, grouped by image and there in the order of the file.
 
     `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own category ids are "N/A".
@@ -67,7 +67,7 @@ class Instances(Scanned):
         **ANNOTATED,
         "keypoint_name": np.dtype("u4"),
     }
-    IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "height", "width", *ANNOTATED)
+    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "height", "width", *ANNOTATED)
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
         "path_offsets": ("path_bytes",),
         "annotation_offsets": ("annotation_id", "boxes", "area", "category", "crowd", "usable", "keypoints"),
@@ -162,7 +162,7 @@ def mirrored(names: Sequence[str]) -> Array:
     """int64 [K]: where the keypoint is whose name has left and right exchanged; the own place of a name without a side.
 
     A side is the word left or right in any case. It may also begin or end a word, or be the letter l or r, if the other name exists.
-    Raises Mistake where left or right has no partner.
+    Raises UserError where left or right has no partner.
     """
     words = [tuple(WORD_ENDS.sub(" ", name).lower().split()) for name in names]
     found, counts = {own: place for place, own in enumerate(words)}, Counter(words)
@@ -177,5 +177,5 @@ def mirrored(names: Sequence[str]) -> Array:
             places[place] = found[twin]
         elif sided:
             why = "is there twice, or its partner is" if counts[twin] else "has no partner"
-            raise Mistake(f"--data: keypoint {names[place]!r} {why}; rename, so that there is one {' '.join(twin)!r} to mirror it to")
+            raise UserError(f"--data: keypoint {names[place]!r} {why}; rename, so that there is one {' '.join(twin)!r} to mirror it to")
     return places

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import UserError
 from dataset import walk
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco, Split, find
@@ -53,7 +53,7 @@ RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
 """listing.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each keypoint."""
 
 
-class Images(NamedTuple):
+class _ImageTable(NamedTuple):
     """What the annotation file says of the images that may be kept, ordered by id."""
 
     ids: Array  # int64 [n]
@@ -77,7 +77,7 @@ def open_coco(
     Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in root/X/; X is train2017 or val2017,
     or the only name there that begins with `split`. `classes`: those that the categories must amount to (validation has those of
     training). Without `images` their files need not be there, and have the sizes of the annotation file. The rest is as in
-    dataset.images.scan.open_folder. Raises Mistake.
+    dataset.images.scan.open_folder. Raises UserError.
     """
     real = Path(os.path.realpath(root))
     file, folder = find(root, split, keypoints=keypoints, images=images)
@@ -101,7 +101,7 @@ def open_coco(
         good = records["size"] >= 0
         if not good.any():
             first = f"left out: {rejects.count}, first {rejects.first}" if rejects.first else "it has none"
-            raise Mistake(f"--data: no image of {file} can be used; {first}")
+            raise UserError(f"--data: no image of {file} can be used; {first}")
         kept = _match(file, rows, image_of, good, known, listed, len(categories[0].keypoints), rejects)
         _write(listed, records, rows, image_of, kept, categories, made)
         return names
@@ -122,7 +122,7 @@ def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
 def _read(
     file: Path, keypoints: bool, prefixes: Sequence[str], made: Path, rejects: Rejects, say: Progress
 ) -> tuple[Array, list[Image], list[Category]]:
-    """(the ids of all images, those that are whole, the categories); annotations go to made/listing.*. Raises Mistake."""
+    """(the ids of all images, those that are whole, the categories); annotations go to made/file_list.*. Raises UserError."""
     known: list[int] = []
     images: list[Image] = []
     categories: list[Category] = []
@@ -130,7 +130,7 @@ def _read(
     try:
         text = open(file, encoding="utf-8-sig")  # noqa: SIM115 (closed below; an error of writing is not one of this file)
     except OSError as error:
-        raise Mistake(f"--data: {file} cannot be read: {error.strerror}") from None
+        raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
     try:
         with text, _Writer(made) as writer:
             for number, (kind, entry) in enumerate(annotation_file.entries(text, ("images", "annotations", "categories"))):
@@ -147,23 +147,23 @@ def _read(
                         categories.append(annotation_file.category(entry, keypoints=keypoints))
                 except Rejected as why:
                     if kind == "categories":
-                        raise Mistake(f"--data: {file}: category {annotation_file.id_of(entry)}: {why}") from None
+                        raise UserError(f"--data: {file}: category {annotation_file.id_of(entry)}: {why}") from None
                     rejects(where, f"{kind[:-1]} {annotation_file.id_of(entry)}: {why}")
                 if number % 1000 == 0:
                     say(writer.annotations, 0, "reading annotations")
     except NotCoco as error:
-        raise Mistake(f"--data: {file} {error}") from None
+        raise UserError(f"--data: {file} {error}") from None
     except UnicodeDecodeError as error:
-        raise Mistake(f"--data: {file} is no JSON: {error.reason}, it must be UTF-8") from None
+        raise UserError(f"--data: {file} is no JSON: {error.reason}, it must be UTF-8") from None
     return np.unique(np.array(known, np.int64)), images, categories
 
 
 class _Writer:
-    """Appends annotations to the files listing.*."""
+    """Appends annotations to the files file_list.*."""
 
     def __init__(self, made: Path) -> None:
         self.opened = ExitStack()
-        self.files = {name: self.opened.enter_context(open(made / f"listing.{name}", "wb")) for name in ("annotations", *RAGGED)}  # noqa: SIM115
+        self.files = {name: self.opened.enter_context(open(made / f"file_list.{name}", "wb")) for name in ("annotations", *RAGGED)}  # noqa: SIM115
         self.rows: list[tuple[Any, ...]] = []
         self.polygons, self.points, self.runs, self.keypoints = array("q"), array("d"), array("I"), array("d")
         self.annotations = 0
@@ -203,20 +203,22 @@ class _Writer:
 
 
 def _classes(file: Path, categories: list[Category], keypoints: bool, classes: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the class numbers; puts the categories in the order of their ids. Raises Mistake."""
+    """The names of the class numbers; puts the categories in the order of their ids. Raises UserError."""
     categories.sort()
     ids = [category.category_id for category in categories]
     if not ids:
-        raise Mistake(f"--data: {file} has no category")
+        raise UserError(f"--data: {file} has no category")
     for same in {number for number in ids if ids.count(number) > 1}:
-        raise Mistake(f"--data: {file}: {ids.count(same)} categories have the id {same}")
+        raise UserError(f"--data: {file}: {ids.count(same)} categories have the id {same}")
     if keypoints and not categories[0].keypoints:
-        raise Mistake(f"--data: {file}: category {ids[0]} names no keypoints")
+        raise UserError(f"--data: {file}: category {ids[0]} names no keypoints")
     if len({category.keypoints for category in categories}) > 1:
-        raise Mistake(f"--data: {file}: its categories have different keypoints; all of them must have the same")
+        raise UserError(f"--data: {file}: its categories have different keypoints; all of them must have the same")
     mirrored(categories[0].keypoints)  # raises
     if abs(large := max(ids, key=abs)) > LARGEST_ID:
-        raise Mistake(f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; number categories from 1")
+        raise UserError(
+            f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; number categories from 1"
+        )
     names = class_names(np.array(ids), [category.name for category in categories])
     if classes is not None and names != tuple(classes):
         train, val = ({f"{i} {name}" for i, name in enumerate(some) if i and name != UNUSED} for some in (classes, names))
@@ -225,11 +227,11 @@ def _classes(file: Path, categories: list[Category], keypoints: bool, classes: S
             for what, some in (("missing", train - val), ("not in training", val - train))
             if some
         ]
-        raise Mistake(f"--data: the categories of {file} are not those of training; {'; '.join(parts)} (class number and name)")
+        raise UserError(f"--data: the categories of {file} are not those of training; {'; '.join(parts)} (class number and name)")
     return names
 
 
-def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> Images:
+def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> _ImageTable:
     """The images that have an id of their own."""
     ids, counts = np.unique(np.array([image.image_id for image in images], np.int64), return_counts=True)
     for same, count in zip(ids[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
@@ -238,12 +240,12 @@ def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> I
     kept = sorted(image for image in images if image.image_id in alone)
     sizes = np.array([(image.height, image.width) for image in kept], np.int64).reshape(-1, 2)
     paths = [os.fsencode(folder) + b"/" + image.path for image in kept]
-    return Images(np.array([image.image_id for image in kept], np.int64), paths, sizes)
+    return _ImageTable(np.array([image.image_id for image in kept], np.int64), paths, sizes)
 
 
-def _headers(real: Path, images: Images, annotations: Array, made: Path, rejects: Rejects, say: Progress) -> Array:
+def _headers(real: Path, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress) -> Array:
     """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of another size."""
-    walk.write_listing(images.paths, made)
+    walk.write_file_list(images.paths, made)
     faults: dict[bytes, str] = {}
     records = read_headers(headers.header, real, len(images.paths), made, 0, faults.__setitem__, say)
     stored = np.column_stack([records["height"], records["width"]])
@@ -260,7 +262,9 @@ def _headers(real: Path, images: Images, annotations: Array, made: Path, rejects
     return records
 
 
-def _match(file: Path, rows: Array, image_of: Array, good: Array, known: Array, images: Images, points: int, rejects: Rejects) -> Array:
+def _match(
+    file: Path, rows: Array, image_of: Array, good: Array, known: Array, images: _ImageTable, points: int, rejects: Rejects
+) -> Array:
     """bool [annotations of the file]: which are kept. Of an image that is not `good` (bool [n]) they have been counted before."""
     lost = (image_of >= 0) & ~good[image_of]
     sizes = np.where(image_of[:, None] >= 0, images.sizes[image_of], 0)
@@ -307,7 +311,7 @@ def _places(ordered: Array, wanted: Array) -> Array:
 # --- write ----------------------------------------------------------------------------------------------------------------------------
 
 
-def _write(images: Images, records: Array, rows: Array, image_of: Array, kept: Array, categories: list[Category], made: Path) -> None:
+def _write(images: _ImageTable, records: Array, rows: Array, image_of: Array, kept: Array, categories: list[Category], made: Path) -> None:
     """The columns of Instances."""
     good = records["size"] >= 0
     paths = [path for path, keep in zip(images.paths, good.tolist(), strict=True) if keep]
@@ -351,7 +355,7 @@ def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> No
     """Fill a column with the values that listing.<name> has of the annotations `found`, in their order; `counts` are those of all."""
     if not into.size:
         return
-    values, flat = np.memmap(made / f"listing.{name}", RAGGED[name], "r"), into.reshape(-1)
+    values, flat = np.memmap(made / f"file_list.{name}", RAGGED[name], "r"), into.reshape(-1)
     begins, filled = _offsets(counts), 0
     for first in range(0, len(found), PIECE):
         some = found[first : first + PIECE]

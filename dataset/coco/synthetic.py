@@ -21,14 +21,14 @@ OUTLINE = np.array([(0.5, 0), (1, 0.5), (0.5, 1), (0, 0.5)])
 MOST = 64  # annotations of an image
 
 
-class ImaginedInstances(Instances):
+class SyntheticInstances(Instances):
     """Images and boxes like COCO's, in memory: about seven boxes an image, or two with 17 keypoints each; one image in a hundred has none.
 
     All numbers are functions of the image's id and the annotation's place in it.
     """
 
     @classmethod
-    def of(cls, samples: int, *, keypoints: bool = False) -> ImaginedInstances:
+    def of(cls, samples: int, *, keypoints: bool = False) -> SyntheticInstances:
         """So many images; 90 categories, or one with keypoints."""
         ids = np.arange(samples)
         sizes = SIZES[(_uniform(0, ids) * len(SIZES)).astype(int)]
@@ -50,9 +50,9 @@ class ImaginedInstances(Instances):
         constant = {"size": 0, "format": 0, "depth": 8, "components": 3, "chroma": CHROMA.index("420"), "orientation": 0}
         constant |= {"progressive": False, "palette": False, "whole": True}
         return cls(
-            folder=Path("imagined"),
-            root=Path("/imagined"),
-            identity=f"imagined-{samples}-{categories}-{len(joints)}",
+            folder=Path("synthetic"),
+            root=Path("/synthetic"),
+            fingerprint=f"synthetic-{samples}-{categories}-{len(joints)}",
             classes=class_names(np.arange(1, categories + 1), [f"category-{i:02d}" for i in range(1, categories + 1)]),
             rejected=0,
             path_bytes=np.frombuffer(b"".join(names), np.uint8),
@@ -80,7 +80,7 @@ class ImaginedInstances(Instances):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(ImaginedInstances.of, keypoints=self.keypoints.shape[1] > 0), (len(self),)
+        return partial(SyntheticInstances.of, keypoints=self.keypoints.shape[1] > 0), (len(self),)
 
 
 def _uniform(what: int, counters: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dataset.manifest import Array, Scanned
+from dataset.manifest import Array, Manifest
 
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
 CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")  # the column `chroma`; none = no JPEG
@@ -39,12 +39,12 @@ COLUMNS: dict[str, np.dtype[Any]] = {
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Manifest(Scanned):
+class Images(Manifest):
     """n images in the order of their path's bytes."""
 
     VERSION: ClassVar[str] = "images 6"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = COLUMNS
-    IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
+    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",)}
 
     label: Array  # int32 [n], index into classes

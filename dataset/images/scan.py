@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import UserError
 from dataset import walk
 from dataset.images import headers
-from dataset.images.columns import COLUMNS, HEADER, Header, Manifest
-from dataset.manifest import LISTING, Array, Rejects, create_column
+from dataset.images.columns import COLUMNS, HEADER, Header, Images
+from dataset.manifest import FILE_LIST, Array, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing, remembered
 from machine import cores
 
@@ -32,17 +32,17 @@ def open_folder(
     rescan: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
-) -> Manifest:
+) -> Images:
     """The manifest of root/<class>/**/*: from `cache` when no folder has changed since, else from a new scan.
 
     `classes` fixes the labels (validation has those of training); without it they are the sorted names of the folders that hold an image.
     Of several processes that call this at once one scans and the others wait. `workers` processes read headers; 0 = four a core, 32 at
     most, for they wait for the storage. `progress(done, total, what)` is called a few times a second; total is 0 while it is not known.
-    Raises Mistake.
+    Raises UserError.
     """
     real = Path(os.path.realpath(root))
     if not real.is_dir():
-        raise Mistake(f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/")
+        raise UserError(f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/")
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         walk.remember(visits, os.fsencode(real))
@@ -53,14 +53,14 @@ def open_folder(
         return used if classes is None else classes
 
     key = [str(real), None if classes is None else list(classes)]
-    return remembered(Manifest, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+    return remembered(Images, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
 
 
 def read_headers(read: Read, root: Path, total: int, made: Path, workers: int, rejects: walk.Reject, say: Progress) -> Array:
-    """HEADER [total], one for each file of made/listing.*, size -1 where it is left out. `workers` as for open_folder."""
+    """HEADER [total], one for each file of made/file_list.*, size -1 where it is left out. `workers` as for open_folder."""
     if not total:
         return np.zeros(0, HEADER)
-    records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=HEADER, shape=(total,))
+    records: Array = np.lib.format.open_memmap(made / "file_list.records", mode="w+", dtype=HEADER, shape=(total,))
     few = total <= FEW
     parser = Parser(read, LEFT_OUT, partial(np.array, dtype=HEADER), root, made, step=CHUNK // 10 if few else CHUNK)
     count = 8 if few else workers or min(32, max(int(4 * cores()), 1))
@@ -75,7 +75,7 @@ def _keep(root: Path, labels: dict[str, int], classes: Sequence[str] | None, rec
     samples = int(good.sum())
     if not samples:
         raise nothing("image", f"{root}/<class>/", rejects)
-    paths, offsets, old = (np.memmap(made / f"listing.{name}", dtype, "r") for name, dtype in LISTING.items())
+    paths, offsets, old = (np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items())
     counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
     for name, label in labels.items():
         if not counts[label]:

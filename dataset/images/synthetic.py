@@ -11,7 +11,7 @@ TRAIN_SAMPLES, VAL_SAMPLES, CLASSES = 1_281_167, 50_000, 1000
 
 
 @dataclass(frozen=True)
-class Imagined:
+class SyntheticImages:
     """The columns of a manifest that the plan and the task read."""
 
     samples: int
@@ -31,8 +31,8 @@ class Imagined:
         return self.samples
 
     @property
-    def identity(self) -> str:
-        return f"imagined-{self.samples}-{len(self.classes)}"
+    def fingerprint(self) -> str:
+        return f"synthetic-{self.samples}-{len(self.classes)}"
 
     def path(self, sample: int) -> bytes:
-        return b"imagined-%d" % sample
+        return b"synthetic-%d" % sample

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from contracts import Mistake
-from dataset.manifest import Array, Scanned, printable
+from contracts import UserError
+from dataset.manifest import Array, Manifest, printable
 
 MEND = "put it back and go on with --resume auto, or leave it out with --rescan, which begins a new run"
 
@@ -14,7 +14,7 @@ MEND = "put it back and go on with --resume auto, or leave it out with --rescan,
 class Folder:
     """A contracts.Source over the files of a manifest."""
 
-    def __init__(self, manifest: Scanned, read_delay_s: float = 0.0) -> None:
+    def __init__(self, manifest: Manifest, read_delay_s: float = 0.0) -> None:
         self.manifest = manifest
         self.read_delay_s = read_delay_s
 
@@ -32,13 +32,13 @@ class Folder:
     def read(self, sample: int) -> bytes:
         """The file's bytes, `read_delay_s` later than the storage gave them.
 
-        Raises Mistake when the file is gone or has another size than the manifest, OSError when the storage fails.
+        Raises UserError when the file is gone or has another size than the manifest, OSError when the storage fails.
         """
         expected = int(self.manifest.size[sample])
         try:
             file = os.open(self.path(sample), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise Mistake(f"a file of --data is gone: {printable(self.path(sample))}; {MEND}") from None
+            raise UserError(f"a file of --data is gone: {printable(self.path(sample))}; {MEND}") from None
         try:
             data = os.read(file, expected + 1)  # one byte more: a file that grew shows itself
             while len(data) < expected and (piece := os.read(file, expected + 1 - len(data))):
@@ -52,8 +52,8 @@ class Folder:
         return data
 
     def check(self, sample: int, size: int) -> None:
-        """Raise Mistake when `size` bytes is not what the manifest recorded."""
+        """Raise UserError when `size` bytes is not what the manifest recorded."""
         expected = int(self.manifest.size[sample])
         if size != expected:
             path = printable(self.path(sample))
-            raise Mistake(f"a file of --data changed size: {path} has {size} bytes, the manifest says {expected}; {MEND}")
+            raise UserError(f"a file of --data changed size: {path} has {size} bytes, the manifest says {expected}; {MEND}")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataset.manifest import Array, Scanned, printable
+from dataset.manifest import Array, Manifest, printable
 
 CONTAINERS = (
     "mp4",
@@ -75,7 +75,7 @@ RECORD = np.dtype(
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Videos(Scanned):
+class Videos(Manifest):
     """n segments of video files: a folder's in the order of their path's bytes, a list's in the order of its lines.
 
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
@@ -94,7 +94,7 @@ class Videos(Scanned):
         "frame_pts": np.dtype("i8"),
         "frame_keys": np.dtype("?"),
     }
-    IDENTITY: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label", "file", "first", "frames")
+    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label", "file", "first", "frames")
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",), "frame_offsets": ("frame_pts", "frame_keys")}
 
     # By sample, [n]; types and meaning as in RECORD.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.manifest import Array, printable
 
 SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])  # seconds; the whole file: 0 to infinity
@@ -37,7 +37,7 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
 
     Paths are relative to the list's folder or absolute, and may hold blanks and commas: a line is split from its right, and is a segment
     when it ends in two numbers behind path and label, unless a CSV writer has quoted its fields. Labels are numbers from 0, or names (their
-    places are those of the sorted names). `classes` fixes the labels, as for folders. Raises Mistake that names the line.
+    places are those of the sorted names). `classes` fixes the labels, as for folders. Raises UserError that names the line.
     """
     folder = os.fsencode(path.parent)
     places: dict[bytes, int] = {}
@@ -51,27 +51,27 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
         lines.append((file, number, start, end))
         labels.append(label)
     if not lines:
-        raise Mistake(f"--data: the list {path} is empty; {EXPECTED}")
+        raise UserError(f"--data: the list {path} is empty; {EXPECTED}")
     first, own = next(iter(places)), labels[0]
     lonely = len(lines) > 1 and not own.isdecimal() and own not in (*labels[1:], *(classes or ()))
     if lonely and not os.path.exists(os.path.join(folder, first)):
-        raise Mistake(
+        raise UserError(
             f"--data: {path} line {lines[0][1]} names no file, {printable(first)[:200]}, and has the label '{own}', as no other line has. "
             f"A heading? Remove it; {EXPECTED}"
         )
     numbers = [label.isdecimal() for label in labels]
     if any(numbers) and not all(numbers):
         odd = numbers.index(not numbers[0])
-        raise Mistake(
+        raise UserError(
             f"--data: {path} line {lines[0][1]} has the label '{own}' and line {lines[odd][1]} '{labels[odd]}'; labels are all numbers "
             "from 0 or all names"
         )
     if all(_OTHER_NUMBER.fullmatch(label) for label in labels):
-        raise Mistake(f"--data: {path} line {lines[0][1]} has the label '{own}'; labels are whole numbers from 0, such as 3, or names")
+        raise UserError(f"--data: {path} line {lines[0][1]} has the label '{own}'; labels are whole numbers from 0, such as 3, or names")
     if all(numbers):
         large = next((i for i, label in enumerate(labels) if len(label) > 18 or int(label) >= MOST_CLASSES), None)
         if large is not None:
-            raise Mistake(
+            raise UserError(
                 f"--data: {path} line {lines[large][1]} has the label '{labels[large]}'; labels are numbers of classes, from 0 to "
                 f"{MOST_CLASSES - 1:,} at most, or names"
             )
@@ -81,7 +81,7 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
     place = {name: index for index, name in enumerate(classes)}
     unknown = next((i for i, label in enumerate(labels) if label not in place), None)
     if unknown is not None:
-        raise Mistake(
+        raise UserError(
             f"--data: {path} line {lines[unknown][1]} has the label '{labels[unknown]}', which is none of the {len(classes)} classes of "
             "the training data; remove the line, or add that class there"
         )
@@ -90,7 +90,7 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
 
 
 def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str) -> None:
-    """Raise Mistake for a line of which another part is a file than what it is split into: the rest would be a class."""
+    """Raise UserError for a line of which another part is a file than what it is split into: the rest would be a class."""
     folder = os.fsencode(path.parent)
     if not ("." in label or _WHOLE.fullmatch(name)) or os.path.exists(os.path.join(folder, name)):
         return
@@ -98,7 +98,7 @@ def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str
     while cut is not None:
         if os.path.isfile(os.path.join(folder, cut[1])):
             rest = printable(line[len(cut[1]) :]).strip(" \t,")
-            raise Mistake(f"--data: {path} line {number} has '{rest}' behind {printable(cut[1])}; {EXPECTED}")
+            raise UserError(f"--data: {path} line {number} has '{rest}' behind {printable(cut[1])}; {EXPECTED}")
         cut = _WHOLE.fullmatch(cut[1])
 
 
@@ -123,13 +123,13 @@ EXPECTED = "a line is 'path label' or 'path label start end' (decimal seconds fr
 def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
     """(line number, path, label, start, end) of each line that is not empty."""
     if not path.is_file():  # a pipe would be waited for
-        raise Mistake(f"--data: the list {path} is no file that can be read; {EXPECTED}")
+        raise UserError(f"--data: the list {path} is no file that can be read; {EXPECTED}")
     try:
         text = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
-        raise Mistake(f"--data: the list {path} cannot be read: {error.strerror}") from None
+        raise UserError(f"--data: the list {path} cannot be read: {error.strerror}") from None
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise Mistake(f"--data: the list {path} is in UTF-16; save it as UTF-8")
+        raise UserError(f"--data: the list {path} is in UTF-16; save it as UTF-8")
     folder = os.fsencode(path.parent)
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
@@ -137,7 +137,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
             continue
         found = _SEGMENT.fullmatch(line) or _WHOLE.fullmatch(line)
         if found is None or b"\0" in line:
-            raise Mistake(f"--data: {path} line {number} is '{printable(line)[:200]}'; {EXPECTED}")
+            raise UserError(f"--data: {path} line {number} is '{printable(line)[:200]}'; {EXPECTED}")
         fields = found.groups()
         if b'"' in line and not os.path.exists(os.path.join(folder, fields[0])):
             fields = _quoted(line) or fields
@@ -146,7 +146,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
             label = label[1:-1].replace(b'""', b'"')
         start, end = map(float, part) if part else (0.0, np.inf)
         if not start < end:
-            raise Mistake(f"--data: {path} line {number}: the segment ends at {end:g} s and starts at {start:g} s; the end must lie behind")
+            raise UserError(
+                f"--data: {path} line {number}: the segment ends at {end:g} s and starts at {start:g} s; the end must lie behind"
+            )
         said = label.decode("utf-8", "backslashreplace")
         _require_sense(path, number, line, name, said)
         yield number, name, said, start, end

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Mistake
+from contracts import UserError
 from dataset import walk
-from dataset.manifest import LISTING, Array, Rejects, create_column
+from dataset.manifest import FILE_LIST, Array, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing, remembered
 from dataset.videos.columns import RECORD, Videos
 from dataset.videos.file_list import SAMPLE, read_list
@@ -34,11 +34,11 @@ def open_videos(
 
     A segment without a frame is left out. The rest is as in dataset.images.scan.open_folder, but `workers` 0 = twice the cores.
 
-    Raises Mistake.
+    Raises UserError.
     """
     real = Path(os.path.realpath(data))
     if not real.exists():
-        raise Mistake(f"--data: {data} does not exist; videos are expected in {data}/<class>/, or a list of them")
+        raise UserError(f"--data: {data} does not exist; videos are expected in {data}/<class>/, or a list of them")
     listed = not real.is_dir()
     root = real.parent if listed else real
 
@@ -46,7 +46,7 @@ def open_videos(
         walk.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
         if listed:
             files, samples, used = read_list(real, classes)
-            walk.write_listing(files, made)
+            walk.write_file_list(files, made)
             walk.remember_folders(visits, root, files)
             total, labels = len(files), {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
@@ -54,7 +54,7 @@ def open_videos(
             total = walk.list_files(real, labels, made, visits, rejects, say)
             samples = np.zeros(total, SAMPLE)
             samples["file"], samples["end"] = np.arange(total), np.inf
-            samples["label"] = np.fromfile(made / "listing.labels", LISTING["labels"])
+            samples["label"] = np.fromfile(made / "file_list.labels", FILE_LIST["labels"])
             used = sorted(labels, key=labels.__getitem__)
         records = _read_all(root, total, made, workers, rejects, say)
         kept = _segments(root, samples, records, made, rejects)
@@ -78,13 +78,13 @@ def open_videos(
 
 
 def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
-    """A RECORD a file, size -1 where it is left out; the frames of all files go to made/listing.pts and made/listing.keys."""
+    """A RECORD a file, size -1 where it is left out; the frames of all files go to made/file_list.pts and made/file_list.keys."""
     if not total:
         return np.zeros(0, RECORD)
-    records: Array = np.lib.format.open_memmap(made / "listing.records", mode="w+", dtype=RECORD, shape=(total,))
+    records: Array = np.lib.format.open_memmap(made / "file_list.records", mode="w+", dtype=RECORD, shape=(total,))
     parser = Parser(read, LEFT_OUT, _pack, root, made, step=CHUNK, what="videos")
     count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
-    with open(made / "listing.pts", "wb") as pts, open(made / "listing.keys", "wb") as keys:
+    with open(made / "file_list.pts", "wb") as pts, open(made / "file_list.keys", "wb") as keys:
         for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):
             records[first : first + len(rows)] = rows
             pts.write(some_pts)
@@ -101,8 +101,8 @@ def _pack(found: list[Times]) -> tuple[Array, Array, Array]:
 
 def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: Rejects) -> Array:
     """The samples that have a frame, as (file, label, first, frames)."""
-    paths, offsets = (np.fromfile(made / f"listing.{name}", LISTING[name]) for name in ("paths", "offsets"))
-    all_pts = np.memmap(made / "listing.pts", np.int64, "r") if records["count"].any() else np.zeros(0, np.int64)
+    paths, offsets = (np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets"))
+    all_pts = np.memmap(made / "file_list.pts", np.int64, "r") if records["count"].any() else np.zeros(0, np.int64)
     ends = np.cumsum(records["count"])
     kept = []
     for file, label, start, end in samples:
@@ -125,7 +125,7 @@ def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: R
 def _write(samples: Array, records: Array, made: Path) -> None:
     """The columns, without the files that are left out."""
     good = records["size"] >= 0
-    paths, offsets = (np.fromfile(made / f"listing.{name}", LISTING[name]) for name in ("paths", "offsets"))
+    paths, offsets = (np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets"))
     lengths, counts = np.diff(offsets), records["count"][good]
     values = {
         "path_bytes": paths[np.repeat(good, lengths)],
@@ -135,8 +135,8 @@ def _write(samples: Array, records: Array, made: Path) -> None:
         "first": samples["first"],
         "frames": samples["frames"],
         "frame_offsets": np.cumsum([0, *counts]),
-        "frame_pts": np.memmap(made / "listing.pts", np.int64, "r"),
-        "frame_keys": np.memmap(made / "listing.keys", bool, "r"),
+        "frame_pts": np.memmap(made / "file_list.pts", np.int64, "r"),
+        "frame_keys": np.memmap(made / "file_list.keys", bool, "r"),
         **{name: records[name][samples["file"]] for name in RECORD.names or ()},
     }
     for name, dtype in Videos.COLUMNS.items():

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from dataset.images.synthetic import Imagined
+from dataset.images.synthetic import SyntheticImages
 
 VIDEO_FRAMES = 300
 
 
 @dataclass(frozen=True)
-class ImaginedVideos(Imagined):
+class SyntheticVideos(SyntheticImages):
     """The same of videos of ten seconds."""
 
     first: Any = field(init=False)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from contracts import Feed, Mistake, Rows
+from contracts import Feed, Rows, UserError
 from loaders import Undecodable
 from loaders._places import placing
 from loaders._workers import some
@@ -186,7 +186,7 @@ class PathPreparer:
         return self(nothing(self._batch_size, (side, side)), Known())
 
     def diagnose(self, prepared: Prepared) -> set[int]:
-        """Ids of the batch that PIL cannot decode either. Raises Mistake for a file that is gone or has changed."""
+        """Ids of the batch that PIL cannot decode either. Raises UserError for a file that is gone or has changed."""
         found = set()
         for sample in prepared.rows.ids[prepared.own_bytes]:
             try:
@@ -196,7 +196,7 @@ class PathPreparer:
         return found
 
     def check(self, prepared: Prepared, sizes: Array) -> None:
-        """Raise Mistake when DALI read another number of bytes than the manifest has."""
+        """Raise UserError when DALI read another number of bytes than the manifest has."""
         own = prepared.own_bytes
         assert own is not None
         ids = prepared.rows.ids[own]
@@ -207,7 +207,7 @@ class PathPreparer:
         self._folder.cleanup()
 
     def _substitute(self, sample: int) -> Path:
-        """A PNG of the sample's pixels. Raises Undecodable, and Mistake when there is no room for it."""
+        """A PNG of the sample's pixels. Raises Undecodable, and UserError when there is no room for it."""
         self._made += 1
         path = Path(self._folder.name, f"{self._made}.png")
         try:
@@ -217,7 +217,7 @@ class PathPreparer:
         try:
             path.write_bytes(content)
         except OSError as error:
-            raise Mistake(
+            raise UserError(
                 f"{self._folder.name}: an image that DALI cannot take as it is cannot be written there ({error.strerror}): "
                 "set TMPDIR to a folder with room, or --loader dali-fed"
             ) from None

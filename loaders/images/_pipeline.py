@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Mistake
+from contracts import Feed, UserError
 from loaders._dali import import_dali, memory_named, said
 from loaders._staging import Staged, Stager, without
 from loaders.images._dali_rows import Known, Prepared
@@ -178,7 +178,7 @@ class Runner:
                 self._feed(waiting[at])
 
     def _refused(self, batch: Prepared) -> set[int]:
-        """Ids of those that DALI does not decode alone. Raises Mistake when that cannot be the files' fault."""
+        """Ids of those that DALI does not decode alone. Raises UserError when that cannot be the files' fault."""
         found, alone = set[int](), None  # a pipeline for one file is there sooner, and takes less memory
         tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
         for row in np.flatnonzero(tried).tolist():
@@ -199,7 +199,7 @@ class Runner:
             found.add(int(batch.rows.ids[row]))
             self._refused_in_a_row += 1
             if self._refused_in_a_row == REFUSED_ALL:
-                raise Mistake(
+                raise UserError(
                     f"DALI decodes none of {REFUSED_ALL} files in a row that PIL does ({why}): a smaller --batch-size, if memory is short, "
                     "or --loader torchvision"
                 )
@@ -244,7 +244,7 @@ def _delayed(paths: Any, delay_s: float) -> Any:
         from numba import types as numba_types  # noqa: F401
         from nvidia.dali.plugin.numba.fn.experimental import numba_function
     except ImportError as error:
-        raise Mistake(f"--read-delay-ms with a DALI reader needs numba ({error}): pip install numba") from None
+        raise UserError(f"--read-delay-ms with a DALI reader needs numba ({error}): pip install numba") from None
     import ctypes
 
     import nvidia.dali.types as types

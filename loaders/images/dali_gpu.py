@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 
-from contracts import Feed, Mistake, Rows
+from contracts import Feed, Rows, UserError
 from loaders._dali import import_dali, release_memory
 from loaders._places import colouring
 from loaders._staging import Staged, Staging
@@ -20,7 +20,7 @@ class DaliGpu(Staging):
 
     def __init__(self, feed: Feed) -> None:
         if feed.device.type != "cuda":
-            raise Mistake(
+            raise UserError(
                 "--loader dali-gpu needs an NVIDIA GPU and none is here; dali-cpu and dali-fed run on this machine, as does torchvision"
             )
         import_dali()

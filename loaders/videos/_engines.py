@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.videos.columns import CODECS
 from loaders import Undecodable
 from loaders.videos._packets import Clip, Group, before_turning, require
@@ -40,12 +40,12 @@ in the decoder is larger than all of the next ones, and no picture gets it."""
 
 
 def import_codec() -> Any:
-    """PyNvVideoCodec, or a Mistake that says what is missing: it loads the driver's libraries when it is imported."""
+    """PyNvVideoCodec, or a UserError that says what is missing: it loads the driver's libraries when it is imported."""
     try:
         return import_module("PyNvVideoCodec")
     except (ImportError, OSError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
-        raise Mistake(
+        raise UserError(
             f"--loader nvdec: PyNvVideoCodec cannot be used ({why}): pip install PyNvVideoCodec, in a container with "
             "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; or --loader pyav"
         ) from None
@@ -61,7 +61,7 @@ class Caps(NamedTuple):
 
 
 def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[str, Caps]:
-    """Codec -> Caps, of those of these that this device decodes. Raises Mistake."""
+    """Codec -> Caps, of those of these that this device decodes. Raises UserError."""
     told = {name: _capability(codec, gpu, name) for name in names}
     return {name: caps for name, caps in told.items() if caps is not None}
 
@@ -72,7 +72,7 @@ def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
     try:
         caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, NAMES[name]))
     except Exception as error:  # of PyNvVideoCodec's, which has no class of its own
-        raise Mistake(f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav") from error
+        raise UserError(f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav") from error
     if not caps["supported"]:
         return None
     least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from loaders._workers import Shared, Work, begin_worker
 from processes import Stop, starting
 
@@ -97,7 +97,7 @@ class Pool:
                 job.add_done_callback(partial(self._done, unit, slot, self._sequence))
 
     def result(self, unit: Given) -> tuple[int, Any]:
-        """What the unit was answered with. Raises what its work has raised, and Mistake when a worker was killed.
+        """What the unit was answered with. Raises what its work has raised, and UserError when a worker was killed.
 
         RuntimeError when no worker will come to it any more because all were told to end.
         """
@@ -108,7 +108,7 @@ class Pool:
                 return unit.done.result()
             raise self._broken or RuntimeError("the workers were told to end")
         except BrokenExecutor:
-            raise Mistake(
+            raise UserError(
                 "a worker process for clips was killed, as the system does when memory is short: fewer --workers need less"
             ) from None
 

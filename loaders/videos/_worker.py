@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Counts, Feed, Mistake, Rows
+from contracts import Counts, Feed, Rows, UserError
 from dataset.manifest import printable
 from dataset.sources.folder import MEND
 from loaders import Undecodable
@@ -169,12 +169,12 @@ def clips(rows: Rows, views: int) -> list[Array]:
 
 
 def checked(source: Any, sample: int) -> bytes:
-    """The path of a file that is as the manifest says, `read_delay_s` later than the storage told. Raises Mistake."""
+    """The path of a file that is as the manifest says, `read_delay_s` later than the storage told. Raises UserError."""
     path: bytes = source.path(sample)
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:
-        raise Mistake(f"a file of --data is gone: {printable(path)}; {MEND}") from None
+        raise UserError(f"a file of --data is gone: {printable(path)}; {MEND}") from None
     source.check(sample, size)
     if source.read_delay_s:
         time.sleep(source.read_delay_s)

@@ -18,7 +18,7 @@ import av
 import numpy as np
 import torch
 
-from contracts import Feed, Mistake, Rows
+from contracts import Feed, Rows, UserError
 from dataset.videos.columns import CODECS
 from loaders import Undecodable
 from loaders._dali import import_dali, lacks_memory, release_memory, said
@@ -155,7 +155,9 @@ class Filling:
             except Exception as error:  # DALI's, of which there are many; a pipeline is of no use after one
                 self._pipeline = None
                 if lacks_memory(error):
-                    raise Mistake("DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little") from None
+                    raise UserError(
+                        "DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little"
+                    ) from None
                 raise Undecodable(said(error)) from error
             if (colours := recoloured(read.about.colours, self._device)) is not None:
                 clip = (clip.float() @ colours).round_().clamp_(0, 255)
@@ -200,5 +202,5 @@ class DaliVideo(MixedLoader):
 
 def open(feed: Feed) -> DaliVideo:
     if feed.device.type != "cuda":
-        raise Mistake("--loader dali-video needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
+        raise UserError("--loader dali-video needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
     return DaliVideo(feed)

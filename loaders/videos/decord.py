@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from contracts import Feed, Mistake
+from contracts import Feed, UserError
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
@@ -42,5 +42,7 @@ def open(feed: Feed) -> ClipLoader:
     try:
         import decord  # noqa: F401  no reader before the workers are forked: its threads would not be there
     except (ImportError, OSError) as error:
-        raise Mistake(f"--loader decord: decord cannot be imported ({error}): pip install decord (x86-64 only), or --loader pyav") from None
+        raise UserError(
+            f"--loader decord: decord cannot be imported ({error}): pip install decord (x86-64 only), or --loader pyav"
+        ) from None
     return ClipLoader(feed, "decord", Decord, Pyav)

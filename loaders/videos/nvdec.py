@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Mistake, Rows
+from contracts import Feed, Rows, UserError
 from dataset.videos.columns import CODECS
 from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
 from loaders.videos._mixed import Beside, MixedLoader, Normalise
@@ -101,7 +101,7 @@ def beside_of(name: str) -> Beside | None:
         try:
             importlib.import_module("decord")
         except (ImportError, OSError) as error:
-            raise Mistake(f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none") from None
+            raise UserError(f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none") from None
         from loaders.videos.decord import Decord
 
         return "decord", Decord, Pyav
@@ -114,7 +114,7 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
     caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(codec, gpu)
     engines = max([cap.engines for cap in caps.values()], default=0)
     if not engines:
-        raise Mistake("--loader nvdec: this GPU has no engine that decodes video; --loader pyav")
+        raise UserError("--loader nvdec: this GPU has no engine that decodes video; --loader pyav")
     able = exact("nvdec", feed.columns, np.arange(len(feed.columns.codec))) & within(caps, feed.columns)
     return MixedLoader(
         feed,
@@ -132,12 +132,12 @@ def usable() -> bool:
     try:
         codec, gpu = import_codec(), torch.cuda.current_device()
         return any(cap.engines for name in NAMES for cap in capabilities(codec, gpu, (name,)).values())
-    except Mistake:
+    except UserError:
         return False
 
 
 def open(feed: Feed, beside: str = "") -> MixedLoader:
     if feed.device.type != "cuda":
         name = f"nvdec+{beside}" if beside else "nvdec"
-        raise Mistake(f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
+        raise UserError(f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
     return loader(feed, import_codec(), beside)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from contracts import Feed, Mistake
+from contracts import Feed, UserError
 from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
@@ -37,7 +37,7 @@ def open(feed: Feed) -> ClipLoader:
     try:
         import torchcodec.decoders  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
-        raise Mistake(
+        raise UserError(
             f"--loader torchcodec: it cannot be imported ({str(error).splitlines()[0]}): pip install torchcodec, and FFmpeg's shared "
             "libraries (apt install ffmpeg), or --loader pyav"
         ) from None

@@ -94,7 +94,7 @@ def decode(device: Any) -> tuple[float, ...] | str:
     import numpy as np
     import torch
 
-    from contracts import Mistake, Pixels
+    from contracts import Pixels, UserError
     from loaders.images._dali_rows import Prepared, nothing
     from loaders.images._pipeline import Runner, build
 
@@ -122,7 +122,7 @@ def decode(device: Any) -> tuple[float, ...] | str:
                 with torch.cuda.stream(stream):
                     mean = 255 * torch.from_dlpack(images.as_tensor()).float().mean((0, 1, 2)).cpu().numpy()
             return tuple(round(float(value), 1) for value in mean)
-    except (Mistake, RuntimeError, OSError, ImportError) as error:
+    except (UserError, RuntimeError, OSError, ImportError) as error:
         return first_line(error)
     return "DALI gave no batch"
 
@@ -193,7 +193,7 @@ def luma() -> float | str | None:
     from av.codec import CodecContext
     from av.error import FFmpegError
 
-    from contracts import Mistake
+    from contracts import UserError
     from loaders.videos._engines import Decoder, import_codec
 
     side = 256
@@ -215,7 +215,7 @@ def luma() -> float | str | None:
         surfaces = [surface for came in fed for _, surface in came]
         surfaces += [surface for _, surface in decoder.finish()]
         return float(surfaces[0][:side].float().mean().item())
-    except (Mistake, RuntimeError, ValueError, IndexError) as error:  # Undecodable is a ValueError
+    except (UserError, RuntimeError, ValueError, IndexError) as error:  # Undecodable is a ValueError
         return first_line(error)
 
 

@@ -52,7 +52,7 @@ class PlacedPlan:
         return len(self.heights)
 
     @property
-    def step_samples(self) -> int:
+    def global_batch_size(self) -> int:
         return self.batch_size
 
     @property

@@ -21,7 +21,7 @@ from dataset.images.scan import open_folder
 from dataset.sources.folder import Folder
 from loaders import CLIPS, OF_TASK, open_loader
 from plan.epoch import EpochPlan
-from plan.images import StillPlan, StillPolicy
+from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
 from tests.conformance import pictures
 
@@ -134,7 +134,7 @@ class Scene:
     """Images in a folder. `bytes_of[sample]` is what was written, before anything may have changed it."""
 
     folder: Path
-    manifest: Any  # dataset.images.columns.Manifest, of videos dataset.videos.columns.Videos
+    manifest: Any  # dataset.images.columns.Images, of videos dataset.videos.columns.Videos
     bytes_of: tuple[bytes, ...]
     names: tuple[str, ...]
 
@@ -168,15 +168,15 @@ class Scene:
         return Feed(**(fields | changes))
 
     def plan(self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool) -> EpochPlan:
-        """`window` and `scale` as in StillPolicy, "" = the usual one."""
-        policy = StillPolicy(
+        """`window` and `scale` as in ImagePolicy, "" = the usual one."""
+        policy = ImagePolicy(
             window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
             image_size=image_size,
             resize=round(image_size * 256 / 224),
             scale=scale,
             flip=0.5 if training else 0.0,
         )
-        return StillPlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training)
+        return ImagePlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training)
 
     def blue(self, sample: int, frame: int = 0) -> int:
         """The blue level of a file of `ramps`."""

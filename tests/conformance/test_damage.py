@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Mistake
+from contracts import UserError
 from loaders.images import _dali_rows, _pipeline, dali_fed
 from loaders.images._pipeline import DEPTH
 from tests.conformance import checks, pictures, scenes
@@ -137,7 +137,7 @@ def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
             path.unlink()
         else:
             path.write_bytes({"grown": content + b"more", "shrunk": content[:-9], "emptied": b""}[what])
-        with pytest.raises(Mistake, match=re.escape(path.name)) as caught:
+        with pytest.raises(UserError, match=re.escape(path.name)) as caught:
             for _ in loader.batches(0, 0):
                 pass
         told = str(caught.value)

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from contracts import Loader, Mistake
+from contracts import Loader, UserError
 from loaders import CLIPS, LOADERS, OF_TASK, open_loader
 from tests.conformance.scenes import CPU, DECODE_ON_GPU, MAY_LACK, NEED_GPU, NO_FILES, READ_IN_THREADS, Backend, Scene, backends, here
 
@@ -30,7 +30,7 @@ def test_loaders_keep_the_contract(any_backend: Backend, quick: Scene) -> None:
 @pytest.mark.parametrize("name", sorted({*NEED_GPU} & {*LOADERS}))
 def test_a_loader_that_needs_a_gpu_says_which_do_not(name: str, small: Scene) -> None:
     feed = dataclasses.replace(small.feed(), device=CPU)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         open_loader(name, feed)
     said = str(caught.value)
     assert "\n" not in said

@@ -137,7 +137,7 @@ def test_checkpoints_of_other_runs(train: Runner, pictures: Path) -> None:
     line = mistake("--resume", "run", data=data["renamed"])
     assert "class" in line and "white" in line and "yellow" in line
     assert "number of classes is 4 in the checkpoint, 5 in this run" in mistake("--resume", "run", data=data["five"])
-    assert "training data (manifest identity) is " in mistake("--resume", "run", data=data["other"])
+    assert "training data (manifest fingerprint) is " in mistake("--resume", "run", data=data["other"])
     assert "not a checkpoint that can be read" in mistake("--resume", "cut.pt")
     assert "does not fit --arch resnet18" in mistake("--weights", "run/last.pt", "--arch", "resnet18")
     line = mistake("--output", "run")

@@ -138,7 +138,7 @@ def check_rates(told: Told) -> None:
     assert (found["check"] == "passed") == (found["efficiency"] <= 1.03)
     if found["check"] == "passed":
         fed, drained = rate["steady"] >= 0.95 * compute, rate["steady"] >= 0.95 * loader
-        assert found["bound"] == ("compute" if fed else "loader" if drained else "overlap")
+        assert found["bound"] == ("compute" if fed else "loader" if drained else "contention")
 
     assert sum(len(point["losses"]) for point in told.train) == found["steps"]
     warm = windows[first - 1]["step"] if first else 0
@@ -204,7 +204,7 @@ PLANTS: dict[str, Any] = {
     "summary ceiling compute rate": 122.0,
     "summary ceiling compute spread min": 121.0,
     "summary efficiency": 105 / 120,  # of the higher one
-    "summary bound": "overlap",
+    "summary bound": "contention",
     "summary check": "failed: efficiency above 103 %",
     "summary data_wait ms": 3.0,  # with the warm-up
     "summary data_wait share": 0.2,
@@ -238,7 +238,7 @@ def measured(train: Runner, pictures: Path, output: str, *flags: object) -> dict
     return summary(train.cwd / output)
 
 
-READING = "loader", "overlap"
+READING = "loader", "contention"
 """Overlap: other programs had the cores."""
 
 

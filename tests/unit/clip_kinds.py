@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.videos.scan import open_videos
 from loaders import CLIPS
 from tests.unit.video_files import Video, make
@@ -117,5 +117,5 @@ def reader(backend: str, columns: Any) -> Any:
     with mock.patch.object(module, "ClipLoader", lambda feed, name, make_reader, make_pyav: make_reader):
         try:
             return module.open(SimpleNamespace(columns=columns))(columns)
-        except Mistake as error:
+        except UserError as error:
             pytest.skip(str(error))

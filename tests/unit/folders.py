@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dataset.images.columns import Manifest
+from dataset.images.columns import Images
 from tests.unit.test_headers import FILES
 
 JPEG, PNG = FILES["jpeg grey"], FILES["png rgb"]
@@ -42,19 +42,19 @@ def fill(root: Path, files: dict[str, bytes]) -> Path:
     return root
 
 
-def names(found: Manifest) -> list[str]:
+def names(found: Images) -> list[str]:
     """Relative paths of all samples."""
     return [os.fsdecode(found.path(i))[len(str(found.root)) + 1 :] for i in range(len(found))]
 
 
-def reasons(found: Manifest) -> dict[str, str]:
+def reasons(found: Images) -> dict[str, str]:
     """rejected.txt: relative path -> reason."""
     lines = (found.folder / "rejected.txt").read_text().splitlines()
     assert len(lines) == found.rejected
     return {path[len(str(found.root)) + 1 :]: why for path, why in (line.split("\t") for line in lines)}
 
 
-def scanned(call: Any) -> tuple[Manifest, bool]:
+def scanned(call: Any) -> tuple[Images, bool]:
     """What call(progress) gives, and whether it read headers."""
     said: list[str] = []
     found = call(lambda done, total, what: said.append(what))

@@ -57,9 +57,9 @@ def test_the_thread_goes_on_when_it_is_told_to_or_the_next_one_is_asked_for(dept
         items = iter(ahead)
         assert next(items) == 0
         assert source.makes(full), "not yet: the consumer needs the interpreter"
-        ahead.go_on()
+        ahead.release()
         assert source.makes(full + 1)
-        ahead.go_on()
+        ahead.release()
         assert source.makes(full + 1), "once for each that was taken"
         assert next(items) == 1
         assert next(items) == 2, "asking says it too"
@@ -77,7 +77,7 @@ def test_what_is_kept_of_a_batch_does_not_keep_the_others() -> None:
     alive = [weakref.ref(item) for item in made]
     ahead = Ahead(lambda: iter([made.pop(0) for _ in range(4)]), depth=2, device=CPU)
     items = iter(ahead)
-    kept = next(items), ahead.go_on
+    kept = next(items), ahead.release
     ahead.close()
     del ahead, items
     assert [item() is not None for item in alive] == [True, False, False, False] and kept
@@ -89,10 +89,10 @@ def test_every_item_comes_in_order_whether_or_not_it_is_told() -> None:
         for item in ahead:
             found.append(item)
             if told and item % 3:
-                ahead.go_on()
+                ahead.release()
         assert found == list(range(50))
         ahead.close()
-        ahead.go_on()  # by a batch that is kept: no effect
+        ahead.release()  # by a batch that is kept: no effect
 
 
 def test_it_ends_while_it_waits_for_a_place() -> None:

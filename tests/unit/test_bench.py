@@ -21,7 +21,7 @@ from rich.console import Console
 from benchmarks import _process, _show, _suite
 from benchmarks._process import ending_on_signals
 from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, name_of, results, run
-from contracts import Mistake
+from contracts import UserError
 from scripts import bench
 
 PROGRAM = """
@@ -88,7 +88,7 @@ def test_each_end_is_a_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("said", ["--data: no image in it", "train.py: --data: no image in it"])
 def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> None:
     refuses = lambda *_: [sys.executable, "-c", f"import sys; print('{said}', file=sys.stderr); sys.exit(2)"]  # noqa: E731
-    with pytest.raises(Mistake, match=r"^--data: no image in it$"):
+    with pytest.raises(UserError, match=r"^--data: no image in it$"):
         ran(tmp_path, "good", "crash", command=refuses)
     assert [row["status"] for row in results(tmp_path)] == ["failed"]
     assert [row["status"] for row in ran(tmp_path, "good")] == ["ok"], "once it is mended"
@@ -172,7 +172,7 @@ def test_ranks_end_too(tmp_path: Path) -> None:
 
 def test_a_folder_is_of_one_command(tmp_path: Path) -> None:
     ran(tmp_path, "good")
-    with pytest.raises(Mistake, match=r"--names \['good'\], this is \['oom'\]; name another folder"):
+    with pytest.raises(UserError, match=r"--names \['good'\], this is \['oom'\]; name another folder"):
         ran(tmp_path, "oom")
 
 
@@ -217,10 +217,10 @@ def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:
     assert good["spread"]["rate"] | {"iqr": 0} == {"n": 3, "min": 90.0, "max": 120.0, "iqr": 0} and good["figures"]["bound"] == "compute"
     assert crash["status"] == "failed"
     assert merged(rows[:3])[0]["status"] == "short"
-    with pytest.raises(Mistake, match="--repeats 2: of fewer than 3 no figure is shown; 1, or 3 and more"):
+    with pytest.raises(UserError, match="--repeats 2: of fewer than 3 no figure is shown; 1, or 3 and more"):
         run(suite(), settings.model_copy(update={"repeats": 2}), tmp_path / "other", lambda *_: None)
     assert not (tmp_path / "other").exists()
-    with pytest.raises(Mistake, match="is a search"):
+    with pytest.raises(UserError, match="is a search"):
         run(suite(follow=lambda *_: []), settings, tmp_path / "other", lambda *_: None)
 
 
@@ -385,5 +385,5 @@ def test_damaged_results_are_passed_over(tmp_path: Path) -> None:
         file.write(b'{"point": {"name": "x"}}\n\xff\xfe\n[1]\nnull\n')
     assert [row["point"]["name"] for row in results(tmp_path)] == ["good"]
     (tmp_path / "suite.json").write_text("[1]")
-    with pytest.raises(Mistake, match=r"suite.json is damaged"):
+    with pytest.raises(UserError, match=r"suite.json is damaged"):
         ran(tmp_path, "good")

@@ -16,7 +16,7 @@ from benchmarks import videos as passes
 from benchmarks._suite import results
 from benchmarks.baselines import nvdec, pytorch
 from benchmarks.loader import Loader, conclude, derive, settled
-from contracts import Mistake
+from contracts import UserError
 from dataset.videos.columns import CODECS, RECORD
 from dataset.videos.packets import read
 from scripts import bench, video_set
@@ -169,7 +169,7 @@ def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
     ],
 )
 def test_a_loader_of_clips_that_cannot_run_here_says_so(name: str, said: str, videos: Path) -> None:
-    with pytest.raises(Mistake, match=f"{said} needs an NVIDIA GPU"):
+    with pytest.raises(UserError, match=f"{said} needs an NVIDIA GPU"):
         passed(name, videos)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import loader, train
 from benchmarks._suite import require_gpus
-from contracts import Mistake
+from contracts import UserError
 from scripts import bench, report
 from tests.end_to_end.runs import draw
 
@@ -57,7 +57,7 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
         lambda: train.points(train.Train(data=tmp_path, gpus=(1, 4))),
         lambda: loader.points(loader.Loader(data=tmp_path, gpus=(1, 4))),
     ):
-        with pytest.raises(Mistake, match=rf"--gpus 4: there (is 1 GPU|are 2 GPUs) here.*at most --gpus {count}"):
+        with pytest.raises(UserError, match=rf"--gpus 4: there (is 1 GPU|are 2 GPUs) here.*at most --gpus {count}"):
             points()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert {point["gpus"] for point in train.points(train.Train(data=tmp_path, gpus=(1, 4)))} == {1, 4}

@@ -18,7 +18,7 @@ import torch
 from benchmarks import images, loader
 from benchmarks._suite import results, run
 from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, expanded, facts, settled, unique
-from contracts import Mistake
+from contracts import UserError
 from dataset.splits import open_split
 from scripts import bench, link_set
 from tests.end_to_end.runs import draw
@@ -45,7 +45,7 @@ def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu", "what is named is tried"
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     assert expanded("--x", ["auto", "torchvision"], 2) == ["pytorch", "torchvision"]
-    with pytest.raises(Mistake, match="--x got 'torchvison'"):
+    with pytest.raises(UserError, match="--x got 'torchvison'"):
         expanded("--x", ["torchvison"], 0)
 
 
@@ -56,7 +56,7 @@ def test_auto_of_videos_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> No
     assert expanded("--x", ["auto"], 0, task="video") == [name for name in on_gpu[:7] if "dali" not in name]
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     assert expanded("--x", ["auto", "nvdec+decord"], 1, task="video") == ["pytorch", "pyav", "nvdec+decord"]
-    with pytest.raises(Mistake, match="--x got 'dali-gpu'"):
+    with pytest.raises(UserError, match="--x got 'dali-gpu'"):
         expanded("--x", ["dali-gpu"], 1, task="video")
 
 
@@ -73,14 +73,14 @@ def test_points_are_loaders_on_each_number_of_gpus(pictures: Path, monkeypatch: 
     found = loader.points(Loader(data=pictures, loaders=("pytorch", "dali-gpu"), gpus=(1, 2), image_size=64))
     assert [(point["gpus"], point["loader"]) for point in found] == [(1, "pytorch"), (1, "dali-gpu"), (2, "pytorch"), (2, "dali-gpu")]
     assert {point["image_size"] for point in found} == {64}
-    with pytest.raises(Mistake, match="--gpus 4: there are 2 GPUs here"):
+    with pytest.raises(UserError, match="--gpus 4: there are 2 GPUs here"):
         loader.points(Loader(data=pictures, gpus=(1, 4)))
 
 
 def test_data_is_the_folder_or_its_train(pictures: Path) -> None:
     assert class_folders(pictures) == class_folders(pictures / "train") == (pictures / "train").resolve()
     for wrong in (None, pictures / "none"):
-        with pytest.raises(Mistake, match="<class>"):
+        with pytest.raises(UserError, match="<class>"):
             class_folders(wrong)
 
 

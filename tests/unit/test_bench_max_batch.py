@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from benchmarks import _show, max_batch
 from benchmarks._suite import name_of, run
 from benchmarks.max_batch import GRID, MaxBatch, Search, follow, search, summarise
-from contracts import Mistake
+from contracts import UserError
 from report.hardware import LOADS
 from scripts import bench
 from tests.end_to_end.runs import draw
@@ -171,7 +171,7 @@ def test_a_precision_is_named_as_by_hand_has_it(gpu: bool, wanted: list[str], mo
 def test_by_hand_gets_the_workers_and_refuses_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train").mkdir()
     settings = MaxBatch(data=tmp_path, loaders=("synthetic",), by_hand=True, flags="--workers 3")
-    with pytest.raises(Mistake, match="--image-size behind -- with --by-hand"):
+    with pytest.raises(UserError, match="--image-size behind -- with --by-hand"):
         max_batch.points(settings.model_copy(update={"flags": "--workers 3 --image-size 96"}))
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
     assert max_batch.points(settings)
@@ -184,7 +184,7 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(tmp_path: Path, monkeyp
 
 
 def test_files_are_needed_but_for_the_synthetic_loader() -> None:
-    with pytest.raises(Mistake, match="--data is missing"):
+    with pytest.raises(UserError, match="--data is missing"):
         max_batch.points(MaxBatch())
 
 

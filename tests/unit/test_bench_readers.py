@@ -14,7 +14,7 @@ from benchmarks import readers
 from benchmarks._decoders import OTHERS, Files, parts_of
 from benchmarks._suite import Row, run
 from benchmarks.readers import Readers, between, compare, conclude, derive, facts, files_of, points
-from contracts import Mistake
+from contracts import UserError
 from loaders._workers import PART
 from loaders.images.decoders import READERS
 from tests.end_to_end.runs import draw
@@ -37,9 +37,9 @@ def test_points(tmp_path: Path) -> None:
     assert {point["reader"] for point in found} == {*READERS, *OTHERS, "dali"}
     assert {point["reader"] for point in found if point["task"] == "entropy"} == {"nvimgcodec"}
     assert len(points(Readers(data=tmp_path, readers=("pil", "dali"), tasks=("train",), processes=(2,)))) == 2
-    with pytest.raises(Mistake, match=r"--readers got 'pill' \(did you mean pil"):
+    with pytest.raises(UserError, match=r"--readers got 'pill' \(did you mean pil"):
         points(Readers(data=tmp_path, readers=("pill",)))
-    with pytest.raises(Mistake, match="name one with"):
+    with pytest.raises(UserError, match="name one with"):
         points(Readers(data=tmp_path / "nowhere"))
 
 
@@ -97,7 +97,7 @@ def test_a_rate_is_the_sum_of_each_processs_own() -> None:
     before, after = np.array([[0, 0.0, 0.0], [10, 5.0, 1.0]]), np.array([[100, 1.0, 0.5], [110, 7.0, 2.0]])
     window, cpu_us = between(before, after)
     assert window.samples == 200 and window.rate == pytest.approx(150.0) and cpu_us == pytest.approx(7500.0)
-    with pytest.raises(Mistake, match="refuses every file"):
+    with pytest.raises(UserError, match="refuses every file"):
         between(before, before + np.array([0, 1.0, 1.0]))
 
 

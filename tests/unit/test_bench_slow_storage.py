@@ -12,7 +12,7 @@ import torch
 from benchmarks import slow_storage
 from benchmarks._suite import Row, merged, results
 from benchmarks.slow_storage import SUITE, Epoch, SlowStorage, conclude, consume, measured
-from contracts import Mistake
+from contracts import UserError
 from report.hardware import LOADS
 from scripts import bench, report
 from tests.end_to_end.runs import draw
@@ -83,7 +83,7 @@ def test_points_are_methods_at_each_delay(pictures: Path) -> None:
     assert asked == [(0, "pytorch"), (0, "dali-by-hand"), (2.5, "pytorch"), (2.5, "dali-by-hand")]
     assert {(point["steps"], point["batch_size"], point["dali_threads"]) for point in found} == {(25, 4, 2)}
     for wrong in (SlowStorage(methods=("pytorch",)), SlowStorage(data=pictures, methods=("dalifed",))):
-        with pytest.raises(Mistake):
+        with pytest.raises(UserError):
             slow_storage.points(wrong)
 
 
@@ -130,7 +130,7 @@ def test_too_few_files_are_a_mistake(pictures: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for method in ("pytorch", "dali-by-hand", "torchvision"):
         settings = SlowStorage(data=pictures, methods=(method,), steps=26, batch_size=2)
-        with pytest.raises(Mistake, match="48 files and 52 are asked for"):
+        with pytest.raises(UserError, match="48 files and 52 are asked for"):
             slow_storage.measure(settings, {"method": method, "read_delay_ms": 0.0}, tmp_path)
 
 

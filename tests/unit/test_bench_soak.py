@@ -26,7 +26,7 @@ import torch
 from benchmarks import _show, soak
 from benchmarks._suite import Measured, Row, run
 from benchmarks.soak import Soak, margin, slope, verdict
-from contracts import Batch, Feed, Mistake
+from contracts import Batch, Feed, UserError
 from engine.distributed import ProcessWorld
 from loaders import open_loader
 from report.hardware import LOADS
@@ -277,7 +277,7 @@ def test_points_of_videos(videos: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert found[0] == {"batch_size": 8, "image_size": 224, "clip_frames": 16, "clip_stride": 2, "clips": 0}
     (image,) = soak.points(Soak(data=videos, loaders=("synthetic",)))
     assert image == {"loader": "synthetic", "batch_size": 64, "image_size": 224}
-    with pytest.raises(Mistake, match="got 'torchvision', which is for --task classification"):
+    with pytest.raises(UserError, match="got 'torchvision', which is for --task classification"):
         soak.points(Soak(task="video", data=videos, loaders=("torchvision",)))
 
 
@@ -308,9 +308,9 @@ def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
 
 
 def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="leaves 2 epochs to judge"):
+    with pytest.raises(UserError, match="leaves 2 epochs to judge"):
         soak.points(Soak(data=tmp_path, epochs=6))
-    with pytest.raises(Mistake, match="--data is missing"):
+    with pytest.raises(UserError, match="--data is missing"):
         soak.points(Soak())
 
 

@@ -13,7 +13,7 @@ from benchmarks import train
 from benchmarks._suite import LEAST_STEPS, merged, run
 from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
 from config import parse
-from contracts import Mistake
+from contracts import UserError
 from report.tensorboard import SETTINGS, Board
 from tests.end_to_end.runs import draw
 from tests.unit.test_report_tensorboard import table
@@ -67,7 +67,7 @@ def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch:
         ({"data": tmp_path / folder}, f"has no {folder}/ folder"),
         ({"data": None}, "--data is missing"),
     ):
-        with pytest.raises(Mistake, match=said):
+        with pytest.raises(UserError, match=said):
             points(Train(**{"task": task, "data": tmp_path, "loaders": (loader,), **wrong}))
 
 
@@ -88,7 +88,7 @@ def test_a_loop_by_hand_has_our_pixels_and_workers(data: Path, tmp_path: Path, m
     assert "--workers" not in command(settings, ours, tmp_path), "the default of train.py"
     words = command(settings, theirs, tmp_path)
     assert words[words.index("--workers") + 1] == "3", "the same"
-    with pytest.raises(Mistake, match="--by-hand: the loop by hand trains at 224 px, efficientnet_v2_s at 384"):
+    with pytest.raises(UserError, match="--by-hand: the loop by hand trains at 224 px, efficientnet_v2_s at 384"):
         points(settings.model_copy(update={"archs": ("resnet18", "efficientnet_v2_s")}))
 
 
@@ -178,7 +178,7 @@ def test_by_hand_and_flags_it_does_not_take(flags: str, refused: str | None, dat
     if refused is None:
         assert points(settings)
         return
-    with pytest.raises(Mistake, match=f"{refused} behind -- with --by-hand: the loop by hand does not take it"):
+    with pytest.raises(UserError, match=f"{refused} behind -- with --by-hand: the loop by hand does not take it"):
         points(settings)
 
 

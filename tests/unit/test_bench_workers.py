@@ -12,7 +12,7 @@ import pytest
 from benchmarks import workers
 from benchmarks._suite import Row, run
 from benchmarks.workers import Workers, conclude, derive, enough, fixed, points
-from contracts import Mistake
+from contracts import UserError
 from report.tensorboard import SETTINGS
 from tests.end_to_end.runs import draw
 
@@ -34,14 +34,14 @@ def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
 
 
 def test_without_data_only_the_synthetic_loader() -> None:
-    with pytest.raises(Mistake, match="--data is missing"):
+    with pytest.raises(UserError, match="--data is missing"):
         points(Workers())
     assert points(Workers(loader="synthetic"))
 
 
 @pytest.mark.parametrize("flag", ["--workers", "--image-size", "--pin-memory", "--compile"])
 def test_flags_that_are_a_points_own(flag: str) -> None:
-    with pytest.raises(Mistake, match=f"{flag} behind -- is what the suite sets itself"):
+    with pytest.raises(UserError, match=f"{flag} behind -- is what the suite sets itself"):
         points(Workers(loader="synthetic", flags=f"{flag} {'4' if flag in ('--workers', '--image-size') else 'false'}"))
 
 

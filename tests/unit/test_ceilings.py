@@ -148,7 +148,7 @@ def test_resident_batches_stand_for_all_sizes() -> None:
 
     def work(world: Threads) -> list[int]:
         rows = [SimpleNamespace(padded=(int(side), 10)) for side in sides[world.rank :]]  # the last rank's has other sizes
-        plan: Any = SimpleNamespace(resident=8, batch_size=4, samples=8 * len(sides), step_samples=8, rows=lambda epoch, first: rows)
+        plan: Any = SimpleNamespace(resident=8, batch_size=4, samples=8 * len(sides), global_batch_size=8, rows=lambda epoch, first: rows)
         loader: Any = SimpleNamespace(batches=batches)
         chosen: Any = ceilings.typical(plan, loader, epoch=3, world=world)
         return [batch.side for batch in chosen]

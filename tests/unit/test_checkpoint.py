@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from config import parse
-from contracts import Mistake
+from contracts import UserError
 from engine import checkpoint
 from engine.checkpoint import changed
 
@@ -31,7 +31,7 @@ CONTENT: dict[str, Any] = {
 
 
 def refusal(path: Path, **fits: Any) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         checkpoint.read(path, **FITS | fits)
     said = str(caught.value)
     assert "\n" not in said and said.startswith(f"--resume {path}: ")
@@ -85,7 +85,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
 
 FULL = """
     import pathlib, resource, sys, torch
-    from contracts import Mistake
+    from contracts import UserError
     from engine import checkpoint
     path = pathlib.Path(sys.argv[1])
     checkpoint.write(path, {"i": 0})
@@ -93,7 +93,7 @@ FULL = """
     for size in (10_000, 40_000, 1_000_000):
         try:
             checkpoint.write(path, {"i": 1, "a": torch.zeros(size)})
-        except Mistake as mistake:
+        except UserError as mistake:
             print(mistake)
 """
 
@@ -117,7 +117,7 @@ def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypa
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.os, call, fails)
-    with pytest.raises(Mistake, match=r"No space left on device; the earlier last.pt is untouched") as caught:
+    with pytest.raises(UserError, match=r"No space left on device; the earlier last.pt is untouched") as caught:
         checkpoint.write(written, {"arch": "other"})
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
@@ -126,7 +126,7 @@ def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypa
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"No such file or directory; there is no last.pt yet: .*another folder$"):
+    with pytest.raises(UserError, match=r"No such file or directory; there is no last.pt yet: .*another folder$"):
         checkpoint.write(tmp_path / "gone" / "last.pt", CONTENT)
 
 
@@ -155,7 +155,7 @@ MANY = [f"class {i}" for i in range(1000)]
         ({"arch": "resnet50"}, ("architecture", "resnet18", "resnet50")),
         ({"classes": ["ant", "bee"]}, ("number of classes", "3", "2")),
         ({"classes": ["ant", "bee", "dog"]}, ("class", "cow", "dog")),
-        ({"manifest": "d4e5f6"}, ("manifest identity", "a1b2c3", "d4e5f6")),
+        ({"manifest": "d4e5f6"}, ("manifest fingerprint", "a1b2c3", "d4e5f6")),
     ],
 )
 def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ...], written: Path) -> None:
@@ -171,9 +171,9 @@ def test_other_parameters_were_trained() -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     content = {"config": {"optimizer": "sgd"}, "optimizer": trained(3).state_dict(), "scaler": {}}
     checkpoint.load_optimizer(trained(3), scaler, content, "sgd")
-    with pytest.raises(Mistake, match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone"):
+    with pytest.raises(UserError, match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone"):
         checkpoint.load_optimizer(trained(2), scaler, content, "sgd")
-    with pytest.raises(Mistake, match="--optimizer is sgd in the checkpoint, adamw in this run"):
+    with pytest.raises(UserError, match="--optimizer is sgd in the checkpoint, adamw in this run"):
         checkpoint.load_optimizer(trained(3), scaler, content, "adamw")
 
 
@@ -222,7 +222,7 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
         written.write_bytes(damaged if places.random() < 0.7 else damaged[: places.randrange(len(whole))])
         try:
             checkpoint.read(written, **FITS)
-        except Mistake as mistake:
+        except UserError as mistake:
             refused += 1
             assert "\n" not in str(mistake)  # noqa: PT017
     assert refused > 50
@@ -238,7 +238,7 @@ def test_which_file_is_resumed(tmp_path: Path) -> None:
     assert checkpoint.find("auto", tmp_path) == tmp_path / "last.pt"
     assert checkpoint.find(str(tmp_path), None) == tmp_path / "last.pt"
     assert checkpoint.find("x/best.pt", tmp_path) == Path("x/best.pt")
-    with pytest.raises(Mistake, match="--output, which was not given"):
+    with pytest.raises(UserError, match="--output, which was not given"):
         checkpoint.find("auto", None)
 
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from contracts import Feed, Mistake, Pixels, Rows
+from contracts import Feed, Pixels, Rows, UserError
 from dataset.sources.folder import Folder
 from dataset.videos.columns import RECORD
 from dataset.videos.scan import open_videos
@@ -56,7 +56,7 @@ class Clips:
         return 2 * len(self.videos) * self.views
 
     @property
-    def step_samples(self) -> int:
+    def global_batch_size(self) -> int:
         return self.batch_size
 
     @property
@@ -298,7 +298,7 @@ def test_a_file_that_changed_is_the_users_mistake(tmp_path: Path, spoil: Any, sa
         path.unlink()
     else:
         path.write_bytes(spoil(path.read_bytes()))
-    with open_loader("pyav", feed(kinds.videos)) as loader, pytest.raises(Mistake, match=said) as caught:
+    with open_loader("pyav", feed(kinds.videos)) as loader, pytest.raises(UserError, match=said) as caught:
         list(loader.batches(0, 0))
     assert path.name in str(caught.value) and "--rescan" in str(caught.value)
 
@@ -306,7 +306,7 @@ def test_a_file_that_changed_is_the_users_mistake(tmp_path: Path, spoil: Any, sa
 @pytest.mark.parametrize(("backend", "module"), [("decord", "decord"), ("torchcodec", "torchcodec.decoders")])
 def test_a_backend_that_is_not_installed(made: Made, backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(Mistake, match=f"--loader {backend}: .*pip install {backend}.*--loader pyav") as caught:
+    with pytest.raises(UserError, match=f"--loader {backend}: .*pip install {backend}.*--loader pyav") as caught:
         open_loader(backend, feed(made.videos))
     assert "\n" not in str(caught.value)
 

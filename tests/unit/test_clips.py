@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from plan import clips
 from plan.clips import ClipPlan, ClipPolicy
 from plan.draws import Purpose, uniforms
@@ -298,8 +298,8 @@ def test_views_are_clips_times_crops() -> None:
 
 def test_a_step_counts_videos() -> None:
     training = plan(20, batch_size=3, world_size=2, accumulate=2, policy=policy(clips=10, crops=3))
-    assert (training.samples, training.views, training.step_samples, training.steps()) == (20, 1, 12, 1)
-    with pytest.raises(Mistake, match="the largest that fits is --batch-size 5"):
+    assert (training.samples, training.views, training.global_batch_size, training.steps()) == (20, 1, 12, 1)
+    with pytest.raises(UserError, match="the largest that fits is --batch-size 5"):
         plan(20, batch_size=64, world_size=2, accumulate=2).require_a_step()
 
 
@@ -312,6 +312,6 @@ def test_a_step_counts_videos() -> None:
     ],
 )
 def test_policies_that_cannot_be_are_mistakes(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         policy(**changes)
     assert "\n" not in str(caught.value)

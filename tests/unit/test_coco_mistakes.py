@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.coco import scan
 from tests.unit.coco_files import KEYPOINTS, changed, document, opened, reasons, write, write_coco
 
@@ -225,7 +225,7 @@ def test_a_turned_image_is_named_so(data: Path) -> None:
 
 
 def mistake(root: Path, split: Any = "train", **how: Any) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         opened(root, split, **how)
     said = str(caught.value)
     assert "\n" not in said and said.startswith("--data: ")
@@ -298,7 +298,7 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(scan._Writer, "flush", full)
-        with pytest.raises(Mistake, match=r"the manifest cannot be written to .*: No space left on device"):
+        with pytest.raises(UserError, match=r"the manifest cannot be written to .*: No space left on device"):
             opened(data)
     path = data / "annotations" / "instances_train2017.json"
     path.unlink()
@@ -364,7 +364,7 @@ def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
     """As --score asks for it: the same annotations, and no file of an image is looked at."""
     whole = opened(data)
     shutil.rmtree(data / "train2017")
-    with pytest.raises(Mistake, match="has no folder train2017"):
+    with pytest.raises(UserError, match="has no folder train2017"):
         opened(data)
     alone = opened(data, images=False)
     for name in ("image_id", "height", "width", "annotation_id", "boxes", "category", "usable", "points", "rle"):

@@ -159,7 +159,7 @@ def test_names_of_images_may_begin_with_their_folder(data: Path, written: str) -
         each["file_name"] = written.format(each["file_name"], root=data, link=data.parent / "link")
     write(data, "train2017", named)
     found = opened(data.parent / "link")
-    assert found.rejected == 0 and found.identity == whole.identity
+    assert found.rejected == 0 and found.fingerprint == whole.fingerprint
 
 
 def test_a_folder_within_that_has_the_same_name_is_meant(data: Path) -> None:
@@ -179,7 +179,7 @@ def test_whole_numbers_may_be_written_as_floats(data: Path) -> None:
             )
 
     found = changed(data, change)
-    assert found.rejected == 0 and found.identity == whole.identity
+    assert found.rejected == 0 and found.fingerprint == whole.fingerprint
 
 
 @pytest.mark.parametrize("area", [{}, {"area": None}])
@@ -280,7 +280,7 @@ def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
     assert read and found.rejected == 1
     (data / "moved.jpg").rename(data / "train2017" / "000000001000.jpg")
     found, read = scanned(data)
-    assert read and found.rejected == 0 and found.identity == first.identity
+    assert read and found.rejected == 0 and found.fingerprint == first.fingerprint
 
 
 def test_masks_and_keypoints_are_found_apart(data: Path) -> None:

@@ -20,7 +20,7 @@ from pycocotools import mask as coder
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.coco.scan import open_coco
 from tasks import _coco, _masks, _results
 from tasks._coco import Detections, Scores
@@ -198,7 +198,7 @@ def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -
         _coco.require(evaluator)
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
     said = r"^--evaluator faster-coco-eval cannot be imported .*: pip install faster-coco-eval, or --evaluator pycocotools$"
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         _coco.require("faster-coco-eval")
 
 
@@ -288,7 +288,7 @@ BAD_COUNTS = {
 def test_bad_files_get_one_line(drawn: Set, tmp_path: Path, content: str) -> None:
     path = tmp_path / "results.json"
     path.write_text(content)
-    with pytest.raises(Mistake) as raised:
+    with pytest.raises(UserError) as raised:
         Results.read(path).checked(drawn.columns("boxes"))
     said = str(raised.value)
     assert said.startswith(f"--score {path}: ") and BAD[content] in said and "\n" not in said
@@ -301,7 +301,7 @@ def test_bad_run_lengths_get_one_line(drawn: Set, tmp_path: Path, counts: Any) -
     good = {"size": [64, 80], "counts": [5120]}
     path.write_text(json.dumps([entry(segmentation=good), entry(segmentation={"size": [64, 80], "counts": counts})]))
     with pytest.raises(
-        Mistake, match=r"entry 1, segmentation got .*: counts must be run lengths, none below 0, that sum up to 64 x 80 pixels$"
+        UserError, match=r"entry 1, segmentation got .*: counts must be run lengths, none below 0, that sum up to 64 x 80 pixels$"
     ):
         Results.read(path).checked(drawn.columns("masks"))
 
@@ -325,7 +325,7 @@ def test_an_image_that_the_scan_left_out_is_said(drawn: Set, tmp_path: Path) -> 
         (5, "no image of the validation"),
     ):
         path.write_text(json.dumps([entry(image_id=image)]))
-        with pytest.raises(Mistake, match=f"entry 0, image_id got {image}: {said}"):
+        with pytest.raises(UserError, match=f"entry 0, image_id got {image}: {said}"):
             Results.read(path).checked(columns)
 
 
@@ -342,7 +342,7 @@ def test_a_file_without_detections_is_0(drawn: Set, tmp_path: Path, kind: str) -
 
 
 def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match=r"^--score .*/none.json: No such file or directory; name a results file"):
+    with pytest.raises(UserError, match=r"^--score .*/none.json: No such file or directory; name a results file"):
         Results.read(tmp_path / "none.json")
 
 

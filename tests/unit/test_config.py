@@ -16,7 +16,7 @@ import config
 import models
 from cli import nearest, one_of
 from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse, read_preset
-from contracts import Mistake
+from contracts import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +27,7 @@ def preset(folder: Path, text: str, name: str = "preset.yaml") -> str:
 
 
 def mistake(argv: list[str]) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         parse(argv)
     said = str(caught.value)
     assert said and "\n" not in said and not re.search("[│╭╰─]|  ", said), said
@@ -285,15 +285,15 @@ def test_nearest_names() -> None:
     assert one_of("--arch", "alexnet", known) == "alexnet"
     assert one_of("--loader", "auto", known, auto="alexnet") == "alexnet"
     for name, words in (("alexnett", "did you mean alexnet?"), ("zzz", "which is unknown; known: resnet18, resnet50, alexnet")):
-        with pytest.raises(Mistake, match=re.escape(words)) as caught:
+        with pytest.raises(UserError, match=re.escape(words)) as caught:
             one_of("--arch", name, known)
         assert str(caught.value).startswith(f"--arch got '{name}'") and "\n" not in str(caught.value)
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         one_of("--arch", "zzz", [f"net{i}" for i in range(80)])
     assert len(str(caught.value)) < 80, "a list of 80 names is no help"
-    with pytest.raises(Mistake, match=r"^--arch got 'fcos_tiny', which is for --task detection; known: resnet18,"):
+    with pytest.raises(UserError, match=r"^--arch got 'fcos_tiny', which is for --task detection; known: resnet18,"):
         one_of("--arch", "fcos_tiny", known, elsewhere=models.elsewhere)
-    with pytest.raises(Mistake, match=r"^--arch got 'zzz', which is unknown"):
+    with pytest.raises(UserError, match=r"^--arch got 'zzz', which is unknown"):
         one_of("--arch", "zzz", known, elsewhere=models.elsewhere)
 
 

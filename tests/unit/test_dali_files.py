@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.images.columns import CHROMA, FORMATS
 from loaders import open_loader
 from loaders.images import _pipeline
@@ -55,7 +55,7 @@ def test_a_full_temporary_folder_is_no_damage_of_the_image(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(Mistake, match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room"):
+    with pytest.raises(UserError, match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room"):
         prepare(rows, Known())
     prepare.close()
 
@@ -157,7 +157,7 @@ def test_what_is_no_fault_of_the_files(
         diagnose=lambda batch: set(),
         again=lambda batch, known: prepare(batch.rows, known),
     )
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         next(runner.run(prepare(rows, Known()) for rows in feed.plan.rows(0, 0)))
     assert Failing.made == [batch_size] + tries * [1]
     prepare.close()

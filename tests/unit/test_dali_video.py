@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Mistake
+from contracts import UserError
 from loaders import Undecodable, open_loader
 from loaders.videos import dali_video
 from loaders.videos._planes import BT601, MATRICES, Fitter
@@ -178,10 +178,10 @@ def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(tmp_path: Path
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path) -> None:
     kinds = Made(tmp_path, {"vp9.webm": KINDS["vp9.webm"], "other.webm": KINDS["vp9.webm"]})
     Path(kinds.videos.path(1).decode()).unlink()
-    with DaliVideo(feed(kinds.videos)) as loading, pytest.raises(Mistake, match="is gone"):
+    with DaliVideo(feed(kinds.videos)) as loading, pytest.raises(UserError, match="is gone"):
         list(loading.batches(0, 0))
 
 
 def test_without_a_gpu(made: Made) -> None:
-    with pytest.raises(Mistake, match="dali-video needs an NVIDIA GPU"):
+    with pytest.raises(UserError, match="dali-video needs an NVIDIA GPU"):
         open_loader("dali-video", feed(made.videos))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from loaders.videos._deal import AHEAD, AT_ONCE, EARLY, GUESS_COUNTS, RECENT, Deal, Pace, Unit
 from loaders.videos._pool import QUEUED, SLOTS, Pool
 from loaders.videos.exact import exact
@@ -214,7 +214,7 @@ class Wait:
         if sample == 666:
             os.kill(os.getpid(), signal.SIGKILL)
         if sample == 404:
-            raise Mistake("a file is gone")
+            raise UserError("a file is gone")
         time.sleep(sample / 1000)
         slot[:] = sample % 251
         return sample
@@ -294,13 +294,13 @@ def test_a_new_sequence_takes_the_place_of_one_that_nobody_reads_on() -> None:
 def test_what_goes_wrong_reaches_whoever_waits() -> None:
     pool = opened(2)
     units = serve(pool, [1, 404, 2])
-    with pytest.raises(Mistake, match="a file is gone"):
+    with pytest.raises(UserError, match="a file is gone"):
         units[1].done.result(20)
     assert units[2].done.result(20)[1] == 2, "and the others go on"
     units = serve(pool, [1, 666, *[1] * 30])
-    with pytest.raises(Mistake, match=r"was killed.*fewer --workers"):
+    with pytest.raises(UserError, match=r"was killed.*fewer --workers"):
         [pool.result(unit) for unit in units]
-    with pytest.raises(Mistake, match="was killed"):
+    with pytest.raises(UserError, match="was killed"):
         pool.result(units[-1])  # which no worker had begun
     pool.close()
 
@@ -331,7 +331,7 @@ def test_closing_does_not_wait_for_a_worker_that_hangs() -> None:
 
 
 def test_more_memory_than_there_is() -> None:
-    with pytest.raises(Mistake, match=r"--workers 3 takes .* GiB of memory"):
+    with pytest.raises(UserError, match=r"--workers 3 takes .* GiB of memory"):
         opened(3, slot_bytes=1 << 60)
 
 

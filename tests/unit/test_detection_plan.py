@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config import Augmentation, Detection
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from plan.boxes import DetectionPlan, DetectionPolicy, padding
 from plan.geometry import places
 from plan.order import grouped, order
@@ -139,7 +139,7 @@ def test_training_rows_are_the_grouped_order(
         mine = plan(n, keep_empty=keep_empty, **numbers)
         assert mine.samples == len(used)
         rows = mine.rows(2, first)
-        assert len(rows) == mine.steps(first) * accumulate == max(len(used) - first, 0) // mine.step_samples * accumulate
+        assert len(rows) == mine.steps(first) * accumulate == max(len(used) - first, 0) // mine.global_batch_size * accumulate
         for m, row in enumerate(rows):
             start = first + (m * world_size + rank) * batch_size
             assert row.ids.tolist() == ids[start : start + batch_size].tolist() and row.valid.all()
@@ -291,6 +291,6 @@ def test_policies_read_their_settings() -> None:
     ],
 )
 def test_mistakes_are_one_line(make: Callable[[], Any], said: str) -> None:
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         make()
     assert "\n" not in str(caught.value)

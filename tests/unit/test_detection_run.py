@@ -19,7 +19,7 @@ from matplotlib.axes import Axes
 
 import tasks.detection as kind
 from config import Config, build
-from contracts import Mistake
+from contracts import UserError
 from dataset.coco.scan import open_coco
 from dataset.splits import Split
 from models import Native
@@ -204,7 +204,7 @@ def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -
 def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:
     root = without_segmentation(tmp_path, lambda annotation: annotation["iscrowd"] == 1)  # which is not trained on
     said = r"^--arch maskrcnn_resnet50_fpn_v2 .* none of the 9 boxes .* --arch fasterrcnn_resnet50_fpn_v2 does without$"
-    with pytest.raises(Mistake, match=said):
+    with pytest.raises(UserError, match=said):
         kind.splits(config_of(root, arch="maskrcnn_resnet50_fpn_v2"), "torchvision", console[0])
     kind.splits(config_of(root, arch="fasterrcnn_resnet50_fpn_v2"), "torchvision", console[0])
     assert "warning" not in console[1].getvalue()
@@ -261,7 +261,7 @@ def test_synthetic_data_will_do(console: Any) -> None:
     plan, _ = kind.plans(config_of(None), splits, Native(800, (0.5,) * 3, (0.5,) * 3, 1333), seed=0, world_size=1, rank=0)
     told = kind.facts(plan)
     assert 5 < told["instances_per_image"] < 9 and 0 < told["padding"] < 0.1
-    with pytest.raises(Mistake, match="--data is missing"):
+    with pytest.raises(UserError, match="--data is missing"):
         kind.splits(config_of(None), "torchvision", console[0])
 
 
@@ -277,7 +277,7 @@ def test_keypoints_of_validation_must_be_those_of_training(tmp_path: Path, conso
         for one in told["annotations"]:
             one["keypoints"] = [5, 5, 2] * len(names)
         path.write_text(json.dumps(told))
-    with pytest.raises(Mistake, match="validation name other keypoints than those of training, or in another order"):
+    with pytest.raises(UserError, match="validation name other keypoints than those of training, or in another order"):
         kind.splits(config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0])
 
 
@@ -294,7 +294,7 @@ def test_a_file_is_scored_alone(root: Path, columns: Columns, tmp_path: Path, co
         told = {name.strip(): value for name, value in said.items()}
         assert told["ap"] == f"{result['ap']:.2%}" and told["ar_small"] == f"{result['ar_small']:.2%}"
         assert told["triangle"] == f"{result['extras']['scalars']['val_ap/triangle']:.2%}"
-    with pytest.raises(Mistake, match=r"^--score .* needs --data"):
+    with pytest.raises(UserError, match=r"^--score .* needs --data"):
         kind.score(config_of(None, score=str(path)), console[0])
 
 

@@ -18,7 +18,7 @@ from filelock import FileLock
 from torch import nn
 
 import contracts
-from contracts import Mistake, World
+from contracts import UserError, World
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
@@ -61,7 +61,7 @@ def work(world: ProcessWorld) -> dict[str, Any]:
     try:
         world.agree({"arch": "a", "classes": ["x"] * 1000, "manifest": f"m{world.rank // 2}"})
         found["agree"] = "agreed"
-    except Mistake as mistake:
+    except UserError as mistake:
         found["agree"] = str(mistake)
 
     norm = nn.BatchNorm1d(2)
@@ -309,5 +309,5 @@ def test_workers_as_asked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(distributed, "cores", lambda count=count: count)
         world = ProcessWorld(CPU)
         assert [world.workers(asked) for asked in (0, 1, most)] == [0, 1, most]
-        with pytest.raises(Mistake, match=f"--workers {most + 1}: at most {most} a rank on {count:.0f} cores"):
+        with pytest.raises(UserError, match=f"--workers {most + 1}: at most {most} a rank on {count:.0f} cores"):
             world.workers(most + 1)

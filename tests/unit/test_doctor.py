@@ -76,7 +76,7 @@ def driver(**changes: Any) -> Driver:
         (decoders.judge_nvdec(loads=True, used=3, codec="2.0"), "ok", "with PyAV"),
         (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma=decoders.LUMA + 1), "ok", "nvdec+pyav work"),
         (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma=16.0), "bad", "wrong pixels"),
-        (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma="Mistake: no driver"), "warn", "--loader pyav"),
+        (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma="UserError: no driver"), "warn", "--loader pyav"),
         (decoders.judge_nvdec(loads=True, used=3, codec=None), "ok", "pip install PyNvVideoCodec"),
         (decoders.judge_nvdec(loads=False, used=None, codec=None), "warn", "video"),
         (decoders.judge_reader("nvimgcodec", "nvidia-nvimgcodec-cu12 0.9"), "ok", ""),

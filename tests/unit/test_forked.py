@@ -23,7 +23,7 @@ import psutil
 import pytest
 
 import processes
-from contracts import Mistake
+from contracts import UserError
 from loaders._workers import Workers
 from loaders.videos._pool import Pool
 from tests.unit.test_deal import rows_of, serve
@@ -127,7 +127,7 @@ def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch:
         (lambda: Pool(Collect, workers=4, slot_bytes=1, pinned=False), "--workers 4"),
         (lambda: list(processes.results(abs, range(9), 4)), "4 processes"),
     ):
-        with pytest.raises(Mistake, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"):
+        with pytest.raises(UserError, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"):
             start()
     until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
 
@@ -225,7 +225,7 @@ def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(monkeypatc
         with pytest.warns(UserWarning, match=r"Too many open files|can't start"):
             told = processes.Beside(os.getpid)
         if what == "start":
-            with pytest.raises(Mistake, match=r"^2 processes cannot all be started \(can't start new thread\)"):
+            with pytest.raises(UserError, match=r"^2 processes cannot all be started \(can't start new thread\)"):
                 list(processes.results(abs, [1, 2], 2))
         monkeypatch.undo()
         assert told.done() and told.result() == os.getpid()

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAY_IMPORT: dict[str, set[str]] = {
     "contracts": set(),
     "models": set(),
-    "cli": {"contracts"},  # its errors are Mistakes
+    "cli": {"contracts"},  # its errors are UserErrors
     "config": {"cli", "contracts"},
     "dataset": {"config", "contracts"},
     "engine": {"config", "contracts"},
@@ -87,14 +87,14 @@ def test_imports_run_one_way() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "wrong"),
     [
-        ("engine/loop.py", "from plan.epoch import StillPlan", True),
+        ("engine/loop.py", "from plan.epoch import ImagePlan", True),
         ("engine/loop.py", "def f():\n    import loaders.images.torchvision as x", True),
         ("models/x.py", "if TYPE_CHECKING:\n    from contracts import Batch", True),
         ("loaders/x.py", "import importlib\nimportlib.import_module('tasks.classification')", True),
-        ("dataset/sources/x.py", "from ..manifest import Manifest", True),
+        ("dataset/sources/x.py", "from ..manifest import Images", True),
         ("report/x.py", "import os, engine", True),
         ("contracts.py", "import config", True),
-        ("loaders/x.py", "from plan.epoch import StillPlan\nimport torchvision", False),
+        ("loaders/x.py", "from plan.epoch import ImagePlan\nimport torchvision", False),
         ("models/x.py", "import torchvision.models, datasets, engine_room", False),
         ("train.py", "import engine, loaders, tasks.classification", False),
         ("tests/unit/x.py", "from train import main", False),

@@ -1,4 +1,4 @@
-"""The columns of images with boxes: what they say, what their identity is a digest of, and the imagined ones that stand for them."""
+"""The columns of images with boxes: what they say, what their fingerprint is a digest of, and the synthetic ones that stand for them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.coco.columns import Instances, categories_of, class_names, class_numbers, images_with, mirrored
 from dataset.coco.scan import open_coco
-from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, ImaginedInstances
+from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.manifest import Unusable
 from tests.unit.coco_files import document, write, write_coco
 
@@ -133,7 +133,7 @@ def test_what_may_be_no_side_stays(name: str) -> None:
     ],
 )
 def test_a_side_needs_one_partner(names: list[str], said: str) -> None:
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         mirrored(names)
     assert "\n" not in str(caught.value)
 
@@ -144,7 +144,7 @@ def test_a_side_needs_one_partner(names: list[str], said: str) -> None:
     )
 )
 def test_mirrored_twice_is_as_it_was(names: list[str]) -> None:
-    with suppress(Mistake):
+    with suppress(UserError):
         mirror = mirrored(names)
         assert mirror[mirror].tolist() == list(range(len(names)))
 
@@ -212,16 +212,16 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 def test_what_training_and_scoring_depend_on_changes_the_identity(what: str, data: Path) -> None:
     keypoints = "keypoints" in what
     kind = "person_keypoints" if keypoints else "instances"
-    before = opened(data, keypoints=keypoints).identity
+    before = opened(data, keypoints=keypoints).fingerprint
     written = document(data, "train2017", kind)
     CHANGES[what](written)
     write(data, "train2017", written, kind)
     after = opened(data, keypoints=keypoints, rescan=True)
-    assert after.identity != before and after.rejected == 0
+    assert after.fingerprint != before and after.rejected == 0
 
 
 def test_place_and_order_and_the_rest_of_the_file_do_not(data: Path) -> None:
-    before = opened(data).identity
+    before = opened(data).fingerprint
     other = Path(shutil.copytree(data, data.parent / "elsewhere"))
     written = document(other, "train2017")
     written["images"].reverse()
@@ -229,22 +229,22 @@ def test_place_and_order_and_the_rest_of_the_file_do_not(data: Path) -> None:
     for each in written["images"]:
         each["license"] = 5
     write(other, "train2017", written)
-    assert opened(other).identity == before
+    assert opened(other).fingerprint == before
 
 
 def test_another_image_file_does(data: Path) -> None:
-    before = opened(data).identity
+    before = opened(data).fingerprint
     path = next((data / "train2017").iterdir())
     path.write_bytes(path.read_bytes() + b"x")
-    assert opened(data, rescan=True).identity != before
+    assert opened(data, rescan=True).fingerprint != before
 
 
-# --- imagined -------------------------------------------------------------------------------------------------------------------------
+# --- synthetic -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
 def test_imagined_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
-    found = ImaginedInstances.of(2000, keypoints=keypoints)
+    found = SyntheticInstances.of(2000, keypoints=keypoints)
     for name, dtype in Instances.COLUMNS.items():
         assert getattr(found, name).dtype == dtype, name
     lengths = {name: len(getattr(found, name)) for name in Instances.COLUMNS}
@@ -260,7 +260,7 @@ def test_imagined_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
 
 
 def test_imagined_numbers_are_like_coco_s() -> None:
-    found = ImaginedInstances.of(5000)
+    found = SyntheticInstances.of(5000)
     per_image = np.diff(found.annotation_offsets)
     assert per_image.mean() == pytest.approx(7.3, abs=0.4) and 0.005 < (per_image == 0).mean() < 0.02
     assert len(found.with_boxes) == (per_image > 0).sum()
@@ -279,9 +279,9 @@ def test_imagined_numbers_are_like_coco_s() -> None:
 
 
 def test_imagined_numbers_are_functions_of_the_image() -> None:
-    few, many = ImaginedInstances.of(50), ImaginedInstances.of(60)
+    few, many = SyntheticInstances.of(50), SyntheticInstances.of(60)
     assert (few.boxes == many.boxes[: len(few.boxes)]).all() and (few.height == many.height[:50]).all()
-    assert few.identity != many.identity and few.path(3) == many.path(3)
+    assert few.fingerprint != many.fingerprint and few.path(3) == many.path(3)
     assert (COCO_TRAIN, COCO_VAL) == (118_287, 5_000)
-    sent = pickle.loads(pickle.dumps(ImaginedInstances.of(50, keypoints=True)))
-    assert (sent.keypoints == ImaginedInstances.of(50, keypoints=True).keypoints).all()
+    sent = pickle.loads(pickle.dumps(SyntheticInstances.of(50, keypoints=True)))
+    assert (sent.keypoints == SyntheticInstances.of(50, keypoints=True).keypoints).all()

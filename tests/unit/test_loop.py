@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch, Mistake, NotFinite
+from contracts import Batch, NotFinite, UserError
 from engine import checkpoint
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
@@ -26,7 +26,7 @@ SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
 
 
 class Slow:
-    """contracts.Later whose figure is there from `arrived` on, or when it is waited for."""
+    """contracts.Pending whose figure is there from `arrived` on, or when it is waited for."""
 
     def __init__(self, figure: float) -> None:
         self.figure, self.arrived, self.dropped, self.waited = figure, threading.Event(), False, 0
@@ -62,7 +62,12 @@ class Toy:
         validating.__enter__.return_value = validating
         meter = MagicMock(**{"due.return_value": False, "pause.return_value": None})
         plan: Any = SimpleNamespace(
-            samples=SAMPLES, step_samples=BATCH, batch_size=BATCH, views=1, ordering="one", steps=lambda done: (SAMPLES - done) // BATCH
+            samples=SAMPLES,
+            global_batch_size=BATCH,
+            batch_size=BATCH,
+            views=1,
+            ordering="one",
+            steps=lambda done: (SAMPLES - done) // BATCH,
         )
         step: Any = MagicMock(
             side_effect=self.step, parts=(), **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}}
@@ -182,7 +187,7 @@ def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(tmp_path: Pat
 def test_a_validation_that_ends_the_run_ends_its_scoring(evaluated: bool, tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[0.25])
     toy.failing = range(12)
-    with pytest.raises(Mistake, match="samples of val cannot be decoded"):
+    with pytest.raises(UserError, match="samples of val cannot be decoded"):
         toy.run.validate() if evaluated else toy.run.fit()
     assert toy.later[0].dropped and not toy.told
 
@@ -192,7 +197,7 @@ def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> Non
     toy.run.identity = {"config": {"lr": 0.2, "steps": 5}}
     for before, said in (({"lr": 0.1, "steps": 3}, ["lr 0.1 -> 0.2"]), ({"lr": 0.2, "steps": 3}, [])):
         toy.report.info.reset_mock()
-        toy.run.go_on({"progress": asdict(toy.run.progress), "config": before})
+        toy.run.resume({"progress": asdict(toy.run.progress), "config": before})
         assert [call.args[0].rpartition(": ")[2] for call in toy.report.info.call_args_list] == said
 
 
@@ -227,7 +232,7 @@ def test_a_validation_that_does_not_fit_names_its_batch(tmp_path: Path) -> None:
         raise MemoryError("Unable to allocate")
 
     toy.run.open_validation = validating
-    with pytest.raises(Mistake, match=f"a validation batch of {BATCH} does not fit"):
+    with pytest.raises(UserError, match=f"a validation batch of {BATCH} does not fit"):
         toy.run.fit()
 
 
@@ -253,10 +258,10 @@ def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
     """A checkpoint is evaluated whatever trained it."""
     toy = Toy(tmp_path, epochs=1, figures=[])
     content = {"model": {"weight": torch.full((1, 1), 3.0)}, "progress": asdict(Progress(step=7)), "config": {"optimizer": "adamw"}}
-    with pytest.raises(Mistake, match="--optimizer is adamw"):
+    with pytest.raises(UserError, match="--optimizer is adamw"):
         checkpoint.restore(content, toy.module, toy.run.step, "sgd")
     checkpoint.restore(content, toy.module, None, "sgd")
-    toy.run.go_on(content)
+    toy.run.resume(content)
     assert (toy.module.weight.item(), toy.run.progress.step) == (3.0, 7)
 
 

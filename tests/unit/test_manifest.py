@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Mistake
+from contracts import UserError
 from dataset import manifest
-from dataset.images.columns import Manifest
+from dataset.images.columns import Images
 from dataset.images.scan import open_folder
 from dataset.manifest import Unusable
 from dataset.sources.folder import Folder
@@ -66,7 +66,7 @@ def test_a_change_of_a_folder_is_seen_at_once(change: str, root: Path, cache: Pa
     CHANGES[change](root)
     after, again = scanned(lambda say: open_folder(root, cache=cache, progress=say))
     assert again
-    assert after.identity != before.identity
+    assert after.fingerprint != before.fingerprint
     assert len(before) == 5  # still mapped
     assert names(before)[0] == "ant/0.jpg"
 
@@ -76,17 +76,17 @@ def test_identity_is_that_of_the_content(root: Path, cache: Path, tmp_path: Path
     os.utime(root / "ant", (1, 1))
     after, again = scanned(lambda say: open_folder(root, cache=cache, progress=say))
     assert again
-    assert after.identity == before.identity
+    assert after.fingerprint == before.fingerprint
     elsewhere = root.rename(tmp_path / "moved")
-    assert open_folder(elsewhere, cache=cache).identity == before.identity
-    assert open_folder(elsewhere, cache=cache, classes=["ant", "bee", "cat"]).identity != before.identity
+    assert open_folder(elsewhere, cache=cache).fingerprint == before.fingerprint
+    assert open_folder(elsewhere, cache=cache, classes=["ant", "bee", "cat"]).fingerprint != before.fingerprint
 
 
 def test_mistakes_about_the_cache(root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Mistake, match=r"cannot be written to .*file: Not a directory; choose another folder with --manifest-dir"):
+    with pytest.raises(UserError, match=r"cannot be written to .*file: Not a directory; choose another folder with --manifest-dir"):
         open_folder(root, cache=tmp_path / "file")
-    with pytest.raises(Mistake, match="lies inside the data"):
+    with pytest.raises(UserError, match="lies inside the data"):
         open_folder(root, cache=root / "cache")
     first = open_folder(root, cache=cache)
 
@@ -95,7 +95,7 @@ def test_mistakes_about_the_cache(root: Path, cache: Path, tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "seal", full)
-        with pytest.raises(Mistake, match="No space left on device; choose another folder with --manifest-dir"):
+        with pytest.raises(UserError, match="No space left on device; choose another folder with --manifest-dir"):
             open_folder(root, cache=cache, rescan=True)
     assert open_folder(root, cache=cache).folder == first.folder
     assert sorted(path.name for path in first.folder.parent.iterdir()) == sorted(["current", "lock", first.folder.name])
@@ -104,7 +104,7 @@ def test_mistakes_about_the_cache(root: Path, cache: Path, tmp_path: Path, monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(Mistake, match="Permission denied; choose another folder with --manifest-dir"):
+    with pytest.raises(UserError, match="Permission denied; choose another folder with --manifest-dir"):
         open_folder(root, cache=tmp_path / "other")
 
 
@@ -160,7 +160,7 @@ def test_a_damaged_manifest_is_made_anew(file: str, damage: str, root: Path, cac
     DAMAGES[damage](folder / file)
     if file.endswith("npy") or file == "manifest.json":
         with pytest.raises(Unusable):
-            Manifest.open(folder)
+            Images.open(folder)
     after, again = scanned(lambda say: open_folder(root, cache=cache, progress=say))
     assert again
     assert names(after) == good
@@ -170,7 +170,7 @@ def test_a_damaged_manifest_is_made_anew(file: str, damage: str, root: Path, cac
 def test_a_copied_or_older_manifest(root: Path, cache: Path) -> None:
     folder = open_folder(root, cache=cache).folder
     os.utime(folder / "size.npy", (1, 1))  # as a copy has it: the digest decides
-    assert Manifest.open(folder).size.tolist()[0] == len(JPEG)
+    assert Images.open(folder).size.tolist()[0] == len(JPEG)
     about = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**about, "version": -1}))
     assert scanned(lambda say: open_folder(root, cache=cache, progress=say))[1]
@@ -181,11 +181,13 @@ def test_a_file_whose_size_changed_is_named(root: Path, cache: Path) -> None:
     assert reader.read(0) == JPEG
     for content in (JPEG + b"more", JPEG[:-5], b""):
         (root / "ant/0.jpg").write_bytes(content)
-        with pytest.raises(Mistake, match=rf"ant/0\.jpg has {len(content)} bytes, the manifest says {len(JPEG)}; put it back .* --rescan"):
+        with pytest.raises(
+            UserError, match=rf"ant/0\.jpg has {len(content)} bytes, the manifest says {len(JPEG)}; put it back .* --rescan"
+        ):
             reader.read(0)
     reader.check(1, len(PNG))
     (root / "bee/1.jpg").unlink()
-    with pytest.raises(Mistake, match=r"is gone: .*/bee/1\.jpg; put it back .* --rescan"):
+    with pytest.raises(UserError, match=r"is gone: .*/bee/1\.jpg; put it back .* --rescan"):
         reader.read(3)
 
 

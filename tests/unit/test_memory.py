@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from contracts import Mistake
+from contracts import UserError
 from engine import memory
 from engine.distributed import ProcessWorld
 
@@ -42,7 +42,7 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
 
     monkeypatch.setattr(memory, "largest_fit", largest_fit)
     with (
-        pytest.raises(Mistake, match=r"--batch-size 64 does not fit \(.*memory\); --batch-size 48 fits, with --accumulate"),
+        pytest.raises(UserError, match=r"--batch-size 64 does not fit \(.*memory\); --batch-size 48 fits, with --accumulate"),
         memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))),  # type: ignore[arg-type]
     ):
         step()
@@ -50,7 +50,7 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
 
 def test_a_validation_names_its_own_batch_size() -> None:
     said = r"a validation batch of 9 does not fit \(the machine has not enough memory\): a smaller --val-batch-size needs less"
-    with pytest.raises(Mistake, match=said), memory.validating(9):
+    with pytest.raises(UserError, match=said), memory.validating(9):
         raise MemoryError("Unable to allocate 9 MiB")
     with pytest.raises(RuntimeError, match="shape"), memory.validating(9):
         raise RuntimeError("shape")

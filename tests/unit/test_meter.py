@@ -298,14 +298,14 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
     ("rate", "compute", "loader", "efficiency", "name"),
     [
         (95.0, 100.0, 200.0, 0.95, "compute"),
-        (94.99, 100.0, 200.0, 0.9499, "overlap"),
+        (94.99, 100.0, 200.0, 0.9499, "contention"),
         (95.0, 200.0, 100.0, 0.95, "loader"),
-        (94.99, 200.0, 100.0, 0.9499, "overlap"),
+        (94.99, 200.0, 100.0, 0.9499, "contention"),
         (100.0, 100.0, 100.0, 1.0, "compute"),  # compute is asked first
         (103.0, 100.0, 200.0, 1.03, "compute"),
         (103.1, 100.0, 200.0, 1.031, None),  # one of the figures is wrong
         (95.0, 100.0, 50.0, 1.9, None),
-        (80.0, 100.0, 100.0, 0.8, "overlap"),
+        (80.0, 100.0, 100.0, 0.8, "contention"),
         (None, 100.0, 100.0, None, None),
         (100.0, None, 100.0, None, None),
         (100.0, 100.0, None, None, None),

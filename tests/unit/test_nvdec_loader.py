@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from contracts import Mistake
+from contracts import UserError
 from loaders import CLIPS, default_loader, open_loader
 from loaders.videos import _packets, _reading
 from loaders.videos._deal import Pace, Unit
@@ -168,7 +168,7 @@ def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -> None:
     kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
     Path(os.fsdecode(kinds.videos.path(1))).unlink()
-    with loader(feed(kinds.videos), Codec(), beside) as loading, pytest.raises(Mistake, match=r"is gone.*--rescan"):
+    with loader(feed(kinds.videos), Codec(), beside) as loading, pytest.raises(UserError, match=r"is gone.*--rescan"):
         list(loading.batches(0, 0))
 
 
@@ -229,9 +229,9 @@ def test_closing_does_not_wait_for_a_read_that_hangs(made: Made, monkeypatch: py
 def test_without_a_gpu(made: Made) -> None:
     for name in ("nvdec", "nvdec+pyav", "nvdec+decord"):
         assert name in CLIPS
-        with pytest.raises(Mistake, match="needs an NVIDIA GPU"):
+        with pytest.raises(UserError, match="needs an NVIDIA GPU"):
             open_loader(name, feed(made.videos))
-    with pytest.raises(Mistake, match="no engine"):
+    with pytest.raises(UserError, match="no engine"):
         loader(feed(made.videos), Codec(engines=0), "")
 
 
@@ -250,6 +250,6 @@ def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_the_module(made: Made) -> None:
-    with pytest.raises(Mistake, match=r"pip install PyNvVideoCodec.*--loader pyav") as caught:
+    with pytest.raises(UserError, match=r"pip install PyNvVideoCodec.*--loader pyav") as caught:
         open_loader("nvdec", replace(feed(made.videos), device=torch.device("cuda", 0)))
     assert "\n" not in str(caught.value)

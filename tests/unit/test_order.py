@@ -177,18 +177,18 @@ def test_ranks_are_disjoint_and_together_the_order(
     n: int, world_size: int, batch_size: int, accumulate: int, first: int, epoch: int
 ) -> None:
     ordered = order(1, epoch, n)
-    step_samples = world_size * batch_size * accumulate
+    global_batch_size = world_size * batch_size * accumulate
     parts = shares(ordered, first=first, batch_size=batch_size, world_size=world_size, accumulate=accumulate, training=True)
-    whole = steps(n, first, step_samples)
-    assert whole == max(0, (n - first) // step_samples)
+    whole = steps(n, first, global_batch_size)
+    assert whole == max(0, (n - first) // global_batch_size)
     assert {len(part) for part in parts} == {whole * accumulate}
     assert all(len(ids) == batch_size for part in parts for ids in part)
     everything = [sample for part in parts for sample in flat(part)]
     assert len(set(everything)) == len(everything)
-    assert set(everything) == set(ordered[first : first + whole * step_samples].tolist())
+    assert set(everything) == set(ordered[first : first + whole * global_batch_size].tolist())
     # Micro-batch m of a step is [m*world*B : (m+1)*world*B] of the step, and rank r takes [r*B : (r+1)*B] of that.
     for k, m, rank in product(range(whole), range(accumulate), range(world_size)):
-        step = ordered[first + k * step_samples : first + (k + 1) * step_samples]
+        step = ordered[first + k * global_batch_size : first + (k + 1) * global_batch_size]
         micro = step[m * world_size * batch_size : (m + 1) * world_size * batch_size]
         assert (parts[rank][k * accumulate + m] == micro[rank * batch_size : (rank + 1) * batch_size]).all()
 

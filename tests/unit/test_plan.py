@@ -15,17 +15,17 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from config import Augmentation
-from contracts import Mistake, Rows
+from contracts import Rows, UserError
 from models import Native
 from models.classification import MEAN, STD
 from plan import windows
 from plan.draws import Purpose, uniforms
-from plan.images import StillPlan, StillPolicy
+from plan.images import ImagePlan, ImagePolicy
 from plan.order import order
 
 ROOT = Path(__file__).resolve().parents[2]
-RANDOM = StillPolicy(window="random-resized", image_size=16, flip=0.5)
-CENTER = StillPolicy(window="center", image_size=16, resize=18)
+RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
+CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 SMALL, COUNTS = st.integers(1, 5), st.one_of(st.integers(0, 60), st.sampled_from([61, 97, 127]))
 EVERY = tuple(field.name for field in fields(Rows))
 
@@ -35,8 +35,8 @@ def sizes(n: int) -> dict[str, Any]:
     return {"heights": np.arange(n, dtype=np.int32) % 37 + 20, "widths": np.arange(n, dtype=np.int32) % 41 + 15}
 
 
-def plan(n: int, *, policy: StillPolicy = RANDOM, seed: int = 3, batch_size: int = 4, **numbers: Any) -> StillPlan:
-    return StillPlan(**sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers)
+def plan(n: int, *, policy: ImagePolicy = RANDOM, seed: int = 3, batch_size: int = 4, **numbers: Any) -> ImagePlan:
+    return ImagePlan(**sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers)
 
 
 def by_id(rows: Rows) -> dict[int, tuple[str, ...]]:
@@ -69,13 +69,13 @@ def test_training_rows_are_the_order(n: int, world_size: int, batch_size: int, a
     ordered = order(3, epoch, n)
     for rank in range(world_size):
         mine = plan(n, world_size=world_size, rank=rank, batch_size=batch_size, accumulate=accumulate)
-        step_samples = world_size * batch_size * accumulate
-        assert mine.samples == n and mine.step_samples == step_samples
+        global_batch_size = world_size * batch_size * accumulate
+        assert mine.samples == n and mine.global_batch_size == global_batch_size
         rows = mine.rows(epoch, first)
-        assert mine.steps(first) == max(n - first, 0) // step_samples
+        assert mine.steps(first) == max(n - first, 0) // global_batch_size
         assert len(rows) == mine.steps(first) * accumulate
         for k, m in product(range(mine.steps(first)), range(accumulate)):
-            step = ordered[first + k * step_samples : first + (k + 1) * step_samples]
+            step = ordered[first + k * global_batch_size : first + (k + 1) * global_batch_size]
             micro = step[m * world_size * batch_size : (m + 1) * world_size * batch_size]
             row = rows[k * accumulate + m]
             assert (row.ids == micro[rank * batch_size : (rank + 1) * batch_size]).all()
@@ -157,34 +157,34 @@ def test_numbers_are_those_of_the_policy() -> None:
     regions, inner = windows.resize_then_center(heights, widths, resize=18, crop=16)
     assert (rows.regions == regions).all() and (rows.windows == inner).all() and not rows.flips.any()
 
-    rows = plan(30, policy=StillPolicy(window="stretch", image_size=16), batch_size=30, training=False).rows(0, 0)[0]
+    rows = plan(30, policy=ImagePolicy(window="stretch", image_size=16), batch_size=30, training=False).rows(0, 0)[0]
     assert (rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)).all()
     assert (rows.windows == rows.regions).all()
 
 
 @pytest.mark.parametrize(("flip", "share"), [(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (0.1, 0.1)])
 def test_flips_come_with_their_probability(flip: float, share: float) -> None:
-    policy = StillPolicy(window="stretch", image_size=8, flip=flip)
+    policy = ImagePolicy(window="stretch", image_size=8, flip=flip)
     rows = plan(20_000, policy=policy, batch_size=20_000).rows(0, 0)[0]
     assert rows.flips.mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 20_000))
 
 
 def test_policies_read_their_settings() -> None:
     settings = Augmentation(crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0), flip=0.25, train_window="stretch", val_window="stretch")
-    assert StillPolicy.training(settings, Native(128, MEAN, STD)) == StillPolicy(
+    assert ImagePolicy.training(settings, Native(128, MEAN, STD)) == ImagePolicy(
         window="stretch", image_size=128, resize=146, scale=(0.3, 0.9), ratio=(0.5, 2.0), flip=0.25
     )
-    assert StillPolicy.validation(settings, Native(224, MEAN, STD)) == StillPolicy(window="stretch", image_size=224, resize=256)
-    assert StillPolicy.validation(Augmentation(val_resize=232), Native(224, MEAN, STD)).resize == 232
-    assert StillPolicy.validation(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224)).resize == 232
+    assert ImagePolicy.validation(settings, Native(224, MEAN, STD)) == ImagePolicy(window="stretch", image_size=224, resize=256)
+    assert ImagePolicy.validation(Augmentation(val_resize=232), Native(224, MEAN, STD)).resize == 232
+    assert ImagePolicy.validation(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224)).resize == 232
 
 
 def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
-    with pytest.raises(Mistake, match="--val-resize 200 is smaller than --image-size 224") as caught:
-        StillPolicy(window="center", image_size=224, resize=200)
+    with pytest.raises(UserError, match="--val-resize 200 is smaller than --image-size 224") as caught:
+        ImagePolicy(window="center", image_size=224, resize=200)
     assert "\n" not in str(caught.value)
-    StillPolicy(window="stretch", image_size=224, resize=200)  # does not read it
-    StillPolicy(window="center", image_size=224, resize=224)
+    ImagePolicy(window="stretch", image_size=224, resize=200)  # does not read it
+    ImagePolicy(window="center", image_size=224, resize=224)
 
 
 # --- its edges ------------------------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def test_rows_are_a_lazy_sequence() -> None:
     [(10, 2, 1, "--batch-size 5"), (10, 1, 3, "--batch-size 3"), (3, 4, 1, "too few samples"), (0, 1, 1, "too few")],
 )
 def test_no_step_at_all_is_a_mistake_that_names_what_fits(n: int, world_size: int, accumulate: int, said: str) -> None:
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         plan(n, batch_size=64, world_size=world_size, accumulate=accumulate).require_a_step()
     assert "\n" not in str(caught.value) and f"{n} training samples" in str(caught.value)
     if "--batch-size" in said:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from config import Config, parse
-from contracts import Mistake
+from contracts import UserError
 from plan.clips import ClipPlan, ClipPolicy
-from plan.images import StillPlan, StillPolicy
+from plan.images import ImagePlan, ImagePolicy
 from tasks._plans import pair
 
-POLICY = StillPolicy(window="center", image_size=8, resize=9)
+POLICY = ImagePolicy(window="center", image_size=8, resize=9)
 
 
 class Columns:
@@ -51,7 +51,7 @@ def test_a_validation_batch_is_no_larger_than_the_set(flags: list[str], ranks: i
     splits: dict[str, Any] = {"train": columns(200), "val": columns(30)}
     seen: list[int] = []
     for rank in range(ranks):
-        train, val = pair(StillPlan.of, config(*flags), splits, POLICY, POLICY, seed=0, world_size=ranks, rank=rank)
+        train, val = pair(ImagePlan.of, config(*flags), splits, POLICY, POLICY, seed=0, world_size=ranks, rank=rank)
         assert train.batch_size == int(flags[1]) and train.training and not val.training
         assert val.batch_size == size
         seen += [int(place) for rows in val.rows(0, 0) for place in rows.ids[rows.valid]]
@@ -68,6 +68,6 @@ def test_a_views_place_counts() -> None:
 
 def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
-    with pytest.raises(Mistake, match="--batch-size 8"):
-        pair(StillPlan.of, config("--batch-size", "8"), splits, POLICY, POLICY, seed=0, world_size=1, rank=0)
-    pair(StillPlan.of, config("--batch-size", "8", "--evaluate", "true"), splits, POLICY, POLICY, seed=0, world_size=1, rank=0)
+    with pytest.raises(UserError, match="--batch-size 8"):
+        pair(ImagePlan.of, config("--batch-size", "8"), splits, POLICY, POLICY, seed=0, world_size=1, rank=0)
+    pair(ImagePlan.of, config("--batch-size", "8", "--evaluate", "true"), splits, POLICY, POLICY, seed=0, world_size=1, rank=0)

@@ -29,7 +29,7 @@ SUMMARY: dict[str, Any] = {
     "rate": {"steady": 17907.2, "spread": {"n": 23, "min": 17100.0, "max": 18020.0, "iqr": 30.0}, "unit": "img/s"},
     "ceiling": {"compute": {"rate": 18900.0, "spread": {"n": 5, "min": 18800.0, "max": 18950.0, "iqr": 1.0}}, "loader": {"rate": 21100.0}},
     "efficiency": 0.9475,
-    "bound": "overlap",
+    "bound": "contention",
     "data_wait": {"ms": 1.234, "share": 0.045},
     "validation": {"top1": 0.913, "top5": 0.991, "loss": 0.312},
     "hardware": {"gpu": "H200", "cores": 16},
@@ -135,7 +135,7 @@ def test_the_result_fits_80_columns_and_names_everything(where: str, terminal: t
         *("resnet18", "dali-gpu", "fp16", "91.30%", "99.10%", "17,907 img/s", "17,100 to 18,020 in 23 windows", "18,900 img/s", "21,100"),
         *(
             "94.8%",
-            "overlap",
+            "contention",
             "1.23 ms a step, 4.5% of the time",
             "change first",
             "--workers",

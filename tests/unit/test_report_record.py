@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Mistake
+from contracts import UserError
 from report.record import LEFT_BY_A_RUN, Appender, Record, claimed, replace
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +101,7 @@ def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> No
         folder = tmp_path / name
         folder.mkdir()
         (folder / name).write_text("precious")
-        with pytest.raises(Mistake) as caught:
+        with pytest.raises(UserError) as caught:
             claim(folder, resuming=False)
         said = str(caught.value)
         assert str(folder) in said and name in said and "--resume auto" in said and "another folder" in said and "\n" not in said
@@ -121,7 +121,7 @@ def test_a_folder_of_other_things_is_welcome(tmp_path: Path) -> None:
 @pytest.mark.parametrize("below", ["", "below"])
 def test_a_file_in_place_of_the_folder(tmp_path: Path, resuming: bool, below: str) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(Mistake, match="is a file; name a folder"):
+    with pytest.raises(UserError, match="is a file; name a folder"):
         claim(tmp_path / "file" / below, resuming)
 
 
@@ -131,21 +131,21 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, resuming: bool, below: st
 )
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str) -> None:
     fail_with(monkeypatch, "os.fsync", number)
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         claim(tmp_path / "run", resuming=False)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_the_kernels_own_read_only_folder() -> None:
-    with pytest.raises(Mistake, match="cannot be written"):
+    with pytest.raises(UserError, match="cannot be written"):
         claim(Path("/proc/saturate-run"), resuming=False)  # refuses root too
 
 
 def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
     with claimed(tmp_path / "run", resuming=False):
         for resuming in (False, True):
-            with pytest.raises(Mistake, match="another run is writing there; wait for its end, or name another folder"):
+            with pytest.raises(UserError, match="another run is writing there; wait for its end, or name another folder"):
                 claim(tmp_path / "run", resuming=resuming)
         claim(tmp_path / "other", resuming=False)
         with claimed(tmp_path / "run", resuming=False, enabled=False):  # another rank
@@ -193,8 +193,8 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_new_folder_that_stays_empty_goes_again(tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     for name in ("new", "new/deep", "old", "old/deep"):
-        with pytest.raises(Mistake, match="refused"), claimed(tmp_path / name, resuming=False):
-            raise Mistake("refused")
+        with pytest.raises(UserError, match="refused"), claimed(tmp_path / name, resuming=False):
+            raise UserError("refused")
     assert [path.name for path in tmp_path.rglob("*")] == ["old"]
     claim(tmp_path / "new" / "deep", resuming=False)
     assert (tmp_path / "new" / "deep" / "left").exists()
@@ -206,9 +206,9 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, monkeypatch: p
     record.summary({"steps": 1})
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     fail_with(monkeypatch, "os.fsync", errno.ENOSPC)
-    with pytest.raises(Mistake, match="no space left"):
+    with pytest.raises(UserError, match="no space left"):
         record.summary({"steps": 2})
-    with pytest.raises(Mistake, match="no space left"):
+    with pytest.raises(UserError, match="no space left"):
         record.config("lr: 1\n")
     really_write, calls = os.write, []
 
@@ -219,7 +219,7 @@ def test_a_full_disk_loses_nothing_that_was_there(tmp_path: Path, monkeypatch: p
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("report.record.os.write", half)
-    with pytest.raises(Mistake, match="no space left"):
+    with pytest.raises(UserError, match="no space left"):
         record.point("train", 2, {"loss": 2.0})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     monkeypatch.undo()
@@ -235,7 +235,7 @@ def test_a_full_disk_while_a_resume_cuts(tmp_path: Path, monkeypatch: pytest.Mon
     record.close()
     before = (tmp_path / "metrics.jsonl").read_bytes()
     fail_with(monkeypatch, "os.replace", errno.ENOSPC)
-    with pytest.raises(Mistake, match="no space left"):
+    with pytest.raises(UserError, match="no space left"):
         Record(tmp_path, resume_step=2)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"metrics.jsonl": before}
 

@@ -15,7 +15,7 @@ from tensorboard.plugins import base_plugin
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups
 
-from contracts import Mistake
+from contracts import UserError
 from report.tensorboard import FIRST, METRICS, SETTINGS, Board
 
 ROW: dict[str, str | int | float | bool] = {
@@ -240,7 +240,7 @@ def test_a_full_disk_is_one_line_and_leaves_whole_records(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("report.record.os.write", fails)
-    with pytest.raises(Mistake, match="no space left") as caught:
+    with pytest.raises(UserError, match="no space left") as caught:
         board.scalars({"train/loss": 2.0}, 2)
     assert "\n" not in str(caught.value)
     assert len(calls) == 2

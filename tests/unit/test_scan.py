@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Mistake
+from contracts import UserError
 from dataset import walk
 from dataset.images import headers, scan
 from dataset.images.columns import COLUMNS, FORMATS, Header
@@ -161,25 +161,25 @@ def test_labels_of_validation_are_those_of_training(root: Path, cache: Path) -> 
     assert found.label.tolist() == [1, 1, 2, 2]
     assert found.classes == ("aardvark", "ant", "bee")
     with pytest.raises(
-        Mistake, match=r"class folder 'bee' \(1 such\), which is none of the 2 classes of the training data; remove or rename"
+        UserError, match=r"class folder 'bee' \(1 such\), which is none of the 2 classes of the training data; remove or rename"
     ):
         open_folder(root, cache=cache, classes=["aardvark", "ant"])
 
 
 def test_mistakes_about_the_data(tmp_path: Path, cache: Path) -> None:
-    with pytest.raises(Mistake, match="does not exist"):
+    with pytest.raises(UserError, match="does not exist"):
         open_folder(tmp_path / "no", cache=cache)
     (tmp_path / "file").write_bytes(JPEG)
-    with pytest.raises(Mistake, match="is no folder"):
+    with pytest.raises(UserError, match="is no folder"):
         open_folder(tmp_path / "file", cache=cache)
     flat = fill(tmp_path / "flat", {"0.jpg": JPEG})
-    with pytest.raises(Mistake, match="has no class folders; images are expected in"):
+    with pytest.raises(UserError, match="has no class folders; images are expected in"):
         open_folder(flat, cache=cache)
     empty = fill(tmp_path / "empty", {"a/0.jpg": b"", "b/1.jpg": b"no"})
-    with pytest.raises(Mistake, match=r"no image in .*; left out: 2, first .*/a/0\.jpg: empty file"):
+    with pytest.raises(UserError, match=r"no image in .*; left out: 2, first .*/a/0\.jpg: empty file"):
         open_folder(empty, cache=cache)
     (tmp_path / "bare/a").mkdir(parents=True)
-    with pytest.raises(Mistake, match="no image in"):
+    with pytest.raises(UserError, match="no image in"):
         open_folder(tmp_path / "bare", cache=cache)
     assert not list(cache.rglob("tmp-*"))
 
@@ -205,7 +205,7 @@ def test_processes_find_what_threads_find(cache: Path, tmp_path: Path, monkeypat
     for name in COLUMNS:
         assert np.array_equal(getattr(alone, name), getattr(shared, name)), name
     assert reasons(alone) == reasons(shared)
-    assert (len(shared), shared.rejected, shared.identity) == (272, 28, alone.identity)
+    assert (len(shared), shared.rejected, shared.fingerprint) == (272, 28, alone.fingerprint)
     assert said[-1] == (300, 300, "reading headers")
 
 
@@ -235,7 +235,7 @@ def test_a_process_that_is_killed_is_one_line(root: Path, cache: Path, monkeypat
 
     monkeypatch.setattr(scan, "FEW", 0)
     monkeypatch.setattr(headers, "header", read)
-    with pytest.raises(Mistake, match=r"^a process that reads headers was killed"):
+    with pytest.raises(UserError, match=r"^a process that reads headers was killed"):
         open_folder(root, cache=cache)
     assert not list(cache.glob("*/tmp-*"))
 

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from config import build
-from contracts import Mistake
+from contracts import UserError
 from dataset.coco.columns import Instances
-from dataset.coco.synthetic import ImaginedInstances
-from dataset.images.columns import Manifest
-from dataset.images.synthetic import Imagined
+from dataset.coco.synthetic import SyntheticInstances
+from dataset.images.columns import Images
+from dataset.images.synthetic import SyntheticImages
 from dataset.splits import Kind, Split, cache_folder, open_split, open_splits
 from dataset.videos.columns import Videos
-from dataset.videos.synthetic import ImaginedVideos
+from dataset.videos.synthetic import SyntheticVideos
 from tasks import video as videos_task
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import JPEG, fill
@@ -68,7 +68,7 @@ def opened(
 
 
 def mistake(data: Path | None, *, videos: bool = False, **how: Any) -> str:
-    with pytest.raises(Mistake) as caught:
+    with pytest.raises(UserError) as caught:
         opened(data, videos=videos, **how)
     said = str(caught.value)
     assert "\n" not in said and "--data" in said
@@ -95,7 +95,7 @@ def test_folders_of_images(data: Path) -> None:
     splits = opened(data, videos=False, console=console)
     assert list(splits) == ["train", "val"]
     for split in splits.values():
-        assert isinstance(split.columns, Manifest)
+        assert isinstance(split.columns, Images)
         assert (split.columns.classes, split.columns.label.tolist()) == (("ant", "bee"), [0, 0, 1])
         assert names(split) == ["0.jpg", "1.jpg", "0.jpg"] and split.source.read_delay_s == 0.5
     assert console.counted == ["train", "val"]
@@ -164,7 +164,7 @@ def test_an_empty_class_has_no_label(data: Path, video: Path) -> None:
     assert [warning.split(",")[0] for warning in console.warnings] == ["train: 1 left out", "val: 1 left out"]
 
 
-@pytest.mark.parametrize(("videos", "kind"), [(False, Imagined), (True, ImaginedVideos)])
+@pytest.mark.parametrize(("videos", "kind"), [(False, SyntheticImages), (True, SyntheticVideos)])
 def test_no_data(videos: bool, kind: type) -> None:
     splits = opened(None, videos=videos, loader="synthetic")
     assert all(type(split.columns) is kind and split.source is split.columns for split in splits.values())
@@ -194,7 +194,7 @@ def test_no_annotated_images(kind: Kind) -> None:
     assert [len(split.columns) for split in splits.values()] == [118_287, 5_000]
     for split in splits.values():
         columns: Any = split.source
-        assert type(columns) is ImaginedInstances and columns is split.columns
+        assert type(columns) is SyntheticInstances and columns is split.columns
         assert columns.keypoints.shape[1] == (17 if kind == "keypoints" else 0)
     line = mistake(None, kind=kind)
     assert "--data is missing" in line and "train2017/, val2017/ and annotations/, or --loader synthetic" in line
@@ -337,7 +337,7 @@ def test_rescan_finds_what_was_rewritten_in_place(data: Path, video: Path) -> No
     assert opened(data, videos=True)["train"].columns.frames.tolist() == [6]
     make(data.parent / "longer.mp4", frames=9, size=(32, 32))
     (data / "train" / "run" / "a.mp4").write_bytes((data.parent / "longer.mp4").read_bytes())
-    with pytest.raises(Mistake, match="changed size"):
+    with pytest.raises(UserError, match="changed size"):
         opened(data, videos=True)["train"].source.read(0)
     assert opened(data, videos=True, rescan=True)["train"].columns.frames.tolist() == [9]
 

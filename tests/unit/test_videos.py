@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Mistake
+from contracts import UserError
 from dataset.images.scan import open_folder
 from dataset.sources.folder import Folder
 from dataset.splits import list_of
@@ -107,7 +107,7 @@ def test_it_is_found_again_and_a_change_is_seen(videos: Path, cache: Path, clips
     assert scanned(videos, cache=cache, rescan=True)[1]
     place(videos, {"bee/new.mp4": clips["short"]})
     after, newest = scanned(videos, cache=cache)
-    assert newest and len(after) == 4 and after.identity != first.identity
+    assert newest and len(after) == 4 and after.fingerprint != first.fingerprint
     assert first.pts(0).tolist() == after.pts(0).tolist(), "the old one is still mapped"
 
 
@@ -120,11 +120,11 @@ def test_images_of_the_same_folder_are_another_manifest(videos: Path, cache: Pat
 
 
 def test_identity_is_that_of_the_content(videos: Path, cache: Path, tmp_path: Path) -> None:
-    before = open_videos(videos, cache=cache).identity
+    before = open_videos(videos, cache=cache).fingerprint
     moved = videos.rename(tmp_path / "moved")
-    assert open_videos(moved, cache=cache).identity == before
+    assert open_videos(moved, cache=cache).fingerprint == before
     (moved / "ant/z.mkv").unlink()
-    assert open_videos(moved, cache=cache).identity != before
+    assert open_videos(moved, cache=cache).fingerprint != before
 
 
 def test_it_pickles_as_its_folder(videos: Path, cache: Path) -> None:
@@ -153,7 +153,7 @@ def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, P
 def test_given_classes_fix_the_labels(videos: Path, cache: Path) -> None:
     found = open_videos(videos, cache=cache, classes=["aphid", "ant", "bee"])
     assert (found.classes, found.label.tolist()) == (("aphid", "ant", "bee"), [1, 1, 2])
-    with pytest.raises(Mistake, match="class folder 'bee'"):
+    with pytest.raises(UserError, match="class folder 'bee'"):
         open_videos(videos, cache=cache, classes=["ant"])
 
 
@@ -211,7 +211,7 @@ def test_times_of_a_segment_are_rounded_as_those_of_the_file(cache: Path, tmp_pa
     found = open_videos(tmp_path / "list.txt", cache=cache)
     assert (found.first.tolist(), found.frames.tolist()) == ([1], [2])
     (tmp_path / "list.txt").write_text("a.mkv 0 0.06 0.1")
-    assert open_videos(tmp_path / "list.txt", cache=cache).identity != found.identity, "another part is other data"
+    assert open_videos(tmp_path / "list.txt", cache=cache).fingerprint != found.fingerprint, "another part is other data"
 
 
 def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
@@ -243,10 +243,10 @@ def test_a_file_of_a_list_that_comes_later_is_seen(late: str, videos: Path, cach
 
 def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp_path: Path) -> None:
     (videos / "list.txt").write_text(f"ant/a b.mp4 1\n{videos}/ant/z.mkv 0\n")
-    before = open_videos(videos / "list.txt", cache=cache).identity
+    before = open_videos(videos / "list.txt", cache=cache).fingerprint
     moved = videos.rename(tmp_path / "moved")
     (moved / "list.txt").write_text("ant/a b.mp4 1\nant/z.mkv 0\n")
-    assert open_videos(moved / "list.txt", cache=cache).identity == before
+    assert open_videos(moved / "list.txt", cache=cache).fingerprint == before
 
 
 @pytest.mark.parametrize(
@@ -274,17 +274,17 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
 )
 def test_mistakes_in_a_list(lines: str, said: str, videos: Path, cache: Path) -> None:
     (videos / "list.txt").write_text(lines)
-    with pytest.raises(Mistake, match=said) as caught:
+    with pytest.raises(UserError, match=said) as caught:
         open_videos(videos / "list.txt", cache=cache)
     assert "\n" not in str(caught.value)
 
 
 def test_lists_that_are_no_text(videos: Path, cache: Path) -> None:
     (videos / "list.txt").write_text("ant/z.mkv 0", encoding="utf-16")
-    with pytest.raises(Mistake, match=r"list.txt is in UTF-16; save it as UTF-8$"):
+    with pytest.raises(UserError, match=r"list.txt is in UTF-16; save it as UTF-8$"):
         open_videos(videos / "list.txt", cache=cache)
     os.mkfifo(videos / "pipe.txt")
-    with pytest.raises(Mistake, match=r"pipe\.txt is no file that can be read"):
+    with pytest.raises(UserError, match=r"pipe\.txt is no file that can be read"):
         open_videos(videos / "pipe.txt", cache=cache)
 
 
@@ -336,18 +336,18 @@ def test_a_list_that_is_a_dangling_link_is_no_folder(videos: Path) -> None:
 def test_labels_of_validation_are_those_of_training(videos: Path, cache: Path) -> None:
     (videos / "val.txt").write_text("ant/z.mkv 02\nant/a b.mp4 1\n")
     assert open_videos(videos / "val.txt", cache=cache, classes=["0", "1", "2"]).label.tolist() == [2, 1]
-    with pytest.raises(Mistake, match="line 1 has the label '2', which is none of the 2 classes"):
+    with pytest.raises(UserError, match="line 1 has the label '2', which is none of the 2 classes"):
         open_videos(videos / "val.txt", cache=cache, classes=["0", "1"])
 
 
 def test_mistakes_about_the_data(cache: Path, tmp_path: Path) -> None:
-    with pytest.raises(Mistake, match="does not exist; videos are expected in"):
+    with pytest.raises(UserError, match="does not exist; videos are expected in"):
         open_videos(tmp_path / "gone", cache=cache)
     (tmp_path / "flat").mkdir()
-    with pytest.raises(Mistake, match="has no class folders; videos are expected in"):
+    with pytest.raises(UserError, match="has no class folders; videos are expected in"):
         open_videos(tmp_path / "flat", cache=cache)
     (tmp_path / "flat/a").mkdir()
-    with pytest.raises(Mistake, match="no video in"):
+    with pytest.raises(UserError, match="no video in"):
         open_videos(tmp_path / "flat", cache=cache)
     assert not [path for home in cache.iterdir() for path in home.iterdir() if path.name != "lock"]
 

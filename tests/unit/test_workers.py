@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from contracts import Feed, Mistake, Rows
+from contracts import Feed, Rows, UserError
 from loaders._workers import PART, QUEUES_BYTES, Shared, Workers, part_of, require_shared_memory, some
 from loaders.images.torchvision import TorchvisionLoader
 from machine import memory_bytes
@@ -28,7 +28,7 @@ def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytes
         return SimpleNamespace(free=5 << 20)
 
     monkeypatch.setattr(shutil, "disk_usage", usage)
-    with pytest.raises(Mistake, match="/dev/shm has 5 MiB free") as caught:
+    with pytest.raises(UserError, match="/dev/shm has 5 MiB free") as caught:
         require_shared_memory(QUEUES_BYTES)
     assert f"need {QUEUES_BYTES >> 20} MiB there" in str(caught.value) and "--shm-size" in str(caught.value)
     require_shared_memory(5 << 20)
@@ -40,7 +40,7 @@ def test_more_slots_than_there_is_memory_are_refused() -> None:
     """Linux maps them, and kills the run without a word when they are written."""
     gib = memory_bytes() // 2**30
     with pytest.raises(
-        Mistake, match=rf"^--batch-size 9 takes {4 * gib + 4:,} GiB of memory for 4 slots, and there are ({gib}|{gib + 1}) GiB"
+        UserError, match=rf"^--batch-size 9 takes {4 * gib + 4:,} GiB of memory for 4 slots, and there are ({gib}|{gib + 1}) GiB"
     ):
         Shared(4, (gib + 1) << 30, "--batch-size 9", pinned=False)
     few = Shared(2, 1, "--batch-size 1", pinned=False)
