@@ -92,7 +92,10 @@ def nearest(name: str, known: Any, *, prefix: str = "") -> str:
 
 
 def one_of(flag: str, name: str, known: Any, *, auto: str | None = None, elsewhere: Callable[[str], str | None] | None = None) -> str:
-    """`name` when `known` has it, `auto` for 'auto'. Raises UserError with the nearest names, or the flag that `elsewhere` knows it under."""
+    """Return `name` when `known` has it, and `auto` for 'auto'.
+
+    Raises UserError with the nearest names, or with the flag under which `elsewhere` knows the name.
+    """
     if name == "auto" and auto is not None:
         return auto
     if name in known:

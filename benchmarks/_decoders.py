@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Feed, Rows
+from contracts import Array, Feed, Rows
 from dataset.splits import Split
 from loaders._workers import PART
 from loaders.images._dali_rows import PathPreparer
@@ -26,7 +26,6 @@ from loaders.images.decoders import READERS, Decode, Region, decode_many
 from loaders.images.torchvision import Decoding
 from plan.images import ImagePlan, ImagePolicy
 
-Array = np.ndarray[Any, Any]
 Task = Literal["to-pil", "to-array", "region", "train", "entropy"]
 DALI = "dali"
 SIZE = 224

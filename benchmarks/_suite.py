@@ -195,7 +195,10 @@ def results(folder: Path) -> list[Row]:
 
 
 def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, int, str], None]) -> list[Row]:
-    """Measure what has no row yet. `progress` gets points or searches done, of all, and what to say. Raises UserError, KeyboardInterrupt."""
+    """Measure what has no row yet. `progress` gets points or searches done, of all, and what to say.
+
+    Raises UserError, KeyboardInterrupt.
+    """
     points = suite.points(settings)
     data = getattr(settings, "data", None)
     if data is not None and folder.resolve().is_relative_to(data.resolve()):

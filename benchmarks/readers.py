@@ -21,7 +21,7 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
-from benchmarks._decoders import DALI, OTHERS, Array, Files, Task, parts_of
+from benchmarks._decoders import DALI, OTHERS, Files, Task, parts_of
 from benchmarks._suite import (
     LEAST,
     Absent,
@@ -38,7 +38,7 @@ from benchmarks._suite import (
 )
 from cli import one_of
 from config import NotNegative
-from contracts import UserError
+from contracts import Array, UserError
 from dataset.splits import open_split
 from engine.distributed import cores
 from loaders.images.decoders import READERS, plain_jpeg

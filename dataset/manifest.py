@@ -26,12 +26,11 @@ from typing import Any, ClassVar, TextIO, TypeVar
 
 import numpy as np
 
+from contracts import Array
+
 
 class Rejected(Exception):
     """Why a file is no sample, in words for rejected.txt."""
-
-
-Array = np.ndarray[Any, Any]
 
 
 FILE_LIST = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}  # raw files of a scan under way: bytes, [n + 1], [n]

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
 from contracts import Plan, Rows
 from plan import geometry
-
-Array = np.ndarray[Any, Any]
 
 
 def filled(rows: Rows) -> bool:

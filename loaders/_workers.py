@@ -31,7 +31,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from contracts import Rows, UserError
+from contracts import Array, Rows, UserError
 from machine import memory_bytes
 from processes import Stop, begin, starting
 
@@ -44,8 +44,6 @@ HELD = 3
 FEWER = "ask for fewer, or for smaller samples: --image-size, of clips --clip-frames"
 QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
-
-Array = np.ndarray[Any, Any]
 
 
 class Work(Protocol):

@@ -9,13 +9,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from config import Augmentation, Detection
-from contracts import Rows, UserError
+from contracts import Array, Rows, UserError
 from plan import colour, geometry, order, windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
 from plan.targets import usable_boxes
-
-Array = np.ndarray[Any, Any]
 
 STRIDE = 32  # a canvas is a multiple of this, as torchvision's detectors pad (size_divisible)
 CENTRED = ("ssd", "ssdlite")

@@ -11,12 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from contracts import UserError
+from contracts import Array, UserError
 from plan import windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
-
-Array = np.ndarray[Any, Any]
 
 UNIFORMS = 3  # of a random window: shorter side, left, top
 

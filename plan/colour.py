@@ -16,13 +16,11 @@ Values are RGB in 0..1; in between they may leave it, and only the result is cli
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 
+from contracts import Array
 from plan.draws import Purpose, uniforms
-
-Array = np.ndarray[Any, Any]
 
 BRIGHTNESS, CONTRAST, CONTRAST_FIRST, SATURATION, HUE, PERMUTATION = range(6)
 NUMBERS = 6

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from contracts import Array
 
 _INCREMENT = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio, as in SplitMix64
 _MULTIPLY_1 = np.uint64(0xBF58476D1CE4E5B9)

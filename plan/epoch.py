@@ -9,11 +9,8 @@ from typing import Any, overload
 
 import numpy as np
 
-from contracts import Rows, UserError
+from contracts import Array, Rows, UserError
 from plan import order
-
-Array = np.ndarray[Any, Any]
-
 
 TOGETHER = 64
 """Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and other threads stand still."""

@@ -6,13 +6,9 @@ A point (x, y) is in pixels from the top left corner of the image, so that a pix
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from contracts import Rows
-
-Array = np.ndarray[Any, Any]
+from contracts import Array, Rows
 
 
 def places(rows: Rows) -> Array:

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from config import Augmentation
-from contracts import UserError
+from contracts import Array, UserError
 from plan import windows
 from plan.draws import Purpose, uniforms
-from plan.epoch import Array, EpochPlan
+from plan.epoch import EpochPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,10 @@ Training, world size 2, batch 2, accumulation 2 (so G = 8), n = 19, first = 0; l
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from contracts import Array
 from plan.draws import Purpose, bits, key
-
-Array = np.ndarray[Any, Any]
 
 
 def order(seed: int, epoch: int, n: int) -> Array:

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Rows
+from contracts import Array, Rows
 from plan import geometry
-
-Array = np.ndarray[Any, Any]
 
 
 def spans(begins: Array, counts: Array) -> tuple[Array, Array]:

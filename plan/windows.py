@@ -6,11 +6,9 @@ the output (x0 y0 x1 y1 in region coordinates, may be fractional).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from contracts import Array
 
 TRIES = 10
 UNIFORMS = 2 * TRIES + 2  # (area, ratio) a try, then the corner

@@ -6,14 +6,11 @@ Must not know: where they are shown, what a class is called.
 from __future__ import annotations
 
 import colorsys
-from typing import Any
 
 import numpy as np
 import torch
 
-from contracts import Batch
-
-Array = np.ndarray[Any, Any]
+from contracts import Array, Batch
 
 MOST = 16  # images
 SIDE = 384  # pixels: larger ones are shrunk

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from contracts import UserError
+from contracts import Array, UserError
 from dataset.images.columns import HEADER, Header
-from dataset.manifest import Array, Manifest
+from dataset.manifest import Manifest
 
 BACKGROUND, UNUSED = "__background__", "N/A"
 COCO_IDS = tuple(number for number in range(1, 91) if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83))

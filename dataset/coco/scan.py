@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import UserError
+from contracts import Array, UserError
 from dataset import walk
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco, Split, find
@@ -25,7 +25,7 @@ from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
 from dataset.images import headers
 from dataset.images.columns import HEADER, Header
 from dataset.images.scan import read_headers
-from dataset.manifest import Array, Rejected, Rejects, create_column
+from dataset.manifest import Rejected, Rejects, create_column
 from dataset.scan import Progress, remembered
 
 MASKLESS = "its segmentation is left out, its box stays"

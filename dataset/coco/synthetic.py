@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from contracts import Array
 from dataset.coco.columns import Instances, class_names
 from dataset.images.columns import CHROMA, HEADER
-from dataset.manifest import Array
 from plan.draws import bits, key
 
 COCO_TRAIN, COCO_VAL, COCO_CATEGORIES, COCO_KEYPOINTS = 118_287, 5_000, 90, 17

@@ -7,7 +7,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from dataset.manifest import Array, Manifest
+from contracts import Array
+from dataset.manifest import Manifest
 
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
 CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")  # the column `chroma`; none = no JPEG

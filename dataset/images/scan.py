@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import UserError
+from contracts import Array, UserError
 from dataset import walk
 from dataset.images import headers
 from dataset.images.columns import COLUMNS, HEADER, Header, Images
-from dataset.manifest import FILE_LIST, Array, Rejects, create_column
+from dataset.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing, remembered
 from machine import cores
 

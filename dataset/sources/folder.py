@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import time
 
-from contracts import UserError
-from dataset.manifest import Array, Manifest, printable
+from contracts import Array, UserError
+from dataset.manifest import Manifest, printable
 
 MEND = "put it back and go on with --resume auto, or leave it out with --rescan, which begins a new run"
 

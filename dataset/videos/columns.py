@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataset.manifest import Array, Manifest, printable
+from contracts import Array
+from dataset.manifest import Manifest, printable
 
 CONTAINERS = (
     "mp4",

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import UserError
-from dataset.manifest import Array, printable
+from contracts import Array, UserError
+from dataset.manifest import printable
 
 SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])  # seconds; the whole file: 0 to infinity
 

@@ -18,7 +18,8 @@ import av.logging
 import numpy as np
 from av.stream import Discard, Disposition
 
-from dataset.manifest import Array, Rejected
+from contracts import Array
+from dataset.manifest import Rejected
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 from dataset.videos.container import HEAD, declared_bytes, open_video, read_packets
 from dataset.videos.heads import (

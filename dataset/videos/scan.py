@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import UserError
+from contracts import Array, UserError
 from dataset import walk
-from dataset.manifest import FILE_LIST, Array, Rejects, create_column
+from dataset.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing, remembered
 from dataset.videos.columns import RECORD, Videos
 from dataset.videos.file_list import SAMPLE, read_list

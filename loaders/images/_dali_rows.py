@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from contracts import Feed, Rows, UserError
+from contracts import Array, Feed, Rows, UserError
 from loaders import Undecodable
 from loaders._places import placing
 from loaders._workers import some
 from loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
 from plan import geometry
-
-Array = np.ndarray[Any, Any]
 
 PLACEHOLDER_SIDE = 16
 FEW = 0.01

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Rows
+from contracts import Array, Feed, Rows
 from dataset.images.headers import JPEG, parse
 from dataset.manifest import Rejected
 from loaders import Undecodable
@@ -23,8 +23,6 @@ from loaders._staging import Staged, Staging, without
 from loaders._workers import Workers
 from loaders.images._dali_rows import Known, Prepared, encoded, nothing, numbers, placeholder, plain, whole_image
 from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build
-
-Array = np.ndarray[Any, Any]
 
 
 def _room(feed: Feed, rows: int) -> int:

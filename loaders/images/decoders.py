@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from PIL import Image
 
+from contracts import Array
 from dataset.images.columns import CHROMA, FORMATS
 from loaders import Undecodable
 
-Array = np.ndarray[Any, Any]
 Region = tuple[int, int, int, int]
 Decode = Callable[[bytes, Region], Array]
 

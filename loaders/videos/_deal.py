@@ -15,13 +15,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from contracts import Rows
+from contracts import Array, Rows
 from loaders._workers import some
 from loaders.videos._worker import clips
-
-Array = np.ndarray[Any, Any]
 
 AHEAD = 256
 """Batches that are opened before they are begun, at most, in search of work for the workers: each has to be drawn."""

@@ -18,15 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from contracts import UserError
+from contracts import Array, UserError
 from dataset.videos.columns import CODECS
 from loaders import Undecodable
 from loaders.videos._packets import Clip, Group, before_turning, require
 from loaders.videos._planes import BT601, MATRICES, Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import nv12
-
-Array = np.ndarray[Any, Any]
 
 NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""

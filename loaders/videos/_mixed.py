@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Counts, Feed, Rows
+from contracts import Array, Counts, Feed, Rows
 from loaders import Undecodable
 from loaders._staging import COPIES, DTYPES, Slot, Staged, Staging, sleeping_event
 from loaders._workers import some
@@ -31,8 +31,6 @@ from loaders.videos._reading import Read, ReadAhead, ReadClip
 from loaders.videos._worker import LOST, REFUSED, Decoding, MakeReader, Told, count, reason, slot_shape, views_together
 from loaders.videos.exact import kind, notes
 from loaders.videos.pyav import Pyav
-
-Array = np.ndarray[Any, Any]
 
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""

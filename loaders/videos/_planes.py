@@ -7,12 +7,11 @@ the antialiased triangle of `_readers.resize_window`. Compiled once, before work
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numba
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from contracts import Array
 
 MATRICES = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
 """Kr and Kb by the number that ITU-T H.273 gives to a stream's matrix coefficients."""

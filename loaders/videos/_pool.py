@@ -16,13 +16,9 @@ from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, wait
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
-from contracts import Rows, UserError
+from contracts import Array, Rows, UserError
 from loaders._workers import Shared, Work, begin_worker
 from processes import Stop, starting
-
-Array = np.ndarray[Any, Any]
 
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""

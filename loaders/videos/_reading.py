@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import Feed, Rows
+from contracts import Array, Feed, Rows
 from loaders._workers import some
 from loaders.videos._deal import Unit
 from loaders.videos._pool import Pool
 from loaders.videos._worker import checked
-
-Array = np.ndarray[Any, Any]
 
 MOST_BYTES = 64 << 20
 """Of a slot. What is larger comes through a pipe, more slowly."""

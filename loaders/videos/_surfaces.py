@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from contracts import Array
 from loaders.videos._planes import Picture, Plane, offsets_and_factors, stored
-
-Array = np.ndarray[Any, Any]
 
 NOTHING = np.empty(0, np.uint8)
 

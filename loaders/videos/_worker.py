@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Counts, Feed, Rows, UserError
+from contracts import Array, Counts, Feed, Rows, UserError
 from dataset.manifest import printable
 from dataset.sources.folder import MEND
 from loaders import Undecodable
@@ -26,9 +26,6 @@ from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 from loaders.videos._planes import Fitter, Picture, compile_kernels
 from loaders.videos.exact import exact, kind, notes
-
-Array = np.ndarray[Any, Any]
-
 
 CROPS = 3
 """Most rows in a row that are looked at for the same frames: crops of one clip, in a validation."""

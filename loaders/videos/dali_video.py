@@ -18,7 +18,7 @@ import av
 import numpy as np
 import torch
 
-from contracts import Feed, Rows, UserError
+from contracts import Array, Feed, Rows, UserError
 from dataset.videos.columns import CODECS
 from loaders import Undecodable
 from loaders._dali import import_dali, lacks_memory, release_memory, said
@@ -27,8 +27,6 @@ from loaders.videos._packets import Filters, Size, chosen, reading, require, wan
 from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
 from loaders.videos.exact import exact
-
-Array = np.ndarray[Any, Any]
 
 THREADS = 7
 """As many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""

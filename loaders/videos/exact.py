@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from contracts import Array
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, Flags
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

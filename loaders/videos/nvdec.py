@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Rows, UserError
+from contracts import Array, Feed, Rows, UserError
 from dataset.videos.columns import CODECS
 from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
 from loaders.videos._mixed import Beside, MixedLoader, Normalise
@@ -24,8 +24,6 @@ from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
-
-Array = np.ndarray[Any, Any]
 
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, Loader, Rows
+from contracts import Array, Feed, Loader, Rows
 from loaders._staging import DTYPES
 from plan.epoch import EpochPlan
 from plan.order import order
@@ -16,7 +16,6 @@ from tests.conformance import pictures
 from tests.conformance.looking import Seen, difference, expected_levels, fitted, joined, passed, seen
 from tests.conformance.scenes import Open, Scene
 
-Array = np.ndarray[Any, Any]
 IGNORE = -1
 WINDOW_TOLERANCE = 0.3
 """See Backend.edge_difference."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Batch, Feed, Rows
+from contracts import Array, Batch, Feed, Rows
 from tests.conformance import pictures
 from tests.conformance.scenes import Open, Scene
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

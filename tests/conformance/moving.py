@@ -12,9 +12,9 @@ import av
 import numpy as np
 from av.video.reformatter import Interpolation
 
+from contracts import Array
 from tests.conformance import pictures
 
-Array = np.ndarray[Any, Any]
 FRAMES, RATE, GROUP = 24, 25, 8
 """Frames of each video here, how many a second, and from one key frame to the next."""
 ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-Array = np.ndarray[Any, Any]
+from contracts import Array
+
 EXIF_ORIENTATION = 0x0112
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Batch, Feed, Rows
+from contracts import Array, Batch, Feed, Rows
 from loaders._staging import DTYPES
 from plan import colour
 from tests.conformance import pictures
@@ -23,7 +23,6 @@ from tests.conformance.looking import difference
 from tests.conformance.plants import Plain
 from tests.conformance.scenes import Open, Scene
 
-Array = np.ndarray[Any, Any]
 SIZES = ((40, 56), (56, 40), (64, 64), (33, 61), (24, 24))
 STEP = 16
 """Sides of a canvas are multiples of it."""

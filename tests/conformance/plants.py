@@ -15,10 +15,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Batch, Feed, Rows
+from contracts import Array, Batch, Feed, Rows
 from tests.conformance import moving, pictures
-
-Array = np.ndarray[Any, Any]
 
 
 class Plain:

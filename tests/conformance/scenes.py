@@ -13,7 +13,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from contracts import Feed, Loader, Pixels
@@ -25,7 +24,6 @@ from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
 from tests.conformance import pictures
 
-Array = np.ndarray[Any, Any]
 Open = Callable[[Feed], Loader]
 
 NO_FILES = ("synthetic",)

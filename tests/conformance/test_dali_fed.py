@@ -8,13 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contracts import Feed, Rows
+from contracts import Array, Feed, Rows
 from loaders._workers import PART, Workers, part_of
 from loaders.images.dali_fed import Reading
 from tests.conformance import pictures
 from tests.conformance.scenes import Scene
-
-Array = np.ndarray[Any, Any]
 
 
 def handed_over(slot: Array, rows: Rows, result: Any) -> list[bytes]:

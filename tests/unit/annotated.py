@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from contracts import Array
 
 COCO_MIX = {
     (640, 480): 21.6,

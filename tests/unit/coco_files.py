@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
+from contracts import Array
 from dataset.coco.columns import Instances
 from dataset.coco.scan import open_coco
-
-Array = np.ndarray[Any, Any]
 
 CATEGORIES = {1: "person", 3: "box", 5: "triangle"}
 COLOURS = {"person": (40, 40, 255), "box": (255, 40, 40), "triangle": (40, 255, 40), "crowd": (0, 220, 220)}

@@ -18,7 +18,7 @@ import av
 import numpy as np
 from av.stream import Disposition
 
-Array = np.ndarray[Any, Any]
+from contracts import Array
 
 os.environ.setdefault("SVT_LOG", "1")  # the AV1 encoder: errors only
 GRID = 4
