@@ -1,6 +1,6 @@
 """COCO's annotation file and folder of images -> columns, once; must not know pixels, orders or ranks.
 
-read    -> listing.annotations, .points, ...   one pass over the JSON, which is never in memory as a whole
+read    -> file_list.annotations, .points, ...   one pass over the JSON, which is never in memory as a whole
 match   -> what is kept                        headers of the image files (dataset/scan.py), ids, categories and sizes that must fit
 write   -> columns                             annotations move to their images, in pieces
 """
@@ -48,9 +48,9 @@ ROW = np.dtype(
         ("keypoints", "i8"),  # numbers, three a keypoint
     ]
 )
-"""What listing.annotations has of each annotation, in the order of the file."""
+"""What file_list.annotations has of each annotation, in the order of the file."""
 RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
-"""listing.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each keypoint."""
+"""file_list.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each keypoint."""
 
 
 class _ImageTable(NamedTuple):
@@ -87,7 +87,7 @@ def open_coco(
         known, entries, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
         names = _classes(file, categories, keypoints, classes)
         listed = _listed(file, folder, entries, rejects)
-        rows = np.fromfile(made / "listing.annotations", ROW)
+        rows = np.fromfile(made / "file_list.annotations", ROW)
         rows["category"] = _places(np.array([category.category_id for category in categories]), rows["category_id"])
         image_of = _places(listed.ids, rows["image_id"])
         if images:
@@ -352,7 +352,7 @@ def _write(images: _ImageTable, records: Array, rows: Array, image_of: Array, ke
 
 
 def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> None:
-    """Fill a column with the values that listing.<name> has of the annotations `found`, in their order; `counts` are those of all."""
+    """Fill a column with the values that file_list.<name> has of the annotations `found`, in their order; `counts` are those of all."""
     if not into.size:
         return
     values, flat = np.memmap(made / f"file_list.{name}", RAGGED[name], "r"), into.reshape(-1)
