@@ -7,11 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from config import Config, Data
 from contracts import Source, UserError
 from dataset.coco import annotation_file
 from dataset.coco.scan import open_coco
@@ -54,19 +53,33 @@ def open_split(root: Path, *, cache: Path | None = None) -> Split:
     return Split(columns=manifest, source=Folder(manifest))
 
 
-def open_splits(config: Config, loader: str, *, kind: Kind = "images", console: Any) -> dict[str, Split]:
-    """{"train": ..., "val": ...}: the data that the configuration names; the synthetic loader alone can do without any.
+class Data(Protocol):
+    """What to open: config.Data, or anything with these fields."""
 
-    The classes of the first are the second's. With --evaluate the second will do, and is both. Raises UserError.
+    @property
+    def data(self) -> Path | None: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def manifest_dir(self) -> Path | None: ...
+    @property
+    def rescan(self) -> bool: ...
+
+
+def open_splits(
+    settings: Data, *, kind: Kind = "images", loader: str, read_delay_s: float = 0.0, evaluate: bool = False, console: Any
+) -> dict[str, Split]:
+    """Open {"train": ..., "val": ...}: the data that the settings name; the synthetic loader alone can do without any.
+
+    The classes of the first are the second's. To `evaluate` the second will do, and is both. Raises UserError.
     """
-    settings, read_delay_s = config.data, config.loading.read_delay_ms / 1e3
     if settings.data is None:
         if loader != "synthetic":
             raise UserError(f"--data is missing: --loader {loader} reads files; {HOLDS[kind]}, or --loader synthetic")
         return synthetic(kind)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
-    openers, without = _openers(settings, settings.data, kind, train=not config.run.evaluate)
+    openers, without = _openers(settings, settings.data, kind, train=not evaluate)
     if without:
         console.warn(f"train: not read, the classes are those of val; {without}")
     for split, open_one in openers.items():

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
-from config import Augmentation, Detection
 from contracts import Array, Rows, UserError
 from plan import colour, geometry, order, windows
 from plan.draws import Purpose, uniforms
@@ -21,15 +20,6 @@ CENTRED = ("ssd", "ssdlite")
 OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # of some box with the crop; 1: no crop
 TRIALS = 40  # crops that are tried for an overlap before another one is drawn
 ROUNDS = 32  # overlaps that are tried before the image stays whole: even where only two of the seven can end it, 2 in 100,000 images
-
-
-class Made(Protocol):
-    """What an architecture was made for: a models.Native."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def longer(self) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +49,6 @@ class DetectionPolicy:
         if self.longer is not None and self.longer < max(self._shorter):
             side = f"--image-size {self.size}" if self.augment != "multiscale" else f"--short-sides up to {max(self._shorter)}"
             raise UserError(f"{side} is more than the longer side may have, {self.longer}; a larger --longer-side")
-
-    @staticmethod
-    def training(settings: Augmentation, detection: Detection, native: Made) -> DetectionPolicy:
-        """What training images go through."""
-        return DetectionPolicy(
-            augment=detection.augment,
-            size=native.size,
-            longer=_longer(detection, native),
-            short_sides=detection.short_sides if detection.augment == "multiscale" else (),
-            flip=settings.flip,
-        )
-
-    @staticmethod
-    def validation(detection: Detection, native: Made) -> DetectionPolicy:
-        """What validation images go through: nothing random."""
-        return DetectionPolicy(augment="flip", size=native.size, longer=_longer(detection, native))
 
     @property
     def _shorter(self) -> tuple[int, ...]:
@@ -140,14 +114,6 @@ class DetectionPolicy:
             "colour": colours,
             "canvas": canvas(sizes) if self.longer and len(ids) else None,
         }
-
-
-def _longer(detection: Detection, native: Made) -> int | None:
-    if native.longer is None and detection.longer_side is not None:
-        raise UserError(
-            f"--longer-side {detection.longer_side}: this architecture takes square images, of --image-size {native.size}; leave it out"
-        )
-    return native.longer if detection.longer_side is None else detection.longer_side
 
 
 def canvas(sizes: Array) -> tuple[int, int]:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from config import Augmentation
 from contracts import Array, UserError
 from plan import windows
 from plan.draws import Purpose, uniforms
@@ -29,23 +28,6 @@ class ImagePolicy:
         if self.window == "center" and self.resize < self.image_size:
             raise UserError(f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; the crop would leave the image")
 
-    @staticmethod
-    def training(settings: Augmentation, native: Any) -> ImagePolicy:
-        """What training images go through; `native` has `size` and `zoom`, as a models.Native."""
-        return ImagePolicy(
-            window=settings.train_window,
-            image_size=native.size,
-            resize=_shorter_side(settings, native),
-            scale=settings.crop_scale,
-            ratio=settings.crop_ratio,
-            flip=settings.flip,
-        )
-
-    @staticmethod
-    def validation(settings: Augmentation, native: Any) -> ImagePolicy:
-        """What validation images go through: nothing random."""
-        return ImagePolicy(window=settings.val_window, image_size=native.size, resize=_shorter_side(settings, native))
-
     def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
         """(regions, windows, flips) of samples `ids`, whose stored sizes are `heights` x `widths`."""
         if self.window == "random-resized":
@@ -59,10 +41,6 @@ class ImagePolicy:
             inner = windows.filling(regions)
         flips = uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
         return regions, inner, flips
-
-
-def _shorter_side(settings: Augmentation, native: Any) -> int:
-    return settings.val_resize or round(native.size * native.zoom)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

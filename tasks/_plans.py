@@ -1,20 +1,50 @@
-"""The two plans of a run: what is alike for all tasks."""
+"""Settings -> policies and plans: the only place where the plans' rooms meet the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
-from config import Config
-from dataset.splits import Split
+from config import Augmentation, Clips, Config, Detection
+from contracts import UserError
+from dataset.splits import Kind, Split, open_splits
+from plan.boxes import DetectionPolicy
+from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
+from plan.images import ImagePolicy
 
 P = TypeVar("P", bound=EpochPlan)
 
 
+class Native(Protocol):
+    """What an architecture was published for: a models.Native."""
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def longer(self) -> int | None: ...
+    @property
+    def zoom(self) -> float: ...
+
+
+def opened(config: Config, loader: str, kind: Kind, console: Any) -> dict[str, Split]:
+    """{"train": ..., "val": ...}. Raises UserError."""
+    return open_splits(
+        config.data,
+        kind=kind,
+        loader=loader,
+        read_delay_s=config.loading.read_delay_ms / 1e3,
+        evaluate=config.run.evaluate,
+        console=console,
+    )
+
+
 def pair(of: Callable[..., P], config: Config, splits: dict[str, Split], training: Any, validation: Any, **ranks: Any) -> tuple[P, P]:
-    """Of training and of validation. `of(columns, policy, ...)` makes one. Raises UserError when not even one step can be trained."""
+    """The plans of training and of validation. `of(columns, policy, ...)` makes one.
+
+    Raises UserError when not even one step can be trained.
+    """
     load, steps = config.loading, config.optimisation
     train = of(splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks)
     if not config.run.evaluate:
@@ -23,3 +53,50 @@ def pair(of: Callable[..., P], config: Config, splits: dict[str, Split], trainin
     val = of_val(batch_size=load.val_batch_size or load.batch_size)
     most = max(-(-val.samples * val.views // val.world_size), load.batch_size)  # a larger batch would be padding
     return train, of_val(batch_size=most) if val.batch_size > most else val
+
+
+def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy, ImagePolicy]:
+    """How images are framed in training, and in validation, where nothing is random."""
+    resize = settings.val_resize or round(native.size * native.zoom)
+    training = ImagePolicy(
+        window=settings.train_window,
+        image_size=native.size,
+        resize=resize,
+        scale=settings.crop_scale,
+        ratio=settings.crop_ratio,
+        flip=settings.flip,
+    )
+    return training, ImagePolicy(window=settings.val_window, image_size=native.size, resize=resize)
+
+
+def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPolicy:
+    """How clips are taken from videos; one policy says both, of training and of validation."""
+    size = native.size
+    return ClipPolicy(
+        frames=clips.clip_frames,
+        stride=clips.clip_stride,
+        fps=clips.clip_fps,
+        image_size=size,
+        shorter=clips.short_side or (round(size * 256 / 224), round(size * 320 / 224)),
+        flip=settings.flip,
+        clips=clips.val_clips,
+        crops=clips.val_crops,
+        resize=settings.val_resize or (size if clips.val_crops == 3 else round(size * 256 / 224)),
+    )
+
+
+def detection_policies(settings: Augmentation, detection: Detection, native: Native) -> tuple[DetectionPolicy, DetectionPolicy]:
+    """How a detector's images are framed in training, and in validation, where nothing is random. Raises UserError."""
+    if native.longer is None and detection.longer_side is not None:
+        raise UserError(
+            f"--longer-side {detection.longer_side}: this architecture takes square images, of --image-size {native.size}; leave it out"
+        )
+    longer = native.longer if detection.longer_side is None else detection.longer_side
+    training = DetectionPolicy(
+        augment=detection.augment,
+        size=native.size,
+        longer=longer,
+        short_sides=detection.short_sides if detection.augment == "multiscale" else (),
+        flip=settings.flip,
+    )
+    return training, DetectionPolicy(augment="flip", size=native.size, longer=longer)

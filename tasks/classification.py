@@ -11,9 +11,9 @@ import torch.nn.functional as functional
 
 from config import Config
 from contracts import Batch, Metric, Rows, Task, World
-from dataset.splits import Split, open_splits
-from plan.images import ImagePlan, ImagePolicy
-from tasks._plans import pair
+from dataset.splits import Split
+from plan.images import ImagePlan
+from tasks._plans import image_policies, opened, pair
 
 ARCH, UNIT = "resnet50", "img/s"
 CPU_PRECISION = "auto"
@@ -107,14 +107,12 @@ class TopK:
 
 def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...}. Raises UserError."""
-    return open_splits(config, loader, console=console)
+    return opened(config, loader, "images", console)
 
 
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[ImagePlan, ImagePlan]:
     """Of training and of validation; `native` is a models.Native. Raises UserError."""
-    aug = config.augmentation
-    policies = ImagePolicy.training(aug, native), ImagePolicy.validation(aug, native)
-    return pair(ImagePlan.of, config, splits, *policies, **ranks)
+    return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
 
 
 def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:

@@ -12,12 +12,12 @@ import torch
 from config import Config
 from contracts import Array, Batch, Metric, Rows, Task, UserError
 from dataset.coco.scan import open_coco
-from dataset.splits import Kind, Split, cache_folder, open_splits
-from plan.boxes import CENTRED, DetectionPlan, DetectionPolicy, padding
+from dataset.splits import Kind, Split, cache_folder
+from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import packed
 from tasks import _coco
 from tasks._coco_ap import CocoAP, rows_of
-from tasks._plans import pair
+from tasks._plans import detection_policies, opened, pair
 from tasks._results import Results
 
 ARCH, UNIT = "fasterrcnn_resnet50_fpn_v2", "img/s"
@@ -110,7 +110,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     _coco.require(config.detection.evaluator)
     parts = _parts(config)
     kind: Kind = "keypoints" if parts["keypoints"] else "instances"
-    found = open_splits(config, loader, kind=kind, console=console)
+    found = opened(config, loader, kind, console)
     if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
         raise UserError("--data: the categories of validation name other keypoints than those of training, or in another order")
     if parts["masks"]:
@@ -123,7 +123,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[DetectionPlan, DetectionPlan]:
     """Of training and of validation; `native` is a models.Native. Raises UserError."""
     detection = config.detection
-    policies = DetectionPolicy.training(config.augmentation, detection, native), DetectionPolicy.validation(detection, native)
+    policies = detection_policies(config.augmentation, detection, native)
     return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
 
 

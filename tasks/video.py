@@ -9,10 +9,10 @@ import torch
 
 from config import Config
 from contracts import Batch, Metric, Rows, Task, World
-from dataset.splits import Split, open_splits
+from dataset.splits import Split
 from dataset.videos.columns import Videos
-from plan.clips import ClipPlan, ClipPolicy
-from tasks._plans import pair
+from plan.clips import ClipPlan
+from tasks._plans import clip_policy, opened, pair
 from tasks.classification import LARGEST_LOSS, LOSS_UNIT, Classification
 
 ARCH, UNIT = "r3d_18", "clip/s"
@@ -84,7 +84,7 @@ class ViewMean:
 
 def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     """{"train": ..., "val": ...}; what is shorter than a clip is said. Raises UserError."""
-    found = open_splits(config, loader, kind="videos", console=console)
+    found = opened(config, loader, "videos", console)
     clips = config.clips
     span = (clips.clip_frames - 1) * clips.clip_stride
     only = {"val": found["val"]} if found["train"] is found["val"] else found
@@ -101,18 +101,7 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
 
 def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[ClipPlan, ClipPlan]:
     """Of training and of validation; `native` is a models.Native. Raises UserError."""
-    aug, clips, image_size = config.augmentation, config.clips, native.size
-    policy = ClipPolicy(
-        frames=clips.clip_frames,
-        stride=clips.clip_stride,
-        fps=clips.clip_fps,
-        image_size=image_size,
-        shorter=clips.short_side or (round(image_size * 256 / 224), round(image_size * 320 / 224)),
-        flip=aug.flip,
-        clips=clips.val_clips,
-        crops=clips.val_crops,
-        resize=aug.val_resize or (image_size if clips.val_crops == 3 else round(image_size * 256 / 224)),
-    )
+    policy = clip_policy(config.augmentation, config.clips, native)
     return pair(ClipPlan.of, config, splits, policy, policy, **ranks)
 
 

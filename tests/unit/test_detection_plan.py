@@ -18,6 +18,7 @@ from contracts import Rows, UserError
 from plan.boxes import DetectionPlan, DetectionPolicy, padding
 from plan.geometry import places
 from plan.order import grouped, order
+from tasks._plans import detection_policies
 from tests.unit.annotated import coco_like, columns
 
 SMALL, COUNTS = st.integers(1, 5), st.one_of(st.integers(0, 60), st.sampled_from([61, 97, 127, 200]))
@@ -34,6 +35,7 @@ POLICIES = {"flip": FLIP, "stretch": STRETCH, "multiscale": MULTISCALE, "lsj": L
 class Native(NamedTuple):
     size: int
     longer: int | None
+    zoom: float = 1.0
 
 
 def some(n: int) -> SimpleNamespace:
@@ -264,16 +266,16 @@ def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
 def test_policies_read_their_settings() -> None:
     made, stretched = Native(640, 1333), Native(300, None)
     settings = Augmentation(flip=0.25)
-    assert DetectionPolicy.training(settings, Detection(), made) == DetectionPolicy(augment="flip", size=640, longer=1333, flip=0.25)
-    many = Detection(augment="multiscale", short_sides=(100, 200), longer_side=400)
-    assert DetectionPolicy.training(settings, many, made) == DetectionPolicy(
-        augment="multiscale", size=640, longer=400, short_sides=(100, 200), flip=0.25
+    assert detection_policies(settings, Detection(), made)[0] == DetectionPolicy(augment="flip", size=640, longer=1333, flip=0.25)
+    many = Detection(augment="multiscale", short_sides=(100, 200), longer_side=1000)
+    assert detection_policies(settings, many, made)[0] == DetectionPolicy(
+        augment="multiscale", size=640, longer=1000, short_sides=(100, 200), flip=0.25
     )
     for name in ("ssd", "ssdlite", "lsj", "flip"):
         detection = Detection(augment=name)
-        assert DetectionPolicy.training(settings, detection, stretched) == DetectionPolicy(augment=name, size=300, flip=0.25)
-        assert DetectionPolicy.validation(detection, stretched) == DetectionPolicy(augment="flip", size=300)
-    assert DetectionPolicy.validation(Detection(longer_side=900), made) == DetectionPolicy(augment="flip", size=640, longer=900)
+        assert detection_policies(settings, detection, stretched)[0] == DetectionPolicy(augment=name, size=300, flip=0.25)
+        assert detection_policies(Augmentation(), detection, stretched)[1] == DetectionPolicy(augment="flip", size=300)
+    assert detection_policies(Augmentation(), Detection(longer_side=900), made)[1] == DetectionPolicy(augment="flip", size=640, longer=900)
     assert [POLICIES[name].centred for name in ("flip", "lsj", "ssd", "ssdlite")] == [False, False, True, True]
 
 
@@ -285,7 +287,10 @@ def test_policies_read_their_settings() -> None:
         (lambda: DetectionPolicy(augment="flip", size=1600, longer=1333), "--image-size 1600 .* 1333"),
         (lambda: replace(MULTISCALE, short_sides=()), "--short-sides, which has none"),
         (lambda: replace(MULTISCALE, longer=700), "--short-sides up to 800 .* 700"),
-        (lambda: DetectionPolicy.validation(Detection(longer_side=500), Native(300, None)), "--longer-side 500.* --image-size 300; leave"),
+        (
+            lambda: detection_policies(Augmentation(), Detection(longer_side=500), Native(300, None))[1],
+            "--longer-side 500.* --image-size 300; leave",
+        ),
         (lambda: plan(10, batch_size=64).require_a_step(), "there are 8 training samples.*--batch-size 8"),
         (lambda: plan(0).require_a_step(), "none of the 0 training images has a box"),
     ],

@@ -22,10 +22,11 @@ from dataset.coco.columns import COCO_IDS, class_names
 from dataset.coco.scan import open_coco
 from engine.evaluate import Outcome
 from models import Native
-from plan.boxes import DetectionPlan, DetectionPolicy
+from plan.boxes import DetectionPlan
 from tasks import _coco
 from tasks._coco_ap import CocoAP
 from tasks._masks import encoded
+from tasks._plans import detection_policies
 from tasks.detection import Detection
 from tests.unit.coco_files import write_coco
 from tests.unit.test_meter import Threads, alone, on_ranks
@@ -55,9 +56,9 @@ def people(root: Path) -> Columns:
 def plan_of(columns: Columns, *, training: bool = False, batch_size: int = 4, augment: str = "flip") -> DetectionPlan:
     settings, native = build({"augment": augment}), NATIVE if augment == "flip" else NATIVE._replace(longer=None)
     if training:
-        policy = DetectionPolicy.training(settings.augmentation, settings.detection, native)
+        policy = detection_policies(settings.augmentation, settings.detection, native)[0]
     else:
-        policy = DetectionPolicy.validation(settings.detection, native)
+        policy = detection_policies(settings.augmentation, settings.detection, native)[1]
     return DetectionPlan(columns=columns, policy=policy, seed=1, batch_size=batch_size, training=training)
 
 

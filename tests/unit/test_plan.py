@@ -22,6 +22,7 @@ from plan import windows
 from plan.draws import Purpose, uniforms
 from plan.images import ImagePlan, ImagePolicy
 from plan.order import order
+from tasks._plans import image_policies
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
@@ -171,12 +172,12 @@ def test_flips_come_with_their_probability(flip: float, share: float) -> None:
 
 def test_policies_read_their_settings() -> None:
     settings = Augmentation(crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0), flip=0.25, train_window="stretch", val_window="stretch")
-    assert ImagePolicy.training(settings, Native(128, MEAN, STD)) == ImagePolicy(
+    assert image_policies(settings, Native(128, MEAN, STD))[0] == ImagePolicy(
         window="stretch", image_size=128, resize=146, scale=(0.3, 0.9), ratio=(0.5, 2.0), flip=0.25
     )
-    assert ImagePolicy.validation(settings, Native(224, MEAN, STD)) == ImagePolicy(window="stretch", image_size=224, resize=256)
-    assert ImagePolicy.validation(Augmentation(val_resize=232), Native(224, MEAN, STD)).resize == 232
-    assert ImagePolicy.validation(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224)).resize == 232
+    assert image_policies(settings, Native(224, MEAN, STD))[1] == ImagePolicy(window="stretch", image_size=224, resize=256)
+    assert image_policies(Augmentation(val_resize=232), Native(224, MEAN, STD))[1].resize == 232
+    assert image_policies(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224))[1].resize == 232
 
 
 def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:

@@ -64,7 +64,14 @@ def opened(
 ) -> dict[str, Split]:
     cache = (data.parent if data else Path()) / "cache"
     config = build({"data": data, "manifest_dir": cache, "read_delay_ms": 500.0, **settings})
-    return open_splits(config, loader, kind=kind or ("videos" if videos else "images"), console=console or Console())
+    return open_splits(
+        config.data,
+        kind=kind or ("videos" if videos else "images"),
+        loader=loader,
+        read_delay_s=config.loading.read_delay_ms / 1e3,
+        evaluate=config.run.evaluate,
+        console=console or Console(),
+    )
 
 
 def mistake(data: Path | None, *, videos: bool = False, **how: Any) -> str:
