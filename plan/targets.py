@@ -1,4 +1,4 @@
-"""What a detector learns from a batch: boxes, classes, masks and keypoints in output pixels, packed. Knows no model and draws nothing.
+"""Targets of a batch: a label a row, or packed boxes, masks and keypoints in output pixels. Knows no model, draws nothing.
 
 Packed: what belongs to row i lies at offsets[i] : offsets[i + 1] of each array that has a place a box.
 """
@@ -11,6 +11,15 @@ import numpy as np
 
 from contracts import Array, Rows
 from plan import geometry
+
+IGNORE = -1
+"""The label of a row that is padding; torch's cross entropy takes it as `ignore_index`."""
+
+
+def label_targets(column: Array, rows: Rows) -> dict[str, Array]:
+    """Return {"labels": int64 [B]}: the entry of `column` [n] for each row's sample, IGNORE where the row is padding."""
+    found = column[np.where(rows.valid, rows.ids, 0)]
+    return {"labels": np.where(rows.valid, found, IGNORE).astype(np.int64)}
 
 
 def spans(begins: Array, counts: Array) -> tuple[Array, Array]:

@@ -13,11 +13,11 @@ from config import Config
 from contracts import Batch, Metric, Rows, Task, World
 from dataset.splits import Split
 from plan.images import ImagePlan
+from plan.targets import IGNORE, label_targets
 from tasks._plans import image_policies, opened, pair
 
 ARCH, UNIT = "resnet50", "img/s"
 CPU_PRECISION = "auto"
-IGNORE = -1
 LOSS_UNIT = 2.0**-20
 """Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not depend on its order."""
 LARGEST_LOSS = 1e6
@@ -34,8 +34,7 @@ class Classification:
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
         """{"labels": int64 [B]}, IGNORE where the row is padding."""
-        labels = self._labels[np.where(rows.valid, rows.ids, 0)]
-        return {"labels": np.where(rows.valid, labels, IGNORE).astype(np.int64)}
+        return label_targets(self._labels, rows)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
         return (batch.images,)

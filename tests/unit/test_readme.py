@@ -1,4 +1,4 @@
-"""The README's examples are run as they stand."""
+"""The examples of README.md and docs/ are run as they stand, and the pages that they name exist."""
 
 from __future__ import annotations
 
@@ -7,34 +7,83 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+BLOCKS = re.findall(
+    r"^## ([^\n]+)\n(?:(?!^## ).)*?^```python\n(.*?)^```",
+    (ROOT / "docs" / "own-loop.md").read_text(encoding="utf-8"),
+    flags=re.MULTILINE | re.DOTALL,
+)
+SAMPLES = 140
+"""In the folder that the examples read: two batches of 64 and 12 samples more."""
 
 
-def test_a_loader_in_ones_own_loop(tmp_path: Path) -> None:
-    """The Python block, in a process of its own, on a folder of ImageNet's layout."""
-    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    assert len([line for line in code.splitlines() if line.strip() and not line.startswith(("import", "from"))]) <= 15
+def said_by(code: str, folder: Path) -> list[str]:
+    """Run an example in a process of its own and return its lines.
+
+    The example lies in `folder`, beside a config.py that is not ours and 140 images in two class folders, IMAGENET/train
+    and IMAGENET/val; FLAT is one of these class folders.
+    """
     for name in ("n01", "n02"):
-        (tmp_path / "train" / name).mkdir(parents=True)
-        for i in range(70):
-            Image.new("RGB", (40 + i, 50), (i, 2 * i, 3)).save(tmp_path / "train" / name / f"{i}.JPEG")
-    script = tmp_path / "own_loop.py"
-    script.write_text(code.replace("IMAGENET", str(tmp_path)), encoding="utf-8")
-    said = subprocess.run(
+        (folder / "train" / name).mkdir(parents=True)
+        for i in range(SAMPLES // 2):
+            Image.new("RGB", (40 + i, 50), (i, 2 * i, 3)).save(folder / "train" / name / f"{i}.JPEG")
+    (folder / "val").symlink_to(folder / "train")
+    (folder / "config.py").write_text("raise RuntimeError('this config.py is none of saturate')\n", encoding="utf-8")
+    script = folder / "own_loop.py"
+    script.write_text(code.replace("IMAGENET", str(folder)).replace('"FLAT"', f'"{folder}/train/n01"'), encoding="utf-8")
+    done = subprocess.run(
         [sys.executable, str(script)],
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(tmp_path / "cache")},
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert said.returncode == 0, said.stderr
-    lines = said.stdout.splitlines()
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def example(title: str) -> str:
+    """The Python block below a heading of docs/own-loop.md."""
+    return dict(BLOCKS)[title]
+
+
+def test_every_example_has_a_test() -> None:
+    python = [(page.name, block) for page in PAGES for block in re.findall(r"^```python$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+    assert len(BLOCKS) == len(python), "an example that no test runs"
+    assert {title for title, _ in BLOCKS} == {"Training", "Validation", "A flat folder without labels"}
+
+
+def test_a_loader_in_ones_own_loop(tmp_path: Path) -> None:
+    code = example("Training")
+    assert len([line for line in code.splitlines() if line.strip() and not line.startswith(("import", "from"))]) <= 15
+    lines = said_by(code, tmp_path)
     assert len(lines) == 4, "140 samples make two batches of 64 an epoch"
     assert "torch.Size([64, 3, 224, 224])" in lines[0]
     assert lines[0] != lines[2], "another epoch, another order"
+
+
+def test_a_validation_of_ones_own_counts_each_sample_once(tmp_path: Path) -> None:
+    (line,) = said_by(example("Validation"), tmp_path)
+    right, seen, there = (int(number) for number in re.findall(r"\d+", line))
+    assert right <= seen == there == SAMPLES
+
+
+def test_a_flat_folder(tmp_path: Path) -> None:
+    lines = said_by(example("A flat folder without labels"), tmp_path)
+    assert {line.rpartition("/")[2] for line in lines} == {f"{i}.JPEG" for i in range(SAMPLES // 2)}
+    assert [int(line.split()[0]) for line in lines] == list(range(SAMPLES // 2))
+
+
+def test_a_config_of_ours_would_be_missed(tmp_path: Path) -> None:
+    """The plant: an own loop that needs our config.py finds the user's."""
+    with pytest.raises(AssertionError, match="none of saturate"):
+        said_by("import config\n", tmp_path)
 
 
 def test_docker_keeps_the_runs() -> None:
@@ -43,8 +92,30 @@ def test_docker_keeps_the_runs() -> None:
     assert f"/runs:{folder}/runs" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def missing(page: Path, text: str) -> set[str]:
+    """What a page names that is not there: docs/... from the root, and links as they are resolved from the page."""
+    named = {ROOT / name for name in re.findall(r"\bdocs/[\w/-]+\.(?:md|png)", text)}
+    if page.suffix == ".md":
+        links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
+        named |= {page.parent / link for link in links if "://" not in link}
+    return {str(path) for path in named if not path.exists()}
+
+
 def test_pages_that_are_named_exist() -> None:
-    """docs/... in any page or comment."""
-    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/*.py")]
-    named = {name for page in pages for name in re.findall(r"\bdocs/[\w/]+\.(?:md|png)", page.read_text(encoding="utf-8"))}
-    assert {name for name in named if not (ROOT / name).is_file()} == set() != named
+    pages = [*PAGES, *ROOT.glob("*/*.py")]
+    assert {name for page in pages for name in missing(page, page.read_text(encoding="utf-8"))} == set()
+
+
+@pytest.mark.parametrize("text", ["see docs/no-such-page.md", "[a page](no-such-page.md)", "[a part](no-such-page.md#part)"])
+def test_a_planted_link_is_found(text: str) -> None:
+    assert missing(ROOT / "README.md", text)
+
+
+def test_the_readme_stays_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 160
+    fenced = False
+    for line in lines:
+        fenced ^= line.startswith("```")
+        prose = not fenced and not line.startswith(("|", "!", "```"))
+        assert not prose or len(line) <= 110, line
