@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Every check of the repository: style, types, tests. All of them run, and the last line says which failed.
 #
-#   scripts/test.sh [arguments of pytest]
+#   scripts/test.sh [--all] [arguments of pytest]
+#
+# --all adds the sweeps of tests/sweeps.py, which repeat at length what other tests show.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

@@ -7,7 +7,10 @@ oneDNN's convolutions backwards (two processes on two cores: 255 s of CPU time i
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.sweeps import is_sweep
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before anything imports torch
     NUMBER, COUNT, CORES = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), os.sched_getaffinity(0)
@@ -18,3 +21,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # behind a shell's &; pro
 
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not of a test
 settings.load_profile("shared")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also run the sweeps of tests/sweeps.py")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_sweep(item.nodeid):
+            item.add_marker("sweep")
+    asked_for = config.getoption("--all") or config.getoption("-m") or any("::" in argument for argument in config.args)
+    if not asked_for:
+        config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("sweep")])
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]

@@ -88,16 +88,6 @@ def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
     return [(0, levels)] if rows.frames is None else list(zip(rows.frames[i].tolist(), levels, strict=True))
 
 
-def each_sample_once(open_: Open, feed: Feed, scene: Scene) -> None:
-    """Validation delivers every view of every sample exactly once, training none twice."""
-    ids = passed(open_, feed).ids
-    ids = ids[ids >= 0]
-    if trains(feed):
-        assert len(set(ids.tolist())) == len(ids)
-    else:
-        assert sorted(ids.tolist()) == np.repeat(np.arange(scene.samples), feed.plan.views).tolist()
-
-
 def pixels_are_pillows(open_: Open, feed: Feed, scene: Scene, tolerance: float, epoch: int = 0) -> dict[str, float]:
     """Every image within `tolerance` grey levels (mean) of Pillow's decode, crop, resize, mirror. Returns name -> difference."""
     found = passed(open_, feed, epoch)

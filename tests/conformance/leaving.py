@@ -80,17 +80,17 @@ def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float
     return found
 
 
-def epochs_are_flat(open_: Open, feed: Feed) -> dict[str, float]:
+def epochs_are_flat(open_: Open, feed: Feed, attempts: int = ATTEMPTS) -> dict[str, float]:
     """Passes over EPOCHS epochs add nothing. Returns the growth of an epoch.
 
-    A leak shows every time, so growth must be seen in ATTEMPTS windows in a row: allocators and forked pages settle slowly.
+    A leak shows every time, so growth must be seen in `attempts` windows in a row: allocators and forked pages settle slowly.
     """
     readings = measures(feed.device)
     with trimming(), open_(feed) as loader:
         epoch = 0
         for _ in range(WARM_EPOCHS):
             epoch = _pass(loader, epoch)
-        for _ in range(ATTEMPTS):
+        for _ in range(attempts):
             values: dict[str, list[float]] = {name: [] for name in readings}
             for _ in range(EPOCHS):
                 epoch = _pass(loader, epoch)

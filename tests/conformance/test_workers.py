@@ -50,7 +50,7 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-def timed(backend: Backend, quick: Scene, *, workers: int, delay_s: float, epochs: int = 3) -> tuple[float, Seen]:
+def timed(backend: Backend, quick: Scene, *, workers: int, delay_s: float, epochs: int = 2) -> tuple[float, Seen]:
     """Seconds of the fastest of some epochs of an open loader, and the epoch before them: in it threads start, DALI's delay is compiled."""
     feed = quick.feed(backend.device, batch_size=8, image_size=32, workers=workers, delay_s=delay_s)
     with backend.open(feed) as loader:

@@ -13,41 +13,19 @@ from tests.end_to_end.runs import Runner, draw, losses, summary, until
 
 SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 8, "--workers", 0, "--epochs", 1, "--ceilings", "false")
 
-# flags behind a run that would work, and what the line must say
+# flags behind a run that would work, and what the line must say; tests/unit/test_config.py has what parsing refuses
 VALUES = (
     (("--arch", "resnet"), ("'resnet'", "resnet50", "resnet18")),
     (("--arch", "alexnet", "--image-size", 32), ("--image-size 32", "alexnet", "224")),
-    (("--arch", "inception_v3", "--image-size", 72), ("--image-size 72", "inception_v3", "299")),
-    (("--arch", "vit_b_16", "--image-size", 50), ("--image-size 50", "vit_b_16", "indivisible by patch size")),
-    (("--arch", "maxvit_t", "--image-size", 100), ("--image-size 100", "maxvit_t", "224")),
     (("--arch", "resnet18", "--image-size", 8, "--batch-size", 1), ("--batch-size 1", "more than 1 value per channel")),
     (("--loader", "tochvision"), ("'tochvision'", "did you mean torchvision", "dali-cpu, dali-gpu, dali-fed")),
     (("--loader", "dali-gpu"), ("dali-gpu", "GPU", "dali-cpu", "dali-fed")),
-    (("--reader", "pilow"), ("'pilow'", "'pil'")),
     (("--batch-size", 0), ("--batch-size", "0", "greater than 0")),
-    (("--batch-size", "many"), ("--batch-size", "'many'")),
     (("--batch-size", 97), ("97", "96 training samples", "the largest that fits is --batch-size 96")),
     (("--batch-size", 50, "--accumulate", 2), ("100 samples a step", "the largest that fits is --batch-size 48")),
-    (("--lr", "nan"), ("--lr", "nan", "finite")),
-    (("--lr", "inf"), ("--lr", "inf", "finite")),
-    (("--lr", -1), ("--lr", "-1", "greater than 0")),
     (("--workers", 100_000), ("--workers 100000", "at most", "a rank")),
-    (("--workers", -1), ("--workers", "-1", "greater than or equal to 0")),
-    (("--epochs", 0), ("--epochs", "greater than 0")),
-    (("--seed", 2**64), ("--seed", str(2**64))),
-    (("--flip", 1.5), ("--flip", "1.5", "less than or equal to 1")),
-    (("--image-size", 4), ("--image-size", "4", "greater than or equal to 8")),
-    (("--crop-scale", 0.9, 0.1), ("--crop-scale", "0.9 0.1", "low <= high")),
-    (("--crop-ratio", 2, 1), ("--crop-ratio", "low <= high")),
-    (("--std", 0, 1, 1), ("--std", "above 0")),
     (("--val-resize", 16), ("--val-resize 16", "--image-size 32")),
-    (("--precision", "fp8"), ("'fp8'", "bf16")),
-    (("--ceilings", "maybe"), ("'maybe'", "true, false")),
-    (("--batchsize", 3), ("'--batchsize'", "did you mean --batch-size")),
-    (("--output", ""), ("--output got an empty value",)),
-    (("--data=",), ("--data got an empty value",)),
     (("--loader", "pyav"), ("'pyav'", "which is for --task video")),
-    (("--task", "video", "--loader", "torchvision"), ("'torchvision'", "which is for --task classification")),
     (("--evaluate", "true"), ("--evaluate", "--resume", "--weights")),
     (("--evaluate", "true", "--resume", "auto", "--output", "new"), ("--evaluate", "--resume", "--weights")),
     (("--resume", "auto"), ("--resume auto", "--output")),
@@ -74,24 +52,10 @@ def test_value(train: Runner, pictures: Path, flags: tuple[object, ...], said: t
     assert {path.name for path in train.cwd.iterdir()} == {"text", "dict.pt", "process-0"}, "no folder of a run that never was"
 
 
-PRESETS = {
-    "arch: [resnet18\n": ("does not parse as YAML", "line 2"),
-    "batchsize: 3\n": ("unknown key 'batchsize'", "batch_size"),
-    "batch_size: many\n": ("--batch-size", "'many'"),
-    "batch_size: 0\n": ("--batch-size", "greater than 0"),
-    "loading:\n  batch_size: 3\n": ("unknown key 'loading'",),
-    "- arch\n": ("list", "setting: value"),
-    "": ("setting: value",),
-    "\x00": ("does not parse as YAML",),
-}
-
-
 def test_presets(train: Runner) -> None:
-    for at, (text, said) in enumerate(PRESETS.items()):
-        (train.cwd / f"{at}.yaml").write_text(text)
-        line = train("--config", f"{at}.yaml").mistake()
-        assert line.startswith(f"--config {at}.yaml: "), line
-        assert all(part in line for part in said), line
+    (train.cwd / "wrong.yaml").write_text("batch_size: 0\n")
+    line = train("--config", "wrong.yaml").mistake()
+    assert line.startswith("--config wrong.yaml: ") and "greater than 0" in line
     assert "presets are in configs/" in train("--config=nowhere.yaml").mistake()
 
 
@@ -193,13 +157,13 @@ def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) ->
     train("--loader", "none").mistake()  # all is imported then
     status = Path(f"/proc/{train.zygote.pid}/status").read_text()
     mapped = int(status.split("VmSize:")[1].split()[0]) << 10
-    limit = {"RLIMIT_AS": mapped + (1 << 30)}
+    limit = {"RLIMIT_AS": mapped + (1 << 29)}
     flags = ("--loader", "synthetic", *SMALL, "--steps", 1, "--val-every", 0, "--precision", "fp32")
 
-    line = train(*flags, "--batch-size", 8000, limits=limit).mistake()
-    assert "--batch-size 8000 does not fit" in line and "--accumulate" in line
+    line = train(*flags, "--batch-size", 4000, limits=limit).mistake()
+    assert "--batch-size 4000 does not fit" in line and "--accumulate" in line
     fits = line.split("--batch-size ")[2].split(" ")[0]
-    assert 0 < int(fits) < 8000
+    assert 0 < int(fits) < 4000
     train(*flags, "--batch-size", fits, "--output", "fits", limits=limit).done()
     assert summary(train.cwd / "fits")["steps"] == 1
 

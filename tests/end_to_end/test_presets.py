@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torchvision
 
-from config import parse, read_preset
+from config import parse, read_preset, recipe
 from loaders import OF_TASK
 from models import registry_of
 from tests.end_to_end.runs import ROOT
@@ -19,11 +19,14 @@ DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_preset(path: Path) -> None:
-    """Parses, sets what it says, names what exists; its header is a page of a lab book."""
+    """Parses, sets what it says, names what exists, is the recipe of its architecture; its header is a page of a lab book."""
     config = parse(["--config", str(path)])
     for key, value in read_preset(path).items():
-        got = config.flat()[key]
-        assert got == value or str(got) == str(value), key
+        got = config.flat()[key.replace("-", "_")]
+        assert got == value or str(got) == str(value) or got == pytest.approx(float(value)), key
+    known = recipe(parse([]), str(config.model.arch))
+    assert (path.stem == "demo") == (not any(str(path).endswith(line.split()[1]) for line in known)), known
+    assert recipe(config, str(config.model.arch)) == []
     assert config.model.arch in registry_of(config.model.task).names()
     assert config.loading.loader in (*OF_TASK[config.model.task], "auto")
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]

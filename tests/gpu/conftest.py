@@ -31,7 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("gpu")
             if not torch.cuda.is_available():
                 item.add_marker(absent)
-    items.sort(key=lambda item: item.get_closest_marker("alone") is not None)  # else all processes wait for them in between
+    # else all processes wait for them in between
+    items.sort(key=lambda item: item.path.is_relative_to(HERE) and item.get_closest_marker("alone") is not None)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's clock

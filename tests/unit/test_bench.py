@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks import _process, _show, _suite
 from benchmarks._process import ending_on_signals
-from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, name_of, results, run
+from benchmarks._suite import ROOT, Column, Common, Point, Row, Suite, figures_of, merged, results, run
 from contracts import UserError
 from scripts import bench
 
@@ -314,10 +314,6 @@ def test_an_interrupt_before_any_row_names_no_table(
     monkeypatch.setattr(bench, "suite_of", lambda _: interrupted())
     assert bench.main(["fake", "--output", str(tmp_path)]) == 130
     assert "--output" not in capsys.readouterr().err, "no folder was made"
-
-
-def test_names_are_folders() -> None:
-    assert name_of({"a": "x/y z", "b": 3, "c": [1, 2], "d": ""}) == "x_y_z-3-1x2"
 
 
 def test_flags_behind_two_dashes_are_train_pys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -287,7 +287,3 @@ def test_a_set_of_links_refuses_in_one_line(
 
     monkeypatch.setattr(os, "link", elsewhere)
     assert "--symbolic" in refused(pictures, tmp_path / "made", 100)
-
-
-def test_the_suite_is_in_the_table() -> None:
-    assert bench.suite_of("loader") is SUITE

@@ -132,7 +132,3 @@ def test_too_few_files_are_a_mistake(pictures: Path, tmp_path: Path, monkeypatch
         settings = SlowStorage(data=pictures, methods=(method,), steps=26, batch_size=2)
         with pytest.raises(UserError, match="48 files and 52 are asked for"):
             slow_storage.measure(settings, {"method": method, "read_delay_ms": 0.0}, tmp_path)
-
-
-def test_the_suite_is_in_the_table() -> None:
-    assert bench.suite_of("slow-storage") is SUITE

@@ -16,7 +16,7 @@ from loaders.videos._packets import Packets
 from loaders.videos.dali_video import Cutting
 from tests.unit.clip_kinds import Made, reader
 
-WARM, CLIPS = 60, 300
+WARM, CLIPS = 30, 100
 FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
 

@@ -34,7 +34,7 @@ def patterns(count: int) -> Iterator[list[int]]:
     """Places of frames to ask for: single ones, short runs, wide steps, anything; the first and the last ones too."""
     draws = np.random.default_rng(5)
     yield from ([0], [count - 1], [0, count - 1], list(range(count - 4, count)))
-    for begin in draws.integers(0, count - 12, 8).tolist():
+    for begin in draws.integers(0, count - 12, 4).tolist():
         yield [begin]
         yield list(range(begin, begin + 5))
         yield list(range(begin, count, 5))
@@ -139,7 +139,7 @@ def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -
                         shown["right" if found == frame else "torn" if found == -1 else "another"] += 1
                 except Undecodable:
                     refused += 1
-    assert shown["right"] > 100 < refused and not shown["another"]
+    assert shown["right"] > 60 < refused and not shown["another"]
     assert shown["torn"] < shown["right"] / 20, "in what FFmpeg takes for whole"
 
 

@@ -6,8 +6,6 @@ import contextlib
 import copy
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from pycocotools import mask as masks
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from scripts import demo_coco, demo_set
+from scripts import demo_coco
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -173,46 +171,3 @@ def test_a_larger_set_begins_with_a_smaller_one(made: Path, tmp_path: Path) -> N
     part = json.loads(one["annotations/instances_train2017.json"])
     assert part["annotations"] == whole["annotations"][: len(part["annotations"])]
     assert len({data for name, data in one.items() if name.endswith(".jpg")}) == 15
-
-
-def test_another_seed_replaces_it_and_the_same_does_not(tmp_path: Path) -> None:
-    dest = tmp_path / "set"
-    dest.mkdir()  # an empty folder is welcome
-    assert demo_coco.write(dest, 2, 1, progress=False)
-    before = {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
-    assert not demo_coco.write(dest, 2, 1, progress=False)
-    assert before == {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
-    first = files(dest)
-    assert demo_coco.write(dest, 2, 1, seed=1, progress=False)
-    assert files(dest).keys() == first.keys()
-    assert files(dest) != first
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-    with pytest.raises(FileExistsError):  # nor does the images' set take its place
-        demo_set.write(dest, 1, 1, progress=False)
-
-
-def test_an_interrupted_set_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo_coco, "track", interrupted)
-    assert demo_coco.main([str(tmp_path / "set")]) == 130
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_mistakes_are_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo_coco.main([str(tmp_path / "set"), "--train", "0"]) == 2
-    (tmp_path / "mine.txt").touch()
-    assert demo_coco.main([str(tmp_path), "--train", "1", "--val", "1"]) == 2
-    assert demo_coco.main([str(tmp_path / "mine.txt")]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 3
-    assert all(line.startswith("demo_coco: ") for line in said)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_starts_as_a_module(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "scripts.demo_coco", str(tmp_path / "set"), "--train", "2", "--val", "1"]
-    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert len(files(tmp_path / "set")) == 6

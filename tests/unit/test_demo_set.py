@@ -1,7 +1,5 @@
 """The demo's images: the file oddities are there, the bytes depend on the arguments alone, and colour does not give the class away."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -105,56 +103,3 @@ def test_colour_does_not_give_the_class_away():
     tints = np.random.default_rng(0).integers(0, 256, (10, 3))
     tinted = [(image + tints[label]) // 2 for image, label in zip(pixels, labels, strict=True)]
     assert histogram_accuracy(tinted, labels) > 0.8
-
-
-def test_a_finished_set_is_reused_and_another_seed_replaces_it(tmp_path):
-    dest = tmp_path / "set"
-    dest.mkdir()  # an empty folder is welcome
-    assert demo_set.write(dest, 1, 1, progress=False)
-    before = {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
-    assert not demo_set.write(dest, 1, 1, progress=False)
-    assert before == {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
-    first = files(dest)
-    assert demo_set.write(dest, 1, 1, seed=1, progress=False)
-    assert files(dest).keys() == first.keys()
-    assert files(dest) != first
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-
-
-@pytest.mark.parametrize("content", ["mine.txt", "demo_set.json mine.txt", "train"])
-def test_a_foreign_folder_is_refused_in_one_line(content, tmp_path, capsys):
-    for name in content.split():
-        (tmp_path / name).write_text("{}")
-    before = files(tmp_path)
-    assert demo_set.main([str(tmp_path), "--train-per-class", "1", "--val-per-class", "1"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert str(tmp_path) in error
-    assert files(tmp_path) == before
-
-
-def test_nonsense_is_refused_in_one_line(tmp_path, capsys):
-    assert demo_set.main([str(tmp_path / "set"), "--train-per-class", "0"]) == 2
-    error = capsys.readouterr().err
-    assert "at least one file" in error
-    assert error.count("\n") == 1
-    (tmp_path / "file").touch()
-    assert demo_set.main([str(tmp_path / "file")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_an_interrupted_set_leaves_nothing(tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo_set, "track", interrupted)
-    assert demo_set.main([str(tmp_path / "set")]) == 130
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("program", [["-m", "scripts.demo_set"], ["scripts/demo_set.py"]])
-def test_starts_as_a_module_and_as_a_file(program, tmp_path):
-    command = [sys.executable, *program, str(tmp_path / "set"), "--train-per-class", "1", "--val-per-class", "1"]
-    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert len(files(tmp_path / "set")) == 21

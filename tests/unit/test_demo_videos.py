@@ -1,7 +1,5 @@
 """The demo's videos: the oddities are there, the bytes depend on the arguments alone, and the class is the motion and nothing else."""
 
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -183,20 +181,3 @@ def test_colours_and_texture_of_a_frame_do_not_give_the_class_away():
 
 
 # --- as a program -------------------------------------------------------------------------------------------------------------------------
-
-
-def test_mistakes_are_told_in_one_line(tmp_path, capsys):
-    assert demo_videos.main([str(tmp_path / "set"), "--train-per-class", "0"]) == 2
-    (tmp_path / "mine.txt").touch()
-    assert demo_videos.main([str(tmp_path), "--train-per-class", "1", "--val-per-class", "1"]) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert len(said) == 2
-    assert all(line.startswith("demo_videos: ") for line in said)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_starts_as_a_module(tmp_path):
-    command = [sys.executable, "-m", "scripts.demo_videos", str(tmp_path / "set"), "--train-per-class", "1", "--val-per-class", "1"]
-    result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0, result.stderr
-    assert len(files(tmp_path / "set")) == 17

@@ -86,36 +86,37 @@ def train(world: ProcessWorld) -> dict[str, Any]:
     return {"outcomes": outcomes, "weights": [p.detach().numpy() for p in net.parameters()]}
 
 
-def main(results: Path) -> None:
-    world = ProcessWorld(prepare_process())
-    with world.joined():
-        found = work(world)
-    (results / f"{world.rank}.pickle").write_bytes(pickle.dumps(found))
-    leave(0)
+def main(size: int, results: Path) -> None:
+    """In a program of its own: a process for each rank, which imports what this one has."""
+    children = []
+    for rank in range(size):
+        if not (child := os.fork()):
+            os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+            world = ProcessWorld(prepare_process())
+            with world.joined():
+                found = work(world)
+            (results / f"{rank}.pickle").write_bytes(pickle.dumps(found))
+            leave(0)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0] * size
 
 
 def run(size: int, folder: Path) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    code = "import pathlib, sys; from tests.unit.test_distributed import main; main(pathlib.Path(sys.argv[1]))"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", code, str(folder)],
-            cwd=ROOT,
-            env=common | {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
-    try:
-        said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, said
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    code = f"import pathlib; from tests.unit.test_distributed import main; main({size}, pathlib.Path({str(folder)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code],
+        cwd=ROOT,
+        env=os.environ | common | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 

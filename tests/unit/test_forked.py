@@ -146,22 +146,18 @@ def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> Non
         list(processes.results(abs, range(4), 2))
 
 
-@pytest.mark.parametrize(
-    "begin",
-    [
-        "kept = processes.Beside(hang)",
-        "kept = processes.results(hang, [0, 1e6, 1e6], 2); next(kept)",
-        "kept = opened(2); serve(kept, [10**9] * 3)",
-    ],
-)
-def test_a_program_ends_though_its_processes_hang(begin: str) -> None:
+def test_a_program_ends_though_its_processes_hang() -> None:
     """And though nobody has closed what started them."""
-    program = f"""
+    program = """
 import time
 import processes
 from tests.unit.test_deal import opened, serve
 def hang(seconds=1e6): time.sleep(seconds)
-{begin}
+beside = processes.Beside(hang)
+results = processes.results(hang, [0, 1e6, 1e6], 2)
+next(results)
+pool = opened(2)
+serve(pool, [10**9] * 3)
 print("end", flush=True)
 """
     left = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import os
 import re
+import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+
+from tests.sweeps import SWEEPS, is_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +36,11 @@ ROOMS = {*MAY_IMPORT, *EVERYTHING}
 
 
 def files(folder: Path = ROOT) -> Iterator[Path]:
-    """Every file that belongs to the repository, as a path from its root."""
+    """Every file that git tracks, as a path from the root; without git every file of the folder, but for what is hidden or left by runs."""
+    listed = subprocess.run(["git", "-C", str(folder), "ls-files", "-z"], capture_output=True, text=True, check=False)
+    if (folder / ".git").exists() and listed.returncode == 0:
+        yield from (Path(name) for name in listed.stdout.split("\0") if name and (folder / name).is_file())
+        return
     for place, folders, names in os.walk(folder):
         top = Path(place) == folder
         folders[:] = [
@@ -47,10 +55,46 @@ def python() -> list[Path]:
     return [path for path in files() if path.suffix == ".py"]
 
 
-def test_the_walk_finds_the_repository() -> None:
+def test_the_repository_is_found() -> None:
     found = {str(path) for path in files()}
     assert {"train.py", "dataset/sources/folder.py", "tests/unit/test_house.py", ".ci/run", "configs/demo.yaml", "LICENSE"} <= found
     assert not any(".venv" in path or ".git/" in path for path in found)
+
+
+def test_a_file_that_git_does_not_track_is_none_of_the_house(tmp_path: Path) -> None:
+    """The log of a demo names folders of the machine; a checkout without git has nothing else to go by."""
+    for name in ("train.py", "demo.log"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    assert [str(path) for path in files(tmp_path)] == ["demo.log", "train.py"]
+    for command in (["init", "-q"], ["add", "train.py"]):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    assert [str(path) for path in files(tmp_path)] == ["train.py"]
+
+
+def names_no_test(pattern: str) -> bool:
+    """Whether a line of tests/sweeps.py is left over."""
+    path, _, name = pattern.partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return not any(fnmatchcase(test, name.partition("[")[0]) for test in tests)
+
+
+def test_sweeps_are_of_tests_that_are_there() -> None:
+    assert [pattern for pattern in SWEEPS if names_no_test(pattern)] == []
+    assert names_no_test("tests/unit/test_house.py::test_that_is_gone[*]")
+
+
+@pytest.mark.parametrize(
+    ("test", "sweep"),
+    [
+        ("tests/conformance/test_signals.py::test_ctrl_c_to_the_program_alone[pyav]", True),
+        ("tests/conformance/test_signals.py::test_ctrl_c_to_the_program_alone[dali-fed]", False),
+        ("tests/gpu/test_conformance.py::test_ctrl_c_to_the_program_alone[pyav]", False),
+        ("tests/unit/test_settings_read.py::test_compile", False),
+    ],
+)
+def test_what_is_a_sweep(test: str, sweep: bool) -> None:
+    assert is_sweep(test) is sweep
 
 
 # --- imports run one way --------------------------------------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ from loaders import _surfaces_kernel
 from tests.unit.test_surfaces import CPU, levels_apart
 
 _surfaces_kernel.BLOCK = 1 << 15  # it goes through programs one by one
-for turns in range(4):
+for turns in (0, 3):
     print(*levels_apart(CPU, turns))
 """
 
@@ -91,7 +91,7 @@ for turns in range(4):
 @pytest.mark.slow
 def test_the_kernel_does_what_matrices_do() -> None:
     apart = interpreted(INTERPRETED)
-    assert len(apart) == 4
+    assert len(apart) == 2
     assert all(most <= 1 and mean < 0.02 for most, mean in apart)
 
 
