@@ -14,13 +14,15 @@ REGISTRIES = {
 
 
 class Native(NamedTuple):
-    """What an architecture was published for."""
+    """The input that an architecture was published for."""
 
     size: int  # side of the images, pixels; of detectors the shorter one
     mean: tuple[float, float, float]  # of RGB in [0, 1]
     std: tuple[float, float, float]
-    longer: int | None = None  # of detectors: the longer side at most; None = images are stretched to size x size
-    zoom: float = 256 / 224  # of classifiers: length of the shorter side before the validation's crop, over the side of the crop
+    # of detectors: the longer side at most; None = images are stretched to size x size
+    longer: int | None = None
+    # of classifiers: length of the shorter side before the validation's crop, over the side of the crop
+    zoom: float = 256 / 224
 
 
 class Unusable(ValueError):

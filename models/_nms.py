@@ -11,10 +11,11 @@ from torchvision.ops import nms
 
 
 def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """bool [G, N]: of the boxes [G, N, 4], x0 y0 x1 y1 and best first, those left in each group by torchvision's nms.
+    """bool [G, N]: of the boxes [G, N, 4], x0 y0 x1 y1 and best first, those left in each group by
+    torchvision's nms.
 
-    A box goes when its IoU with a better one that is left is above `threshold`. What is not `alive`, bool [G, N], neither stays
-    nor suppresses. On a CUDA device one kernel does it, for which the host does not wait.
+    A box goes when its IoU with a better one that is left is above `threshold`. What is not `alive`, bool [G,
+    N], neither stays nor suppresses. On a CUDA device one kernel does it, for which the host does not wait.
     """
     kernel = _kernel(boxes.device) if boxes.device.type == "cuda" else None
     if kernel is not None:
@@ -33,10 +34,15 @@ def _kernel(device: torch.device) -> Any:
     try:
         from models import _nms_kernel
 
-        _nms_kernel.survivors(torch.zeros(1, 1, 4, device=device), torch.ones(1, 1, dtype=torch.bool, device=device), 0.5)
+        _nms_kernel.survivors(
+            torch.zeros(1, 1, 4, device=device), torch.ones(1, 1, dtype=torch.bool, device=device), 0.5
+        )
     except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
         said = (str(error).splitlines() or [""])[0]
         named = f"{type(error).__name__}: {said}"
-        warnings.warn(f"Triton builds no kernel here ({named}): boxes are suppressed group by group, slowly", stacklevel=2)
+        warnings.warn(
+            f"Triton builds no kernel here ({named}): boxes are suppressed group by group, slowly",
+            stacklevel=2,
+        )
         return None
     return _nms_kernel.survivors

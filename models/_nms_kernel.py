@@ -1,4 +1,5 @@
-"""Non-maximum suppression of groups of boxes, a Triton program a group. Only models/_nms.py imports it, where there is Triton."""
+"""Non-maximum suppression of groups of boxes, a Triton program a group. Only models/_nms.py imports it, where
+there is Triton."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import triton.language as tl
 
 @triton.jit
 def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
-    """`boxes` fp32 [G, count, 4], best first; `alive` and `kept` uint8 [G, count]. A program has the boxes of its group in registers."""
+    """`boxes` fp32 [G, count, 4], best first; `alive` and `kept` uint8 [G, count]. A program has the boxes of
+    its group in registers."""
     group = tl.program_id(0).to(tl.int64) * count
     lane = tl.arange(0, BLOCK)
     inside = lane < count
@@ -37,13 +39,17 @@ def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
 
 
 def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """As models._nms has it. 80 groups of 2,000 boxes take one launch, and each group a multiprocessor."""
+    """Return which boxes survive, as models._nms.survivors does, in one launch: 80 groups of 2,000 boxes take
+    80 multiprocessors."""
     groups, count = alive.shape
     kept = torch.empty_like(alive, memory_format=torch.contiguous_format)
     with torch.cuda.device_of(boxes):
         block = triton.next_power_of_2(count)
         warps = min(8, max(1, block // 128))
         # bool and uint8 lie in memory alike
-        there, result = alive.contiguous().view(torch.uint8), kept.view(torch.uint8)
-        suppress[(groups,)](boxes.float().contiguous(), there, result, count, threshold, BLOCK=block, num_warps=warps)
+        there = alive.contiguous().view(torch.uint8)
+        result = kept.view(torch.uint8)
+        suppress[(groups,)](
+            boxes.float().contiguous(), there, result, count, threshold, BLOCK=block, num_warps=warps
+        )
     return kept

@@ -1,9 +1,10 @@
 """Training of torchvision's R-CNN family, from its modules to losses, for a batch at once.
 
-torchvision loops over images and levels, and asks the device for a count at nearly every step. Here places are fixed in number and masks
-say which of them are filled, so the host never waits for Faster R-CNN. Where only what is really there may go through a head (batch norm
-in it, masks, keypoints), the device is asked once for the counts of all images. What is drawn at random is drawn otherwise than torchvision
-does, with the same numbers and the same probabilities.
+torchvision loops over images and levels, and asks the device for a count at nearly every step. Here places
+are fixed in number and masks say which of them are filled, so the host never waits for Faster R-CNN. Where
+only what is really there may go through a head (batch norm in it, masks, keypoints), the device is asked once
+for the counts of all images. What is drawn at random is drawn otherwise than torchvision does, with the same
+numbers and the same probabilities.
 
 No box may be without area: nothing here looks for one. plan.targets.packed gives none.
 """
@@ -28,7 +29,8 @@ from models._ssd import chunks, encode, iou, on_device
 Targets = Sequence[dict[str, torch.Tensor]]
 Losses = dict[str, torch.Tensor]
 CHUNK_BYTES = 256 * 2**20
-"""What an fp32 tensor over boxes x anchors may take, five of which live at a time: 250 boxes at 800 x 1333, 16 images of COCO have 120."""
+"""Bytes that an fp32 tensor over boxes x anchors may take; five of them live at a time. It holds 250 boxes at
+800 x 1333, and 16 images of COCO have 120."""
 NOWHERE = -1e6
 """A coordinate so far outside that RoI align gives 0 without a look at the features."""
 
@@ -41,7 +43,7 @@ class Truth(NamedTuple):
     labels: torch.Tensor
     """int64 [T + 1], 1 and more; the last is 0, the background."""
     counts: list[int]
-    """Of each image."""
+    """Boxes of each image."""
     owner: torch.Tensor
     """int64 [T], the image of each."""
     places: torch.Tensor
@@ -53,8 +55,12 @@ class Truth(NamedTuple):
     def of(cls, targets: Targets, sizes: Sequence[tuple[int, int]]) -> Truth:
         """`sizes` are heights and widths. One copy to the device, which nothing waits for."""
         counts = [len(target["boxes"]) for target in targets]
-        total, most = sum(counts), max(1, *counts)
-        owner, places, limits, start = [], [], [], 0
+        total = sum(counts)
+        most = max(1, *counts)
+        owner = []
+        places = []
+        limits = []
+        start = 0
         for image, (count, (height, width)) in enumerate(zip(counts, sizes, strict=True)):
             owner += [image] * count
             places += [*range(start, start + count), *[total] * (most - count)]
@@ -62,7 +68,8 @@ class Truth(NamedTuple):
             start += count
         boxes = targets[0]["boxes"]
         numbers = on_device([*owner, *places, *limits], boxes.device).split([total, len(places), len(limits)])
-        none = torch.arange(4, device=boxes.device, dtype=boxes.dtype)[None]  # with area, so that nothing made of it is nan
+        # with area, so that nothing made of it is nan
+        none = torch.arange(4, device=boxes.device, dtype=boxes.dtype)[None]
         return cls(
             torch.cat([*(target["boxes"] for target in targets), none]),
             torch.cat([*(target["labels"] for target in targets), targets[0]["labels"].new_zeros(1)]),
@@ -74,7 +81,8 @@ class Truth(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """S regions of each image to learn from. Those of objects come first, then the background's, then places that are left over."""
+    """S regions of each image to learn from. Those of objects come first, then the background's, then places
+    that are left over."""
 
     boxes: torch.Tensor
     """fp32 [B, S, 4]."""
@@ -85,7 +93,8 @@ class Drawn(NamedTuple):
 
 
 def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
-    """What torchvision's GeneralizedRCNN `stock` returns in training: its losses by name, scalars."""
+    """Return the losses of torchvision's GeneralizedRCNN `stock` in training, by its names for them;
+    scalars."""
     if targets is None:
         raise ValueError("training needs targets, got None; give a dict an image, or call eval() before")
     truth = Truth.of(targets, images.image_sizes)
@@ -97,7 +106,8 @@ def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
     anchors = rpn.anchor_generator(images, maps)[0]  # all images have the same
     per_level = [one[0].numel() for one in head[0]]
     logits, deltas = concat_box_prediction_layers(*head)
-    logits, deltas = logits.view(len(targets), -1), deltas.view(len(targets), -1, 4)
+    logits = logits.view(len(targets), -1)
+    deltas = deltas.view(len(targets), -1, 4)
     with torch.no_grad():
         boxes, real = proposals(rpn, logits, deltas, anchors, per_level, truth.limits)
         drawn = draw_regions(stock.roi_heads, boxes, real, truth)
@@ -105,16 +115,18 @@ def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
     return {**of_regions, **anchor_losses(rpn, logits, deltas, anchors, truth)}
 
 
-# --- what to find, and where to look for it -------------------------------------------------------------------------------------------
+# --- what to find, and where to look for it -----------------------------------------------------------------
 
 
 def match_anchors(anchors: torch.Tensor, truth: Truth, matcher: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(place in truth.boxes int64 [B, A], 1 object, 0 background, -1 neither int64 [B, A]) as torchvision's `matcher` has them.
+    """(place in truth.boxes int64 [B, A], 1 object, 0 background, -1 neither int64 [B, A]) as torchvision's
+    `matcher` has them.
 
-    An anchor finds the box it overlaps most, the first of equal ones; from matcher.high_threshold on, or where it is among those that
-    overlap some box most.
+    An anchor finds the box it overlaps most, the first of equal ones; from matcher.high_threshold on, or
+    where it is among those that overlap some box most.
     """
-    images, nothing = len(truth.counts), len(truth.owner)
+    images = len(truth.counts)
+    nothing = len(truth.owner)
     most = anchors.new_zeros(images, len(anchors))
     matched = torch.full_like(most, nothing, dtype=torch.int64)
     best = torch.zeros_like(most, dtype=torch.int32)
@@ -133,15 +145,18 @@ def match_anchors(anchors: torch.Tensor, truth: Truth, matcher: Any) -> tuple[to
 
 
 def keys(like: torch.Tensor) -> torch.Tensor:
-    """In [0, 1), what is drawn has the largest. Uniform: equal ones, of which there are few, go by their places."""
+    """In [0, 1), what is drawn has the largest. Uniform: equal ones, of which there are few, go by their
+    places."""
     return torch.rand(like.shape, device=like.device)
 
 
 def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(places int64 [B, S], which of them are filled bool [B, S]) of `labels` [B, N]: above 0 objects, 0 background, -1 never drawn.
+    """(places int64 [B, S], which of them are filled bool [B, S]) of `labels` [B, N]: above 0 objects, 0
+    background, -1 never drawn.
 
-    As many as torchvision's `sampler` takes, each subset of that size as likely as any other; those of objects come first, what is
-    not filled last. S is the sampler's batch_size_per_image, or N if that is less.
+    As many as torchvision's `sampler` takes, each subset of that size as likely as any other; those of
+    objects come first, what is not filled last. S is the sampler's batch_size_per_image, or N if that is
+    less.
     """
     wanted = min(sampler.batch_size_per_image, labels.shape[1])
     objects = min(int(sampler.batch_size_per_image * sampler.positive_fraction), labels.shape[1])
@@ -153,25 +168,37 @@ def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor
 
 
 def decode(deltas: torch.Tensor, anchors: torch.Tensor, coder: Any) -> torch.Tensor:
-    """Boxes [..., 4] that are `deltas` [..., 4] away from `anchors` [..., 4], as torchvision's BoxCoder has them."""
+    """Boxes [..., 4] that are `deltas` [..., 4] away from `anchors` [..., 4], as torchvision's BoxCoder has
+    them."""
     size = anchors[..., 2:] - anchors[..., :2]
     middle = anchors[..., :2] + 0.5 * size
     across, down, wider, higher = coder.weights
     shift = torch.stack([deltas[..., 0] / across, deltas[..., 1] / down], -1) * size + middle
-    growth = torch.stack([deltas[..., 2] / wider, deltas[..., 3] / higher], -1).clamp(max=coder.bbox_xform_clip)
+    growth = torch.stack([deltas[..., 2] / wider, deltas[..., 3] / higher], -1).clamp(
+        max=coder.bbox_xform_clip
+    )
     half = 0.5 * (growth.exp() * size)
     return torch.cat([shift - half, shift + half], -1)
 
 
 def proposals(
-    rpn: Any, logits: torch.Tensor, deltas: torch.Tensor, anchors: torch.Tensor, per_level: Sequence[int], limits: torch.Tensor
+    rpn: Any,
+    logits: torch.Tensor,
+    deltas: torch.Tensor,
+    anchors: torch.Tensor,
+    per_level: Sequence[int],
+    limits: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(boxes [B, P, 4], which of them are there bool [B, P]), best first: torchvision's of `logits` [B, A] and `deltas` [B, A, 4].
+    """(boxes [B, P, 4], which of them are there bool [B, P]), best first: torchvision's of `logits` [B, A]
+    and `deltas` [B, A, 4].
 
-    Suppression compares the boxes of a level where they are. torchvision moves each level aside before, which rounds them.
+    Suppression compares the boxes of a level where they are. torchvision moves each level aside before, which
+    rounds them.
     """
     most = min(rpn.pre_nms_top_n(), max(per_level))
-    scores, places, start = [], [], 0
+    scores = []
+    places = []
+    start = 0
     for level, count in zip(logits.split(list(per_level), 1), per_level, strict=True):
         found = level.topk(min(most, count), 1)
         empty = (0, most - found.values.shape[1])
@@ -179,11 +206,16 @@ def proposals(
         places.append(functional.pad(found.indices + start, empty))
         start += count
     # axes: [images, levels x most]
-    place, score = torch.cat(places, 1), torch.cat(scores, 1)
+    place = torch.cat(places, 1)
+    score = torch.cat(scores, 1)
     boxes = decode(deltas.gather(1, place[..., None].expand(-1, -1, 4)), anchors[place], rpn.box_coder)
     boxes = torch.minimum(boxes.clamp(min=0), limits)
     probability = score.sigmoid()
-    alive = ((boxes[..., 2:] - boxes[..., :2]) >= rpn.min_size).all(-1) & (probability >= rpn.score_thresh) & (score > -torch.inf)
+    alive = (
+        ((boxes[..., 2:] - boxes[..., :2]) >= rpn.min_size).all(-1)
+        & (probability >= rpn.score_thresh)
+        & (score > -torch.inf)
+    )
     # axes: [images x levels, most]
     kept = survivors(boxes.view(-1, most, 4), alive.view(-1, most), rpn.nms_thresh).view_as(alive)
     ranked = probability.masked_fill(~kept, -1).sort(dim=1, descending=True, stable=True)
@@ -192,32 +224,45 @@ def proposals(
 
 
 def draw_regions(heads: Any, boxes: torch.Tensor, real: torch.Tensor, truth: Truth) -> Drawn:
-    """Of the proposals [B, P, 4] that are `real` [B, P] and the boxes to be found themselves, what heads.fg_bg_sampler takes."""
-    own, there = truth.boxes[truth.places], truth.places < len(truth.owner)
-    boxes, real = torch.cat([boxes, own], 1), torch.cat([real, there], 1)
+    """Draw the regions to train on, as heads.fg_bg_sampler would: of the proposals `boxes` [B, P, 4] that are
+    `real` [B, P], and the true boxes."""
+    own = truth.boxes[truth.places]
+    there = truth.places < len(truth.owner)
+    boxes = torch.cat([boxes, own], 1)
+    real = torch.cat([real, there], 1)
     # axes: B, G, P + G
     overlap, which = iou(own, boxes).masked_fill(~there[..., None], -1).max(1)
     matcher = heads.proposal_matcher
     labels = truth.labels[truth.places.gather(1, which)]
-    labels = torch.where(overlap >= matcher.high_threshold, labels, torch.where(overlap < matcher.low_threshold, 0, -1))
+    labels = torch.where(
+        overlap >= matcher.high_threshold, labels, torch.where(overlap < matcher.low_threshold, 0, -1)
+    )
     places, filled = draw(labels.masked_fill(~real, -1), heads.fg_bg_sampler)
     labels = labels.gather(1, places).masked_fill(~filled, -1)
     return Drawn(boxes.gather(1, places[..., None].expand(-1, -1, 4)), labels, which.gather(1, places))
 
 
-# --- losses ---------------------------------------------------------------------------------------------------------------------------
+# --- losses -------------------------------------------------------------------------------------------------
 
 
-def anchor_losses(rpn: Any, logits: torch.Tensor, deltas: torch.Tensor, anchors: torch.Tensor, truth: Truth) -> Losses:
-    """Of the region proposal network, from its `logits` [B, A] and `deltas` [B, A, 4]."""
+def anchor_losses(
+    rpn: Any, logits: torch.Tensor, deltas: torch.Tensor, anchors: torch.Tensor, truth: Truth
+) -> Losses:
+    """Return the losses of the region proposal network, from its `logits` [B, A] and `deltas` [B, A, 4]."""
     with torch.no_grad():
         matched, labels = match_anchors(anchors, truth, rpn.proposal_matcher)
         places, filled = draw(labels, rpn.fg_bg_sampler)
         found = labels.gather(1, places) > 0
         positive = (filled & found)[..., None]
-        wanted = encode(truth.boxes[matched.gather(1, places)].view(-1, 4), anchors[places].view(-1, 4), rpn.box_coder.weights)
+        wanted = encode(
+            truth.boxes[matched.gather(1, places)].view(-1, 4),
+            anchors[places].view(-1, 4),
+            rpn.box_coder.weights,
+        )
     count = filled.sum()
-    entropy = functional.binary_cross_entropy_with_logits(logits.gather(1, places), found.to(logits.dtype), reduction="none")
+    entropy = functional.binary_cross_entropy_with_logits(
+        logits.gather(1, places), found.to(logits.dtype), reduction="none"
+    )
     near = deltas.gather(1, places[..., None].expand(-1, -1, 4))
     offsets = functional.smooth_l1_loss(near, wanted.view_as(near), beta=1 / 9, reduction="none")
     return {
@@ -227,9 +272,14 @@ def anchor_losses(rpn: Any, logits: torch.Tensor, deltas: torch.Tensor, anchors:
 
 
 def region_losses(
-    heads: Any, features: dict[str, torch.Tensor], drawn: Drawn, truth: Truth, targets: Targets, sizes: list[tuple[int, int]]
+    heads: Any,
+    features: dict[str, torch.Tensor],
+    drawn: Drawn,
+    truth: Truth,
+    targets: Targets,
+    sizes: list[tuple[int, int]],
 ) -> Losses:
-    """Of the box head, and of the mask and the keypoint head where there is one."""
+    """Return the losses of the box head, and of the mask and the keypoint head where there is one."""
     images, places = drawn.labels.shape
     image = torch.arange(images, device=drawn.labels.device)[:, None].expand(images, places)
     flat = [drawn.boxes.view(-1, 4), image.reshape(-1), drawn.labels.view(-1), drawn.which.view(-1)]
@@ -242,20 +292,34 @@ def region_losses(
         boxes, image, labels, which = (one[rows] for one in flat)
     else:
         boxes, image, labels, which = flat
-    found = box_losses(heads, pooled(heads.box_roi_pool, features, boxes, image, labels >= 0, sizes), boxes, image, labels, which, truth)
+    found = box_losses(
+        heads,
+        pooled(heads.box_roi_pool, features, boxes, image, labels >= 0, sizes),
+        boxes,
+        image,
+        labels,
+        which,
+        truth,
+    )
     if more:
         rows = _firsts(objects, places, image.device)
         boxes, image, labels, which = (one[rows] for one in flat)
         # what torchvision's own losses are given: a tensor an image
-        boxes_of, which_of = boxes.split(objects), which.split(objects)
+        boxes_of = boxes.split(objects)
+        which_of = which.split(objects)
     if heads.has_mask():
         there = pooled(heads.mask_roi_pool, features, boxes, image, labels > 0, sizes)
-        masks, kinds = [one["masks"] for one in targets], [one["labels"] for one in targets]
-        found["loss_mask"] = maskrcnn_loss(heads.mask_predictor(heads.mask_head(there)), boxes_of, masks, kinds, which_of)
+        masks = [one["masks"] for one in targets]
+        kinds = [one["labels"] for one in targets]
+        found["loss_mask"] = maskrcnn_loss(
+            heads.mask_predictor(heads.mask_head(there)), boxes_of, masks, kinds, which_of
+        )
     if heads.has_keypoint():
         there = pooled(heads.keypoint_roi_pool, features, boxes, image, labels > 0, sizes)
         points = [one["keypoints"] for one in targets]
-        found["loss_keypoint"] = keypointrcnn_loss(heads.keypoint_predictor(heads.keypoint_head(there)), boxes_of, points, which_of)
+        found["loss_keypoint"] = keypointrcnn_loss(
+            heads.keypoint_predictor(heads.keypoint_head(there)), boxes_of, points, which_of
+        )
     return found
 
 
@@ -268,12 +332,16 @@ def box_losses(
     which: torch.Tensor,
     truth: Truth,
 ) -> Losses:
-    """From the `features` [R, C, h, w] of regions `boxes` [R, 4]; `image` is theirs, `labels` and `which` as Drawn has them, int64 [R]."""
+    """Return the losses of the box head from the `features` [R, C, h, w] of regions `boxes` [R, 4]. `image`,
+    `labels` and `which` are int64 [R]: the image of each region, and the rest as in Drawn."""
     logits, regression = heads.box_predictor(heads.box_head(features))
     positive = (labels > 0)[:, None]
     wanted = encode(truth.boxes[truth.places[image, which]], boxes, heads.box_coder.weights)
-    wanted = torch.where(positive, wanted, 0.0)  # a region without area has a place, and its logarithm is not finite
-    near = regression.view(len(labels), -1, 4).gather(1, labels.clamp(min=0)[:, None, None].expand(-1, 1, 4))[:, 0]
+    # a region without area has a place, and its logarithm is not finite
+    wanted = torch.where(positive, wanted, 0.0)
+    near = regression.view(len(labels), -1, 4).gather(1, labels.clamp(min=0)[:, None, None].expand(-1, 1, 4))[
+        :, 0
+    ]
     offsets = functional.smooth_l1_loss(near, wanted, beta=1 / 9, reduction="none")
     return {
         "loss_classifier": functional.cross_entropy(logits, labels, ignore_index=-1),
@@ -289,10 +357,11 @@ def pooled(
     filled: torch.Tensor,
     sizes: list[tuple[int, int]],
 ) -> torch.Tensor:
-    """[R, C, h, w], what torchvision's MultiScaleRoIAlign `pool` makes of `boxes` [R, 4] of images int64 [R]; 0 where not `filled`.
+    """[R, C, h, w], what torchvision's MultiScaleRoIAlign `pool` makes of `boxes` [R, 4] of images int64 [R];
+    0 where not `filled`.
 
-    Each level is asked for all of them, and those of the others are nowhere on it: so nobody has to count them. Regions are in the order
-    of their images.
+    Each level is asked for all of them, and those of the others are nowhere on it: so nobody has to count
+    them. Regions are in the order of their images.
     """
     if _waits_cost_nothing(boxes.device):
         return pool(features, [boxes[image == place] for place in range(len(sizes))], sizes)
@@ -305,7 +374,8 @@ def pooled(
     for level, (one, scale) in enumerate(zip(maps, pool.scales, strict=True)):
         there = torch.cat([owner, torch.where((levels == level)[:, None], boxes, NOWHERE)], 1)
         part = roi_align(one, there, pool.output_size, scale, pool.sampling_ratio).to(maps[0].dtype)
-        parts = [part if level == 0 else parts[0] + part]  # all but one of a region's are 0; two live at a time
+        # all but one of a region's are 0; two live at a time
+        parts = [part if level == 0 else parts[0] + part]
     return parts[0]
 
 
@@ -320,4 +390,11 @@ def _has_batch_norm(module: nn.Module) -> bool:
 
 def _firsts(counts: Sequence[int], places: int, device: torch.device) -> torch.Tensor:
     """int64, where the first `counts` of each image are, when each has as many `places`."""
-    return on_device([place for image, count in enumerate(counts) for place in range(image * places, image * places + count)], device)
+    return on_device(
+        [
+            place
+            for image, count in enumerate(counts)
+            for place in range(image * places, image * places + count)
+        ],
+        device,
+    )

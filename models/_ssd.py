@@ -1,8 +1,9 @@
 """SSD from its head's outputs to losses and detections, for a batch at once.
 
-torchvision loops over images, and in validation over classes too: the host launches small kernels and waits for their results, which takes
-longer than the convolutions do on a fast GPU. Here training waits for nothing, so that no step may depend on a value on the device: what
-has another number of entries for each image is kept as a mask, or packed by counts that the host knows.
+torchvision loops over images, and in validation over classes too: the host launches small kernels and waits
+for their results, which takes longer than the convolutions do on a fast GPU. Here training waits for nothing,
+so that no step may depend on a value on the device: what has another number of entries for each image is kept
+as a mask, or packed by counts that the host knows.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from models._nms import survivors
 
 Targets = Sequence[dict[str, torch.Tensor]]
 CHUNK_BYTES = 64 * 2**20
-"""What a tensor over default boxes x boxes, or x classes, may take; a few of them live at a time. 1,921 boxes of SSD300: 128 images of COCO
-have half as many."""
+"""Bytes that a tensor over default boxes x boxes, or x classes, may take; a few of them live at a time. It
+holds 1,921 boxes of SSD300, and 128 images of COCO have half as many."""
 
 
-def run(stock: Any, images: ImageList, targets: Targets | None) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
-    """What torchvision's SSD `stock` returns: losses in training, else detections. Boxes without area are not looked for."""
+def run(
+    stock: Any, images: ImageList, targets: Targets | None
+) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
+    """Return what torchvision's SSD `stock` would: losses in training, else detections. Boxes without area
+    are not looked for."""
     features = list(stock.backbone(images.tensors).values())
     outputs = stock.head(features)
     defaults = stock.anchor_generator(images, features)[0]  # all images have the same
@@ -34,45 +38,64 @@ def run(stock: Any, images: ImageList, targets: Targets | None) -> dict[str, tor
     return detections(stock, outputs, defaults, images.image_sizes)
 
 
-# --- training -------------------------------------------------------------------------------------------------------------------------
+# --- training -----------------------------------------------------------------------------------------------
 
 
-def losses(stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, targets: Targets) -> dict[str, torch.Tensor]:
+def losses(
+    stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, targets: Targets
+) -> dict[str, torch.Tensor]:
     """torchvision's two losses, scalars, from "bbox_regression" [B, A, 4] and "cls_logits" [B, A, K].
 
-    `defaults` [A, 4] and each target's "boxes" [N, 4] are x0 y0 x1 y1 in pixels; "labels" int64 [N] are 1 to K - 1.
+    `defaults` [A, 4] and each target's "boxes" [N, 4] are x0 y0 x1 y1 in pixels; "labels" int64 [N] are 1 to
+    K - 1.
     """
-    regression, logits = outputs["bbox_regression"], outputs["cls_logits"]
+    regression = outputs["bbox_regression"]
+    logits = outputs["cls_logits"]
     counts = [len(target["boxes"]) for target in targets]
-    # one more box, of the background: what is matched to no other is matched to it, and a batch without boxes is no special case
+    # one more box, of the background: what is matched to no other is matched to it, and a batch without boxes
+    # is no special case
     boxes = torch.cat([*(target["boxes"] for target in targets), defaults[:1]])
     labels = torch.cat([*(target["labels"] for target in targets), targets[0]["labels"].new_zeros(1)])
     matched = match(defaults, boxes[:-1], counts, stock.proposal_matcher.high_threshold)
     foreground = matched < len(boxes) - 1
     total = foreground.sum().clamp(min=1)
 
-    offsets = functional.smooth_l1_loss(regression, encode(boxes[matched], defaults, stock.box_coder.weights), reduction="none")
-    entropy = functional.cross_entropy(logits.flatten(0, 1), labels[matched].flatten(), reduction="none").view_as(matched)
+    offsets = functional.smooth_l1_loss(
+        regression, encode(boxes[matched], defaults, stock.box_coder.weights), reduction="none"
+    )
+    entropy = functional.cross_entropy(
+        logits.flatten(0, 1), labels[matched].flatten(), reduction="none"
+    ).view_as(matched)
     hard = hardest(entropy.detach(), foreground, stock.neg_to_pos_ratio)
     return {
         "bbox_regression": torch.where(foreground[..., None], offsets, 0.0).sum() / total,
-        "classification": (torch.where(foreground, entropy, 0.0).sum() + torch.where(hard, entropy, 0.0).sum()) / total,
+        "classification": (
+            torch.where(foreground, entropy, 0.0).sum() + torch.where(hard, entropy, 0.0).sum()
+        )
+        / total,
     }
 
 
-def match(defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], threshold: float) -> torch.Tensor:
-    """int64 [B, A]: for each default box the place in `boxes` of what it is to find, len(boxes) where that is nothing.
+def match(
+    defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], threshold: float
+) -> torch.Tensor:
+    """int64 [B, A]: for each default box the place in `boxes` of what it is to find, len(boxes) where that is
+    nothing.
 
-    `boxes` [T, 4] are those of all images, `counts` of each. A default box finds the box it overlaps most, from an IoU of `threshold` on;
-    and whatever it overlaps, it finds the box that overlaps no other more. Of equal IoUs the first counts; but of several boxes
-    whose best default box is the same, the last one gets it, as torchvision's assignment in order has it on a CPU.
+    `boxes` [T, 4] are those of all images, `counts` of each. A default box finds the box it overlaps most,
+    from an IoU of `threshold` on; and whatever it overlaps, it finds the box that overlaps no other more. Of
+    equal IoUs the first counts; but of several boxes whose best default box is the same, the last one gets
+    it, as torchvision's assignment in order has it on a CPU.
     """
-    nothing, images = len(boxes), len(counts)
+    nothing = len(boxes)
+    images = len(counts)
     matched = torch.full((images, len(defaults)), nothing, device=boxes.device)
     for first, last, start, stop in chunks(counts, CHUNK_BYTES // (4 * len(defaults))):
         # axes: T of this chunk's boxes, B of its images, A
         overlap = iou(boxes[start:stop], defaults)
-        image = on_device([place for place, count in enumerate(counts[first:last]) for _ in range(count)], boxes.device)
+        image = on_device(
+            [place for place, count in enumerate(counts[first:last]) for _ in range(count)], boxes.device
+        )
         number = torch.arange(start, stop, device=boxes.device)
         rows = image[:, None].expand_as(overlap)
         most = overlap.new_zeros(last - first, len(defaults)).scatter_reduce_(0, rows, overlap, "amax")
@@ -86,12 +109,14 @@ def match(defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], th
 
 
 def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first image, last + 1, first box, last + 1) of neighbours that have `most` boxes together, or of one that has more alone."""
+    """(first image, last + 1, first box, last + 1) of neighbours that have `most` boxes together, or of one
+    that has more alone."""
     first = start = stop = 0
     for place, count in enumerate(counts):
         if stop > start and stop + count - start > most:
             yield first, place, start, stop
-            first, start = place, stop
+            first = place
+            start = stop
         stop += count
     if stop > start:
         yield first, len(counts), start, stop
@@ -104,7 +129,8 @@ def on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
-    """[..., T, A] of [..., T, 4] and [..., A, 4], to the last bit as torchvision has it, without its tensors of corners [T, A, 2]."""
+    """[..., T, A] of [..., T, 4] and [..., A, 4], to the last bit as torchvision has it, without its tensors
+    of corners [T, A, 2]."""
     x0, y0, x1, y1 = boxes[..., None].unbind(-2)  # [..., T, 1] each
     u0, v0, u1, v1 = defaults[..., None, :, :].unbind(-1)  # [..., 1, A] each
     width = (torch.minimum(x1, u1) - torch.maximum(x0, u0)).clamp_(min=0)
@@ -114,15 +140,19 @@ def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
 
 
 def encode(boxes: torch.Tensor, defaults: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
-    """[..., A, 4]: how far `boxes` [..., A, 4] are from `defaults` [A, 4], in the latter's sizes and in logarithms, times `weights`."""
-    size, own = boxes[..., 2:] - boxes[..., :2], defaults[:, 2:] - defaults[:, :2]
-    middle, centre = boxes[..., :2] + 0.5 * size, defaults[:, :2] + 0.5 * own
+    """[..., A, 4]: how far `boxes` [..., A, 4] are from `defaults` [A, 4], in the latter's sizes and in
+    logarithms, times `weights`."""
+    size = boxes[..., 2:] - boxes[..., :2]
+    own = defaults[:, 2:] - defaults[:, :2]
+    middle = boxes[..., :2] + 0.5 * size
+    centre = defaults[:, :2] + 0.5 * own
     x, y, width, height = (*((middle - centre) / own).unbind(-1), *(size / own).log().unbind(-1))
     return torch.stack([weight * one for weight, one in zip(weights, (x, y, width, height), strict=True)], -1)
 
 
 def hardest(entropy: torch.Tensor, foreground: torch.Tensor, ratio: float) -> torch.Tensor:
-    """bool [B, A]: those of the background with the largest `entropy`, in each image `ratio` times as many as are in `foreground`.
+    """bool [B, A]: those of the background with the largest `entropy`, in each image `ratio` times as many as
+    are in `foreground`.
 
     Where the background has fewer, foreground is added to it and counts twice, as in torchvision.
     """
@@ -131,17 +161,19 @@ def hardest(entropy: torch.Tensor, foreground: torch.Tensor, ratio: float) -> to
     return torch.zeros_like(foreground).scatter_(1, order, wanted)
 
 
-# --- validation -----------------------------------------------------------------------------------------------------------------------
+# --- validation ---------------------------------------------------------------------------------------------
 
 
 def detections(
     stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[dict[str, torch.Tensor]]:
-    """torchvision's detections, a dict an image: boxes [N, 4] within `sizes` (height, width), labels, and scores, sorted.
+    """torchvision's detections, a dict an image: boxes [N, 4] within `sizes` (height, width), labels, and
+    scores, sorted.
 
     Between equal scores of a class either default box may come first, as torch.topk has it.
     """
-    regression, scores = outputs["bbox_regression"], functional.softmax(outputs["cls_logits"], -1)
+    regression = outputs["bbox_regression"]
+    scores = functional.softmax(outputs["cls_logits"], -1)
     at_once = max(1, CHUNK_BYTES // (4 * scores[0].numel()))
     found = []
     for first in range(0, len(sizes), at_once):
@@ -149,13 +181,25 @@ def detections(
         # axes: images, classes but the background, candidates
         best, places = scores[chunk, :, 1:].transpose(1, 2).topk(min(stock.topk_candidates, len(defaults)))
         image = torch.arange(len(places), device=places.device)[:, None, None]
-        deltas, own = regression[chunk][image, places], defaults[places]
+        deltas = regression[chunk][image, places]
+        own = defaults[places]
         boxes = stock.box_coder.decode_single(deltas.flatten(0, 2), own.flatten(0, 2)).view_as(own)
-        limits = on_device([size for height, width in sizes[chunk] for size in (width, height, width, height)], boxes.device)
+        limits = on_device(
+            [size for height, width in sizes[chunk] for size in (width, height, width, height)], boxes.device
+        )
         boxes = torch.minimum(boxes.clamp(min=0), limits.view(-1, 1, 1, 4))
-        kept = survivors(boxes.flatten(0, 1), (best > stock.score_thresh).flatten(0, 1), stock.nms_thresh).view_as(best)
+        kept = survivors(
+            boxes.flatten(0, 1), (best > stock.score_thresh).flatten(0, 1), stock.nms_thresh
+        ).view_as(best)
         ranked = best.masked_fill(~kept, -1).flatten(1).sort(dim=1, descending=True, stable=True)
         for row, count in enumerate(kept.sum((1, 2)).clamp(max=stock.detections_per_img).tolist()):
-            which, score = ranked.indices[row, :count], ranked.values[row, :count]
-            found.append({"boxes": boxes[row].flatten(0, 1)[which], "scores": score, "labels": which // best.shape[2] + 1})
+            which = ranked.indices[row, :count]
+            score = ranked.values[row, :count]
+            found.append(
+                {
+                    "boxes": boxes[row].flatten(0, 1)[which],
+                    "scores": score,
+                    "labels": which // best.shape[2] + 1,
+                }
+            )
     return found

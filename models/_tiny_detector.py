@@ -10,23 +10,30 @@ from torchvision.models.detection.fcos import FCOSHead
 from torchvision.models.resnet import BasicBlock
 from torchvision.ops import Conv2dNormActivation
 
-SIZE, LONGER = 128, 192
-"""Shorter and longer side of its images, pixels."""
-STEM, PYRAMID = 16, 64
-"""Channels behind the first convolution, and of the pyramid."""
+SIZE = 128
+"""Shorter side of the detector's images, pixels."""
+LONGER = 192
+"""Longer side of the detector's images, pixels."""
+STEM = 16
+"""Channels behind the first convolution."""
+PYRAMID = 64
+"""Channels of each level of the pyramid."""
 REACH = (4, 8, 16)
-"""Of a level, in pixels: it has the boxes whose sides are 4 to 8 of these away. Half of the strides 8, 16, 32: objects are small here."""
+"""Pixels, one value a level: a level has the boxes whose sides are 4 to 8 of these away. Half of the strides
+8, 16, 32, because objects are small here."""
 
 
 def tiny(num_classes: int) -> nn.Module:
-    """torchvision's FCOS on four stages of one block, 0.7 M parameters; `num_classes` counts the background."""
+    """torchvision's FCOS on four stages of one block, 0.7 M parameters; `num_classes` counts the
+    background."""
     body = nn.Sequential(
         Conv2dNormActivation(3, STEM, 3, stride=2),
         _stage(STEM),
         _stage(2 * STEM),
         _stage(4 * STEM),
     )
-    backbone = BackboneWithFPN(body, {"2": "0", "3": "1"}, [4 * STEM, 8 * STEM], PYRAMID)  # and a third level, pooled
+    # and a third level, pooled
+    backbone = BackboneWithFPN(body, {"2": "0", "3": "1"}, [4 * STEM, 8 * STEM], PYRAMID)
     return FCOS(
         backbone,
         num_classes,
@@ -40,4 +47,6 @@ def tiny(num_classes: int) -> nn.Module:
 
 def _stage(channels: int) -> nn.Sequential:
     """Half the size, twice the channels."""
-    return nn.Sequential(Conv2dNormActivation(channels, 2 * channels, 3, stride=2), BasicBlock(2 * channels, 2 * channels))
+    return nn.Sequential(
+        Conv2dNormActivation(channels, 2 * channels, 3, stride=2), BasicBlock(2 * channels, 2 * channels)
+    )

@@ -1,4 +1,5 @@
-"""torchvision's classification registry by name: builds, fits the head to the classes, loads weights. Imports nothing of ours."""
+"""torchvision's classification registry by name: builds, fits the head to the classes, loads weights. Imports
+nothing of ours."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from models._weights import dry_run, load
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 AUXILIARY_WEIGHTS = {"googlenet": 0.3, "inception_v3": 0.4}
-"""Weight of each auxiliary head's loss: Szegedy et al. 2014 (GoogLeNet) and the value in common use for Inception v3."""
+"""Weight of each auxiliary head's loss: Szegedy et al. 2014 (GoogLeNet) and the value in common use for
+Inception v3."""
 
 
 def names() -> list[str]:
@@ -22,7 +24,8 @@ def names() -> list[str]:
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Side and zoom of the images of torchvision's `weights`, if they are that; else the side of its first ImageNet-1k weights.
+    """Side and zoom of the images of torchvision's `weights`, if they are that; else the side of its first
+    ImageNet-1k weights.
 
     Mean and deviation are of ImageNet's training images.
     """
@@ -35,13 +38,17 @@ def native(arch: str, weights: str | None = None) -> Native:
     return Native(int(first.transforms().crop_size[0]) if first else 224, MEAN, STD)
 
 
-def build(arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None) -> tuple[nn.Module, list[str]]:
-    """(module, parameters left at their initial values because the weights are for other classes) for batches of `shape` [B, 3, H, W].
+def build(
+    arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None
+) -> tuple[nn.Module, list[str]]:
+    """(module, parameters left at their initial values because the weights are for other classes) for batches
+    of `shape` [B, 3, H, W].
 
-    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises Unusable, also when
-    the architecture cannot train on batches of this shape.
+    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises
+    Unusable, also when the architecture cannot train on batches of this shape.
     """
-    batch_size, image_size = shape[0], shape[-1]
+    batch_size = shape[0]
+    image_size = shape[-1]
     options: dict[str, Any] = {"num_classes": classes}
     if arch.startswith("vit_"):
         options["image_size"] = image_size
@@ -49,14 +56,17 @@ def build(arch: str, *, classes: int, shape: tuple[int, ...], weights: str | Non
         options["input_size"] = (image_size, image_size)
     if arch in AUXILIARY_WEIGHTS:
         options["init_weights"] = True
-        options["transform_input"] = True  # as their weights were trained; no state dict has it, so a checkpoint would else mean two things
+        # as their weights were trained; no state dict has it, so a checkpoint would else mean two things
+        options["transform_input"] = True
     try:
         module = torchvision.models.get_model(arch, weights=None, **options)
         dry_run(module, torch.empty(shape, device="meta"))
     except (RuntimeError, ValueError, AssertionError) as error:
         said = str(error).splitlines()[0]
         got = f"--image-size {image_size} with --batch-size {batch_size}"
-        raise Unusable(f"{got} does not suit --arch {arch}, which was made for {native(arch).size} pixels ({said})") from None
+        raise Unusable(
+            f"{got} does not suit --arch {arch}, which was made for {native(arch).size} pixels ({said})"
+        ) from None
     return module, load(module, arch, weights) if weights else []
 
 

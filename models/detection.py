@@ -1,4 +1,5 @@
-"""torchvision's detectors by name, and a small one: builds, fits the heads to the classes, loads weights, freezes. Imports none of ours.
+"""torchvision's detectors by name, and a small one: builds, fits the heads to the classes, loads weights,
+freezes. Imports none of ours.
 
 The plan resizes and the loader normalises and pads; so a detector's own transform does nothing here.
 """
@@ -34,17 +35,28 @@ NATIVE = {
     "ssd300_vgg16": Native(300, (0.48235, 0.45882, 0.40784), (1 / 255, 1 / 255, 1 / 255)),
     "ssdlite320_mobilenet_v3_large": Native(320, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
 }
-"""Of those that are not Native(800, MEAN, STD, 1333)."""
+"""The architectures whose input is not Native(800, MEAN, STD, 1333)."""
 STAGES = {"resnet50": 5, "mobilenet_v3_large": 6, "vgg16": 5}
 """Backbone of torchvision's -> stages that can be frozen, the stem included."""
 TRAINED = {"ssd300_vgg16": 4, "ssdlite320_mobilenet_v3_large": 6}
 """Stages that torchvision trains when there are weights to start from; 3 for the others."""
-EPS_FREE = ("fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn", "retinanet_resnet50_fpn")
+EPS_FREE = (
+    "fasterrcnn_resnet50_fpn",
+    "maskrcnn_resnet50_fpn",
+    "keypointrcnn_resnet50_fpn",
+    "retinanet_resnet50_fpn",
+)
 """Their published weights were trained with frozen norms that added nothing to the variance."""
-HEADS = ("roi_heads.box_predictor.", "roi_heads.mask_predictor.", "roi_heads.keypoint_predictor.", "head.classification_head.")
+HEADS = (
+    "roi_heads.box_predictor.",
+    "roi_heads.mask_predictor.",
+    "roi_heads.keypoint_predictor.",
+    "head.classification_head.",
+)
 """Parameters whose shape depends on the classes, or on the keypoints, are here."""
 IN_FP32 = ("rpn.head", "roi_heads.box_predictor", "head")
-"""What their outputs are decoded to are pixels: fp16 has none below 1 beyond 1024, bf16 beyond 128."""
+"""Modules that run in fp32: their outputs become pixels, and fp16 has no fractions of a pixel beyond 1024,
+bf16 none beyond 128."""
 CANVASES = 32
 """Shapes of batches whose anchors are kept: 4 MiB each at 800 x 1333."""
 
@@ -55,7 +67,7 @@ def names() -> list[str]:
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """What torchvision's own transform of the architecture would do."""
+    """Return the size and normalisation that torchvision's own transform of the architecture would apply."""
     return NATIVE.get(arch, Native(800, MEAN, STD, 1333))
 
 
@@ -65,7 +77,7 @@ def auxiliary_weight(arch: str) -> float:
 
 
 class Detector(nn.Module):
-    """A torchvision detector that is given what its own transform would make. Parameters and buffers have torchvision's names."""
+    """A torchvision detector without its transform. Parameters and buffers have torchvision's names."""
 
     def __init__(self, stock: nn.Module) -> None:
         super().__init__()
@@ -73,17 +85,22 @@ class Detector(nn.Module):
             if name != "transform":
                 self.add_module(name, child)
         stock.transform = _Untouched()
-        self._stock = (stock,)  # in a tuple it is no child of this module, and its parameters have no second name
+        # in a tuple it is no child of this module, and its parameters have no second name
+        self._stock = (stock,)
 
     def forward(
-        self, images: torch.Tensor, sizes: list[tuple[int, int]], targets: list[dict[str, torch.Tensor]] | None = None
+        self,
+        images: torch.Tensor,
+        sizes: list[tuple[int, int]],
+        targets: list[dict[str, torch.Tensor]] | None = None,
     ) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
         """In training the losses by name, scalars; else what is detected, a dict an image.
 
-        `images` [B, 3, H, W], resized, normalised and padded; `sizes` the height and width of each without its padding. Targets
-        and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels int64 [N]; targets also masks
-        uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs them; detections scores [N], sorted, and masks [N, 1, 28, 28]
-        as probabilities inside their boxes, or keypoints [N, K, 3] and keypoints_scores [N, K].
+        `images` [B, 3, H, W], resized, normalised and padded; `sizes` the height and width of each without
+        its padding. Targets and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels
+        int64 [N]; targets also masks uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs
+        them; detections scores [N], sorted, and masks [N, 1, 28, 28] as probabilities inside their boxes, or
+        keypoints [N, K, 3] and keypoints_scores [N, K].
         """
         (stock,) = self._stock
         stock.training = self.training
@@ -97,7 +114,10 @@ class Detector(nn.Module):
             outputs = stock(prepared, targets)
         if self.training:
             return dict(outputs)
-        return [{name: one.float() if name == "masks" else one for name, one in found.items()} for found in outputs]
+        for found in outputs:
+            if "masks" in found:
+                found["masks"] = found["masks"].float()
+        return list(outputs)
 
 
 class _Prepared(ImageList):
@@ -130,16 +150,19 @@ class _Anchors(nn.Module):
         if key not in self._made:
             if len(self._made) >= CANVASES:
                 self._made.clear()
-            with torch.inference_mode(False):  # they may be made in a validation, and training cannot use an inference tensor
+            # they may be made in a validation, and training cannot use an inference tensor
+            with torch.inference_mode(False):
                 alike = [torch.empty(one.shape[-2:], device=one.device) for one in features]
-                self._made[key] = self.generator(ImageList(images.tensors[:1], images.image_sizes[:1]), alike)[0]
+                first = ImageList(images.tensors[:1], images.image_sizes[:1])
+                self._made[key] = self.generator(first, alike)[0]
         return [self._made[key]] * len(images.image_sizes)
 
 
 class _FrozenNorm(FrozenBatchNorm2d):
-    """torchvision's frozen norm whose output has its input's type: with fp32 buffers, fp16 in would be fp32 out.
+    """torchvision's frozen norm with its input's type as output: with fp32 buffers it would be fp32.
 
-    Scale and shift are made again only when a buffer was written, loaded or moved: six small kernels less a norm and step.
+    Scale and shift are made again only when a buffer was written, loaded or moved: six small kernels less a
+    norm and step.
     """
 
     _made: tuple[Any, Any, torch.Tensor, torch.Tensor] | None = None
@@ -151,8 +174,10 @@ class _FrozenNorm(FrozenBatchNorm2d):
             buffers = (self.weight, self.bias, self.running_mean, self.running_var)
             made_of = (x.dtype, self.eps, *((id(one), one._version) for one in buffers))
             if self._made is None or self._made[0] != made_of:
-                with torch.inference_mode(False):  # they may be made in a validation, and training cannot use an inference tensor
-                    self._made = (made_of, buffers, *self._scale_and_shift(x.dtype))  # no other tensor gets the id of one that is kept
+                # they may be made in a validation, and training cannot use an inference tensor
+                with torch.inference_mode(False):
+                    # no other tensor gets the id of one that is kept
+                    self._made = (made_of, buffers, *self._scale_and_shift(x.dtype))
             scale, shift = self._made[2:]
         return torch.addcmul(shift, x, scale)
 
@@ -176,14 +201,18 @@ def build(
     trainable_layers: int | None = None,
     keypoints: int = 0,
 ) -> tuple[nn.Module, list[str]]:
-    """(module, parameters left at their initial values because the weights are for other classes) for batches of `shape` [B, 3, H, W].
+    """(module, parameters left at their initial values because the weights are for other classes) for batches
+    of `shape` [B, 3, H, W].
 
-    `classes` counts the background. `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights;
-    `weights_backbone` the same of the backbone's classifier. Batch norm is frozen where torchvision does so, with either of them; and all
-    but the last `trainable_layers` stages of the backbone. Downloads nothing unless a name was given. Raises Unusable.
+    `classes` counts the background. `weights` is a checkpoint file of ours, a state dict file, or the name of
+    torchvision weights; `weights_backbone` the same of the backbone's classifier. Batch norm is frozen where
+    torchvision does so, with either of them; and all but the last `trainable_layers` stages of the backbone.
+    Downloads nothing unless a name was given. Raises Unusable.
     """
     if weights and weights_backbone:
-        raise Unusable(f"--weights {weights} has a backbone already; give either --weights or --weights-backbone")
+        raise Unusable(
+            f"--weights {weights} has a backbone already; give either --weights or --weights-backbone"
+        )
     if arch in OWN:
         _refuse_what_torchvision_has(arch, weights, weights_backbone, trainable_layers)
         stock = OWN[arch](classes)
@@ -192,7 +221,9 @@ def build(
         frozen = _frozen_stages(arch, trainable_layers, pretrained=bool(weights or weights_backbone))
         options = _keypoint_options(arch, keypoints)
         state = read(arch, weights) if weights else {}
-        stock = torchvision.models.get_model(arch, weights=None, weights_backbone=None, num_classes=classes, **options)
+        stock = torchvision.models.get_model(
+            arch, weights=None, weights_backbone=None, num_classes=classes, **options
+        )
         if arch.startswith("ssdlite") and (weights_backbone or _has_full_tail(state)):
             _give_full_tail(stock, classes)
         if (weights or weights_backbone) and not arch.startswith("ssd") and not arch.endswith("_v2"):
@@ -207,12 +238,20 @@ def build(
     return Detector(stock), new
 
 
-def _refuse_what_torchvision_has(arch: str, weights: str | None, weights_backbone: str | None, trainable_layers: int | None) -> None:
+def _refuse_what_torchvision_has(
+    arch: str, weights: str | None, weights_backbone: str | None, trainable_layers: int | None
+) -> None:
     if weights and not Path(weights).is_file():
-        raise Unusable(f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file")
+        raise Unusable(
+            f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
+        )
     if weights_backbone or trainable_layers is not None:
-        flag = f"--weights-backbone {weights_backbone}" if weights_backbone else f"--trainable-layers {trainable_layers}"
-        raise Unusable(f"{flag}: the backbone of --arch {arch} is no classifier's and is always trained; leave it out")
+        flag = f"--trainable-layers {trainable_layers}"
+        if weights_backbone:
+            flag = f"--weights-backbone {weights_backbone}"
+        raise Unusable(
+            f"{flag}: the backbone of --arch {arch} is no classifier's and is always trained; leave it out"
+        )
 
 
 def _backbone(arch: str) -> str:
@@ -232,10 +271,12 @@ def _frozen_stages(arch: str, trained: int | None, *, pretrained: bool) -> int:
     if trained is None:
         return stages - TRAINED.get(arch, 3) if pretrained else 0
     if not 0 <= trained <= stages:
-        raise Unusable(f"--trainable-layers got {trained}; the backbone of --arch {arch} has {stages} stages: 0 to {stages}")
+        got = f"--trainable-layers got {trained}"
+        raise Unusable(f"{got}; the backbone of --arch {arch} has {stages} stages: 0 to {stages}")
     if not pretrained:
         raise Unusable(
-            f"--trainable-layers {trained} needs --weights or --weights-backbone: what starts from random numbers is all trained"
+            f"--trainable-layers {trained} needs --weights or --weights-backbone: what starts from random "
+            "numbers is all trained"
         )
     return stages - trained
 
@@ -244,17 +285,21 @@ def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
     if not arch.startswith("keypointrcnn"):
         return {}
     if keypoints == 0:
-        raise Unusable(f"--arch {arch} needs keypoints and the annotations have none; --arch fasterrcnn_resnet50_fpn does without")
+        raise Unusable(
+            f"--arch {arch} needs keypoints and the annotations have none; --arch fasterrcnn_resnet50_fpn "
+            "does without"
+        )
     return {"num_keypoints": keypoints}
 
 
-# --- weights --------------------------------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------------------
 
 
 def _load(stock: nn.Module, arch: str, weights: str, state: dict[str, torch.Tensor]) -> list[str]:
-    """Load a whole detector's; the parameters of heads for other classes, which stay as they are. Raises Unusable."""
+    """Load a whole detector; return the parameters of heads for other classes, left alone. Raises Unusable."""
     if arch in EPS_FREE and is_published(arch, weights, "COCO_V1"):
-        state = {name: _as_if_with_eps(value) if _is_frozen_variance(name) else value for name, value in state.items()}
+        variances = {name: value for name, value in state.items() if _is_frozen_variance(name)}
+        state = {**state, **{name: _as_if_with_eps(value) for name, value in variances.items()}}
     return fill(stock, arch, weights, state, may_differ=lambda name: name.startswith(HEADS))
 
 
@@ -263,7 +308,8 @@ def _is_frozen_variance(name: str) -> bool:
 
 
 def _as_if_with_eps(variance: torch.Tensor) -> torch.Tensor:
-    """What gives the same once 1e-5 is added, so that checkpoints of such a run mean the same wherever they are loaded.
+    """Return the variance that is the given one again once 1e-5 is added, so that checkpoints of such a run
+    mean the same wherever they are loaded.
 
     At least 1e-9 is left of it: a few channels are dead, and their scale must not be beyond fp16.
     """
@@ -272,27 +318,38 @@ def _as_if_with_eps(variance: torch.Tensor) -> torch.Tensor:
 
 def _load_backbone(stock: nn.Module, arch: str, weights: str) -> None:
     """Load a classifier's trunk. Raises Unusable."""
-    classifier, own = _backbone(arch), stock.state_dict()
-    state, fitting = read(classifier, weights, flag="--weights-backbone"), {}
+    classifier = _backbone(arch)
+    own = stock.state_dict()
+    state = read(classifier, weights, flag="--weights-backbone")
+    fitting = {}
     for theirs, ours in _trunk(stock, arch).items():
         if theirs not in state or state[theirs].shape != own[ours].shape:
-            which = f"'{theirs}' is not {tuple(own[ours].shape)} in it" if theirs in state else f"it has no '{theirs}'"
-            raise Unusable(f"--weights-backbone {weights} is not {classifier}'s, as --arch {arch} needs: {which}")
+            which = (
+                f"'{theirs}' is not {tuple(own[ours].shape)} in it"
+                if theirs in state
+                else f"it has no '{theirs}'"
+            )
+            raise Unusable(
+                f"--weights-backbone {weights} is not {classifier}'s, as --arch {arch} needs: {which}"
+            )
         fitting[ours] = state[theirs]
     stock.load_state_dict(fitting, strict=False)
 
 
 def _trunk(stock: nn.Module, arch: str) -> dict[str, str]:
-    """Names of the classifier's trunk -> names in the detector. torchvision groups its layers anew, and keeps their order."""
+    """Names of the classifier's trunk -> names in the detector. torchvision groups its layers anew, and keeps
+    their order."""
     theirs = [
-        name for name in _outline(_backbone(arch)).state_dict() if not name.startswith(("fc.", "classifier.")) and "num_batches" not in name
+        name
+        for name in _outline(_backbone(arch)).state_dict()
+        if not name.startswith(("fc.", "classifier.")) and "num_batches" not in name
     ]
     parts = ("backbone.body.", "backbone.features.", "backbone.extra.0.")
     ours = [name for name in stock.state_dict() if name.startswith(parts) and "num_batches" not in name]
     return dict(zip(theirs, ours, strict=False))  # SSD's first extra block goes on behind the trunk
 
 
-# --- freezing -------------------------------------------------------------------------------------------------------------------------
+# --- freezing -----------------------------------------------------------------------------------------------
 
 
 def _freeze_norms(module: nn.Module) -> None:
@@ -305,7 +362,8 @@ def _freeze_norms(module: nn.Module) -> None:
 
 def _freeze_stages(stock: nn.Module, arch: str, frozen: int) -> None:
     """Train no parameter of the backbone's first `frozen` stages."""
-    backbone, parameters = _backbone(arch), dict(stock.named_parameters())
+    backbone = _backbone(arch)
+    parameters = dict(stock.named_parameters())
     starts = _stage_starts(backbone)
     for theirs, ours in _trunk(stock, arch).items():
         part = theirs.split(".")
@@ -322,10 +380,14 @@ def _stage_starts(backbone: str) -> list[int]:
     features = list(getattr(_outline(backbone), "features", []))
     if backbone == "vgg16":
         return [0, *(index for index, layer in enumerate(features) if isinstance(layer, nn.MaxPool2d))][:-1]
-    return [0, *(index for index, layer in enumerate(features) if getattr(layer, "_is_cn", False)), len(features) - 1]
+    return [
+        0,
+        *(index for index, layer in enumerate(features) if getattr(layer, "_is_cn", False)),
+        len(features) - 1,
+    ]
 
 
-# --- what is changed in torchvision's ---------------------------------------------------------------------------------------------------
+# --- what is changed in torchvision's -----------------------------------------------------------------------
 
 
 def _has_full_tail(state: dict[str, torch.Tensor]) -> bool:
@@ -334,12 +396,15 @@ def _has_full_tail(state: dict[str, torch.Tensor]) -> bool:
 
 
 def _give_full_tail(stock: Any, classes: int) -> None:
-    """SSDLite starts from a classifier with its last blocks whole; without one torchvision halves them (table 6 of MobileNetV3's paper)."""
+    """SSDLite starts from a classifier with its last blocks whole; without one torchvision halves them (table
+    6 of MobileNetV3's paper)."""
     norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
     trunk = torchvision.models.mobilenet_v3_large(weights=None, norm_layer=norm)
     stock.backbone = ssdlite._mobilenet_extractor(trunk, STAGES["mobilenet_v3_large"], norm)
     channels = retrieve_out_channels(stock.backbone, (320, 320))
-    stock.head = ssdlite.SSDLiteHead(channels, stock.anchor_generator.num_anchors_per_location(), classes, norm)
+    stock.head = ssdlite.SSDLiteHead(
+        channels, stock.anchor_generator.num_anchors_per_location(), classes, norm
+    )
 
 
 def _keep_pixels_exact(stock: nn.Module) -> None:
@@ -350,8 +415,11 @@ def _keep_pixels_exact(stock: nn.Module) -> None:
     for name in IN_FP32:
         if name in modules:
             modules[name].register_forward_hook(lambda _module, _inputs, outputs: _single(outputs))
-    if "roi_heads.keypoint_predictor" in modules:  # torchvision's loss takes views of the heat maps, which channels_last does not allow
-        modules["roi_heads.keypoint_predictor"].register_forward_hook(lambda _module, _inputs, outputs: outputs.float().contiguous())
+    # torchvision's loss takes views of the heat maps, which channels_last does not allow
+    if "roi_heads.keypoint_predictor" in modules:
+        modules["roi_heads.keypoint_predictor"].register_forward_hook(
+            lambda _module, _inputs, outputs: outputs.float().contiguous()
+        )
 
 
 def _single(outputs: Any) -> Any:
@@ -364,12 +432,19 @@ def _single(outputs: Any) -> Any:
 
 
 def _check_shape(stock: nn.Module, arch: str, shape: tuple[int, ...]) -> None:
-    """Raise Unusable when the backbone cannot take such batches, or the anchors were made for another size."""
+    """Raise Unusable when the backbone cannot take such batches, or the anchors were made for another
+    size."""
     made = native(arch)
     if arch == "ssd300_vgg16" and shape[-2:] != (made.size, made.size):
-        raise Unusable(f"--arch {arch} has anchors for {made.size} pixels alone, --image-size got {shape[-1]}; leave it out")
+        raise Unusable(
+            f"--arch {arch} has anchors for {made.size} pixels alone, --image-size got {shape[-1]}; leave it "
+            "out"
+        )
     try:
         dry_run(stock.get_submodule("backbone"), torch.empty(shape, device="meta"))
     except (RuntimeError, ValueError) as error:
-        got, said = f"--image-size {min(shape[-2:])} with --batch-size {shape[0]}", str(error).splitlines()[0]
-        raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made.size} pixels ({said})") from None
+        got = f"--image-size {min(shape[-2:])} with --batch-size {shape[0]}"
+        said = str(error).splitlines()[0]
+        raise Unusable(
+            f"{got} does not suit --arch {arch}, which was made for {made.size} pixels ({said})"
+        ) from None

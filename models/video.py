@@ -1,4 +1,5 @@
-"""torchvision's video registry by name, and a small network: builds, fits the head to the classes, loads weights. Imports none of ours."""
+"""torchvision's video registry by name, and a small network: builds, fits the head to the classes, loads
+weights. Imports none of ours."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ class Tiny(VideoResNet):
         super().__init__(BasicBlock, [Conv3DSimple] * 4, [1] * 4, _TinyStem, num_classes)
         self.fc = nn.Linear(512 // 4, num_classes)
 
-    def _make_layer(self, block: type, conv_builder: type, planes: int, blocks: int, stride: int = 1) -> nn.Sequential:
+    def _make_layer(
+        self, block: type, conv_builder: type, planes: int, blocks: int, stride: int = 1
+    ) -> nn.Sequential:
         if stride == 1:  # the first: torchvision's stem has 64
             self.inplanes = 64 // 4
         layers: nn.Sequential = super()._make_layer(block, conv_builder, planes // 4, blocks, stride)
@@ -35,8 +38,10 @@ class _TinyStem(nn.Sequential):
         super().__init__(conv, nn.BatchNorm3d(64 // 4), nn.ReLU(inplace=True))
 
 
-OWN, OWN_SIZE = {"r3d_tiny": Tiny}, 48
-"""Architectures that torchvision does not have, and the side of their frames."""
+OWN = {"r3d_tiny": Tiny}
+"""Architectures that torchvision does not have."""
+OWN_SIZE = 48
+"""Side of the frames that they take, pixels."""
 MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
 
 
@@ -46,7 +51,8 @@ def names() -> list[str]:
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Side of the frames, mean and deviation of torchvision's first weights; of ours those of Kinetics-400."""
+    """Side of the frames, mean and deviation of torchvision's first weights; of ours those of
+    Kinetics-400."""
     published = [] if arch in OWN else list(torchvision.models.get_model_weights(arch))
     if not published:
         return Native(OWN_SIZE, MEAN, STD)
@@ -54,21 +60,31 @@ def native(arch: str, weights: str | None = None) -> Native:
     return Native(int(made_for.crop_size[0]), tuple(made_for.mean), tuple(made_for.std))
 
 
-def build(arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None) -> tuple[nn.Module, list[str]]:
-    """(module, parameters left at their initial values because the weights are for other classes) for batches of `shape` [B, 3, T, H, W].
+def build(
+    arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None
+) -> tuple[nn.Module, list[str]]:
+    """(module, parameters left at their initial values because the weights are for other classes) for batches
+    of `shape` [B, 3, T, H, W].
 
-    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises Unusable, also when
-    the architecture cannot train on batches of this shape.
+    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises
+    Unusable, also when the architecture cannot train on batches of this shape.
     """
     if weights and arch in OWN and not Path(weights).is_file():
-        raise Unusable(f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file")
+        raise Unusable(
+            f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
+        )
     try:
-        module = OWN[arch](classes) if arch in OWN else torchvision.models.get_model(arch, weights=None, num_classes=classes)
+        module = (
+            OWN[arch](classes)
+            if arch in OWN
+            else torchvision.models.get_model(arch, weights=None, num_classes=classes)
+        )
         dry_run(module, torch.empty(shape, device="meta"))
     except (RuntimeError, ValueError, AssertionError) as error:
         said = str(error).splitlines()[0]
         got = f"--clip-frames {shape[2]} of --image-size {shape[-1]} with --batch-size {shape[0]}"
-        made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")  # torchvision's mvit has no other
+        # torchvision's mvit has no other
+        made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")
         raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made_for} ({said})") from None
     return module, load(module, arch, weights) if weights else []
 
