@@ -1,6 +1,8 @@
-"""Rows -> TensorBoard's CUSTOM SCALARS: a suite's main figures over one value of its points. Must not know how a row was measured.
+"""Rows -> TensorBoard's CUSTOM SCALARS: a suite's main figures over one value of its points. Must not know
+how a row was measured.
 
-The page's axis is the step, so that value is the step; the points that differ in nothing else are a run, curves/<what they have in common>.
+The page's axis is the step, so that value is the step; the points that differ in nothing else are a run,
+curves/<what they have in common>.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ CURVES = {
     "max-batch": ("batch_size", ("device_gib", "allocated_gib", "host_gib")),
     "readers": ("processes", ("rate", "per_core", "cpu_us")),
 }
-"""Suite -> a value of its points, and figures. `soak` has curves over its epochs, in the run of each point."""
+"""Suite -> a value of its points, and figures. `soak` has curves over its epochs, in the run of each
+point."""
 
 
 def write(suite: Suite, rows: Sequence[Row], folder: Path, *, unit: str) -> None:
@@ -32,18 +35,24 @@ def write(suite: Suite, rows: Sequence[Row], folder: Path, *, unit: str) -> None
     shown = [name for name in figures if any(value(row, name) is not None for row in good)]
     if not shown:
         return
-    parts = 1 if all(float(row["point"][over]).is_integer() for row in good) else 1000  # a step is a whole number
+    # a step is a whole number
+    parts = 1 if all(float(row["point"][over]).is_integer() for row in good) else 1000
     group = f"{suite.name} over {over}" + (", thousandths" if parts > 1 else "")
     titles = {column.key: column.title.format(unit=unit) for column in suite.columns}
     named = dict.fromkeys(name for row in good for name in row["point"] if name != over)
     apart = [name for name in named if len({json.dumps(row["point"].get(name)) for row in good}) > 1]
     runs: dict[str, list[Row]] = {}
     for row in sorted(good, key=lambda row: float(row["point"][over])):
-        runs.setdefault(name_of({name: row["point"].get(name, "") for name in apart}) or suite.name, []).append(row)
+        runs.setdefault(
+            name_of({name: row["point"].get(name, "") for name in apart}) or suite.name, []
+        ).append(row)
     for name, its in runs.items():
         (folder / "curves" / name).mkdir(parents=True, exist_ok=True)
         board = Board(folder / "curves" / name)
         board.layout({group: {titles[figure]: [figure] for figure in shown}})
         for row in its:
-            board.scalars({f"{group}/{figure}": value(row, figure) for figure in shown}, round(parts * row["point"][over]))
+            board.scalars(
+                {f"{group}/{figure}": value(row, figure) for figure in shown},
+                round(parts * row["point"][over]),
+            )
         board.close()

@@ -1,6 +1,7 @@
-"""What the suite `readers` decodes, and with what: decoders of saturate (loaders/images/decoders.py), and those that it does not need.
+"""The decoders and the files of the suite `readers`: decoders of saturate (loaders/images/decoders.py), and
+others for comparison.
 
-The others are here in a few lines each and may be absent. Must not know: rates, processes.
+The others have a few lines each here and may not be installed. Must not know: rates, processes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ AHEAD = 128
 """Parts whose windows are drawn before the clock starts, and then used again and again."""
 
 
-# --- other people's decoders ----------------------------------------------------------------------------------------------------------
+# --- other people's decoders --------------------------------------------------------------------------------
 
 
 def _whole(decode: Callable[[bytes], Array]) -> Decode:
@@ -70,7 +71,7 @@ OTHERS: dict[str, Callable[[], Decode]] = {
 """Name on PyPI -> a function that makes the decoder."""
 
 
-# --- what is decoded ------------------------------------------------------------------------------------------------------------------
+# --- what is decoded ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -82,31 +83,44 @@ class Files:
     bytes_of: Mapping[int, bytes]
 
     def parts(self, seed: int, size: int = PART) -> Iterator[Rows]:
-        """Endless: `size` training samples each, in the order and with the windows that a run with this seed would have."""
+        """Endless: `size` training samples each, in the order and with the windows that a run with this seed
+        would have."""
         ids = np.resize(self.ids, max(len(self.ids), size))  # again from the first, where there are too few
         plan = self._plan(ids, seed, size)
-        drawn = (replace(rows, ids=ids[rows.ids]) for epoch in itertools.count() for rows in plan.rows(epoch, 0))
+        drawn = (
+            replace(rows, ids=ids[rows.ids]) for epoch in itertools.count() for rows in plan.rows(epoch, 0)
+        )
         return itertools.cycle(list(itertools.islice(drawn, max(AHEAD * PART // size, 4))))
 
     def feed(self, size: int = PART) -> Feed:
         """For a loader's parts."""
-        plan, columns = self._plan(self.ids, 0, size), self.split.columns
-        return Feed(plan=plan, source=self.split.source, columns=columns, targets=lambda rows: {}, device=torch.device("cpu"), workers=1)
+        plan = self._plan(self.ids, 0, size)
+        columns = self.split.columns
+        return Feed(
+            plan=plan,
+            source=self.split.source,
+            columns=columns,
+            targets=lambda rows: {},
+            device=torch.device("cpu"),
+            workers=1,
+        )
 
     def _plan(self, ids: Array, seed: int, size: int) -> ImagePlan:
         policy = ImagePolicy(window="random-resized", image_size=SIZE, flip=0.5)
         columns = self.split.columns
-        return ImagePlan(heights=columns.height[ids], widths=columns.width[ids], policy=policy, seed=seed, batch_size=size)
+        return ImagePlan(
+            heights=columns.height[ids], widths=columns.width[ids], policy=policy, seed=seed, batch_size=size
+        )
 
     def regions(self, task: Task, rows: Rows) -> list[Region]:
-        """What of each sample a task decodes."""
+        """Return the region of each sample that a task decodes."""
         columns = self.split.columns
         if task in ("to-pil", "to-array"):
             return [(0, 0, int(columns.width[i]), int(columns.height[i])) for i in rows.ids]
         return [(x0, y1 - 1 if task == "entropy" else y0, x1, y1) for x0, y0, x1, y1 in rows.regions.tolist()]
 
 
-# --- decoding: endless parts, of which each item is what became of a file, None where it was refused ----------------------------------
+# --- decoding: endless parts, of which each item is what became of a file, None where it was refused --------
 
 
 def parts_of(reader: str, task: Task, files: Files, *, seed: int, threads: int = 1) -> Iterator[list[Any]]:
@@ -114,16 +128,24 @@ def parts_of(reader: str, task: Task, files: Files, *, seed: int, threads: int =
     if reader == DALI:
         import_module("nvidia.dali")  # ImportError, as of the others
         parts = files.parts(seed, PART * threads)
-        found = _dali_train(files, parts, threads) if task == "train" else _dali_decode(task, files, parts, threads)
+        found = (
+            _dali_train(files, parts, threads)
+            if task == "train"
+            else _dali_decode(task, files, parts, threads)
+        )
     else:
-        found = _train(reader, files, files.parts(seed)) if task == "train" else _decode(reader, task, files, files.parts(seed))
+        found = (
+            _train(reader, files, files.parts(seed))
+            if task == "train"
+            else _decode(reader, task, files, files.parts(seed))
+        )
     if task != "to-pil" or reader == "pil":
         return found
     return ([None if one is None else Image.fromarray(one) for one in part] for part in found)
 
 
 def pil_image(data: bytes, _region: Region) -> Any:
-    """As torchvision's ImageFolder has it: a PIL image that is decoded."""
+    """Return a decoded PIL image, as torchvision's ImageFolder does."""
     with Image.open(io.BytesIO(data)) as image:
         image.load()
         return image if image.mode == "RGB" else image.convert("RGB")
@@ -135,7 +157,8 @@ def _decode(reader: str, task: Task, files: Files, parts: Iterator[Rows]) -> Ite
         decode = pil_image if task == "to-pil" else lambda data, region: np.asarray(pil_image(data, region))
     at_once = PART if hasattr(decode, "many") else 1
     for rows in parts:
-        regions, datas = files.regions(task, rows), [files.bytes_of[i] for i in rows.ids.tolist()]
+        regions = files.regions(task, rows)
+        datas = [files.bytes_of[i] for i in rows.ids.tolist()]
         for at in range(0, len(rows), at_once):
             yield decode_many(decode, datas[at : at + at_once], regions[at : at + at_once])
 
@@ -159,7 +182,8 @@ def _train(reader: str, files: Files, parts: Iterator[Rows]) -> Iterator[list[An
 
 def _dali_decode(task: Task, files: Files, parts: Iterator[Rows], threads: int) -> Iterator[list[Any]]:
     dali = import_module("nvidia.dali")
-    fn, options = dali.fn, {"adjust_orientation": False, "output_type": dali.types.RGB}
+    fn = dali.fn
+    options = {"adjust_orientation": False, "output_type": dali.types.RGB}
     given = 3 if task == "region" else 1
 
     def inputs() -> Iterator[tuple[Any, ...]]:
@@ -169,11 +193,15 @@ def _dali_decode(task: Task, files: Files, parts: Iterator[Rows], threads: int) 
             data = [np.frombuffer(files.bytes_of[i], np.uint8) for i in rows.ids.tolist()]
             yield (data, np.ascontiguousarray(low), np.ascontiguousarray(high - low))[:given]
 
-    pipeline = dali.Pipeline(batch_size=PART * threads, num_threads=threads, device_id=None, prefetch_queue_depth=2)
+    pipeline = dali.Pipeline(
+        batch_size=PART * threads, num_threads=threads, device_id=None, prefetch_queue_depth=2
+    )
     with pipeline:
         data, *where = fn.external_source(source=inputs(), num_outputs=given)
         if where:
-            pipeline.set_outputs(fn.decoders.image_slice(data, start=where[0], shape=where[1], axes=[0, 1], **options))
+            pipeline.set_outputs(
+                fn.decoders.image_slice(data, start=where[0], shape=where[1], axes=[0, 1], **options)
+            )
         else:
             pipeline.set_outputs(fn.decoders.image(data, **options))
     pipeline.build()
@@ -193,7 +221,10 @@ def _dali_train(files: Files, parts: Iterator[Rows], threads: int) -> Iterator[l
     try:
         for (images, _), batch in runner.run(prepare(rows, runner.known) for rows in parts):
             pixels = np.asarray(images.as_tensor())
-            yield [None if i in batch.failed else one for i, one in zip(batch.rows.ids.tolist(), pixels, strict=True)]
+            yield [
+                None if i in batch.failed else one
+                for i, one in zip(batch.rows.ids.tolist(), pixels, strict=True)
+            ]
     finally:
         runner.close()
         prepare.close()

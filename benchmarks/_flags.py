@@ -1,4 +1,5 @@
-"""Flags of the suites, of which many take several values: what was got and what is allowed, in one line. Must not know a suite."""
+"""Flags of the suites, of which many take several values: what was got and what is allowed, in one line. Must
+not know a suite."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ S = TypeVar("S", bound=Settings)
 
 
 def asked(cls: type[S], argv: list[str], *, prog: str) -> S:
-    """As config.flags; of a value that is not allowed it is pydantic that says so, value by value, and not the parser. Raises UserError."""
+    """Return the settings that flags ask for, as cli.flags does. A value that is not allowed is named alone,
+    by pydantic and not by the parser. Raises UserError."""
     try:
         return flags(cls, argv, prog=prog)
     except UserError as mistake:
@@ -21,7 +23,7 @@ def asked(cls: type[S], argv: list[str], *, prog: str) -> S:
 
 
 def _refused(cls: type[Settings], argv: list[str], prog: str) -> UserError | None:
-    """Of the first flag with a wrong value; None when it is something else that is wrong."""
+    """Return the error of the first flag with a wrong value; None when something else is wrong."""
     for flag, words in _given(argv):
         name = flag.removeprefix("--").replace("-", "_")
         info = cls.model_fields.get(name)

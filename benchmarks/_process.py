@@ -1,4 +1,5 @@
-"""A program in a process of its own, of which nothing is left when it ends; and signals that end like Ctrl-C. Must not know a suite."""
+"""A program in a process of its own, of which nothing is left when it ends; and signals that end like Ctrl-C.
+Must not know a suite."""
 
 from __future__ import annotations
 
@@ -20,9 +21,17 @@ PATIENCE_S = 35.0
 
 def ran(command: list[str], log: Any, limit_s: float) -> int | None:
     """The exit code, None when it took too long. Whatever it has started is gone when this returns."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=True,
     )
     try:
         return process.wait(limit_s)
@@ -33,7 +42,8 @@ def ran(command: list[str], log: Any, limit_s: float) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their own."""
+    """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their
+    own."""
     with _later():
         with suppress(psutil.Error):
             family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -53,7 +63,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _heard_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Signals that end a program go there. One that is ignored, as nohup has it of a closed terminal, stays so."""
+    """Signals that end a program go there. One that is ignored, as nohup has it of a closed terminal, stays
+    so."""
     before = {number: known for number in ENDING if (known := signal.getsignal(number)) is not signal.SIG_IGN}
     try:
         for number in before:
@@ -78,7 +89,8 @@ def _later() -> Iterator[None]:
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far stay."""
+    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far
+    stay."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

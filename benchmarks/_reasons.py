@@ -8,7 +8,7 @@ from contextlib import suppress
 from itertools import takewhile
 
 LAUNCHER = "torch/distributed/elastic/multiprocessing/api.py"
-"""From here on it is torchrun that speaks, of ranks that have said why they end."""
+"""A file name in the log: from here on torchrun speaks, of ranks that have already said why they end."""
 OUT_OF_MEMORY = (
     "out of memory",
     "out of the GPU's memory",
@@ -21,9 +21,16 @@ OUT_OF_MEMORY = (
     "[Errno 12]",
     "std::bad_alloc",
 )
-"""Of PyTorch, train.py, DALI, CUDA, its libraries, Python, oneDNN, the system, and C++; in any case."""
-NO_THREAD_OR_KILLED = "Thread creation failed", "can't start new thread", "Resource temporarily unavailable", "when memory is short"
-"""Has other reasons too, but not for a suite that asks how much fits: of libgomp, Python, the system, and our loaders."""
+"""Words, in any case, by which PyTorch, train.py, DALI, CUDA and its libraries, Python, oneDNN, the system
+and C++ say that memory is short."""
+NO_THREAD_OR_KILLED = (
+    "Thread creation failed",
+    "can't start new thread",
+    "Resource temporarily unavailable",
+    "when memory is short",
+)
+"""Has other reasons too, but not for a suite that asks how much fits: of libgomp, Python, the system, and our
+loaders."""
 NOT_HERE = 77
 """Exit code of a point that this machine cannot measure: a row that says so, and no failure."""
 LONGEST = 300
@@ -34,13 +41,18 @@ def reason(code: int, log: Sequence[str], *, asks_what_fits: bool) -> tuple[str,
     """The status of its row, and what to say."""
     said = [line.strip() for line in log if line.strip()]
     words = [word.lower() for word in (*OUT_OF_MEMORY, *(NO_THREAD_OR_KILLED if asks_what_fits else ()))]
-    if (line := next((line for line in said if any(word in line.lower() for word in words)), None)) is not None:
+    if (
+        line := next((line for line in said if any(word in line.lower() for word in words)), None)
+    ) is not None:
         return "oom", line[-LONGEST:]
     last = [line[-LONGEST:] for line in takewhile(lambda line: LAUNCHER not in line, said)][-1:]
     if code == NOT_HERE and last:
         return "absent", last[0]
     if code == -signal.SIGKILL:  # which may come after any line
-        return "oom" if asks_what_fits else "failed", f"exit code {code}: killed, as the system does when memory is short"
+        return (
+            "oom" if asks_what_fits else "failed",
+            f"exit code {code}: killed, as the system does when memory is short",
+        )
     told = [_signal(code), *last] if code < 0 else last
     return "failed", f"exit code {code}: {'; '.join(told) or 'it said nothing'}"
 

@@ -1,4 +1,5 @@
-"""Rows -> what a person looks at: a table, the same in Markdown, plots, TensorBoard. Must not know how a row was measured."""
+"""Rows -> what a person looks at: a table, the same in Markdown, plots, TensorBoard. Must not know how a row
+was measured."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ from report.tensorboard import Board
 LONGEST = 200
 """Letters of why a row has no figure."""
 UNSTEADY = 0.3
-"""Of its median: a rate whose middle half of repeats is wider says nothing."""
+"""Share of the median: a rate says nothing when the middle half of its repeats is wider."""
 FENCE = re.compile(r"`{3,}|~{3,}")
-"""What opens and ends a block of code in Markdown."""
+"""The line that opens and ends a block of code in Markdown."""
 
 
 def columns(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[Column]:
@@ -42,7 +43,7 @@ def columns(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[Column]:
 
 
 def same(suite: Suite, rows: Sequence[Row]) -> str:
-    """What all points have in common."""
+    """Return the values that all points have in common, as text."""
     names = [column for column in suite.columns if all(column.key in row["point"] for row in rows)]
     left_out = [column for column in names if column not in columns(suite, rows, detail=True)]
     return ", ".join(f"{column.title} {_cell(rows[0], column.key, column.form)}" for column in left_out)
@@ -53,7 +54,9 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
     shown = columns(suite, rows, detail=detail)
     found = [[column.title.format(unit=unit_of(rows)) for column in shown]]
     for row in rows:
-        line = [_cell(row, column.key, column.form, spread=detail or column.key == suite.rate) for column in shown]
+        line = [
+            _cell(row, column.key, column.form, spread=detail or column.key == suite.rate) for column in shown
+        ]
         at = [column.key for column in shown].index(suite.rate)
         if row["status"] != "ok" and value(row, suite.rate) is None:
             line[at] = _why(row)
@@ -64,8 +67,10 @@ def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]
 
 
 def unit_of(rows: Sequence[Row]) -> str:
-    """Of the rates: as the rows say, also those that have failed; else img/s."""
-    said = (row["figures"].get("unit") or ("clip/s" if "clip_frames" in row["point"] else None) for row in rows)
+    """Return the unit of the rates: the one that any row names, also a failed one; else img/s."""
+    said = (
+        row["figures"].get("unit") or ("clip/s" if "clip_frames" in row["point"] else None) for row in rows
+    )
     return next((str(unit) for unit in said if unit), "img/s")
 
 
@@ -91,14 +96,22 @@ def _short(text: str) -> str:
 def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
     """The table with what is needed to repeat it: command, hardware, versions, noise, clocks."""
     path = folder / "suite.json"  # a run of train.py has none
-    about = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"command": "python train.py (see config.yaml)"}
+    about = (
+        json.loads(path.read_text(encoding="utf-8"))
+        if path.exists()
+        else {"command": "python train.py (see config.yaml)"}
+    )
     fence = "`" * max(3, *(len(run) + 1 for run in FENCE.findall(about["command"])), 0)
     head = [f"# {suite.name}", "", suite.about, "", f"{fence}bash", about["command"], fence, ""]
     head += [f"- commit {about['commit']}"] if about.get("commit") else []
     head += [f"- {line}" for line in conditions(suite, rows, _escaped(about.get("note", "")))]
     head += ["- A figure with a spread is the median of its repeats (smallest to largest, number).", ""]
     titles, *lines_ = cells(suite, rows, detail=True)
-    table = [_line(titles), _line(["---"] * len(titles)), *(_line(cell.replace("|", "/") for cell in line) for line in lines_)]
+    table = [
+        _line(titles),
+        _line(["---"] * len(titles)),
+        *(_line(cell.replace("|", "/") for cell in line) for line in lines_),
+    ]
     told = [f"- {one}" for one in concluded(suite, rows)]
     return "\n".join([*head, *table, *([""] if told else []), *told]) + "\n"
 
@@ -113,7 +126,8 @@ def _line(words: Iterable[str]) -> str:
 
 
 def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
-    """Hardware and versions (each once, whatever differs listed), the noise of the repeats, clocks and throttling."""
+    """Hardware and versions (each once, whatever differs listed), the noise of the repeats, clocks and
+    throttling."""
     told = [" ".join(note.split())] if note.strip() else []
     told += [f"The same for all: {shared}."] if (shared := same(suite, rows)) else []
     told += suite.facts(rows)
@@ -122,42 +136,63 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     versions = sorted(versions_of(rows).items())
     told += [", ".join(f"{name} {found}" for name, found in versions)] if versions else []
     noise = [
-        spread["iqr"] / row["figures"][suite.rate] for row in rows if row["status"] == "ok" and (spread := row["spread"].get(suite.rate))
+        spread["iqr"] / row["figures"][suite.rate]
+        for row in rows
+        if row["status"] == "ok" and (spread := row["spread"].get(suite.rate))
     ]
-    if when := sorted({time.strftime("%Y-%m-%d", time.gmtime(row["began"])) for row in rows if row.get("began")}):
+    if when := sorted(
+        {time.strftime("%Y-%m-%d", time.gmtime(row["began"])) for row in rows if row.get("began")}
+    ):
         told.append(f"Measured on {' and '.join(when)}.")
     if noise:
         runs = max((row["figures"].get("repeats") or 0) for row in rows)
-        told.append(f"Spread over {runs} processes a point." if runs else "Spread over windows or passes of one process a point.")
         told.append(
-            f"Noise: half of the repeats of a point lie within {np.median(noise):.1%} of its median (worst point {max(noise):.1%})."
+            f"Spread over {runs} processes a point."
+            if runs
+            else "Spread over windows or passes of one process a point."
+        )
+        told.append(
+            f"Noise: half of the repeats of a point lie within {np.median(noise):.1%} of its median (worst "
+            f"point {max(noise):.1%})."
         )
     if wild := [name_of(row["point"]) for row in rows if unsteady(suite, row)]:
-        told.append(f"Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: {', '.join(wild)}.")
+        told.append(
+            "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: "
+            f"{', '.join(wild)}."
+        )
     clocks = [mhz for row in rows if (mhz := row["figures"].get("sm_mhz"))]
     if clocks:
         slowed = max((row["figures"].get("throttled") or 0.0) for row in rows)
-        told.append(f"GPU clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz; slowed in up to {slowed:.0%} of the readings (power, heat).")
+        told.append(
+            f"GPU clock {min(clocks):,.0f} to {max(clocks):,.0f} MHz; slowed in up to {slowed:.0%} of the "
+            "readings (power, heat)."
+        )
     steal = max((row["figures"].get("cpu_steal") or 0.0) for row in rows)
     if steal >= STEAL:
-        told.append(f"Up to {steal:.0%} of the cores' time went to other virtual machines of the host (steal).")
+        told.append(
+            f"Up to {steal:.0%} of the cores' time went to other virtual machines of the host (steal)."
+        )
     return told
 
 
 def unsteady(suite: Suite, row: Row) -> bool:
     """Whether a rate varied so much that it is not to be relied on."""
-    rate, its = row["figures"].get(suite.rate), row["spread"].get(suite.rate)
+    rate = row["figures"].get(suite.rate)
+    its = row["spread"].get(suite.rate)
     return bool(row["status"] == "ok" and rate and its and its["iqr"] > UNSTEADY * rate)
 
 
 def concluded(suite: Suite, rows: Sequence[Row]) -> list[str]:
-    """What the suite makes of the rows that can be relied on."""
+    """Return the lines that the suite concludes from the rows that are steady."""
     return suite.conclude([row for row in rows if not unsteady(suite, row)])
 
 
 def _machine(hardware: dict[str, Any]) -> str:
     gpu = f"{hardware['gpus']} x {hardware['gpu']}, " if hardware.get("gpu") else ""
-    return f"{gpu}{hardware['cores']:g} cores of {hardware['cpu']}, {hardware['ram_gib']:.0f} GiB{'' if gpu else ', no GPU used'}"
+    return (
+        f"{gpu}{hardware['cores']:g} cores of {hardware['cpu']}, {hardware['ram_gib']:.0f} "
+        f"GiB{'' if gpu else ', no GPU used'}"
+    )
 
 
 def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any, *, write: bool = True) -> None:
@@ -211,13 +246,20 @@ def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> l
 
 
 def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequence[Path]) -> None:
-    """Plots as images, and a row of HPARAMS for each point that is no run of train.py, which has written its own."""
+    """Plots as images, and a row of HPARAMS for each point that is no run of train.py, which has written its
+    own."""
     names = {name for row in rows for name, found in row["figures"].items() if isinstance(found, int | float)}
     for row in rows:
         run = folder / row["folder"]
-        if row["status"] == "short" and run != folder:  # a figure that is refused is not to be found there either; a plain run is not ours
+        # a figure that is refused is not to be found there either; a plain run is not ours
+        if row["status"] == "short" and run != folder:
             _forget(run)
-        if not row["figures"] or row["status"] == "short" or not run.is_dir() or any(run.glob("events.out.tfevents.*")):
+        if (
+            not row["figures"]
+            or row["status"] == "short"
+            or not run.is_dir()
+            or any(run.glob("events.out.tfevents.*"))
+        ):
             continue
         board = Board(run)
         hparams(board, suite.name, row["point"], row["figures"], names=names)
@@ -234,24 +276,36 @@ def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequenc
 
 
 def _forget(run: Path) -> None:
-    """What TensorBoard shows of it."""
+    """Remove the event files of a run, so that TensorBoard shows nothing of it."""
     for events in run.glob("events.out.tfevents.*"):
         events.unlink()
 
 
-def hparams(board: Board, suite: str, point: Point, figures: Mapping[str, Any], *, names: Iterable[str] = ()) -> None:
-    """The point's row of the HPARAMS page, with the figures that are numbers; `names`: those of all rows, which the page needs."""
-    numbers = {f"{suite}/{name}": float(found) for name, found in figures.items() if isinstance(found, int | float)}
+def hparams(
+    board: Board, suite: str, point: Point, figures: Mapping[str, Any], *, names: Iterable[str] = ()
+) -> None:
+    """The point's row of the HPARAMS page, with the figures that are numbers; `names`: those of all rows,
+    which the page needs."""
+    numbers = {
+        f"{suite}/{name}": float(found) for name, found in figures.items() if isinstance(found, int | float)
+    }
     board.hparams(
-        {name: found if isinstance(found, int | float | str) else name_of({name: found}) for name, found in point.items()},
+        {
+            name: found if isinstance(found, int | float | str) else name_of({name: found})
+            for name, found in point.items()
+        },
         metrics=sorted({*numbers, *(f"{suite}/{name}" for name in names)}),
-        columns={name: type(found) if isinstance(found, int | float | bool) else str for name, found in point.items()},
+        columns={
+            name: type(found) if isinstance(found, int | float | bool) else str
+            for name, found in point.items()
+        },
     )
     board.scalars(numbers, 0)
 
 
 class Left:
-    """The time left, as a text that counts down: the mean of what has ended in this run, times what is left."""
+    """The time left, as a text that counts down: the mean of what has ended in this run, times what is
+    left."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -260,16 +314,20 @@ class Left:
         self._done = self._known = 0
 
     def tell(self, done: int, known: int) -> None:
-        """What is done at the first call was so before."""
+        """Tell that `done` of `known` points are over. Those that are over at the first call do not count for
+        the time left."""
         now = self._clock()
         if self._before is None:
-            self._before, self._began = done, now
+            self._before = done
+            self._began = now
         if done > self._done:
             self._ended = now
-        self._done, self._known = done, known
+        self._done = done
+        self._known = known
 
     def __str__(self) -> str:
-        ended, left = self._done - (self._before or 0), self._known - self._done
+        ended = self._done - (self._before or 0)
+        left = self._known - self._done
         if not ended:
             return "-:--:--"
         each_s = (self._ended - self._began) / ended
@@ -279,10 +337,17 @@ class Left:
 
 @contextmanager
 def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Points (or searches) done of all, the time left, and a line for each point; without a terminal the lines alone."""
+    """Points (or searches) done of all, the time left, and a line for each point; without a terminal the
+    lines alone."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    shown = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left {task.fields[left]}")
+    shown = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left {task.fields[left]}"),
+    )
     with Progress(*shown, console=console, disable=not console.is_terminal) as bar:
         left = Left()
         task = bar.add_task(title, total=None, left=left)
@@ -302,7 +367,9 @@ def best(rows: Sequence[Row], figure: str, **where: Any) -> float | None:
     return max((one for one in found if one is not None), default=None)
 
 
-def by(rows: Sequence[Row], name: str, key: Callable[[Any], Any] = lambda found: found) -> dict[Any, list[Row]]:
+def by(
+    rows: Sequence[Row], name: str, key: Callable[[Any], Any] = lambda found: found
+) -> dict[Any, list[Row]]:
     """Rows by a value of their point."""
     return grouped(rows, lambda row: key(row["point"][name]))
 

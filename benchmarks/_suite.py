@@ -1,6 +1,7 @@
-"""What a benchmark suite is, and running its points: each in a process of its own, so that a crash is a row and not the end.
+"""A benchmark suite and the runs of its points: each in a process of its own, so that a crash is a row and
+not the end.
 
-    settings -> points -> [process: measure] -> rows, one a line of results.jsonl -> tables and plots (_show.py)
+    settings -> points -> [process: measure] -> rows of results.jsonl -> tables and plots (_show.py)
 
 Must not know what is measured.
 """
@@ -33,42 +34,47 @@ from dataset.splits import list_of
 from report import record
 from report.meter import spread
 
-LEAST, LEAST_STEPS = 3, 20
-"""Repeats (windows, passes), and steps where there are such, below which a figure is not shown."""
+LEAST = 3
+"""Repeats (windows, passes) below which a figure is not shown."""
+LEAST_STEPS = 20
+"""Steps, where a point has steps, below which a figure is not shown."""
 DONE = ("ok", "oom")
-"""A point with such a row is not measured again when a suite goes on; one that failed, timed out or was too short is."""
+"""A point with such a row is not measured again when a suite goes on; one that failed, timed out or was too
+short is."""
 WRONG_DATA = re.compile(r"exit code 2: (?:train\.py: )?(--data: .*)")
-"""Of a point: why no point can be measured."""
+"""The error of a point after which no point can be measured."""
 
 APART = " / "
 REPEAT = "repeat"
 """In a point: which of its processes it is."""
-ROW = {"suite", "point", "began", "took_s", "status", "error", "figures", "spread", "versions", "hardware", "folder"}
+MADE = ("figures", "spread", "versions", "hardware")
+ROW = {"suite", "point", "began", "took_s", "status", "error", "folder", *MADE}
 Point = dict[str, Any]
 Row = dict[str, Any]
 
 
 class Absent(UserError):
-    """What a point needs is not installed here."""
+    """A package that a point needs is not installed here."""
 
 
 class Common(Settings):
     """Flags that every suite has."""
 
     output: Path | None = None
-    """Folder of results.jsonl, table.md, plots and TensorBoard runs; the same command with it goes on. Default: runs/bench-SUITE-<date>."""
+    """Folder of results.jsonl, table.md, plots and TensorBoard runs; the same command with it goes on.
+    Default: runs/bench-SUITE-<date>."""
     limit_s: NotNegative = 600.0
     """Longest that one point may take, seconds; a longer one is a row that says so."""
     repeats: PositiveInt = 1
-    """Processes a point, in turns: 1, or 3 and more. Then the spread is of these runs, and python -m scripts.report can tell a change
-    from noise."""
+    """Processes a point, in turns: 1, or 3 and more. Then the spread is of these runs, and python -m
+    scripts.report can tell a change from noise."""
     note: str = ""
     """A line for the head of the table, such as the kind of machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What came of one point. `spread` has the figures that were repeated: n, min, max, iqr."""
+    """The outcome of one point. `spread` has n, min, max and iqr of the figures that were repeated."""
 
     figures: dict[str, float | int | str | None]
     spread: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -79,7 +85,8 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column of a table: `key` of the point or of the figures, as `form` writes it; `detail`: in Markdown only.
+    """One column of a table: `key` of the point or of the figures, as `form` writes it; `detail`: in Markdown
+    only.
 
     In the title {unit} stands for the unit of the rates: img/s, clip/s.
     """
@@ -98,19 +105,24 @@ class Suite:
     about: str
     settings: type[Common]
     points: Callable[[Any], list[Point]]
-    command: Callable[[Any, Point, Path], list[str]]  # the program that measures a point and writes into its folder
+    # the program that measures a point and writes into its folder
+    command: Callable[[Any, Point, Path], list[str]]
     read: Callable[[Point, Path], Measured]  # what it left there
     columns: tuple[Column, ...]
     rate: str  # the figure that scripts/report.py compares
     higher_is_better: bool = True
     plots: Callable[[Sequence[Row], Path], list[Path]] = lambda rows, folder: []
-    derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows  # with figures that compare a row to others, for what is shown
-    facts: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what is true of the rows whatever their rates
-    conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []  # what to say after the table, of rates that are steady
+    # with figures that compare a row to others, for what is shown
+    derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
+    # what is true of the rows whatever their rates
+    facts: Callable[[Sequence[Row]], list[str]] = lambda rows: []
+    # what to say after the table, of rates that are steady
+    conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []
     follow: Callable[[Any, Sequence[Row]], list[Point]] | None = None
     """Points that depend on rows, asked for until none comes."""
     searches: Callable[[Any, Sequence[Row]], tuple[int, int]] | None = None
-    """Of such a suite: searches that are over after these rows, of all; nobody knows how many points these take."""
+    """For a suite that searches: (searches that are over after these rows, all searches); nobody knows how
+    many points they take."""
     bounds: Callable[[Row], tuple[float, float]] | None = None
     """Between which the rate of a row lies for certain, in a suite that is not repeated."""
     asks_what_fits: bool = False
@@ -128,23 +140,29 @@ def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
 
 
 def ranks(count: int) -> list[str]:
-    """What stands between Python and a program of so many processes."""
-    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
+    """Return the arguments that stand between Python and a program of `count` processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
+    return launcher if count > 1 else []
 
 
 def require_gpus(asked: Sequence[int], here: int) -> None:
-    """Raise UserError when there are fewer GPUs than a point has ranks; without a GPU any number of them runs on the CPU."""
+    """Raise UserError when there are fewer GPUs than a point has ranks; without a GPU any number of them runs
+    on the CPU."""
     if 0 < here < max(asked, default=0):
         there = "is 1 GPU" if here == 1 else f"are {here} GPUs"
-        raise UserError(f"--gpus {max(asked)}: there {there} here, and a rank needs one of its own; at most --gpus {here}")
+        raise UserError(
+            f"--gpus {max(asked)}: there {there} here, and a rank needs one of its own; at most --gpus {here}"
+        )
 
 
 def class_folders(root: Path | None, *, task: str = "classification") -> Path:
-    """The folder with <class>/*: root/train or the root itself; of videos also a list, the root itself or in it. Raises UserError."""
+    """The folder with <class>/*: root/train or the root itself; of videos also a list, the root itself or in
+    it. Raises UserError."""
     if root is not None and task == "video" and (found := root if root.is_file() else list_of(root, "train")):
         return found.resolve()
     if root is None or not root.is_dir():
-        wanted = "name one with <class>/* or train/<class>/*" + (", or with the list train.csv" if task == "video" else "")
+        wanted = "name one with <class>/* or train/<class>/*"
+        wanted += ", or with the list train.csv" if task == "video" else ""
         raise UserError(f"--data {'is missing' if root is None else f'{root}: no such folder'}; {wanted}")
     return (root / "train" if (root / "train").is_dir() else root).resolve()
 
@@ -153,8 +171,10 @@ S = TypeVar("S", bound=Common)
 
 
 def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) -> None:
-    """`if __name__ == "__main__"` of such a module: one point -> figures.json. Exit code 2 for a UserError, NOT_HERE for Absent."""
-    point, folder = json.loads(sys.argv[2]), Path(sys.argv[3])
+    """`if __name__ == "__main__"` of such a module: one point -> figures.json. Exit code 2 for a UserError,
+    NOT_HERE for Absent."""
+    point = json.loads(sys.argv[2])
+    folder = Path(sys.argv[3])
     try:
         measured = measure(settings.model_validate(json.loads(sys.argv[1])), point, folder)
     except UserError as mistake:
@@ -165,7 +185,7 @@ def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) 
 
 
 def figures_of(_point: Point, folder: Path) -> Measured:
-    """What `measuring` wrote."""
+    """Return the outcome that `measuring` wrote."""
     return Measured(**json.loads((folder / "figures.json").read_text()))
 
 
@@ -182,7 +202,8 @@ def results(folder: Path) -> list[Row]:
         lines = (folder / "results.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError as error:
         raise UserError(
-            f"{folder} has no results.jsonl ({error.strerror}); name a folder that python -m scripts.bench has written"
+            f"{folder} has no results.jsonl ({error.strerror}); name a folder that python -m scripts.bench "
+            "has written"
         ) from None
     for line in lines:
         try:
@@ -202,19 +223,25 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
     points = suite.points(settings)
     data = getattr(settings, "data", None)
     if data is not None and folder.resolve().is_relative_to(data.resolve()):
-        raise UserError(f"--output {folder} lies inside --data {data}, which is never written to; name another folder")
+        raise UserError(
+            f"--output {folder} lies inside --data {data}, which is never written to; name another folder"
+        )
     if not points:
         raise UserError("nothing to measure: a flag that takes several values has none")
     if settings.repeats > 1:
         if suite.follow:
             raise UserError(f"--repeats {settings.repeats}: {suite.name} is a search, of which there is one")
         if settings.repeats < LEAST:
-            raise UserError(f"--repeats {settings.repeats}: of fewer than {LEAST} no figure is shown; 1, or {LEAST} and more")
+            raise UserError(
+                f"--repeats {settings.repeats}: of fewer than {LEAST} no figure is shown; 1, or {LEAST} and "
+                "more"
+            )
         points = [{**point, REPEAT: number} for number in range(settings.repeats) for point in points]
     points = [json.loads(one) for one in dict.fromkeys(json.dumps(point) for point in points)]  # each once
     with record.claimed(folder, resuming=True, enabled=True):
         rows = results(folder) if (folder / "results.jsonl").exists() else []
-        if not _same_suite(suite, settings, folder, rows) and rows:  # nothing was measured: another command's failures are not its rows
+        # nothing was measured: another command's failures are not its rows
+        if not _same_suite(suite, settings, folder, rows) and rows:
             record.replace(folder / "results.jsonl", b"")
             rows = []
         done = [row["point"] for row in rows if row["status"] in DONE]
@@ -235,12 +262,15 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
                 done.append(row["point"])
                 if wrong := WRONG_DATA.fullmatch(row["error"] or ""):
                     raise UserError(wrong[1])
-                progress(*_so_far(suite, settings, points, done, rows), f"{name_of(left[0])}: {_said(suite, row)}")
+                said = f"{name_of(left[0])}: {_said(suite, row)}"
+                progress(*_so_far(suite, settings, points, done, rows), said)
         finally:
             file.close()
 
 
-def _so_far(suite: Suite, settings: Common, points: list[Point], done: list[Point], rows: Sequence[Row]) -> tuple[int, int]:
+def _so_far(
+    suite: Suite, settings: Common, points: list[Point], done: list[Point], rows: Sequence[Row]
+) -> tuple[int, int]:
     if suite.searches:
         return suite.searches(settings, [row for row in rows if row["point"] in done])
     return sum(point in done for point in points), len(points)
@@ -250,22 +280,30 @@ def merged(rows: Sequence[Row]) -> list[Row]:
     """One row a point: medians over its repeats, and their spread."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(json.dumps({name: found for name, found in row["point"].items() if name != REPEAT}), []).append(row)
-    return [_median(json.loads(point), its) if REPEAT in its[0]["point"] else its[0] for point, its in groups.items()]
+        point = {name: found for name, found in row["point"].items() if name != REPEAT}
+        groups.setdefault(json.dumps(point), []).append(row)
+    repeated = [REPEAT in its[0]["point"] for its in groups.values()]
+    return [
+        _median(json.loads(point), its) if several else its[0]
+        for (point, its), several in zip(groups.items(), repeated, strict=True)
+    ]
 
 
 def _median(point: Point, rows: Sequence[Row]) -> Row:
-    """`repeats` and `lost` of the figures: processes with a figure, and without; `error`: why the first of these has none."""
+    """`repeats` and `lost` of the figures: processes with a figure, and without; `error`: why the first of
+    these has none."""
     good = [row for row in rows if row["status"] == "ok"]
     if not good:
         return {**rows[0], "point": point}
-    figures, spreads = dict(good[0]["figures"]), dict[str, Any]()
+    figures = dict(good[0]["figures"])
+    spreads = dict[str, Any]()
     for name in figures:
         values = [row["figures"].get(name) for row in good]
         if all(isinstance(found, int | float) for found in values):
             figures[name], spreads[name] = statistics.median(values), spread(values)
     lost = [row for row in rows if row["status"] != "ok"]
     figures |= {"repeats": len(good), "lost": len(lost)}
+    why = f"{len(lost)} of {len(rows)} processes without a figure: {said_of(lost[0])}" if lost else None
     return {
         **good[0],
         "point": point,
@@ -273,7 +311,7 @@ def _median(point: Point, rows: Sequence[Row]) -> Row:
         "figures": figures,
         "spread": spreads,
         "versions": versions_of(good),
-        "error": f"{len(lost)} of {len(rows)} processes without a figure: {said_of(lost[0])}" if lost else None,
+        "error": why,
     }
 
 
@@ -287,7 +325,8 @@ def versions_of(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def by_chance(suite: Suite, row: Row) -> tuple[float, float] | None:
-    """Between which the rate of a row lies. None with fewer than LEAST repeats: nothing can be said to be beyond noise."""
+    """Between which the rate of a row lies. None with fewer than LEAST repeats: nothing can be said to be
+    beyond noise."""
     if suite.bounds:
         return suite.bounds(row)
     its = row["spread"].get(suite.rate) if row["figures"].get("repeats", 0) >= LEAST else None
@@ -295,15 +334,18 @@ def by_chance(suite: Suite, row: Row) -> tuple[float, float] | None:
 
 
 def beyond_noise(suite: Suite, one: Row, other: Row) -> bool | None:
-    """Whether the rates of two rows differ by more than chance: their runs do not overlap. None when nothing tells."""
+    """Whether the rates of two rows differ by more than chance: their runs do not overlap. None when nothing
+    tells."""
     first, second = (by_chance(suite, row) for row in (one, other))
     return None if first is None or second is None else second[0] > first[1] or first[0] > second[1]
 
 
 def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row]) -> bool:
-    """Whether a folder holds points of this command. One in which nothing was measured yet is given to it. Raises UserError for others'."""
+    """Whether a folder holds points of this command. One in which nothing was measured yet is given to it.
+    Raises UserError for others'."""
     asked = {name: found.resolve() if isinstance(found, Path) else found for name, found in settings}
-    wanted = {"suite": suite.name, **record.plain({k: v for k, v in asked.items() if k not in ("output", "limit_s", "note")})}
+    asked = {name: found for name, found in asked.items() if name not in ("output", "limit_s", "note")}
+    wanted = {"suite": suite.name, **record.plain(asked)}
     path = folder / "suite.json"
     if path.exists() and any(row["status"] in DONE for row in rows):
         try:
@@ -314,21 +356,26 @@ def _same_suite(suite: Suite, settings: Common, folder: Path, rows: Sequence[Row
         for name, value in wanted.items():
             if found.get(name) != value:
                 flag = name if name == "suite" else f"--{name.replace('_', '-')}"
-                raise UserError(f"--output {folder} holds results with {flag} {found.get(name)}, this is {value}; name another folder")
+                raise UserError(
+                    f"--output {folder} holds results with {flag} {found.get(name)}, this is {value}; name "
+                    "another folder"
+                )
         return True
-    what = {
-        **wanted,
-        "note": settings.note,
-        "command": shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]]),
-    }
+    command = shlex.join(["python", "-m", "scripts.bench", *sys.argv[1:]])
+    what = {**wanted, "note": settings.note, "command": command}
     record.replace(path, (json.dumps(what, indent=2) + "\n").encode())
     return False
 
 
 def _commit() -> str:
-    """Of this repository, with a + when files differ from it; empty without git."""
+    """Return this repository's commit, with a + when files differ from it; '' without git."""
     with suppress(OSError, subprocess.CalledProcessError):
-        said = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
         return said.stdout.strip()
     return ""
 
@@ -344,8 +391,16 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
     began = time.time()
     with (folder / "log.txt").open("wb") as log:
         code = ran(suite.command(settings, point, folder), log, settings.limit_s)
-    row: Row = {"suite": suite.name, "point": point, "began": began, "took_s": time.time() - began, "status": "failed", "error": None}
-    row |= {"figures": {}, "spread": {}, "versions": {}, "hardware": {}, "folder": str(folder.relative_to(output))}
+    row: Row = {
+        "suite": suite.name,
+        "point": point,
+        "began": began,
+        "took_s": time.time() - began,
+        "status": "failed",
+        "error": None,
+        **{name: {} for name in MADE},
+        "folder": str(folder.relative_to(output)),
+    }
     if code == 0:
         try:
             measured = suite.read(point, folder)
@@ -353,7 +408,8 @@ def _measured(suite: Suite, settings: Common, point: Point, output: Path) -> Row
             return row | {"error": f"left no figures: {error!r}"}
         repeated = measured.spread.get(suite.rate)
         steps = measured.figures.get("steps")
-        short = (repeated is not None and repeated["n"] < LEAST) or (isinstance(steps, int) and steps < LEAST_STEPS)
+        few_steps = isinstance(steps, int) and steps < LEAST_STEPS
+        short = few_steps or (repeated is not None and repeated["n"] < LEAST)
         row |= asdict(measured) | {"versions": {**commit, **measured.versions}}
         if short and not measured.error:
             got = [f"{repeated['n']} of {LEAST} windows or passes"] if repeated else []
@@ -380,7 +436,7 @@ def said_of(row: Row) -> str:
 
 
 def value(row: Mapping[str, Any], key: str) -> Any:
-    """Of the point, the figures, or the row itself; None for a figure that may not be shown."""
+    """Return a value of the point, the figures or the row itself; None for a figure that may not be shown."""
     if key in row["point"]:
         return row["point"][key]
     if key in ("status", "error", "took_s"):

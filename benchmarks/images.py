@@ -1,4 +1,5 @@
-"""Images for the suites `loader` and `slow-storage`: the plan of a pass, our loaders, and PyTorch's and DALI's own by hand.
+"""Images for the suites `loader` and `slow-storage`: the plan of a pass, our loaders, and PyTorch's and
+DALI's own by hand.
 
 Must not know what is timed.
 """
@@ -19,7 +20,8 @@ from loaders import open_loader
 from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
 
-PYTORCH, DALI = "pytorch", "dali"
+PYTORCH = "pytorch"
+DALI = "dali"
 BASELINES = (PYTORCH, DALI)
 """benchmarks/baselines/pytorch.py with PIL; benchmarks/baselines/dali.py with DALI's own reader of files."""
 
@@ -29,20 +31,37 @@ Epochs = Callable[[int], Iterator[int]]
 
 @contextmanager
 def opened(
-    settings: Any, name: str, data: Split, world: World, *, threads: int = 0, read_delay_s: float = 0.0, batches: int | None = None
+    settings: Any,
+    name: str,
+    data: Split,
+    world: World,
+    *,
+    threads: int = 0,
+    read_delay_s: float = 0.0,
+    batches: int | None = None,
 ) -> Iterator[Epochs]:
-    """A loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an epoch instead of all. Raises UserError.
+    """A loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an epoch
+    instead of all. Raises UserError.
 
-    `settings` has batch_size, image_size, window, workers and reader; `threads` are DALI's where they are not as many as the workers.
+    `settings` has batch_size, image_size, window, workers and reader; `threads` are DALI's where they are not
+    as many as the workers.
     """
-    policy = ImagePolicy(window=settings.window, image_size=settings.image_size, resize=round(settings.image_size * 256 / 224))
-    plan = ImagePlan.of(data.columns, policy, seed=0, batch_size=settings.batch_size, world_size=world.size, rank=world.rank)
+    policy = ImagePolicy(
+        window=settings.window, image_size=settings.image_size, resize=round(settings.image_size * 256 / 224)
+    )
+    plan = ImagePlan.of(
+        data.columns, policy, seed=0, batch_size=settings.batch_size, world_size=world.size, rank=world.rank
+    )
     require(data, (batches or 1) * plan.global_batch_size)
     if name == PYTORCH:
-        yield _by_pytorch(settings, data, world, read_delay_s, None if batches is None else batches * settings.batch_size)
+        yield _by_pytorch(
+            settings, data, world, read_delay_s, None if batches is None else batches * settings.batch_size
+        )
         return
     if name == DALI:
-        assert not read_delay_s and batches is None, "its reader cannot be slowed down: see by_hand.dali.Files"
+        assert not read_delay_s and batches is None, (
+            "its reader cannot be slowed down: see by_hand.dali.Files"
+        )
         yield _by_dali(settings, data, plan, world)
         return
     feed = Feed(
@@ -70,7 +89,10 @@ def opened(
 def require(data: Split, samples: int) -> None:
     """Raise UserError when the data set has fewer."""
     if (found := len(data.columns)) < samples:
-        raise UserError(f"--data has {found} files and {samples} are asked for; python -m scripts.link_set makes more files of few")
+        raise UserError(
+            f"--data has {found} files and {samples} are asked for; python -m scripts.link_set makes more "
+            "files of few"
+        )
 
 
 def paths(data: Split) -> list[str]:
@@ -93,11 +115,14 @@ def _by_pytorch(settings: Any, data: Split, world: World, read_delay_s: float, s
 
 
 def _by_dali(settings: Any, data: Split, plan: ImagePlan, world: World) -> Epochs:
-    """A pass has as many batches as a loader's. DALI reads on from pass to pass, ahead of them; a loader begins each anew."""
+    """A pass has as many batches as a loader's. DALI reads on from pass to pass, ahead of them; a loader
+    begins each anew."""
     try:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:
-        raise UserError(f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
+        raise UserError(
+            f"--loaders {DALI}: DALI is not installed ({error}): pip install nvidia-dali-cuda120"
+        ) from None
     loader = dali.images(
         window=settings.window,
         size=settings.image_size,

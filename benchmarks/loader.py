@@ -1,9 +1,11 @@
-"""`loader`: loaders alone, on 1..N GPUs: the rate, and the time to pass once over a folder, beside PyTorch's and DALI's own loading.
+"""`loader`: loaders alone, on 1..N GPUs: the rate, and the time to pass once over a folder, beside PyTorch's
+and DALI's own loading.
 
 Of images (benchmarks/images.py), or of clips of videos (--task video, benchmarks/videos.py).
 
-A window of report.meter is as many passes as take two seconds, from the request for a first batch until the last one is on the device.
-A pass's tail that fills no batch of all ranks is dropped, as in training; `pass_s` is the time of all files at a window's rate.
+A window of report.meter is as many passes as take two seconds, from the request for a first batch until the
+last one is on the device. A pass's tail that fills no batch of all ranks is dropped, as in training; `pass_s`
+is the time of all files at a window's rate.
 """
 
 from __future__ import annotations
@@ -51,11 +53,14 @@ from report.meter import Meter, spread
 
 BASELINES = {"classification": images.BASELINES, "video": videos.BASELINES}
 """--task -> what is written by hand, with PyTorch on the CPU and with DALI's own readers."""
-DEFAULTS = {"classification": {"batch_size": 32, "image_size": 640}, "video": {"batch_size": 8, "image_size": 224}}
+DEFAULTS = {
+    "classification": {"batch_size": 32, "image_size": 640},
+    "video": {"batch_size": 8, "image_size": 224},
+}
 NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
-"""What a loader's name begins or ends with -> the module that it takes."""
+"""The beginning or end of a loader's name -> the module that such a loader needs."""
 ON_GPU = ("dali-gpu", "dali-video", "nvdec")
-"""What the names of loaders begin with that need a GPU; DALI's own readers of videos do too."""
+"""The beginnings of the names of loaders that need a GPU; DALI's own readers of videos need one too."""
 CONTENTS_UP_TO = 50_000
 """Files of which the contents are compared too; of more, only which file on the disk they are."""
 HEAD = 1 << 16
@@ -70,16 +75,17 @@ POINT = {
 
 
 class Loader(Common):
-    """Loaders alone: the rate and the time to pass once over a folder, per loader and number of GPUs, beside PyTorch's and DALI's own."""
+    """Loaders alone: the rate and the time to pass once over a folder, per loader and number of GPUs, beside
+    PyTorch's and DALI's own."""
 
     task: Literal["classification", "video"] = "classification"
     """Images, or clips of videos."""
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*; of videos also with a list, train.csv."""
     loaders: tuple[str, ...] = ("auto",)
-    """By hand, pytorch and dali (DALI's own reader; of clips pytorch with PyAV, pytorch+decord, on a GPU dali and dali-experimental), or as
-    in --loader of train.py; auto = all that run here but nvdec+ANOTHER. Of clips also decord-alone, pyav-alone and nvdec-alone, which drop
-    frames."""
+    """By hand, pytorch and dali (DALI's own reader; of clips pytorch with PyAV, pytorch+decord, on a GPU dali
+    and dali-experimental), or as in --loader of train.py; auto = all that run here but nvdec+ANOTHER. Of
+    clips also decord-alone, pyav-alone and nvdec-alone, which drop frames."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -89,18 +95,21 @@ class Loader(Common):
     window: Literal["stretch", "random-resized", "center"] = "stretch"
     """Images: the whole image stretched, or the windows of training and validation."""
     workers: Annotated[int, Field(ge=0)] = 8
-    """Worker processes (pytorch, torchvision, dali-fed, all of clips) or threads (dali, dali-cpu, dali-gpu) a rank."""
+    """Worker processes (pytorch, torchvision, dali-fed, all of clips) or threads (dali, dali-cpu, dali-gpu) a
+    rank."""
     passes: Annotated[int, Field(ge=LEAST)] = LEAST
-    """Windows to measure, each of whole passes (one, or as many as take 2 s), after a first pass that is reported apart."""
+    """Windows to measure, each of whole passes (one, or as many as take 2 s), after a first pass that is
+    reported apart."""
     reader: str = "auto"
     """Images: decoder of the torchvision loader, as in --reader of train.py."""
     clip_frames: Annotated[int, Field(ge=0)] = 16
-    """Frames of a clip; 0 = all frames of a video, from its first to its last: decoding in sequence. That takes memory: a smaller
-    --batch-size."""
+    """Frames of a clip; 0 = all frames of a video, from its first to its last: decoding in sequence. That
+    takes memory: a smaller --batch-size."""
     clip_stride: PositiveInt = 1
-    """From one frame of a clip to the next, in frames of the video."""
+    """Distance from one frame of a clip to the next, in frames of the video."""
     clips: Annotated[int, Field(ge=0)] = 0
-    """Clips of a video in a pass, evenly spaced: 300 / --clip-frames pass over all of 300 frames. 0 = one at random, as in training."""
+    """Clips of a video in a pass, evenly spaced: 300 / --clip-frames pass over all of 300 frames. 0 = one at
+    random, as in training."""
 
 
 def points(settings: Loader) -> list[Point]:
@@ -114,24 +123,38 @@ def points(settings: Loader) -> list[Point]:
 
 def settled(settings: Loader) -> Loader:
     """With what the task sets where the user does not."""
-    missing = {name: value for name, value in DEFAULTS[settings.task].items() if getattr(settings, name) is None}
+    missing = {
+        name: value for name, value in DEFAULTS[settings.task].items() if getattr(settings, name) is None
+    }
     return settings.model_copy(update=missing)
 
 
 def expanded(
-    flag: str, names: Sequence[str], devices: int, *, more: tuple[str, ...] | None = None, task: str = "classification"
+    flag: str,
+    names: Sequence[str],
+    devices: int,
+    *,
+    more: tuple[str, ...] | None = None,
+    task: str = "classification",
 ) -> list[str]:
-    """Loaders by name, each once; auto: those that can run here with so many GPUs. Raises UserError for an unknown name.
+    """Loaders by name, each once; auto: those that can run here with so many GPUs. Raises UserError for an
+    unknown name.
 
     `more` are names besides the loaders; by default the baselines.
     """
     by_hand = (*BASELINES[task], *(videos.ALONE if task == "video" else ())) if more is None else more
     known = (*by_hand, *OF_TASK[task])
     never = ("synthetic", *videos.ALONE)
-    auto = [name for name in known if name not in never and "nvdec+" not in name and _runs(name, task, devices)]
+    auto = [
+        name for name in known if name not in never and "nvdec+" not in name and _runs(name, task, devices)
+    ]
     return list(
         dict.fromkeys(
-            each for name in names for each in (auto if one_of(flag, name, (*known, "auto"), elsewhere=task_of) == "auto" else [name])
+            each
+            for name in names
+            for each in (
+                auto if one_of(flag, name, (*known, "auto"), elsewhere=task_of) == "auto" else [name]
+            )
         )
     )
 
@@ -157,7 +180,9 @@ def command(settings: Loader, point: Point, folder: Path) -> list[str]:
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     device = prepare_process()
     world = ProcessWorld(device)
-    data = (videos.open_split if settings.task == "video" else open_split)(class_folders(settings.data, task=settings.task))
+    data = (videos.open_split if settings.task == "video" else open_split)(
+        class_folders(settings.data, task=settings.task)
+    )
     files = len(data.columns)
     whole = files * max(settings.clips, 1) if settings.task == "video" else files
     with ExitStack() as stack:
@@ -167,10 +192,12 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         load = hardware.Sampler(device, cores=cores(), host=False).start()
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
+        more: videos.Tell | None
         if settings.task == "video":
             epochs, more = stack.enter_context(videos.opened(settings, point["loader"], data, world))
         else:
-            epochs, more = stack.enter_context(images.opened(settings, point["loader"], data, world)), lambda rate: {}
+            epochs = stack.enter_context(images.opened(settings, point["loader"], data, world))
+            more = None
         steps = 0
         for epoch in itertools.count():
             if epoch:
@@ -183,22 +210,27 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
             if epoch == 0:
                 meter.flush()
                 if not meter.windows[0].samples:
-                    raise UserError(f"--loaders {point['loader']}: none of the {files} files could be decoded")
+                    raise UserError(
+                        f"--loaders {point['loader']}: none of the {files} files could be decoded"
+                    )
                 load.read()  # the loads are of the passes that count
             elif len(meter.windows) > settings.passes and min(world.gather(steps)) >= LEAST_STEPS:
                 break
         busy = hardware.over_ranks(world.gather(load.read()))
         host_gib = float(world.sum(np.array([hardware.host_gib()]))[0])
-        device_gib = max((found for found in world.gather(hardware.device_gib(device)) if found is not None), default=None)
+        device_gib = max(
+            (found for found in world.gather(hardware.device_gib(device)) if found is not None), default=None
+        )
         different = world.gather(unique(data.source) if world.rank == 0 else None)[0]
     first, *windows = meter.windows
-    rates, passes = [window.rate for window in windows], [whole / window.rate for window in windows]
+    rates = [window.rate for window in windows]
+    passes = [whole / window.rate for window in windows]
     return Measured(
         figures={
             "rate": float(np.median(rates)),
             "per_gpu": float(np.median(rates)) / world.size,
             "pass_s": float(np.median(passes)),
-            **more(float(np.median(rates))),
+            **(more(float(np.median(rates))) if more else {}),
             "first_pass_s": first.seconds,
             "samples": first.samples,
             "steps": steps,
@@ -215,7 +247,8 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
 
 
 def unique(source: Source) -> int:
-    """Different files among a source's: links to one file are one, and so are copies (up to CONTENTS_UP_TO files)."""
+    """Different files among a source's: links to one file are one, and so are copies (up to CONTENTS_UP_TO
+    files)."""
     found = {}
     for sample in range(len(source)):
         path = source.path(sample)
@@ -234,29 +267,43 @@ def _begins(path: bytes) -> bytes:
 
 BY_HAND = {name for names in BASELINES.values() for name in names}
 SPEED_UPS = {"speed_up": "pytorch", "of_dali": "dali"}
-"""Ratio of pass times -> what the names begin with of the loops by hand, of which the fastest is what it is over."""
+"""Ratio of pass times -> what the names begin with of the loops by hand, of which the fastest is what it is
+over."""
 
 
 def by_hand(rows: Sequence[Row], gpus: int, kind: str) -> Row | None:
     """The fastest loop by hand of that kind on so many GPUs."""
-    found = [row for row in rows if row["status"] == "ok" and row["point"]["loader"] in BY_HAND and row["point"]["gpus"] == gpus]
+    found = [
+        row
+        for row in rows
+        if row["status"] == "ok" and row["point"]["loader"] in BY_HAND and row["point"]["gpus"] == gpus
+    ]
     of_kind = [row for row in found if row["point"]["loader"].startswith(kind)]
     return min(of_kind, key=lambda row: float(row["figures"]["pass_s"]), default=None)
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """With SPEED_UPS (their pass time on as many GPUs / this one's) and `scaling` (rate / GPUs / that on one GPU)."""
+    """With SPEED_UPS (their pass time on as many GPUs / this one's) and `scaling` (rate / GPUs / that on one
+    GPU)."""
 
     def more(row: Row) -> dict[str, float | None]:
-        loader, gpus, pass_s = row["point"]["loader"], row["point"]["gpus"], row["figures"]["pass_s"]
+        loader = row["point"]["loader"]
+        gpus = row["point"]["gpus"]
+        pass_s = row["figures"]["pass_s"]
         beside = {name: by_hand(rows, gpus, kind) for name, kind in SPEED_UPS.items()}
-        alone = _show.best([other for other in rows if other["status"] == "ok"], "rate", loader=loader, gpus=1)
+        alone = _show.best(
+            [other for other in rows if other["status"] == "ok"], "rate", loader=loader, gpus=1
+        )
         return {
-            **{name: other["figures"]["pass_s"] / pass_s if other else None for name, other in beside.items()},
+            **{
+                name: other["figures"]["pass_s"] / pass_s if other else None for name, other in beside.items()
+            },
             "scaling": row["figures"]["rate"] / gpus / alone if alone and gpus > 1 else None,
         }
 
-    return [{**row, "figures": {**row["figures"], **more(row)}} if row["status"] == "ok" else row for row in rows]
+    return [
+        {**row, "figures": {**row["figures"], **more(row)}} if row["status"] == "ok" else row for row in rows
+    ]
 
 
 def facts(rows: Sequence[Row]) -> list[str]:
@@ -273,10 +320,14 @@ def facts(rows: Sequence[Row]) -> list[str]:
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    good, said = [row for row in rows if row["status"] == "ok"], list[str]()
-    for gpus, its in _show.by([row for row in good if row["point"]["loader"] not in videos.ALONE], "gpus").items():
+    good = [row for row in rows if row["status"] == "ok"]
+    said = list[str]()
+    for gpus, its in _show.by(
+        [row for row in good if row["point"]["loader"] not in videos.ALONE], "gpus"
+    ).items():
         fastest = min(its, key=lambda row: row["figures"]["pass_s"])
-        figures, beside = fastest["figures"], [by_hand(rows, gpus, kind) for kind in SPEED_UPS.values()]
+        figures = fastest["figures"]
+        beside = [by_hand(rows, gpus, kind) for kind in SPEED_UPS.values()]
         ratios = [
             f"{row['figures']['pass_s'] / figures['pass_s']:.1f} times as fast as {row['point']['loader']}"
             for row in beside
@@ -291,22 +342,46 @@ def conclude(rows: Sequence[Row]) -> list[str]:
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    gpus, names, unit = list(_show.by(rows, "gpus")), list(_show.by(rows, "loader")), _show.unit_of(rows)
-    passes: _plots.Series = {name: [_show.best(rows, "pass_s", loader=name, gpus=count) for count in gpus] for name in names}
+    gpus = list(_show.by(rows, "gpus"))
+    names = list(_show.by(rows, "loader"))
+    unit = _show.unit_of(rows)
+    passes: _plots.Series = {
+        name: [_show.best(rows, "pass_s", loader=name, gpus=count) for count in gpus] for name in names
+    }
     groups = [_show.processes(count) for count in gpus]
-    drawn = [_plots.bars(folder / "pass.png", groups, passes, title="seconds to pass once over the files", unit="s")]
+    drawn = [
+        _plots.bars(
+            folder / "pass.png", groups, passes, title="seconds to pass once over the files", unit="s"
+        )
+    ]
     if len(gpus) > 1:
         rates: dict[str, Sequence[tuple[float, float]]] = {
-            name: [(row["point"]["gpus"], row["figures"]["rate"]) for row in its] for name, its in _show.by(rows, "loader").items()
+            name: [(row["point"]["gpus"], row["figures"]["rate"]) for row in its]
+            for name, its in _show.by(rows, "loader").items()
         }
-        drawn.append(_plots.lines(folder / "rate.png", rates, title=f"{unit} of all ranks", x="processes, one a GPU", y=unit))
+        drawn.append(
+            _plots.lines(
+                folder / "rate.png", rates, title=f"{unit} of all ranks", x="processes, one a GPU", y=unit
+            )
+        )
     return drawn
 
 
 COLUMNS = (
     *(
         Column(key=key, title=key.replace("_", " "))
-        for key in ("loader", "gpus", "batch_size", "image_size", "window", "workers", "reader", "clip_frames", "clip_stride", "clips")
+        for key in (
+            "loader",
+            "gpus",
+            "batch_size",
+            "image_size",
+            "window",
+            "workers",
+            "reader",
+            "clip_frames",
+            "clip_stride",
+            "clips",
+        )
     ),
     Column(key="rate", title="{unit}", form="{:,.1f}"),
     Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),
@@ -330,7 +405,8 @@ COLUMNS = (
 
 SUITE = Suite(
     name="loader",
-    about="loaders alone: the rate of all ranks, and the time to pass once over the files, beside PyTorch's own on the CPU and plain DALI",
+    about="loaders alone: the rate of all ranks, and the time to pass once over the files, beside PyTorch's "
+    "own on the CPU and plain DALI",
     settings=Loader,
     points=points,
     command=command,

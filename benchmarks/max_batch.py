@@ -1,8 +1,11 @@
-"""`max-batch`: the largest batch that trains, per architecture, loader and precision, by a search that lives on running out of memory.
+"""`max-batch`: the largest batch that trains, per architecture, loader and precision, by a search that lives
+on running out of memory.
 
-    start, x 2, x 2, ... until one does not fit; then halves of what lies between, down to the tolerance or to 8 samples
+start, x 2, x 2, ... until one does not fit; then halves of what lies between, down to the tolerance or to 8
+samples
 
-Each trial is a run of train.py in a process of its own: a few steps, and a validation of the same batch while the training loader is open.
+Each trial is a run of train.py in a process of its own: a few steps, and a validation of the same batch while
+the training loader is open.
 """
 
 from __future__ import annotations
@@ -29,7 +32,18 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
-from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, figures_of, in_own_process, measuring, versions_of
+from benchmarks._suite import (
+    Column,
+    Common,
+    Measured,
+    Point,
+    Row,
+    Suite,
+    figures_of,
+    in_own_process,
+    measuring,
+    versions_of,
+)
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
@@ -42,9 +56,10 @@ from tasks.classification import CPU_PRECISION
 GRID = 8
 """Batches above it are multiples of it."""
 NAMED = ("arch", "loader", "precision")
-"""What one search is for; the rest of a trial's point is its batch."""
+"""The keys that name a search; the rest of a trial's point is its batch."""
 AGAINST = ("torchvision", "dali-gpu", BY_HAND + "dali")
-"""The loaders that the others are compared with: no memory of DALI on the GPU, ours with the most of it, and plain DALI."""
+"""The loaders that the others are compared with: no memory of DALI on the GPU, ours with the most of it, and
+plain DALI."""
 
 
 Loads = dict[str, float | None]
@@ -55,7 +70,8 @@ class MaxBatch(Common):
     """The largest batch that trains and validates, per architecture, loader and precision."""
 
     data: Path | None = None
-    """Folder with train/<class>/* and val/<class>/*. Not needed with --loaders synthetic, which then trains without a validation."""
+    """Folder with train/<class>/* and val/<class>/*. Not needed with --loaders synthetic, which then trains
+    without a validation."""
     archs: tuple[str, ...] = ("resnet18", "resnet50")
     """Classification architectures of torchvision.models."""
     loaders: tuple[str, ...] = ("auto",)
@@ -67,18 +83,21 @@ class MaxBatch(Common):
     largest: PositiveInt = 16384
     """Largest that is tried. Never more than there are training samples."""
     tolerance: Share = 0.05
-    """End when the largest that fits and the smallest that does not are this close, as a share; or 8 samples apart."""
+    """End when the largest that fits and the smallest that does not are this close, as a share; or 8 samples
+    apart."""
     steps: PositiveInt = 6
-    """Of training in each trial."""
+    """Training steps of each trial."""
     by_hand: bool = False
-    """Also search with the loop that one writes by hand with DALI (benchmarks/baselines/train.py), in fp16 on a GPU."""
+    """Also search with the loop that one writes by hand with DALI (benchmarks/baselines/train.py), in fp16 on
+    a GPU."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """As if there were no more memory than this: on a GPU the rest is held, on a CPU it limits the data of a process (RLIMIT_DATA)."""
+    """Measure as if there were no more memory than this, in GiB: on a GPU the rest is held, on a CPU the data
+    of a process is limited (RLIMIT_DATA)."""
     flags: str = ""
     """More flags of train.py, for every trial; better written last, after a bare --."""
 
 
-# --- the search -----------------------------------------------------------------------------------------------------------------------
+# --- the search ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +111,14 @@ class Search:
 
 
 def search(outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: float) -> Search:
-    """Replays a search from the status of each batch. Where one trains, a larger one that fails for any reason is too large.
+    """Replays a search from the status of each batch. Where one trains, a larger one that fails for any
+    reason is too large.
 
     A failure other than for memory before any batch has trained is a mistake, and ends it.
     """
     tried: list[int] = []
-    fits, fails = 0, None
+    fits = 0
+    fails = None
     batch: int | None = min(start, largest)
     while batch is not None:
         if batch not in outcomes:
@@ -125,7 +146,8 @@ def _following(fits: int, fails: int | None, largest: int, tolerance: float) -> 
 
 @cache
 def training_samples(data: Path | None) -> int:
-    """Of the folder, scanned once; without one, what the synthetic loader imagines. Raises UserError."""
+    """Return how many training samples the folder has, scanned once; without a folder, those of the synthetic
+    set. Raises UserError."""
     from dataset.splits import open_split, synthetic
 
     return len((open_split(data / "train") if data else synthetic()["train"]).columns)
@@ -142,7 +164,8 @@ def points(settings: MaxBatch) -> list[Point]:
 
 
 def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
-    """(arch, loader, precision), in the order of the table; no precision is `auto`, or nothing by hand would have the same."""
+    """(arch, loader, precision), in the order of the table; no precision is `auto`, or nothing by hand would
+    have the same."""
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precisions = dict.fromkeys(choose(name, device, on_cpu=CPU_PRECISION) for name in settings.precisions)
@@ -153,7 +176,7 @@ def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
 
 
 def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, Search]]:
-    """What each search is for, and how far it is."""
+    """Yield the point of each search, without its batch, and how far the search is."""
     limits: dict[str, Any] = {
         "start": settings.start,
         "largest": min(settings.largest, training_samples(settings.data)),
@@ -161,7 +184,9 @@ def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, 
     }
     for values in searches(settings):
         named = dict(zip(NAMED, values, strict=True))
-        outcomes = {row["point"]["batch_size"]: row["status"] for row in rows if named.items() <= row["point"].items()}
+        outcomes = {
+            row["point"]["batch_size"]: row["status"] for row in rows if named.items() <= row["point"].items()
+        }
         yield named, search(outcomes, **limits)
 
 
@@ -181,11 +206,12 @@ def over(settings: MaxBatch, rows: Sequence[Row]) -> tuple[int, int]:
     return sum(ended), len(ended)
 
 
-# --- a trial --------------------------------------------------------------------------------------------------------------------------
+# --- a trial ------------------------------------------------------------------------------------------------
 
 
 def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
-    """In the trial's own process: train.py with the device's memory watched. Exits as train.py does when that does not end well."""
+    """In the trial's own process: train.py with the device's memory watched. Exits as train.py does when that
+    does not end well."""
     import train
 
     held_gib = 0.0 if settings.memory_limit_gib is None else _limit(train.DEVICE, settings.memory_limit_gib)
@@ -216,36 +242,62 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
 
 
 def _flags(settings: MaxBatch, point: Point, folder: Path) -> list[str]:
-    flags: dict[str, Any] = {**point, "val_batch_size": point["batch_size"], "steps": settings.steps, "val_every": 1}
-    flags |= {"ceilings": "false", **MEASURED_ONLY, "output": folder} | ({"data": settings.data} if settings.data else {})
+    flags: dict[str, Any] = {**point, "val_batch_size": point["batch_size"], "steps": settings.steps}
+    flags |= {"val_every": 1, "ceilings": "false", **MEASURED_ONLY, "output": folder}
+    if settings.data:
+        flags["data"] = settings.data
     return [*words(flags), *shlex.split(settings.flags)]
 
 
 def _by_hand(
-    settings: MaxBatch, point: Point, device: torch.device, peak_gib: list[float], held_gib: float, loads: Callable[[], Loads]
+    settings: MaxBatch,
+    point: Point,
+    device: torch.device,
+    peak_gib: list[float],
+    held_gib: float,
+    loads: Callable[[], Loads],
 ) -> Measured:
-    flags = {"data": settings.data, **{name: point[name] for name in ("arch", "batch_size")}, "steps": settings.steps}
+    flags = {
+        "data": settings.data,
+        **{name: point[name] for name in ("arch", "batch_size")},
+        "steps": settings.steps,
+    }
     asked = parse(shlex.split(settings.flags)).loading.workers
     flags["workers"] = default_workers() if asked is None else asked
     sys.argv = ["train.py", *words(flags)]
     loop_by_hand.main()
-    figures = {"largest": point["batch_size"], "device_gib": max(peak_gib) - held_gib if peak_gib else None, **loads()}
+    figures = {
+        "largest": point["batch_size"],
+        "device_gib": max(peak_gib) - held_gib if peak_gib else None,
+        **loads(),
+    }
     figures["allocated_gib"] = torch.cuda.max_memory_allocated(device) / 2**30
-    return Measured(figures=figures, versions=hardware.versions(), hardware=hardware.hardware(device, cores()))
+    return Measured(
+        figures=figures, versions=hardware.versions(), hardware=hardware.hardware(device, cores())
+    )
 
 
 def _limit(device: torch.device, gib: float) -> float:
-    """Leave so much memory; GiB of the device that are held for it, which no figure counts. Raises UserError when there is less."""
+    """Leave so much memory; GiB of the device that are held for it, which no figure counts. Raises UserError
+    when there is less."""
     if device.type == "cpu":  # not the address space: libraries map far more of it than they use
-        resource.setrlimit(resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1]))
+        resource.setrlimit(
+            resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1])
+        )
         return 0.0
     torch.zeros(1, device=device)  # starts CUDA
     held = torch.cuda.get_device_properties(device).total_memory - int(gib * 2**30)
     # by the driver: neither PyTorch's figures nor its cache see it
-    code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(held)) if held > 0 else 1
+    code = (
+        ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(held))
+        if held > 0
+        else 1
+    )
     if code:
         free = torch.cuda.mem_get_info(device)[0] / 2**30
-        raise UserError(f"--memory-limit-gib {gib:g}: {held / 2**30:.1f} GiB cannot be held, {free:.1f} GiB are free")
+        raise UserError(
+            f"--memory-limit-gib {gib:g}: {held / 2**30:.1f} GiB cannot be held, {free:.1f} GiB are free"
+        )
     return held / 2**30
 
 
@@ -261,7 +313,8 @@ def _loads(device: torch.device) -> Iterator[Callable[[], Loads]]:
 
 @contextmanager
 def _peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
-    """GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU. The validation is in it."""
+    """GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU. The
+    validation is in it."""
     found: list[float] = []
     over = threading.Event()
 
@@ -280,11 +333,12 @@ def _peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
         thread.join()
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------------------------
+# --- what is told -------------------------------------------------------------------------------------------
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """Trials -> one row a search: the largest batch that trains, the memory there, what ended it, and the ratio to other loaders.
+    """Trials -> one row a search: the largest batch that trains, the memory there, what ended it, and the
+    ratio to other loaders.
 
     There is a ratio only between two batches that memory has limited.
     """
@@ -293,7 +347,9 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         groups.setdefault(tuple(row["point"][name] for name in NAMED), []).append(row)
     found = [_summary(dict(zip(NAMED, values, strict=True)), its) for values, its in groups.items()]
     limited = {
-        tuple(row["point"].values()): row["figures"]["largest"] for row in found if row["status"] == "ok" and row["figures"]["limited"]
+        tuple(row["point"].values()): row["figures"]["largest"]
+        for row in found
+        if row["status"] == "ok" and row["figures"]["limited"]
     }
     for (arch, _, precision), row in zip(groups, found, strict=True):
         own = limited.get(tuple(row["point"].values()))
@@ -313,13 +369,19 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
     took_s = sum(row["took_s"] for row in trials)
     if best is None:
         assert failed is not None
-        return {**failed, "point": point, "took_s": took_s, "error": f"batch {batch(failed)}: {failed['error']}"}
+        why = f"batch {batch(failed)}: {failed['error']}"
+        return {**failed, "point": point, "took_s": took_s, "error": why}
     if failed is None:
         ended = f">= {batch(best):,}: {best['figures'].get('reached') or 'the search was not finished'}"
     else:
-        why = {"oom": "out of memory"}.get(failed["status"]) or f"{failed['status']} ({failed['error']})"[:120]
+        why = {"oom": "out of memory"}.get(failed["status"]) or f"{failed['status']} ({failed['error']})"[
+            :120
+        ]
         ended = f"{why} at {batch(failed):,}"
-    figures = {name: best["figures"].get(name) for name in ("device_gib", "allocated_gib", "host_gib", *hardware.LOADS)}
+    figures = {
+        name: best["figures"].get(name)
+        for name in ("device_gib", "allocated_gib", "host_gib", *hardware.LOADS)
+    }
     figures |= {
         "largest": batch(best),
         "ended": ended,
@@ -339,9 +401,13 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     drawn = []
     for precision, same in _show.by(rows, "precision").items():
         archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
-        series: _plots.Series = {one: [_show.best(same, "largest", loader=one, arch=arch) for arch in archs] for one in loaders}
+        series: _plots.Series = {
+            one: [_show.best(same, "largest", loader=one, arch=arch) for arch in archs] for one in loaders
+        }
         title = f"largest batch that trains and validates, {precision}"
-        drawn.append(_plots.bars(folder / f"largest-{precision}.png", archs, series, title=title, unit="samples"))
+        drawn.append(
+            _plots.bars(folder / f"largest-{precision}.png", archs, series, title=title, unit="samples")
+        )
     return drawn
 
 
@@ -361,7 +427,8 @@ COLUMNS = (
 
 SUITE = Suite(
     name="max-batch",
-    about="the largest batch of a GPU that trains, a validation of the same batch included, and the device's memory there at its peak",
+    about="the largest batch of a GPU that trains, a validation of the same batch included, and the device's "
+    "memory there at its peak",
     settings=MaxBatch,
     points=points,
     command=in_own_process("benchmarks.max_batch"),

@@ -1,4 +1,5 @@
-"""`readers`: JPEG decoders on the CPU, a core and by cores: to a PIL image, to an array, a region, and the work of a loader's worker.
+"""`readers`: JPEG decoders on the CPU, a core and by cores: to a PIL image, to an array, a region, and the
+work of a loader's worker.
 
 Each process decodes parts of the plan for itself and counts; the parent reads the counters.
 """
@@ -49,33 +50,43 @@ KNOWN = (*READERS, *OTHERS, DALI)
 BLOCKS = 5
 """Windows that --seconds are cut into."""
 CLOSE = 0.5
-"""Grey levels: mean difference to PIL's pixels, in the worst file, of a reader that counts as one with the same pixels."""
+"""Grey levels: mean difference to PIL's pixels, in the worst file, of a reader that counts as one with the
+same pixels."""
 COMPARED = 100
 """Files whose pixels are compared with PIL's."""
-ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "RAYON_NUM_THREADS")
+ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "RAYON_NUM_THREADS",
+)
 
 
 class Readers(Common):
     """Rate, CPU time and pixels of JPEG decoders on the CPU."""
 
     data: Path | None = None
-    """Folder with <class>/* (or train/<class>/*). Its plain JPEGs are used: grey or YCbCr, with all their bytes."""
+    """Folder with <class>/* (or train/<class>/*). Its plain JPEGs are used: grey or YCbCr, with all their
+    bytes."""
     readers: tuple[str, ...] = ()
     """Decoders; default: all that are known. One that is not installed is a row that says so."""
     tasks: tuple[Task, ...] = ("to-pil", "to-array", "region", "train", "entropy")
-    """to-pil, to-array: the whole image. region: a training window of it. train: read, decode the window, resize to 224, flip, as a
-    worker of the torchvision loader. entropy: the last row of each window, which nothing can have without all rows above it."""
+    """to-pil, to-array: the whole image. region: a training window of it. train: read, decode the window,
+    resize to 224, flip, as a worker of the torchvision loader. entropy: the last row of each window, which
+    nothing can have without all rows above it."""
     processes: tuple[PositiveInt, ...] = ()
     """Processes with one thread each (dali: threads of one process). Default: 1 and all cores."""
     files: PositiveInt = 2000
     """At most so many files, evenly from the folder. They are held in memory."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 3.0
-    """Of steady windows to measure at each point."""
+    """Seconds of steady windows to measure at each point."""
     warmup_s: NotNegative = 1.0
-    """Before the first window, after every process has decoded something; the windows until the rate is steady are left out too."""
+    """Before the first window, after every process has decoded something; the windows until the rate is
+    steady are left out too."""
 
 
-# --- points ---------------------------------------------------------------------------------------------------------------------------
+# --- points -------------------------------------------------------------------------------------------------
 
 
 def points(settings: Readers) -> list[Point]:
@@ -85,7 +96,9 @@ def points(settings: Readers) -> list[Point]:
     asked = itertools.product(settings.tasks, processes, readers)
     # the others decode all rows of a region anyway
     return [
-        {"reader": reader, "task": task, "processes": count} for task, count, reader in asked if task != "entropy" or reader == "nvimgcodec"
+        {"reader": reader, "task": task, "processes": count}
+        for task, count, reader in asked
+        if task != "entropy" or reader == "nvimgcodec"
     ]
 
 
@@ -99,11 +112,11 @@ def files_of(settings: Readers) -> Files:
     return Files(split, ids, {int(i): split.source.read(int(i)) for i in ids})
 
 
-# --- measuring ------------------------------------------------------------------------------------------------------------------------
+# --- measuring ----------------------------------------------------------------------------------------------
 
 
 class Counters:
-    """What each process has done so far: images, when (seconds), with how much CPU time (seconds)."""
+    """Shared counters of each process: images so far, when (seconds), with how much CPU time (seconds)."""
 
     def __init__(self, context: Any, processes: int) -> None:
         self._shared = context.Array("d", 3 * processes)
@@ -119,7 +132,8 @@ class Counters:
 
 
 def between(before: Array, after: Array) -> tuple[Window, float]:
-    """The rate of all processes, each by its own clock, and the CPU microseconds of an image. Raises UserError when none was decoded."""
+    """The rate of all processes, each by its own clock, and the CPU microseconds of an image. Raises
+    UserError when none was decoded."""
     images, seconds, cpu_s = (after - before).T
     total = int(images.sum())
     if not total:
@@ -130,9 +144,13 @@ def between(before: Array, after: Array) -> tuple[Window, float]:
 def measure(settings: Readers, point: Point, _folder: Path) -> Measured:
     _one_thread()
     files = files_of(settings)
-    reader, task, count = point["reader"], point["task"], point["processes"]
+    reader = point["reader"]
+    task = point["task"]
+    count = point["processes"]
     threads = count if reader == DALI else 1
-    blocks = _timed(lambda number: parts_of(reader, task, files, seed=number, threads=threads), count // threads, settings)
+    blocks = _timed(
+        lambda number: parts_of(reader, task, files, seed=number, threads=threads), count // threads, settings
+    )
     windows = steady([window for window, _ in blocks])
     cpu_us = [microseconds for window, microseconds in blocks if window in windows]
     rates = [window.rate for window in windows]
@@ -148,21 +166,32 @@ def measure(settings: Readers, point: Point, _folder: Path) -> Measured:
     }
     installed = {reader: metadata.version(reader)} if reader in OTHERS else {}
     machine = hardware(torch.device("cpu"), cores())
-    return Measured(figures=figures, spread={"rate": spread(rates) or {}}, versions={**versions(), **installed}, hardware=machine)
+    return Measured(
+        figures=figures,
+        spread={"rate": spread(rates) or {}},
+        versions={**versions(), **installed},
+        hardware=machine,
+    )
 
 
 def _one_thread() -> None:
-    """As in a loader's worker; before any decoder is imported."""
+    """Limit this process to one thread, as in a loader's worker. Call it before any decoder is imported."""
     os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
 
 
-def _timed(parts: Callable[[int], Iterator[list[Any]]], processes: int, settings: Readers) -> list[tuple[Window, float]]:
+def _timed(
+    parts: Callable[[int], Iterator[list[Any]]], processes: int, settings: Readers
+) -> list[tuple[Window, float]]:
     """Blocks until the steady ones make `seconds`. Raises UserError with what a process says."""
     context = multiprocessing.get_context("fork")
-    counters, said = Counters(context, processes), context.SimpleQueue()
-    workers = [context.Process(target=_work, args=(parts, number, counters, said), daemon=True) for number in range(processes)]
+    counters = Counters(context, processes)
+    said = context.SimpleQueue()
+    workers = [
+        context.Process(target=_work, args=(parts, number, counters, said), daemon=True)
+        for number in range(processes)
+    ]
     for worker in workers:
         worker.start()
 
@@ -181,8 +210,12 @@ def _timed(parts: Callable[[int], Iterator[list[Any]]], processes: int, settings
     try:
         now = after(after(counters.read(), 0.0), settings.warmup_s)
         blocks: list[tuple[Window, float]] = []
-        while len(kept := steady([window for window, _ in blocks])) < LEAST or sum(one.seconds for one in kept) < settings.seconds:
-            before, now = now, after(now, settings.seconds / BLOCKS)
+        while (
+            len(kept := steady([window for window, _ in blocks])) < LEAST
+            or sum(one.seconds for one in kept) < settings.seconds
+        ):
+            before = now
+            now = after(now, settings.seconds / BLOCKS)
             blocks.append(between(before, now))
         return blocks
     finally:
@@ -205,30 +238,41 @@ def _work(parts: Callable[[int], Iterator[list[Any]]], number: int, counters: Co
 
 
 def compare(reader: str, task: Task, files: Files) -> dict[str, float]:
-    """Mean absolute difference to PIL's pixels, grey levels: `mad` over the files, `worst` file; how many were `compared`, `refused`."""
-    ours, pils = (itertools.chain.from_iterable(parts_of(name, task, files, seed=0)) for name in (reader, "pil"))
-    found = [difference(*pair) for pair in itertools.islice(zip(ours, pils, strict=False), min(COMPARED, len(files.ids)))]
+    """Mean absolute difference to PIL's pixels, grey levels: `mad` over the files, `worst` file; how many
+    were `compared`, `refused`."""
+    ours, pils = (
+        itertools.chain.from_iterable(parts_of(name, task, files, seed=0)) for name in (reader, "pil")
+    )
+    found = [
+        difference(*pair)
+        for pair in itertools.islice(zip(ours, pils, strict=False), min(COMPARED, len(files.ids)))
+    ]
     kept = [one for one in found if one is not None]
     mads = {"mad": float(np.mean(kept)), "worst": max(kept)} if kept else {}
     return {**mads, "compared": len(kept), "refused": len(found) - len(kept)}
 
 
 def difference(ours: Any, pil: Any) -> float | None:
-    """Of two images, grey levels; None when there is no first one, or it is of another size."""
+    """Return the mean difference of two images, grey levels; None when one is missing, or their sizes
+    differ."""
     if ours is None or pil is None or np.shape(ours) != np.shape(pil):
         return None
     return float(np.abs(np.asarray(ours, np.int16) - np.asarray(pil, np.int16)).mean())
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------------------------
+# --- what is told -------------------------------------------------------------------------------------------
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """Adds, at the same task and number of processes, `against_pil`: the rate over PIL's; `cpu_against_pil`: PIL's CPU time over its."""
-    pils = {(row["point"]["task"], row["point"]["processes"]): row["figures"] for row in good(rows, reader="pil")}
+    """Adds, at the same task and number of processes, `against_pil`: the rate over PIL's; `cpu_against_pil`:
+    PIL's CPU time over its."""
+    pils = {
+        (row["point"]["task"], row["point"]["processes"]): row["figures"] for row in good(rows, reader="pil")
+    }
 
     def compared(row: Row) -> dict[str, float]:
-        pil, its = pils.get((row["point"]["task"], row["point"]["processes"])), row["figures"]
+        pil = pils.get((row["point"]["task"], row["point"]["processes"]))
+        its = row["figures"]
         if not pil or row["status"] != "ok":
             return {}
         return {"against_pil": its["rate"] / pil["rate"], "cpu_against_pil": pil["cpu_us"] / its["cpu_us"]}
@@ -242,12 +286,16 @@ def good(rows: Sequence[Row], **where: Any) -> list[Row]:
 
 
 def facts(rows: Sequence[Row]) -> list[str]:
-    """What was decoded."""
+    """Return a line that says which files were decoded."""
     if not (found := good(rows)):
         return []
     figures = found[0]["figures"]
-    size = f"mean {figures['size'] / 1024:.0f} KiB and {figures['width']:.0f} x {figures['height']:.0f} pixels"
-    return [f"Files: {figures['files']:,} plain JPEGs, {size}; pixels of up to {COMPARED} compared with PIL's."]
+    size = (
+        f"mean {figures['size'] / 1024:.0f} KiB and {figures['width']:.0f} x {figures['height']:.0f} pixels"
+    )
+    return [
+        f"Files: {figures['files']:,} plain JPEGs, {size}; pixels of up to {COMPARED} compared with PIL's."
+    ]
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
@@ -259,8 +307,12 @@ def conclude(rows: Sequence[Row]) -> list[str]:
         if len(close) < 2:
             continue
         best = max(close, key=lambda row: float(row["figures"]["rate"]))
-        reader, figures = best["point"]["reader"], best["figures"]
-        line = f"{task}: with PIL's pixels (worst file within {CLOSE} grey levels) {reader} is the fastest at {_show.processes(count)}"
+        reader = best["point"]["reader"]
+        figures = best["figures"]
+        line = (
+            f"{task}: with PIL's pixels (worst file within {CLOSE} grey levels) {reader} is the fastest "
+            f"at {_show.processes(count)}"
+        )
         line += f", {figures['against_pil']:.2f}x PIL" if "against_pil" in figures else ""
         for one in good(its, processes=1, reader=reader) if count > 1 else []:
             line += f"; its rate is {figures['rate'] / one['figures']['rate']:.1f} times that of one process"
@@ -269,7 +321,10 @@ def conclude(rows: Sequence[Row]) -> list[str]:
         reader = row["point"]["reader"]
         for region in good(rows, task="region", processes=1, reader=reader):
             floor, whole = (one["figures"]["cpu_us"] for one in (row, region))
-            told.append(f"The last row of a region alone takes {reader} {floor:,.0f} of the region's {whole:,.0f} µs, {floor / whole:.0%}.")
+            told.append(
+                f"The last row of a region alone takes {reader} {floor:,.0f} of the region's {whole:,.0f} "
+                f"µs, {floor / whole:.0%}."
+            )
     return told
 
 
@@ -278,16 +333,34 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     for count, its in _show.by(rows, "processes").items():
         readers = list(_show.by(its, "reader"))
         tasks = [task for task in _show.by(its, "task") if task != "entropy"]
-        series = {task: [_show.best(its, "rate", reader=reader, task=task) for reader in readers] for task in tasks}
+        series = {
+            task: [_show.best(its, "rate", reader=reader, task=task) for reader in readers] for task in tasks
+        }
         if series:
-            drawn.append(_plots.bars(folder / f"bars-{count}.png", readers, series, title=f"img/s, {_show.processes(count)}", unit="img/s"))
+            drawn.append(
+                _plots.bars(
+                    folder / f"bars-{count}.png",
+                    readers,
+                    series,
+                    title=f"img/s, {_show.processes(count)}",
+                    unit="img/s",
+                )
+            )
     for task, its in _show.by(rows, "task").items():
         lines: dict[str, Sequence[tuple[float, float]]] = {
             reader: [(row["point"]["processes"], row["figures"]["rate"]) for row in same]
             for reader, same in _show.by(its, "reader").items()
         }
         if len(_show.by(its, "processes")) > 1:
-            drawn.append(_plots.lines(folder / f"processes-{task}.png", lines, title=task, x="processes (dali: threads)", y="img/s"))
+            drawn.append(
+                _plots.lines(
+                    folder / f"processes-{task}.png",
+                    lines,
+                    title=task,
+                    x="processes (dali: threads)",
+                    y="img/s",
+                )
+            )
     return drawn
 
 

@@ -1,6 +1,7 @@
-"""`slow-storage`: reads that each take some milliseconds longer, and a step of a given time: how long does the consumer wait for batches?
+"""`slow-storage`: reads that each take some milliseconds longer, and a step of a given time: how long does
+the consumer wait for batches?
 
-|- first batch -|- step -|wait|- step -|wait| ... |- step -|       a repeat: an epoch of `steps` batches on the open loader
+|- first batch -|- step -|wait|- step -|wait| ... |- step -|   a repeat: an epoch of `steps` batches
                 |<------------------- total_s ------------>|       floor = steps x step time
 """
 
@@ -56,13 +57,14 @@ class SlowStorage(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     methods: tuple[str, ...] = ("auto",)
-    """pytorch and dali-by-hand (benchmarks/baselines/), or names as in --loader of train.py; auto = all that run here."""
+    """pytorch and dali-by-hand (benchmarks/baselines/), or names as in --loader of train.py; auto = all that
+    run here."""
     delays: tuple[NotNegative, ...] = (0.0, 1.0, 10.0, 50.0)
     """Each read takes this much longer, ms."""
     steps: Annotated[int, Field(ge=LEAST_STEPS)] = 100
     """Batches of a repeat."""
     step_ms: Annotated[FiniteFloat, Field(gt=0)] = 100.0
-    """What the consumer does with a batch: it sleeps so long, on the host."""
+    """Milliseconds of a step: the consumer sleeps so long with each batch, on the host."""
     batch_size: PositiveInt = 4
     """Samples a batch."""
     image_size: Annotated[int, Field(ge=8)] = 512
@@ -85,9 +87,16 @@ class SlowStorage(Common):
 
 def points(settings: SlowStorage) -> list[Point]:
     class_folders(settings.data)
-    same = settings.model_dump(include={"step_ms", "steps", "batch_size", "image_size", "workers", "dali_threads"})
-    methods = expanded("--methods", settings.methods, torch.cuda.device_count(), more=(images.PYTORCH, BY_HAND))
-    return [{"read_delay_ms": delay, "method": name, **same} for delay, name in itertools.product(settings.delays, methods)]
+    same = settings.model_dump(
+        include={"step_ms", "steps", "batch_size", "image_size", "workers", "dali_threads"}
+    )
+    methods = expanded(
+        "--methods", settings.methods, torch.cuda.device_count(), more=(images.PYTORCH, BY_HAND)
+    )
+    return [
+        {"read_delay_ms": delay, "method": name, **same}
+        for delay, name in itertools.product(settings.delays, methods)
+    ]
 
 
 def command(settings: SlowStorage, point: Point, folder: Path) -> list[str]:
@@ -97,7 +106,8 @@ def command(settings: SlowStorage, point: Point, folder: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Seconds: until the first batch, in all steps behind it, and of these in waiting for the other batches."""
+    """Seconds: until the first batch, in all steps behind it, and of these in waiting for the other
+    batches."""
 
     first_batch_s: float
     total_s: float
@@ -114,16 +124,20 @@ def consume(
 ) -> tuple[Epoch, int]:
     """Take every batch, wait until it is on the device, sleep for a step; also the number of batches."""
     began = asked = clock()
-    first_s, waited_s, steps = 0.0, 0.0, 0
+    first_s = 0.0
+    waited_s = 0.0
+    steps = 0
     for _ in batches:
         wait()
         now = clock()
         if steps == 0:
-            first_s, began = now - began, now
+            first_s = now - began
+            began = now
         else:
             waited_s += now - asked
         sleep(step_s)
-        steps, asked = steps + 1, clock()
+        steps = steps + 1
+        asked = clock()
     return Epoch(first_s, asked - began, waited_s), steps
 
 
@@ -147,27 +161,41 @@ def measure(settings: SlowStorage, point: Point, folder: Path) -> Measured:
             if epoch == 0:
                 load.read()  # the loads are of a loader that has started
         busy = load.read()
-    result = measured(found, floor_s=settings.steps * settings.step_ms / 1e3, opening_s=opening_s, device=device)
+    result = measured(
+        found, floor_s=settings.steps * settings.step_ms / 1e3, opening_s=opening_s, device=device
+    )
     return replace(result, figures={**result.figures, **{name: busy[name] for name in hardware.LOADS}})
 
 
 @contextmanager
 def _opened(settings: SlowStorage, point: Point, data: Split, world: World) -> Iterator[images.Epochs]:
-    delay_s, threads = point["read_delay_ms"] / 1e3, settings.dali_threads
+    delay_s = point["read_delay_ms"] / 1e3
+    threads = settings.dali_threads
     if point["method"] != BY_HAND:
-        with images.opened(settings, point["method"], data, world, threads=threads, read_delay_s=delay_s, batches=settings.steps) as epochs:
+        with images.opened(
+            settings,
+            point["method"],
+            data,
+            world,
+            threads=threads,
+            read_delay_s=delay_s,
+            batches=settings.steps,
+        ) as epochs:
             yield epochs
         return
     samples = settings.steps * settings.batch_size
     images.require(data, samples)
     labels = data.columns.label.tolist()
-    source = dali.Files(images.paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s)
+    source = dali.Files(
+        images.paths(data), labels, batch_size=settings.batch_size, samples=samples, read_delay_s=delay_s
+    )
     loader = dali.loader(source, size=settings.image_size, threads=threads, device=world.device)
     yield lambda epoch: (len(batch["images"]) for (batch,) in loader)
 
 
 def measured(found: Sequence[Epoch], *, floor_s: float, opening_s: float, device: torch.device) -> Measured:
-    """Medians over the repeats. `start_s` is what the very first batch took, with the opening of the loader."""
+    """Medians over the repeats. `start_s` is what the very first batch took, with the opening of the
+    loader."""
     each = {name: [getattr(one, name) for one in found] for name in ("total_s", "waited_s", "first_batch_s")}
     each["over_floor_s"] = [total - floor_s for total in each["total_s"]]
     each["all_s"] = [one.first_batch_s + one.total_s for one in found]
@@ -187,34 +215,63 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     """A sentence a delay: who keeps the floor, and how much the others wait."""
     said = []
     for delay, its in _show.by([row for row in rows if row["status"] == "ok"], "read_delay_ms").items():
-        waits = {row["point"]["method"]: row["figures"]["waited_s"] for row in sorted(its, key=lambda row: row["figures"]["waited_s"])}
-        floor_s, steps = its[0]["figures"]["floor_s"], its[0]["point"]["steps"]
+        waits = {
+            row["point"]["method"]: row["figures"]["waited_s"]
+            for row in sorted(its, key=lambda row: row["figures"]["waited_s"])
+        }
+        floor_s = its[0]["figures"]["floor_s"]
+        steps = its[0]["point"]["steps"]
         keep, lose = (
-            ", ".join(f"{name} {waited:.2f} s" for name, waited in waits.items() if (waited <= KEEPS * floor_s) is kept)
+            ", ".join(
+                f"{name} {waited:.2f} s"
+                for name, waited in waits.items()
+                if (waited <= KEEPS * floor_s) is kept
+            )
             for kept in (True, False)
         )
-        said.append(f"{delay:g} ms a read, {steps} steps of {floor_s:g} s in all: kept by {keep or 'none'}; lost by {lose or 'none'}.")
-    return [*said, f"Kept: waited for at most {KEEPS:.0%} of that time, the first batch apart."] if said else []
+        said.append(
+            f"{delay:g} ms a read, {steps} steps of {floor_s:g} s in all: kept by {keep or 'none'}; lost by "
+            f"{lose or 'none'}."
+        )
+    return (
+        [*said, f"Kept: waited for at most {KEEPS:.0%} of that time, the first batch apart."] if said else []
+    )
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    delays, methods = list(_show.by(rows, "read_delay_ms")), list(_show.by(rows, "method"))
-    waits: _plots.Series = {name: [_show.best(rows, "waited_s", method=name, read_delay_ms=delay) for delay in delays] for name in methods}
+    delays = list(_show.by(rows, "read_delay_ms"))
+    methods = list(_show.by(rows, "method"))
+    waits: _plots.Series = {
+        name: [_show.best(rows, "waited_s", method=name, read_delay_ms=delay) for delay in delays]
+        for name in methods
+    }
     totals: dict[str, Sequence[tuple[float, float]]] = {
-        name: [(row["point"]["read_delay_ms"], row["figures"]["total_s"]) for row in its] for name, its in _show.by(rows, "method").items()
+        name: [(row["point"]["read_delay_ms"], row["figures"]["total_s"]) for row in its]
+        for name, its in _show.by(rows, "method").items()
     }
     totals["floor"] = [(delay, rows[0]["figures"]["floor_s"]) for delay in delays]
     steps = rows[0]["point"]["steps"]
     groups = [f"{delay:g} ms a read" for delay in delays]
     return [
-        _plots.bars(folder / "waited.png", groups, waits, title=f"seconds of waiting in {steps} steps, the first batch apart", unit="s"),
-        _plots.lines(folder / "total.png", totals, title=f"seconds for {steps} steps", x="ms more a read", y="s"),
+        _plots.bars(
+            folder / "waited.png",
+            groups,
+            waits,
+            title=f"seconds of waiting in {steps} steps, the first batch apart",
+            unit="s",
+        ),
+        _plots.lines(
+            folder / "total.png", totals, title=f"seconds for {steps} steps", x="ms more a read", y="s"
+        ),
     ]
 
 
 POINT = ("read_delay_ms", "method", "steps", "step_ms", "batch_size", "image_size", "workers", "dali_threads")
 COLUMNS = (
-    *(Column(key=key, title=key.replace("_", " "), form="{:g}" if key.endswith("_ms") else "{}") for key in POINT),
+    *(
+        Column(key=key, title=key.replace("_", " "), form="{:g}" if key.endswith("_ms") else "{}")
+        for key in POINT
+    ),
     Column(key="total_s", title="steps, s", form="{:.2f}"),
     Column(key="floor_s", title="floor, s", form="{:.2f}"),
     Column(key="over_floor_s", title="over the floor, s", form="{:.2f}", detail=True),
@@ -229,7 +286,8 @@ COLUMNS = (
 
 SUITE = Suite(
     name="slow-storage",
-    about="seconds that a consumer of a given step time takes and waits when each read is slower, the first batch apart",
+    about="seconds that a consumer of a given step time takes and waits when each read is slower, the first "
+    "batch apart",
     settings=SlowStorage,
     points=points,
     command=command,

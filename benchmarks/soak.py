@@ -1,4 +1,5 @@
-"""`soak`: many epochs with a loader. Memory of host and device, open files, threads, processes and the rate, epoch by epoch.
+"""`soak`: many epochs with a loader. Memory of host and device, open files, threads, processes and the rate,
+epoch by epoch.
 
 What grows by more than it may is a failed point: exit code 1.
 """
@@ -8,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
-import itertools
 import json
 import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,19 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks import _plots, _show, videos
-from benchmarks._suite import Column, Common, Measured, Point, Row, Suite, class_folders, figures_of, in_own_process, measuring
+from benchmarks._leaks import COUNTS, MIB, margin, slope, verdict, warmer
+from benchmarks._suite import (
+    Column,
+    Common,
+    Measured,
+    Point,
+    Row,
+    Suite,
+    class_folders,
+    figures_of,
+    in_own_process,
+    measuring,
+)
 from benchmarks.loader import expanded
 from config import NotNegative
 from contracts import Feed, Loader, UserError, World
@@ -37,18 +49,17 @@ from report.tensorboard import Board
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""
-WARM_BATCHES = 500
-"""After fewer batches DALI's pools still grew every few epochs (docs/benchmarks/soak.md)."""
-STEPS, STEPS_AN_EPOCH = 3, 0.1
-"""As many rises that lasted are no leak yet, while they are small: a leak of more than may be shows in more of the epochs."""
-STEPS_MIB, STEPS_COUNT = 256.0, 3.0
-"""What these rises may come to in all: of memory, and of files, threads or processes."""
-TRIM, TRIM_S = signal.SIGUSR1, 1.0
-"""What asks a process to give freed memory back to the system, and how long its answer may take."""
-MIB = {"host_mib": "host memory", "device_mib": "device memory"}
-COUNTS = {"files": "open files", "threads": "threads", "processes": "processes"}
-"""Name of a reading -> in words. Of these none may be added."""
-LAYOUT = {"epochs": {**{f"{words}, MiB": [name] for name, words in MIB.items()}, "left open": [*COUNTS], "rate": ["rate"]}}
+TRIM = signal.SIGUSR1
+"""The signal that asks a process to give freed memory back to the system."""
+TRIM_S = 1.0
+"""Seconds in which a process has to answer TRIM."""
+LAYOUT = {
+    "epochs": {
+        **{f"{words}, MiB": [name] for name, words in MIB.items()},
+        "left open": [*COUNTS],
+        "rate": ["rate"],
+    }
+}
 BATCH_SIZES = {"classification": 64, "video": 8}
 CLIPS = ("clip_frames", "clip_stride", "clips")
 """Settings of videos alone."""
@@ -60,13 +71,14 @@ class Soak(Common):
     task: Literal["classification", "video"] = "classification"
     """Images, or clips of videos."""
     data: Path | None = None
-    """Folder with <class>/* or train/<class>/*, images or videos, or with a list of videos, train.csv; an epoch is one pass over it."""
+    """Folder with <class>/* or train/<class>/*, images or videos, or with a list of videos, train.csv; an
+    epoch is one pass over it."""
     loaders: tuple[str, ...] = ("auto",)
     """Names as in --loader of train.py; auto = all that read files and run here, but nvdec+ANOTHER."""
     epochs: PositiveInt = 30
     """Passes with each loader."""
     warm_epochs: NonNegativeInt = 4
-    """Of them, at the start, that are not judged: allocators and pools fill."""
+    """Epochs at the start that are not judged, because allocators and pools still fill."""
     batch_size: PositiveInt | None = None
     """Samples a batch. Default: 64; of clips 8."""
     image_size: Annotated[int, Field(ge=8)] = 224
@@ -76,16 +88,17 @@ class Soak(Common):
     clip_frames: NonNegativeInt = 16
     """Frames of a clip; 0 = all frames of a video, from its first to its last."""
     clip_stride: PositiveInt = 1
-    """From one frame of a clip to the next, in frames of the video."""
+    """Distance from one frame of a clip to the next, in frames of the video."""
     clips: NonNegativeInt = 0
     """Clips of a video in an epoch, evenly spaced. 0 = one at random, as in training."""
     max_mib_an_epoch: NotNegative = 0.5
-    """Growth of host and of device memory above which a point fails. Of files, threads and processes none may be added. Growth in no more
-    than 3 steps (or one in 10 epochs) is told and does not fail, as of a pool that meets a larger batch than before, while the steps come
-    to 256 MiB or less in all, or to 3 files, threads or processes; a single step never fails."""
+    """Growth of host and of device memory above which a point fails. Of files, threads and processes none may
+    be added. Growth in no more than 3 steps (or one in 10 epochs) is told and does not fail, as of a pool
+    that meets a larger batch than before, while the steps come to 256 MiB or less in all, or to 3 files,
+    threads or processes; a single step never fails."""
 
 
-# --- readings -------------------------------------------------------------------------------------------------------------------------
+# --- readings -----------------------------------------------------------------------------------------------
 
 
 _answers: tuple[int, int] | None = None  # both ends of a pipe, inside `trimming`
@@ -95,8 +108,10 @@ _answers: tuple[int, int] | None = None  # both ends of a pipe, inside `trimming
 def trimming() -> Iterator[None]:
     """Processes that are forked inside give back what they have freed too, whenever `host_mib` reads."""
     global _answers
-    outer, ends = _answers, os.pipe()
-    _answers, before = ends, signal.signal(TRIM, _trim_and_answer)
+    outer = _answers
+    ends = os.pipe()
+    _answers = ends
+    before = signal.signal(TRIM, _trim_and_answer)
     try:
         yield
     finally:
@@ -109,9 +124,10 @@ def trimming() -> Iterator[None]:
 def host_mib() -> float:
     """Memory of this process and its children, shared pages once (PSS), without libraries and other files.
 
-    Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever another program starts. What has been
-    freed goes back to the system first, or a leak would be served from it; of children only inside `trimming`, and those that are busy
-    for TRIM_S keep it. A worker that decodes 1080p keeps 2 to 25 MiB of it, by chance.
+    Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever another program starts.
+    What has been freed goes back to the system first, or a leak would be served from it; of children only
+    inside `trimming`, and those that are busy for TRIM_S keep it. A worker that decodes 1080p keeps 2 to 25
+    MiB of it, by chance.
     """
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     _trim()
@@ -144,7 +160,8 @@ def _trim_others(pids: Sequence[int]) -> None:
     """Ask those that have a handler for it, which is ours if they were forked, and wait for their answers."""
     if _answers is None:
         return
-    answer, asked = _answers[0], 0
+    answer = _answers[0]
+    asked = 0
     while select.select([answer], [], [], 0)[0]:
         os.read(answer, 4096)  # those that came too late
     for pid in pids:
@@ -159,10 +176,12 @@ def _trim_others(pids: Sequence[int]) -> None:
 
 
 def reading(device: Any) -> dict[str, float | None]:
-    """host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files, threads, processes.
+    """host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files,
+    threads, processes.
 
-    Garbage is collected first. The first time that writes to all objects, so that pages are copied which this process shared with those
-    that it has forked, 73 MiB of them: left to itself, Python did it after 24,000 and 26,000 clips.
+    Garbage is collected first. The first time that writes to all objects, so that pages are copied which this
+    process shared with those that it has forked, 73 MiB of them: left to itself, Python did it after 24,000
+    and 26,000 clips.
     """
     gc.collect()
     counted = []
@@ -177,70 +196,7 @@ def reading(device: Any) -> dict[str, float | None]:
     }
 
 
-# --- the verdict ----------------------------------------------------------------------------------------------------------------------
-
-
-def slope(values: Sequence[float]) -> float:
-    """Median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
-    return float(np.median([(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)]))
-
-
-def margin(values: Sequence[float]) -> float:
-    """Two standard errors of the slope, from how far the values lie from the line (median)."""
-    epochs = np.arange(len(values))
-    off = np.asarray(values) - slope(values) * epochs
-    return float(2 * 1.4826 * np.median(np.abs(off - np.median(off))) / np.sqrt(np.sum((epochs - epochs.mean()) ** 2)))
-
-
-def steps_up(values: Sequence[float]) -> tuple[int, float]:
-    """Number and sum of the rises that lasted when these are few and all there is, else (0, 0.0).
-
-    A pool grows so, when it meets a larger batch than ever before, ever more rarely.
-    """
-    before = np.maximum.accumulate(values)[:-1]
-    after = np.minimum.accumulate(values[::-1])[::-1][1:]
-    rises = np.maximum(after - before, 0.0)
-    number, total = int(np.count_nonzero(rises)), float(rises.sum())
-    few = number <= max(STEPS, STEPS_AN_EPOCH * len(values)) and total >= 0.8 * (max(values) - min(values))
-    return (number, total) if few else (0, 0.0)
-
-
-def grows(values: Sequence[float], most: float) -> bool:
-    """Whether an epoch adds more than `most`, beyond noise, and still does in the later half: a pool that fills is no leak."""
-    return slope(values) - margin(values) > most and slope(values[len(values) // 2 :]) > most
-
-
-def warmer(leaks: Sequence[str], batches: int, warm_epochs: int) -> list[str]:
-    """What else a leak of memory may be, where the warm-up had few batches; `batches` are those of an epoch."""
-    if batches * warm_epochs >= WARM_BATCHES or not any(leak.startswith(tuple(MIB.values())) for leak in leaks):
-        return []
-    return [
-        f"or pools that still fill, after {batches * warm_epochs} batches of warm-up: --warm-epochs {-(-WARM_BATCHES // batches)} tells"
-    ]
-
-
-def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> tuple[list[str], list[str]]:
-    """(what grows by more than it may, what rose in a few steps that are no leak), in words.
-
-    `series` has one value an epoch, warm-up left out.
-    """
-    leaks, rose = list[str](), list[str]()
-    for names, most, most_in_steps, unit in ((MIB, max_mib_an_epoch, STEPS_MIB, " MiB"), (COUNTS, 0.0, STEPS_COUNT, "")):
-        for name, words in names.items():
-            if name not in series:
-                continue
-            values = series[name]
-            number, total = steps_up(values)
-            steps = f"rose in {number} step{'s' * (number > 1)} by {total:,.0f}{unit}"
-            if grows(values, most) and not 0 < total <= most_in_steps:
-                also = f"; {steps}, of which {most_in_steps:g} may be" if number else ""
-                leaks.append(f"{words}: {slope(values):+.2f}{unit} an epoch, allowed {most:g}{also}")
-            elif number and (total > most * len(values) or grows(values, most)):
-                rose.append(f"{words} {steps}")
-    return leaks, rose
-
-
-# --- a point --------------------------------------------------------------------------------------------------------------------------
+# --- a point ------------------------------------------------------------------------------------------------
 
 
 def points(settings: Soak) -> list[Point]:
@@ -249,7 +205,10 @@ def points(settings: Soak) -> list[Point]:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
         raise UserError(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=(), task=settings.task)
-    same: Point = {"batch_size": settings.batch_size or BATCH_SIZES[settings.task], "image_size": settings.image_size}
+    same: Point = {
+        "batch_size": settings.batch_size or BATCH_SIZES[settings.task],
+        "image_size": settings.image_size,
+    }
     if settings.task == "video":
         same |= {name: getattr(settings, name) for name in CLIPS}
     return [{"loader": loader, **same} for loader in loaders]
@@ -278,11 +237,16 @@ def feed_of(settings: Soak, point: Point, world: World) -> Feed:
         device=world.device,
         workers=settings.workers or 0,
     )
-    return replace(feed, pixels=replace(feed.pixels, dtype="float16")) if world.device.type == "cuda" else feed
+    return (
+        replace(feed, pixels=replace(feed.pixels, dtype="float16")) if world.device.type == "cuda" else feed
+    )
 
 
-def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Feed], Loader] | None = None) -> Measured:
-    """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for loaders.open_loader."""
+def measure(
+    settings: Soak, point: Point, folder: Path, open_: Callable[[str, Feed], Loader] | None = None
+) -> Measured:
+    """Pass over the data --epochs times with one open loader, and read after each. `open_` stands in for
+    loaders.open_loader."""
     from engine.distributed import ProcessWorld, cores, prepare_process
     from loaders import open_loader
 
@@ -317,7 +281,8 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
     said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
     said += warmer(said, feed.plan.steps(), settings.warm_epochs)
     unclear = [
-        f"{words} varies too much to tell: {slope(warm[one]):+.2f} ± {spread:.2f} MiB an epoch, more --epochs tell more"
+        f"{words} varies too much to tell: {slope(warm[one]):+.2f} ± {spread:.2f} MiB an epoch, more "
+        "--epochs tell more"
         for one, words in MIB.items()
         if one in warm and (spread := margin(warm[one])) > settings.max_mib_an_epoch
     ]
@@ -336,19 +301,30 @@ def measure(settings: Soak, point: Point, folder: Path, open_: Callable[[str, Fe
     board.close(finished=not said)
     return Measured(
         figures={**figures, "verdict": "; ".join([*said, *rose] or unclear) or "flat"},
-        spread={"rate": {"n": len(warm["rate"]), "min": min(warm["rate"]), "max": max(warm["rate"]), "iqr": high - low}},
+        spread={
+            "rate": {
+                "n": len(warm["rate"]),
+                "min": min(warm["rate"]),
+                "max": max(warm["rate"]),
+                "iqr": high - low,
+            }
+        },
         versions=versions(),
         hardware=hardware(device, cores()),
         error="; ".join(said) or None,
     )
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------------------------
+# --- what is told -------------------------------------------------------------------------------------------
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Curves over the epochs, warm-up included; memory above its lowest reading after the first epoch, for a leak is small beside it."""
-    series = {row["point"]["loader"]: json.loads((folder.parent / row["folder"] / "series.json").read_text()) for row in rows}
+    """Curves over the epochs, warm-up included; memory above its lowest reading after the first epoch, for a
+    leak is small beside it."""
+    series = {
+        row["point"]["loader"]: json.loads((folder.parent / row["folder"] / "series.json").read_text())
+        for row in rows
+    }
     drawn = []
     for name, title, unit in (
         ("host_mib", "host memory of the process tree, above its lowest", "MiB"),
@@ -356,12 +332,20 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         ("rate", "rate", _show.unit_of(rows)),
     ):
         curves: dict[str, Sequence[tuple[float, float]]] = {
-            loader: [(float(epoch), value - (min(its[name][1:]) if name in MIB else 0.0)) for epoch, value in enumerate(its[name]) if epoch]
+            loader: [
+                (float(epoch), value - (min(its[name][1:]) if name in MIB else 0.0))
+                for epoch, value in enumerate(its[name])
+                if epoch
+            ]
             for loader, its in series.items()
             if name in its
         }
         if curves:
-            drawn.append(_plots.lines(folder / f"{name.removesuffix('_mib')}.png", curves, title=title, x="epoch", y=unit))
+            drawn.append(
+                _plots.lines(
+                    folder / f"{name.removesuffix('_mib')}.png", curves, title=title, x="epoch", y=unit
+                )
+            )
     return drawn
 
 

@@ -1,4 +1,5 @@
-"""`train`: architectures x batch sizes x loaders x precisions, each a run of train.py, with its two ceilings. Times nothing itself."""
+"""`train`: architectures x batch sizes x loaders x precisions, each a run of train.py, with its two ceilings.
+Times nothing itself."""
 
 from __future__ import annotations
 
@@ -32,16 +33,41 @@ BY_HAND = "by hand: "
 BY_HAND_OF = {"classification": ("dali", "torchvision"), "detection": ("torchvision",), "video": ()}
 """--task -> the loops of benchmarks/baselines/train.py."""
 OWN = {
-    f"--{name}" for name in ("task", "arch", "batch-size", "loader", "precision", "seconds", "output", "data", "resume", "epochs", "steps")
+    f"--{name}"
+    for name in (
+        "task",
+        "arch",
+        "batch-size",
+        "loader",
+        "precision",
+        "seconds",
+        "output",
+        "data",
+        "resume",
+        "epochs",
+        "steps",
+    )
 }
 """Flags of train.py that are a point's, or this suite's."""
 SAME_WORK = ("--min-window-s", "--log-every", "--manifest-dir", "--rescan")
-"""Flags of train.py that leave the work of a step as the loop by hand does it, and which that loop does not take."""
-MEASURED_ONLY = {"epochs": 1_000_000, "save_every_minutes": 0, "lr": 1e-3, "warmup_epochs": 0, "schedule": "constant"}
-"""As many epochs as it takes; a rate that learns nothing and does not diverge."""
+"""Flags of train.py that leave the work of a step as the loop by hand does it, and which that loop does not
+take."""
+MEASURED_ONLY = {
+    "epochs": 1_000_000,
+    "save_every_minutes": 0,
+    "lr": 1e-3,
+    "warmup_epochs": 0,
+    "schedule": "constant",
+}
+"""Settings of a run that is only measured: as many epochs as it takes, and a learning rate that neither
+learns nor diverges."""
 GENTLER = {"detection": {"lr": 1e-5}}
 """--task -> what differs: detectors start from nothing here, and their losses are sums over many boxes."""
-ARCHS = {"classification": ("resnet18", "resnet50"), "detection": ("fasterrcnn_resnet50_fpn", "ssd300_vgg16"), "video": ("r3d_18",)}
+ARCHS = {
+    "classification": ("resnet18", "resnet50"),
+    "detection": ("fasterrcnn_resnet50_fpn", "ssd300_vgg16"),
+    "video": ("r3d_18",),
+}
 BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
 MORE = {"clips": ("frames_per_s", "decoded_per_delivered"), "detection": ("instances_per_s", "padding")}
 """Part of a summary that one task has -> its figures."""
@@ -51,14 +77,16 @@ LEAST_FOR_P99 = 200
 
 
 class Train(Common):
-    """Rate, ceilings, efficiency and bound of training, per architecture, batch size, loader and precision."""
+    """Rate, ceilings, efficiency and bound of training, per architecture, batch size, loader and
+    precision."""
 
     task: Literal["classification", "detection", "video"] = "classification"
-    """As --task of train.py."""
+    """Task of the run, as --task of train.py."""
     data: Path | None = None
     """Folder as --data of train.py for the task. Not needed with --loaders synthetic."""
     archs: tuple[str, ...] | None = None
-    """Architectures of the task, by torchvision's names. Default: resnet18 resnet50; fasterrcnn_resnet50_fpn ssd300_vgg16; r3d_18."""
+    """Architectures of the task, by torchvision's names. Default: resnet18 resnet50; fasterrcnn_resnet50_fpn
+    ssd300_vgg16; r3d_18."""
     batch_sizes: tuple[PositiveInt, ...] | None = None
     """Samples a rank and step. Default: 64 256 512; of detectors 16, of clips 8 16."""
     loaders: tuple[str, ...] = ("auto",)
@@ -70,20 +98,27 @@ class Train(Common):
     workers: PositiveInt | None = None
     """A rank, for our loaders and the loop by hand. Default: CPU cores / ranks, less one."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
-    """Of steady windows to measure at each point, after the warm-up."""
+    """Seconds of steady windows to measure at each point, after the warm-up."""
     by_hand: tuple[Literal["dali", "torchvision"], ...] = ()
-    """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py), on one GPU;
-    detectors: torchvision."""
+    """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py), on one
+    GPU; detectors: torchvision."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
 
 def check(
-    words: str, *, task: str = "classification", by_hand: bool = False, more: tuple[str, ...] = (), own: tuple[str, ...] = ()
+    words: str,
+    *,
+    task: str = "classification",
+    by_hand: bool = False,
+    more: tuple[str, ...] = (),
+    own: tuple[str, ...] = (),
 ) -> None:
-    """Raise UserError for flags of train.py that do not parse, or that a suite sets itself: OWN, and its `own`.
+    """Raise UserError for flags of train.py that do not parse, or that a suite sets itself: OWN, and its
+    `own`.
 
-    `by_hand`: also for those that the loop by hand would do without; `more` are flags that the suite gives to both.
+    `by_hand`: also for those that the loop by hand would do without; `more` are flags that the suite gives to
+    both.
     """
     try:
         given = shlex.split(words)
@@ -97,13 +132,20 @@ def check(
     apart = [name for name in names if name not in (*SAME_WORK, *more)] if by_hand else []
     if apart:
         allowed = ", ".join((*SAME_WORK, *more))
-        raise UserError(f"{apart[0]} behind -- with --by-hand: the loop by hand does not take it; leave out one of them, or use {allowed}")
+        raise UserError(
+            f"{apart[0]} behind -- with --by-hand: the loop by hand does not take it; leave out one of them, "
+            f"or use {allowed}"
+        )
 
 
 def require_data(data: Path | None, loaders: Collection[str], task: str = "classification") -> None:
     """Raise UserError when there is nothing for them to train on; train.py says the rest of it."""
     train = "train2017" if task == "detection" else "train"
-    holds = "train2017/, val2017/ and annotations/" if task == "detection" else "train/<class>/* and val/<class>/*"
+    holds = (
+        "train2017/, val2017/ and annotations/"
+        if task == "detection"
+        else "train/<class>/* and val/<class>/*"
+    )
     if data is None and {*loaders} != {"synthetic"}:
         raise UserError(f"--data is missing: a folder with {holds}, or the loader synthetic alone")
     lists = ("", ".csv", ".txt") if task == "video" else ("",)
@@ -115,11 +157,15 @@ def require_same_pixels(task: str, archs: Sequence[str]) -> None:
     """Raise UserError for a classifier that trains at another size than the loop by hand."""
     for arch in archs if task == "classification" else ():
         if (size := registry_of(task).native(arch).size) != loop_by_hand.SIDE:
-            raise UserError(f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out one of them")
+            raise UserError(
+                f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out "
+                "one of them"
+            )
 
 
 def points(settings: Train) -> list[Point]:
-    task, known = settings.task, registry_of(settings.task).names()
+    task = settings.task
+    known = registry_of(settings.task).names()
     archs = ARCHS[task] if settings.archs is None else settings.archs
     for arch in archs:
         one_of("--archs", arch, known)
@@ -128,17 +174,24 @@ def points(settings: Train) -> list[Point]:
     for name in settings.by_hand:
         if name not in BY_HAND_OF[task]:
             allowed = " or ".join(BY_HAND_OF[task])
-            raise UserError(f"--by-hand {name}: there is no such loop for --task {task}; {f'take {allowed}' if allowed else 'it has none'}")
+            raise UserError(
+                f"--by-hand {name}: there is no such loop for --task {task}; "
+                f"{f'take {allowed}' if allowed else 'it has none'}"
+            )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     auto = default_loader(task, gpu=device.type == "cuda")
     loaders = [one_of("--loaders", name, OF_TASK[task], auto=auto) for name in settings.loaders]
     require_gpus(settings.gpus, torch.cuda.device_count())
     require_data(settings.data, settings.loaders, task)
     check(settings.flags, task=task, by_hand=bool(settings.by_hand))
-    precisions = [precision.choose(name, device, on_cpu=task_named(task).CPU_PRECISION) for name in settings.precisions]
+    precisions = [
+        precision.choose(name, device, on_cpu=task_named(task).CPU_PRECISION) for name in settings.precisions
+    ]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     found = []
-    for arch, size in itertools.product(archs, BATCH_SIZES[task] if settings.batch_sizes is None else settings.batch_sizes):
+    for arch, size in itertools.product(
+        archs, BATCH_SIZES[task] if settings.batch_sizes is None else settings.batch_sizes
+    ):
         ours = itertools.product([arch], [size], loaders, precisions, settings.gpus)
         # right behind its own: a machine's speed drifts
         others = itertools.product([arch], [size], [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])
@@ -153,17 +206,28 @@ def command(settings: Train, point: Point, folder: Path) -> list[str]:
     workers = settings.workers or (default_workers() if by_hand else None)
     common += ["--workers", str(workers)] if workers else []
     if by_hand:
-        how = {"arch": point["arch"], "batch_size": point["batch_size"], "loader": point["loader"].removeprefix(BY_HAND)}
+        how = {
+            "arch": point["arch"],
+            "batch_size": point["batch_size"],
+            "loader": point["loader"].removeprefix(BY_HAND),
+        }
         flags = words({**how, "seconds": settings.seconds, "output": folder / "figures.json"})
         return [sys.executable, "-m", "benchmarks.baselines.train", *common, *flags]
     named = {name: point[name] for name in ("arch", "batch_size", "loader", "precision")}
     fixed = {**MEASURED_ONLY, **GENTLER.get(settings.task, {})}
     flags = words({**named, "seconds": settings.seconds, "val_every": 0, **fixed, "output": folder})
-    return [sys.executable, *ranks(point["gpus"]), str(ROOT / "train.py"), *common, *flags, *shlex.split(settings.flags)]
+    return [
+        sys.executable,
+        *ranks(point["gpus"]),
+        str(ROOT / "train.py"),
+        *common,
+        *flags,
+        *shlex.split(settings.flags),
+    ]
 
 
 def words(flags: Mapping[str, Any]) -> list[str]:
-    """As train.py takes them."""
+    """Return settings as the flags that train.py takes."""
     return [word for name, value in flags.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
@@ -172,12 +236,16 @@ def read(point: Point, folder: Path) -> Measured:
         told = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
         kept = steady([Window(samples, samples, seconds, 0) for samples, seconds in told["windows"]])
         rates = [window.rate for window in kept]  # by the same rule as ours
-        found, rate = spread(rates), statistics.median(rates) if rates else None
-        board = Board(folder)  # as train.py shows its own: a page of HPARAMS has the columns of one of its runs
+        found = spread(rates)
+        rate = statistics.median(rates) if rates else None
+        # as train.py shows its own: a page of HPARAMS has the columns of one of its runs
+        board = Board(folder)
         board.hparams({name: point[name] for name in SETTINGS if name in point} | {"world_size": 1})
         board.scalars({"throughput/samples_per_s": rate}, told["steps"])
         board.close()
-        return Measured(figures={"rate": rate, "steps": told["steps"]}, spread={"rate": found} if found else {})
+        return Measured(
+            figures={"rate": rate, "steps": told["steps"]}, spread={"rate": found} if found else {}
+        )
     for weights in folder.glob("*.pt"):
         weights.unlink()  # of a network that has learned nothing
     return measured(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
@@ -185,11 +253,17 @@ def read(point: Point, folder: Path) -> Measured:
 
 def measured(told: dict[str, Any]) -> Measured:
     """The figures of a run's summary."""
-    rate, ceiling, gpu, memory = told["rate"], told["ceiling"], told["gpu"], told["memory"]
+    rate = told["rate"]
+    ceiling = told["ceiling"]
+    gpu = told["gpu"]
+    memory = told["memory"]
     part: dict[str, Any] = {name: ceiling[name] or {} for name in ("compute", "loader")}
     power = gpu["power_w"] and gpu["power_w"] * told["world_size"]  # of all GPUs: a summary has their mean
     timed = told.get("step_ms") or {}
-    spreads = {"rate": rate["spread"], **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found}}
+    spreads = {
+        "rate": rate["spread"],
+        **{f"{name}_ceiling": found["spread"] for name, found in part.items() if found},
+    }
     return Measured(
         figures={
             "rate": rate["steady"],
@@ -222,7 +296,9 @@ def derive(rows: Sequence[Row]) -> list[Row]:
         figures = row["figures"]
         if not figures.get("repeats") or "bound" not in figures:
             return row
-        efficiency, found = bound(*(figures.get(name) for name in ("rate", "compute_ceiling", "loader_ceiling")))
+        efficiency, found = bound(
+            *(figures.get(name) for name in ("rate", "compute_ceiling", "loader_ceiling"))
+        )
         return {**row, "figures": {**figures, "bound": found or (CHECK_FAILED if efficiency else None)}}
 
     return [one(row) for row in rows]
@@ -232,20 +308,40 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
     ours = [row for row in rows if not row["point"]["loader"].startswith(BY_HAND)]
     unit = _show.unit_of(rows)
     drawn = [
-        _plots.heat_map(folder / f"heat-{loader}-{precision}-{gpus}.png", same, x="batch_size", y="arch", figure="rate", title=title)
+        _plots.heat_map(
+            folder / f"heat-{loader}-{precision}-{gpus}.png",
+            same,
+            x="batch_size",
+            y="arch",
+            figure="rate",
+            title=title,
+        )
         for loader, its in _show.by(ours, "loader").items()
         for precision, these in _show.by(its, "precision").items()
         for gpus, same in _show.by(these, "gpus").items()
-        for title in [f"{unit}, {loader}, {precision}, {gpus} process{'es' if gpus > 1 else ''} (colour: share of the row's best)"]
+        for title in [
+            f"{unit}, {loader}, {precision}, {gpus} process{'es' if gpus > 1 else ''} (colour: share of the "
+            "row's best)"
+        ]
     ]
-    groups = _show.grouped(rows, lambda row: (row["point"]["batch_size"], row["point"]["precision"], row["point"]["gpus"]))
+    groups = _show.grouped(
+        rows, lambda row: (row["point"]["batch_size"], row["point"]["precision"], row["point"]["gpus"])
+    )
     for (size, precise, gpus), same in groups.items():
         archs, loaders = (list(_show.by(same, name)) for name in ("arch", "loader"))
 
-        def each(figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders) -> _plots.Series:
-            return {loader: [_show.best(rows, figure, loader=loader, arch=arch) for arch in archs] for loader in loaders}
+        def each(
+            figure: str, rows: Sequence[Row] = same, archs: list[str] = archs, loaders: list[str] = loaders
+        ) -> _plots.Series:
+            return {
+                loader: [_show.best(rows, figure, loader=loader, arch=arch) for arch in archs]
+                for loader in loaders
+            }
 
-        title = f"{unit} at batch {size}, {precise}, {_show.processes(gpus)}, with the compute (line) and the loader (dots) ceiling"
+        title = (
+            f"{unit} at batch {size}, {precise}, {_show.processes(gpus)}, with the compute (line) and "
+            "the loader (dots) ceiling"
+        )
         marks = {f"{name} ceiling": each(f"{name}_ceiling") for name in ("compute", "loader")}
         path = folder / f"bars-{size}-{precise}-{gpus}.png"
         drawn.append(_plots.bars(path, archs, each("rate"), title=title, unit=unit, marks=marks))
@@ -253,7 +349,10 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 COLUMNS = (
-    *(Column(key=key, title=key.replace("_", " ")) for key in ("arch", "batch_size", "loader", "precision", "gpus")),
+    *(
+        Column(key=key, title=key.replace("_", " "))
+        for key in ("arch", "batch_size", "loader", "precision", "gpus")
+    ),
     Column(key="rate", title="{unit}", form="{:,.1f}"),
     Column(key="frames_per_s", title="frame/s", form="{:,.0f}"),
     Column(key="instances_per_s", title="box/s", form="{:,.0f}"),

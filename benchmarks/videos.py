@@ -1,4 +1,5 @@
-"""Clips of videos for the suites `loader` and `soak`: the plan of a pass, our loaders, and PyTorch's and DALI's own by hand.
+"""Clips of videos for the suites `loader` and `soak`: the plan of a pass, our loaders, and PyTorch's and
+DALI's own by hand.
 
 Must not know what is timed.
 """
@@ -26,10 +27,12 @@ from tasks.video import UNIT, Video
 
 DALI = ("dali", "dali-experimental")
 BASELINES = ("pytorch", "pytorch+decord", *DALI)
-"""benchmarks/baselines/pytorch.py, with PyAV and with decord; benchmarks/baselines/dali.py, with DALI's two readers, on a GPU."""
+"""benchmarks/baselines/pytorch.py, with PyAV and with decord; benchmarks/baselines/dali.py, with DALI's two
+readers, on a GPU."""
 
 ALONE = ("decord-alone", "pyav-alone", "nvdec-alone")
-"""Decoding alone, in full size as one does by hand, to RGB, or to NVDEC's own NV12: what a loader is held against.
+"""Decoding alone, in full size as one does by hand, to RGB, or to NVDEC's own NV12: what a loader is held
+against.
 
 benchmarks/baselines/pytorch.py, and benchmarks/baselines/nvdec.py on a GPU."""
 
@@ -48,7 +51,8 @@ def open_split(root: Path) -> Split:
 
 
 def plan_of(settings: Any, columns: Any, world: World) -> ClipPlan:
-    """One random clip of each video in a drawn order, or `settings.clips` evenly spaced ones in the order of the files."""
+    """One random clip of each video in a drawn order, or `settings.clips` evenly spaced ones in the order of
+    the files."""
     frames = settings.clip_frames or -(-int(columns.frames.max()) // settings.clip_stride)
     side = pytorch.shorter_side(settings.image_size)
     policy = ClipPolicy(
@@ -60,13 +64,20 @@ def plan_of(settings: Any, columns: Any, world: World) -> ClipPlan:
         clips=max(settings.clips, 1),
     )
     ranks: dict[str, Any] = {"world_size": world.size, "rank": world.rank}
-    plan = ClipPlan(columns=columns, policy=policy, seed=0, batch_size=settings.batch_size, training=not settings.clips, **ranks)
+    plan = ClipPlan(
+        columns=columns,
+        policy=policy,
+        seed=0,
+        batch_size=settings.batch_size,
+        training=not settings.clips,
+        **ranks,
+    )
     plan.require_a_step()
     return plan
 
 
 def feed_of(settings: Any, plan: ClipPlan, data: Split, world: World) -> Feed:
-    """What our loaders are opened with."""
+    """Return the Feed that our loaders are opened with."""
     return Feed(
         plan=plan,
         source=data.source,
@@ -79,7 +90,8 @@ def feed_of(settings: Any, plan: ClipPlan, data: Split, world: World) -> Feed:
 
 
 def shown(columns: Any, frames: int, stride: int) -> float:
-    """Different frames of a clip, the mean over the videos: a video that ends before its clip shows its last frame again."""
+    """Different frames of a clip, the mean over the videos: a video that ends before its clip shows its last
+    frame again."""
     return float(np.minimum(-(-np.asarray(columns.frames) // stride), frames).mean())
 
 
@@ -92,7 +104,10 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
     plan = plan_of(settings, data.columns, world)
     frames = shown(data.columns, plan.policy.frames, plan.policy.stride)
     if name in (*BASELINES, *ALONE):
-        yield _by_hand(settings, name, data, plan, world), lambda rate: {"unit": UNIT, "frames_per_s": rate * frames}
+        yield (
+            _by_hand(settings, name, data, plan, world),
+            lambda rate: {"unit": UNIT, "frames_per_s": rate * frames},
+        )
         return
     with open_loader(name, feed_of(settings, plan, data, world)) as loader:
 
@@ -101,14 +116,18 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
                 batch.launched()
                 yield batch.delivered
 
-        yield epochs, lambda rate: {"unit": UNIT, "frames_per_s": rate * frames, **counted(loader, plan.policy.frames)}
+        yield (
+            epochs,
+            lambda rate: {"unit": UNIT, "frames_per_s": rate * frames, **counted(loader, plan.policy.frames)},
+        )
 
 
 def counted(loader: Loader, frames: int) -> dict[str, Any]:
-    """Of this rank: frames that were decoded for each that was delivered; the share of clips, of `frames`, and the sorts of file that pyav
-    took over."""
+    """Return the figures of this rank: frames decoded for each one delivered; and the share of clips, of
+    `frames` frames each, that pyav took over, with their sorts of file."""
     counts = getattr(loader, "counts", Counts())
-    delivered, fallbacks = counts.delivered, counts.fallbacks
+    delivered = counts.delivered
+    fallbacks = counts.fallbacks
     return {
         "decoded_per_frame": counts.decoded / delivered if delivered else None,
         "fallbacks": sum(fallbacks.values()) * frames / delivered if fallbacks and delivered else None,
@@ -118,12 +137,17 @@ def counted(loader: Loader, frames: int) -> dict[str, Any]:
 
 def beside_decoding(fastest: Row, rows: Sequence[Row]) -> list[str]:
     """The fastest loader's rate beside what engines and CPU decode when each is alone."""
-    alone = {row["point"]["loader"]: row["figures"]["rate"] for row in rows if row["point"]["loader"] in ALONE}
+    alone = {
+        row["point"]["loader"]: row["figures"]["rate"] for row in rows if row["point"]["loader"] in ALONE
+    }
     said = []
     for cpu in ("decord-alone", "pyav-alone"):
         if {cpu, "nvdec-alone"} <= alone.keys():
             share = fastest["figures"]["rate"] / (alone[cpu] + alone["nvdec-alone"])
-            said.append(f"{fastest['point']['loader']} gives {share:.0%} of what nvdec-alone and {cpu} decode together.")
+            said.append(
+                f"{fastest['point']['loader']} gives {share:.0%} of what nvdec-alone and {cpu} decode "
+                "together."
+            )
     return said
 
 
@@ -138,7 +162,9 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
         try:
             import decord  # noqa: F401
         except (ImportError, OSError) as error:
-            raise UserError(f"--loaders {name}: decord cannot be imported ({error}): pip install decord (x86-64 only)") from None
+            raise UserError(
+                f"--loaders {name}: decord cannot be imported ({error}): pip install decord (x86-64 only)"
+            ) from None
     loader = pytorch.loader(
         (pytorch.Alone if name in ALONE else pytorch.Clips)(
             files,
@@ -160,7 +186,9 @@ def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World
 
 def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> Epochs:
     if world.device.type != "cuda":
-        raise UserError("--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone decode on the CPU")
+        raise UserError(
+            "--loaders nvdec-alone needs an NVIDIA GPU; decord-alone and pyav-alone decode on the CPU"
+        )
     codec = import_codec()
     engines = capabilities(codec, world.device.index or 0, ("h264",))["h264"].engines
     stream = nvdec.clips(
@@ -176,14 +204,21 @@ def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> 
 
 
 def _by_dali(settings: Any, name: str, files: list[str], data: Split, plan: ClipPlan, world: World) -> Epochs:
-    """A pass has as many clips as a loader's. Of `--clips 0` they are sequences that lie back to back: they begin anywhere in a video."""
+    """A pass has as many clips as a loader's. Of `--clips 0` they are sequences that lie back to back: they
+    begin anywhere in a video."""
     if world.device.type != "cuda":
-        raise UserError(f"--loaders {name} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on this machine")
+        raise UserError(
+            f"--loaders {name} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on "
+            "this machine"
+        )
     try:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:
-        raise UserError(f"--loaders {name}: DALI is not installed ({error}): pip install nvidia-dali-cuda120") from None
-    frames, stride = plan.policy.frames, plan.policy.stride
+        raise UserError(
+            f"--loaders {name}: DALI is not installed ({error}): pip install nvidia-dali-cuda120"
+        ) from None
+    frames = plan.policy.frames
+    stride = plan.policy.stride
     loader = dali.clips(
         files,
         data.columns.label.tolist(),

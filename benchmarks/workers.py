@@ -1,4 +1,5 @@
-"""`workers`: why small batches are slow. Workers x batch size x host memory x image size x compiled how, each a run of train.py.
+"""`workers`: why small batches are slow. Workers x batch size x host memory x image size x compiled how, each
+a run of train.py.
 
 Times nothing itself: every figure is of the run's summary.json.
 """
@@ -32,14 +33,15 @@ EAGER: Final = "eager"
 
 
 class Workers(Common):
-    """Rate and the parts of a step by batch size, workers, kind of host memory, image size and torch.compile."""
+    """Rate and the parts of a step by batch size, workers, kind of host memory, image size and
+    torch.compile."""
 
     data: Path | None = None
     """Folder with train/<class>/* and val/<class>/*. Not needed with --loader synthetic."""
     arch: str = "resnet18"
     """A classification architecture of torchvision.models."""
     loader: str = "torchvision"
-    """As --loader of train.py."""
+    """Loader of the run, as --loader of train.py."""
     batch_sizes: tuple[PositiveInt, ...] = (8, 16, 32, 64, 128, 256, 512)
     """Samples a step."""
     workers: tuple[Annotated[int, Field(ge=0)], ...] = ()
@@ -53,7 +55,7 @@ class Workers(Common):
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
     """auto = fp16 on a GPU."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
-    """Of steady windows to measure at each point, after the warm-up."""
+    """Seconds of steady windows to measure at each point, after the warm-up."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 
@@ -76,7 +78,10 @@ def points(settings: Workers) -> list[Point]:
 
 def command(settings: Workers, point: Point, folder: Path) -> list[str]:
     """train.py as the suite `train` runs it."""
-    own = f"--workers {point['workers']} --image-size {point['image_size']} --pin-memory {str(point['memory'] == 'pinned').lower()}"
+    own = (
+        f"--workers {point['workers']} --image-size {point['image_size']} --pin-memory "
+        f"{str(point['memory'] == 'pinned').lower()}"
+    )
     if point["compiled"] != EAGER:
         own += f" --compile true --compile-mode {point['compiled']}"
     common = train.Train(data=settings.data, seconds=settings.seconds, flags=f"{own} {settings.flags}")
@@ -86,20 +91,29 @@ def command(settings: Workers, point: Point, folder: Path) -> list[str]:
 def read(point: Point, folder: Path) -> Measured:
     found = train.read(point, folder)
     told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return replace(found, figures={**found.figures, **{f"{name}_ms": value for name, value in told["split_ms"].items()}})
+    return replace(
+        found, figures={**found.figures, **{f"{name}_ms": value for name, value in told["split_ms"].items()}}
+    )
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------------------------
+# --- what is told -------------------------------------------------------------------------------------------
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
     """Adds `fixed`, for all but the largest batch size, to what `train` derives."""
     rows = train.derive(rows)
-    shares = {alike: fixed(ceilings([row for row in its if row["status"] == "ok"])) for alike, its in _show.grouped(rows, _of).items()}
+    shares = {
+        alike: fixed(ceilings([row for row in its if row["status"] == "ok"]))
+        for alike, its in _show.grouped(rows, _of).items()
+    }
 
     def one(row: Row) -> Row:
         share = shares[_of(row)].get(row["point"]["batch_size"])
-        return {**row, "figures": {**row["figures"], "fixed": share}} if row["status"] == "ok" and share is not None else row
+        return (
+            {**row, "figures": {**row["figures"], "fixed": share}}
+            if row["status"] == "ok" and share is not None
+            else row
+        )
 
     return [one(row) for row in rows]
 
@@ -115,9 +129,11 @@ def ceilings(rows: Sequence[Row]) -> dict[int, float]:
 
 
 def fixed(of: Mapping[int, float]) -> dict[int, float]:
-    """Batch size -> share of a step that the batch does not change, were time a + b * batch up to the next larger size.
+    """Batch size -> share of a step that the batch does not change, were time a + b * batch up to the next
+    larger size.
 
-    1: the ceiling grows as the batch does, a step is launches and kernels that do not fill the device. 0: it does not grow.
+    1: the ceiling grows as the batch does, a step is launches and kernels that do not fill the device. 0: it
+    does not grow.
     """
     found = {}
     for one, more in itertools.pairwise(sorted(of)):
@@ -127,7 +143,8 @@ def fixed(of: Mapping[int, float]) -> dict[int, float]:
 
 
 def enough(rates: Mapping[int, float]) -> int | None:
-    """The smallest value whose rate is within 10 % of the best; None when that is the largest one: it may grow on."""
+    """The smallest value whose rate is within 10 % of the best; None when that is the largest one: it may
+    grow on."""
     least = min(value for value, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
     return None if least == max(rates) else least
 
@@ -144,17 +161,27 @@ def conclude(rows: Sequence[Row]) -> list[str]:
     said = []
     for (size, mode), its in alike.items():
         of = ", ".join([f"{size} px"] * (len(sizes) > 1) + [mode] * (len(modes) > 1))
-        lines = *_batch_size(its), *_pinned(its), *_workers(its), *_smallest(its), *_faster(its, alike.get((size, EAGER), []))
+        lines = (
+            *_batch_size(its),
+            *_pinned(its),
+            *_workers(its),
+            *_smallest(its),
+            *_faster(its, alike.get((size, EAGER), [])),
+        )
         said += [f"{of}: {line}" if of else line for line in lines]
     return said
 
 
 def _faster(rows: Sequence[Row], eager: Sequence[Row]) -> list[str]:
-    """What compiling makes of each batch that was measured both ways."""
+    """Return a line for each batch that was measured both ways: how many times the rate of eager compiling
+    makes."""
     ours, theirs = (_best(its, "batch_size", "rate") for its in (rows, eager))
     if rows is eager or not (both := sorted(ours.keys() & theirs.keys())):
         return []
-    return [f"{ours[size] / theirs[size]:.2f} times the rate of eager at batch {size} ({ours[size]:,.0f} img/s)." for size in both]
+    return [
+        f"{ours[size] / theirs[size]:.2f} times the rate of eager at batch {size} ({ours[size]:,.0f} img/s)."
+        for size in both
+    ]
 
 
 def _batch_size(rows: Sequence[Row]) -> list[str]:
@@ -162,12 +189,19 @@ def _batch_size(rows: Sequence[Row]) -> list[str]:
     if len(of) < 2:
         return []
     if (least := enough(of)) is None:
-        return [f"The compute ceiling still grows at batch {max(of)} ({of[max(of)]:,.0f} img/s): a larger batch may be faster."]
-    return [f"At batch {least} the compute ceiling is within 10 % of its best ({max(of.values()):,.0f} img/s): no larger one is needed."]
+        return [
+            f"The compute ceiling still grows at batch {max(of)} ({of[max(of)]:,.0f} img/s): a larger batch "
+            "may be faster."
+        ]
+    return [
+        f"At batch {least} the compute ceiling is within 10 % of its best ({max(of.values()):,.0f} img/s): "
+        "no larger one is needed."
+    ]
 
 
 def _pinned(rows: Sequence[Row]) -> list[str]:
-    """Pairs that differ in nothing else. Beyond noise: their runs do not overlap, and no such pair says the contrary."""
+    """Pairs that differ in nothing else. Beyond noise: their runs do not overlap, and no such pair says the
+    contrary."""
     found: list[tuple[float, bool | None, str, str]] = []
     by_memory = _show.by(rows, "memory")
     for one, other in itertools.product(by_memory.get("pinned", []), by_memory.get("pageable", [])):
@@ -181,14 +215,23 @@ def _pinned(rows: Sequence[Row]) -> list[str]:
     found = [pair for pair in found if pair[1] is not None] or found
     more, judged, where, both = max(found, key=lambda pair: abs(pair[0]))
     if not rows[0]["hardware"].get("gpu"):
-        return [f"Pinned memory is for a GPU: without one the two differ by noise alone, here up to {abs(more):.1%} ({where})."]
+        return [
+            "Pinned memory is for a GPU: without one the two differ by noise alone, here up to "
+            f"{abs(more):.1%} ({where})."
+        ]
     if judged is None:
-        return [f"Pinned memory: {both} at {where}, one run each; --repeats {LEAST} tells a difference from noise."]
+        return [
+            f"Pinned memory: {both} at {where}, one run each; --repeats {LEAST} tells a difference from "
+            "noise."
+        ]
     beyond = [pair for pair in found if pair[1]]
     if len({share > 0 for share, *_ in beyond}) != 1:
         return [f"Pinned memory makes no difference beyond the noise (the largest: {more:+.1%}, {where})."]
     more, _, where, _ = max(beyond, key=lambda pair: abs(pair[0]))
-    return [f"Pinned memory: {more:+.1%} at {where}, beyond the noise there and in {len(beyond)} of {len(found)} pairs."]
+    return [
+        f"Pinned memory: {more:+.1%} at {where}, beyond the noise there and in {len(beyond)} of {len(found)} "
+        "pairs."
+    ]
 
 
 def _workers(rows: Sequence[Row]) -> list[str]:
@@ -198,12 +241,18 @@ def _workers(rows: Sequence[Row]) -> list[str]:
         return []
     if (least := enough(of)) is None:
         return [f"Batch {largest}: the rate still grows at {_count(max(of))} ({of[max(of)]:,.0f} img/s)."]
-    return [f"Batch {largest}: {_count(least)} will do, with them the rate is within 10 % of its best ({max(of.values()):,.0f} img/s)."]
+    return [
+        f"Batch {largest}: {_count(least)} will do, with them the rate is within 10 % of its best "
+        f"({max(of.values()):,.0f} img/s)."
+    ]
 
 
 def _smallest(rows: Sequence[Row]) -> list[str]:
     smallest = min(row["point"]["batch_size"] for row in rows)
-    row = max((row for row in rows if row["point"]["batch_size"] == smallest), key=lambda row: float(row["figures"]["rate"]))
+    row = max(
+        (row for row in rows if row["point"]["batch_size"] == smallest),
+        key=lambda row: float(row["figures"]["rate"]),
+    )
     whole = sum(row["figures"].get(f"{name}_ms") or 0.0 for name in STEP)
     wait = (row["figures"].get("data_wait_ms") or 0.0) / whole if whole else 0.0
     loads = row["point"]["loader"] != "synthetic"
@@ -216,12 +265,16 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
     if share is None:
         return [f"{said}; whether its work or its launches bound it takes a larger batch size beside it."]
     following = min(size for size in of if size > smallest)
-    said += f", and {share:.0%} of its compute costs the same up to batch {following}, the next that was measured"
+    said += (
+        f", and {share:.0%} of its compute costs the same up to batch {following}, the next that was measured"
+    )
     if share < LAUNCHES:
         return [f"{said}: bound by the work itself."]
     if row["hardware"].get("gpu"):
         graphs = "" if _of(row)[1] in GRAPHS else f", or {GRAPHS}"
-        return [f"{said}: bound by launches, and by kernels too small to fill the GPU: a larger batch{graphs}."]
+        return [
+            f"{said}: bound by launches, and by kernels too small to fill the GPU: a larger batch{graphs}."
+        ]
     return [f"{said}: a larger batch shares it among more images."]
 
 
@@ -245,20 +298,35 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
         names = [f"batch {row['point']['batch_size']}, {_name(_line(row))}" for row in its]
         per_image = {
             name.replace("_", " "): [
-                None if (ms := row["figures"].get(f"{name}_ms")) is None else 1e3 * ms / row["point"]["batch_size"] for row in its
+                None
+                if (ms := row["figures"].get(f"{name}_ms")) is None
+                else 1e3 * ms / row["point"]["batch_size"]
+                for row in its
             ]
             for name in STEP
         }
         title = f"Where the time of an image goes, {size} px"
-        drawn.append(_plots.stacked(folder / f"split-{size}.png", names, per_image, title=title, unit="µs an image"))
-        for figure, unit in (("rate", "img/s"), ("compute_ceiling", "img/s"), ("gpu_utilisation", "share"), ("power_w", "W")):
+        drawn.append(
+            _plots.stacked(folder / f"split-{size}.png", names, per_image, title=title, unit="µs an image")
+        )
+        for figure, unit in (
+            ("rate", "img/s"),
+            ("compute_ceiling", "img/s"),
+            ("gpu_utilisation", "share"),
+            ("power_w", "W"),
+        ):
             lines: dict[str, Sequence[tuple[float, float]]] = {}
             for line in dict.fromkeys(map(_line, its)):
                 same = [row for row in its if _line(row) == line]
-                found = [(row["point"]["batch_size"], value) for row in same if (value := row["figures"].get(figure)) is not None]
+                found = [
+                    (row["point"]["batch_size"], value)
+                    for row in same
+                    if (value := row["figures"].get(figure)) is not None
+                ]
                 lines |= {_name(line): found} if found else {}
             if lines:
-                path, title = folder / f"{figure}-{size}.png", f"{figure.replace('_', ' ')}, {size} px"
+                path = folder / f"{figure}-{size}.png"
+                title = f"{figure.replace('_', ' ')}, {size} px"
                 drawn.append(_plots.lines(path, lines, title=title, x="batch size", y=unit, log_x=True))
     return drawn
 
@@ -266,7 +334,16 @@ def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
 COLUMNS = (
     *(
         Column(key=key, title=key.replace("_", " "))
-        for key in ("arch", "loader", "precision", "image_size", "workers", "batch_size", "memory", "compiled")
+        for key in (
+            "arch",
+            "loader",
+            "precision",
+            "image_size",
+            "workers",
+            "batch_size",
+            "memory",
+            "compiled",
+        )
     ),
     Column(key="rate", title="img/s", form="{:,.0f}"),
     Column(key="compute_ceiling", title="compute ceiling", form="{:,.0f}"),
@@ -274,7 +351,10 @@ COLUMNS = (
     Column(key="loader_ceiling", title="loader ceiling", form="{:,.0f}"),
     Column(key="efficiency", title="efficiency", form="{:.1%}", detail=True),
     Column(key="bound", title="bound"),
-    *(Column(key=f"{name}_ms", title=f"{name.replace('_', ' ')}, ms", form="{:.2f}") for name in (STEP[0], "transfer", *STEP[1:])),
+    *(
+        Column(key=f"{name}_ms", title=f"{name.replace('_', ' ')}, ms", form="{:.2f}")
+        for name in (STEP[0], "transfer", *STEP[1:])
+    ),
     Column(key="step_p50_ms", title="step p50, ms", form="{:.1f}", detail=True),
     Column(key="step_p99_ms", title="p99", form="{:.1f}", detail=True),
     Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}"),
@@ -284,7 +364,8 @@ COLUMNS = (
 
 SUITE = Suite(
     name="workers",
-    about=f"img/s while training, and the parts of a step, by batch size; at least {LEAST} windows after the warm-up",
+    about=f"img/s while training, and the parts of a step, by batch size; at least {LEAST} windows after the "
+    "warm-up",
     settings=Workers,
     points=points,
     command=command,

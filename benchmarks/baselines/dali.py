@@ -1,8 +1,9 @@
 """DALI as one writes it by hand. Uses nothing of ours on purpose.
 
-Images, for `train` and `loader`: DALI's own reader of files, decoder and random crop. For `slow-storage`: a Python source reads a batch,
-DALI decodes, resizes and normalises it; DALI calls the source in the thread that asks for a batch, so the reads are neither side by side
-nor hidden behind the step. Clips of videos, for `loader`: DALI's own reader of videos.
+Images, for `train` and `loader`: DALI's own reader of files, decoder and random crop. For `slow-storage`: a
+Python source reads a batch, DALI decodes, resizes and normalises it; DALI calls the source in the thread that
+asks for a batch, so the reads are neither side by side nor hidden behind the step. Clips of videos, for
+`loader`: DALI's own reader of videos.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-NORMAL: dict[str, Any] = {"mean": [0.485 * 255, 0.456 * 255, 0.406 * 255], "std": [0.229 * 255, 0.224 * 255, 0.225 * 255]}
+NORMAL: dict[str, Any] = {
+    "mean": [0.485 * 255, 0.456 * 255, 0.406 * 255],
+    "std": [0.229 * 255, 0.224 * 255, 0.225 * 255],
+}
 PADDING = {"device_memory_padding": 211025920, "host_memory_padding": 140544512}
-"""Bytes that DALI's own training script sets aside for a decoder on a GPU, so that no larger image makes it allocate again: each thread."""
+"""Bytes that DALI's own training script sets aside for a decoder on a GPU, so that no larger image makes it
+allocate again: each thread."""
 
 
 def images(
@@ -34,26 +39,41 @@ def images(
     rank: int = 0,
     **files: Any,
 ) -> Any:
-    """An iterator over epochs of [{"images": [B, 3, size, size], "labels": int32 [B, 1]}], fp16 on a GPU and fp32 on a CPU.
+    """An iterator over epochs of [{"images": [B, 3, size, size], "labels": int32 [B, 1]}], fp16 on a GPU and
+    fp32 on a CPU.
 
-    `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `files` are `fn.readers.file`'s: file_root,
-    or files and labels. The last batch of a shard is filled up. Raises KeyError for another window.
+    `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `files` are
+    `fn.readers.file`'s: file_root, or files and labels. The last batch of a shard is filled up. Raises
+    KeyError for another window.
     """
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
     gpu = device.type == "cuda"
     side: dict[str, Any] = {"resize_x": size, "resize_y": size}
-    resized = {"stretch": side, "random-resized": side, "center": {"resize_shorter": round(size * 256 / 224)}}[window]
+    resized = {
+        "stretch": side,
+        "random-resized": side,
+        "center": {"resize_shorter": round(size * 256 / 224)},
+    }[window]
     how: dict[str, Any] = {"device": "mixed", **PADDING} if gpu else {"device": "cpu"}
 
-    @pipeline_def(batch_size=batch_size, num_threads=max(threads, 1), device_id=device.index or 0 if gpu else None)
+    @pipeline_def(
+        batch_size=batch_size, num_threads=max(threads, 1), device_id=device.index or 0 if gpu else None
+    )
     def pipeline() -> Any:
         jpegs, labels = fn.readers.file(
-            name="files", random_shuffle=shuffle, shard_id=rank, num_shards=world_size, pad_last_batch=True, **files
+            name="files",
+            random_shuffle=shuffle,
+            shard_id=rank,
+            num_shards=world_size,
+            pad_last_batch=True,
+            **files,
         )
         if window == "random-resized":
-            pixels = fn.decoders.image_random_crop(jpegs, random_area=[0.08, 1.0], output_type=types.RGB, **how)
+            pixels = fn.decoders.image_random_crop(
+                jpegs, random_area=[0.08, 1.0], output_type=types.RGB, **how
+            )
         else:
             pixels = fn.decoders.image(jpegs, output_type=types.RGB, **how)
         pixels = fn.resize(pixels, **resized)
@@ -63,21 +83,41 @@ def images(
         return pixels, labels.gpu() if gpu else labels
 
     return DALIGenericIterator(
-        pipeline(), ["images", "labels"], reader_name="files", auto_reset=True, last_batch_policy=LastBatchPolicy.FILL
+        pipeline(),
+        ["images", "labels"],
+        reader_name="files",
+        auto_reset=True,
+        last_batch_policy=LastBatchPolicy.FILL,
     )
 
 
 class Files:
-    """Batches of (files' bytes, labels), `samples` of them an epoch, in an order drawn for each; each read begins `read_delay_s` late."""
+    """Batches of (files' bytes, labels), `samples` of them an epoch, in an order drawn for each; each read
+    begins `read_delay_s` late."""
 
-    def __init__(self, files: Sequence[str], labels: Sequence[int], *, batch_size: int, samples: int, read_delay_s: float) -> None:
-        self.files, self.labels, self.batch_size, self.samples, self.read_delay_s = files, labels, batch_size, samples, read_delay_s
+    def __init__(
+        self,
+        files: Sequence[str],
+        labels: Sequence[int],
+        *,
+        batch_size: int,
+        samples: int,
+        read_delay_s: float,
+    ) -> None:
+        self.files = files
+        self.labels = labels
+        self.batch_size = batch_size
+        self.samples = samples
+        self.read_delay_s = read_delay_s
 
     def __iter__(self) -> Iterator[tuple[list[Any], list[Any]]]:
         chosen = random.sample(range(len(self.files)), self.samples)
         for at in range(0, len(chosen), self.batch_size):
             batch = chosen[at : at + self.batch_size]
-            yield [self.read(index) for index in batch], [np.array([self.labels[index]], np.int64) for index in batch]
+            yield (
+                [self.read(index) for index in batch],
+                [np.array([self.labels[index]], np.int64) for index in batch],
+            )
 
     def read(self, index: int) -> Any:
         if self.read_delay_s:
@@ -86,7 +126,8 @@ class Files:
 
 
 def loader(source: Files, *, size: int, threads: int, device: torch.device) -> Any:
-    """An iterator over epochs of [{"images": fp32 [B, 3, H, W], "labels": int64 [B, 1]}], on the GPU where there is one."""
+    """An iterator over epochs of [{"images": fp32 [B, 3, H, W], "labels": int64 [B, 1]}], on the GPU where
+    there is one."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -94,7 +135,9 @@ def loader(source: Files, *, size: int, threads: int, device: torch.device) -> A
 
     @pipeline_def(batch_size=source.batch_size, num_threads=threads, device_id=device.index if gpu else None)
     def pipeline() -> Any:
-        jpegs, labels = fn.external_source(source=source, num_outputs=2, cycle="raise", dtype=[types.UINT8, types.INT64])
+        jpegs, labels = fn.external_source(
+            source=source, num_outputs=2, cycle="raise", dtype=[types.UINT8, types.INT64]
+        )
         images = fn.decoders.image(jpegs, device="mixed" if gpu else "cpu", output_type=types.RGB)
         images = fn.resize(images, resize_x=size, resize_y=size)
         return fn.crop_mirror_normalize(images, dtype=types.FLOAT, **NORMAL), labels
@@ -103,7 +146,8 @@ def loader(source: Files, *, size: int, threads: int, device: torch.device) -> A
 
 
 def step(clips: int, frames: int, stride: int, longest: int) -> int:
-    """From the first frame of a sequence to that of the next one: `clips` that end within the longest video, 0 = back to back."""
+    """Return the distance from the first frame of a sequence to that of the next one: `clips` sequences end
+    within the longest video, 0 = back to back."""
     span = (frames - 1) * stride + 1
     if clips == 0:
         return frames * stride
@@ -126,11 +170,13 @@ def clips(
     world_size: int = 1,
     rank: int = 0,
 ) -> Any:
-    """An iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}]; the last of a shard is filled up.
+    """An iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}]; the last of
+    a shard is filled up.
 
-    An epoch has, shuffled, every sequence that begins at frame 0, `step`, 2 * step, ... of a video. So it has one clip a video only where
-    `step` is as long as the longest. `fn.readers.video` takes videos of constant rate alone, on a GPU, and leaves out a sequence that runs
-    over its video's end; `experimental`, `fn.experimental.readers.video`, takes the others too and repeats the last frame.
+    An epoch has, shuffled, every sequence that begins at frame 0, `step`, 2 * step, ... of a video. So it has
+    one clip a video only where `step` is as long as the longest. `fn.readers.video` takes videos of constant
+    rate alone, on a GPU, and leaves out a sequence that runs over its video's end; `experimental`,
+    `fn.experimental.readers.video`, takes the others too and repeats the last frame.
     """
     pipeline = clip_pipeline(
         list(files),
@@ -149,7 +195,13 @@ def clips(
     )
     from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 
-    return DALIGenericIterator(pipeline, ["clips", "labels"], reader_name="videos", auto_reset=True, last_batch_policy=LastBatchPolicy.FILL)
+    return DALIGenericIterator(
+        pipeline,
+        ["clips", "labels"],
+        reader_name="videos",
+        auto_reset=True,
+        last_batch_policy=LastBatchPolicy.FILL,
+    )
 
 
 def clip_pipeline(
@@ -182,7 +234,8 @@ def clip_pipeline(
             stride=stride,
             step=step,
             random_shuffle=True,
-            initial_fill=2 * options["batch_size"],  # decoded sequences that wait: the default fills a GPU's memory
+            # decoded sequences that wait: the default fills a GPU's memory
+            initial_fill=2 * options["batch_size"],
             shard_id=shards[0],
             num_shards=shards[1],
             pad_last_batch=True,

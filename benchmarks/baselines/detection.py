@@ -1,7 +1,8 @@
-"""Detectors as one trains them with torchvision alone: PIL, one image at a time, a DataLoader that gives lists, the model's own resize.
+"""Detectors as one trains them with torchvision alone: PIL, one image at a time, a DataLoader that gives
+lists, the model's own resize.
 
-Uses nothing of ours on purpose: `train.py --task detection` beside this file times it. Images go through a flip and to_tensor; the module
-resizes, normalises and pads them on the device.
+Uses nothing of ours on purpose: `train.py --task detection` beside this file times it. Images go through a
+flip and to_tensor; the module resizes, normalises and pads them on the device.
 """
 
 from __future__ import annotations
@@ -28,12 +29,17 @@ CLASSES = 91
 
 
 class Coco(Dataset[Any]):
-    """(fp32 [3, H, W] in 0..1, {"boxes": fp32 [n, 4] x0 y0 x1 y1, "labels", and "masks" where asked for}) of images that have a box."""
+    """(fp32 [3, H, W] in 0..1, {"boxes": fp32 [n, 4] x0 y0 x1 y1, "labels", and "masks" where asked for}) of
+    images that have a box."""
 
     def __init__(self, root: Path, *, masks: bool) -> None:
-        self.data = torchvision.datasets.CocoDetection(str(root / "train2017"), str(root / "annotations" / "instances_train2017.json"))
+        self.data = torchvision.datasets.CocoDetection(
+            str(root / "train2017"), str(root / "annotations" / "instances_train2017.json")
+        )
         coco = self.data.coco
-        self.kept = [place for place, image in enumerate(self.data.ids) if _boxes(coco.loadAnns(coco.getAnnIds(image)))]
+        self.kept = [
+            place for place, image in enumerate(self.data.ids) if _boxes(coco.loadAnns(coco.getAnnIds(image)))
+        ]
         self.masks = masks
 
     def __len__(self) -> int:
@@ -53,9 +59,14 @@ class Coco(Dataset[Any]):
         corners[:, 0::2].clamp_(0, width)
         corners[:, 1::2].clamp_(0, height)
         whole = (corners[:, 2] > corners[:, 0]) & (corners[:, 3] > corners[:, 1])
-        target = {"boxes": corners[whole], "labels": torch.tensor([one["category_id"] for one in found])[whole]}
+        target = {
+            "boxes": corners[whole],
+            "labels": torch.tensor([one["category_id"] for one in found])[whole],
+        }
         if self.masks:
-            target["masks"] = torch.stack([torch.from_numpy(self.data.coco.annToMask(one)) for one in found])[whole]
+            target["masks"] = torch.stack([torch.from_numpy(self.data.coco.annToMask(one)) for one in found])[
+                whole
+            ]
         if random.random() < 0.5:
             picture = functional.hflip(picture)
             target["boxes"][:, [0, 2]] = width - target["boxes"][:, [2, 0]]
@@ -73,7 +84,8 @@ class Grouped(Sampler[list[int]]):
     """Batches in a random order, each of images of about the same shape; what fills no batch is left out."""
 
     def __init__(self, shapes: list[float], batch_size: int) -> None:
-        self.groups, self.batch_size = [bisect.bisect_right(SHAPES, shape) for shape in shapes], batch_size
+        self.groups = [bisect.bisect_right(SHAPES, shape) for shape in shapes]
+        self.batch_size = batch_size
 
     def __iter__(self) -> Iterator[list[int]]:
         waiting: dict[int, list[int]] = defaultdict(list)
@@ -85,36 +97,51 @@ class Grouped(Sampler[list[int]]):
 
 
 def loader(root: Path, arch: str, batch_size: int, workers: int) -> DataLoader[Any]:
-    """Of ([images], [targets])."""
+    """Return the DataLoader; a batch is ([images], [targets])."""
     data = Coco(root, masks="maskrcnn" in arch)
     grouped = Grouped(data.shapes(), batch_size)
-    return DataLoader(data, batch_sampler=grouped, num_workers=workers, collate_fn=_listed, persistent_workers=workers > 0)
+    return DataLoader(
+        data, batch_sampler=grouped, num_workers=workers, collate_fn=_listed, persistent_workers=workers > 0
+    )
 
 
-def _listed(samples: list[tuple[torch.Tensor, Target]]) -> tuple[tuple[torch.Tensor, ...], tuple[Target, ...]]:
+def _listed(
+    samples: list[tuple[torch.Tensor, Target]],
+) -> tuple[tuple[torch.Tensor, ...], tuple[Target, ...]]:
     images, targets = zip(*samples, strict=True)
     return images, targets
 
 
-def batches(loader: DataLoader[Any], device: torch.device) -> Iterator[tuple[list[torch.Tensor], list[Target]]]:
+def batches(
+    loader: DataLoader[Any], device: torch.device
+) -> Iterator[tuple[list[torch.Tensor], list[Target]]]:
     """For ever, on the device. Raises ValueError where no batch can be filled."""
     while True:
         empty = True
         for images, targets in loader:
             empty = False
-            yield [image.to(device) for image in images], [{name: one.to(device) for name, one in target.items()} for target in targets]
+            yield (
+                [image.to(device) for image in images],
+                [{name: one.to(device) for name, one in target.items()} for target in targets],
+            )
         if empty:
-            raise ValueError("no batch of images of about the same shape can be filled: a smaller --batch-size, or more images")
+            raise ValueError(
+                "no batch of images of about the same shape can be filled: a smaller --batch-size, or more "
+                "images"
+            )
 
 
 def model(arch: str) -> nn.Module:
     """Without weights, in training mode."""
-    found: nn.Module = torchvision.models.get_model(arch, weights=None, weights_backbone=None, num_classes=CLASSES)
+    found: nn.Module = torchvision.models.get_model(
+        arch, weights=None, weights_backbone=None, num_classes=CLASSES
+    )
     return found.train()
 
 
 def loss_of(found: nn.Module, images: list[torch.Tensor], targets: list[Target]) -> torch.Tensor:
-    """The sum of the module's losses. Reads it back each step, as such loops do, to stop when it is no number."""
+    """The sum of the module's losses. Reads it back each step, as such loops do, to stop when it is no
+    number."""
     total = torch.stack(list(found(images, targets).values())).sum()
     if not math.isfinite(total.item()):
         raise ValueError("the loss is no number")

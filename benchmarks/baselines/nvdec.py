@@ -1,4 +1,5 @@
-"""The GPU's video engines as one uses them by hand: PyNvVideoCodec's SimpleDecoder in threads, frames dropped. Uses nothing of ours."""
+"""The GPU's video engines as one uses them by hand: PyNvVideoCodec's SimpleDecoder in threads, frames
+dropped. Uses nothing of ours."""
 
 from __future__ import annotations
 
@@ -13,10 +14,14 @@ TOGETHER = 16
 """Frames that are asked for in one call where a video is decoded from its first to its last."""
 
 
-def clips(codec: Any, files: Sequence[str], *, frames: int, stride: int, clips: int, threads: int, gpu: int) -> Iterator[int]:
-    """Without end: the number of frames that were decoded of a clip, NV12 on the device, in any order of the files.
+def clips(
+    codec: Any, files: Sequence[str], *, frames: int, stride: int, clips: int, threads: int, gpu: int
+) -> Iterator[int]:
+    """Without end: the number of frames that were decoded of a clip, NV12 on the device, in any order of the
+    files.
 
-    `frames` of it, 0 = all of the video; `clips` evenly spaced ones of each, or one at random for 0. The threads always have a next clip.
+    `frames` of it, 0 = all of the video; `clips` evenly spaced ones of each, or one at random for 0. The
+    threads always have a next clip.
     """
     own = threading.local()
 

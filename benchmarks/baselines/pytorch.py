@@ -1,4 +1,5 @@
-"""The loading that one writes by hand with PyTorch on the CPU: PIL (clips: PyAV or decord), torchvision's transforms, a DataLoader.
+"""The loading that one writes by hand with PyTorch on the CPU: PIL (clips: PyAV or decord), torchvision's
+transforms, a DataLoader.
 
 Uses nothing of ours on purpose: it is what `loader` and `slow-storage` compare with.
 """
@@ -22,8 +23,13 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 class Images(Dataset[Any]):
     """(normalised fp32 [3, H, W], label) of image files; each read begins `read_delay_s` late."""
 
-    def __init__(self, files: Sequence[str], labels: Sequence[int], transform: Any, read_delay_s: float = 0.0) -> None:
-        self.files, self.labels, self.transform, self.read_delay_s = files, labels, transform, read_delay_s
+    def __init__(
+        self, files: Sequence[str], labels: Sequence[int], transform: Any, read_delay_s: float = 0.0
+    ) -> None:
+        self.files = files
+        self.labels = labels
+        self.transform = transform
+        self.read_delay_s = read_delay_s
 
     def __len__(self) -> int:
         return len(self.files)
@@ -36,22 +42,40 @@ class Images(Dataset[Any]):
 
 
 Decode = Callable[[str, int, int, float], "np.ndarray[Any, Any]"]
-"""(file, frames, stride, place of the clip from 0 to 1) -> uint8 [T, H, W, 3], fewer than `frames` where the video ends before."""
+"""(file, frames, stride, place of the clip from 0 to 1) -> uint8 [T, H, W, 3], fewer than `frames` where the
+video ends before."""
 
 
 class Clips(Dataset[Any]):
-    """(normalised fp32 [3, T, size, size], label) of video files: `clips` evenly spaced ones of each, or one at random for 0.
+    """(normalised fp32 [3, T, size, size], label) of video files: `clips` evenly spaced ones of each, or one
+    at random for 0.
 
-    The shorter side is resized to `shorter_side`, then a random square is cut out; a clip that is too short repeats its last frame.
+    The shorter side is resized to `shorter_side`, then a random square is cut out; a clip that is too short
+    repeats its last frame.
     """
 
     def __init__(
-        self, files: Sequence[str], labels: Sequence[int], *, decode: Decode, frames: int, stride: int, clips: int, size: int
+        self,
+        files: Sequence[str],
+        labels: Sequence[int],
+        *,
+        decode: Decode,
+        frames: int,
+        stride: int,
+        clips: int,
+        size: int,
     ) -> None:
         from torchvision import transforms  # two seconds, of a suite that may not need it
 
-        self.files, self.labels, self.decode, self.frames, self.stride, self.clips = files, labels, decode, frames, stride, clips
-        self.crop = transforms.Compose([transforms.Resize(shorter_side(size), antialias=True), transforms.RandomCrop(size)])
+        self.files = files
+        self.labels = labels
+        self.decode = decode
+        self.frames = frames
+        self.stride = stride
+        self.clips = clips
+        self.crop = transforms.Compose(
+            [transforms.Resize(shorter_side(size), antialias=True), transforms.RandomCrop(size)]
+        )
         self.normalise = transforms.Normalize(MEAN, STD)
 
     def __len__(self) -> int:
@@ -83,7 +107,8 @@ def pyav_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[A
 
     with av.open(path) as container:
         stream = container.streams.video[0]
-        rate, base = stream.average_rate or Fraction(30), stream.time_base or Fraction(1, av.time_base)
+        rate = stream.average_rate or Fraction(30)
+        base = stream.time_base or Fraction(1, av.time_base)
         count = stream.frames or int((container.duration or 0) * rate / av.time_base)
         start = int(place * max(count - (frames - 1) * stride - 1, 0))
         begin = (stream.start_time or 0) + int(start / rate / base)
@@ -118,7 +143,8 @@ def shorter_side(size: int) -> int:
 
 
 def transform(window: str, size: int) -> Any:
-    """`window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `size` in pixels."""
+    """`window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `size` in
+    pixels."""
     from torchvision import transforms
 
     first = {
@@ -130,17 +156,34 @@ def transform(window: str, size: int) -> Any:
 
 
 def loader(
-    data: Dataset[Any], *, batch_size: int, workers: int, pinned: bool, world_size: int = 1, rank: int = 0, samples: int | None = None
+    data: Dataset[Any],
+    *,
+    batch_size: int,
+    workers: int,
+    pinned: bool,
+    world_size: int = 1,
+    rank: int = 0,
+    samples: int | None = None,
 ) -> DataLoader[Any]:
     """Whole batches in an order drawn for each epoch; `samples`: so many of them an epoch instead of all."""
-    share: Sampler[int] | None = DistributedSampler(data, world_size, rank, drop_last=True) if world_size > 1 else None
+    share: Sampler[int] | None = (
+        DistributedSampler(data, world_size, rank, drop_last=True) if world_size > 1 else None
+    )
     sampler = share or RandomSampler(data, num_samples=samples)  # type: ignore[arg-type]
     return DataLoader(
-        data, batch_size, sampler=sampler, num_workers=workers, pin_memory=pinned, drop_last=True, persistent_workers=workers > 0
+        data,
+        batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        pin_memory=pinned,
+        drop_last=True,
+        persistent_workers=workers > 0,
     )
 
 
-def batches(loader: DataLoader[Any], device: torch.device, epoch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(
+    loader: DataLoader[Any], device: torch.device, epoch: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Images and labels of one epoch, on the device."""
     if isinstance(loader.sampler, DistributedSampler):
         loader.sampler.set_epoch(epoch)

@@ -1,8 +1,10 @@
-"""The loop that one writes by hand with the same libraries, to be run beside train.py on the same data in the same hour.
+"""The loop that one writes by hand with the same libraries, to be run beside train.py on the same data in the
+same hour.
 
-`python -m benchmarks.baselines.train --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on purpose: DALI's own reader
-and random crop (or torchvision's ImageFolder and transforms), autocast, a loss scale, channels_last, the default stream.
-`--task detection --arch fasterrcnn_resnet50_fpn`: benchmarks/baselines/detection.py.
+`python -m benchmarks.baselines.train --data IMAGENET --arch resnet18 --loader dali`. Uses nothing of ours on
+purpose: DALI's own reader and random crop (or torchvision's ImageFolder and transforms), autocast, a loss
+scale, channels_last, the default stream. `--task detection --arch fasterrcnn_resnet50_fpn`:
+benchmarks/baselines/detection.py.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from torch import nn
 from benchmarks.baselines import dali, detection
 
 SIDE = 224
-"""Of images of classifiers, pixels."""
+"""Height and width of the images of classifiers, pixels."""
 NOT_HERE = 77
 """Exit code: nothing was measured, and nothing failed."""
 
 
-def dali_batches(root: Path, batch_size: int, threads: int, *, training: bool = True) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def dali_batches(
+    root: Path, batch_size: int, threads: int, *, training: bool = True
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Normalised fp16 images and labels, for ever."""
     made = dali.images(
         window="random-resized" if training else "center",
@@ -41,10 +45,15 @@ def dali_batches(root: Path, batch_size: int, threads: int, *, training: bool = 
     )
     while True:
         for (batch,) in made:
-            yield batch["images"].contiguous(memory_format=torch.channels_last), batch["labels"].squeeze(-1).long()
+            yield (
+                batch["images"].contiguous(memory_format=torch.channels_last),
+                batch["labels"].squeeze(-1).long(),
+            )
 
 
-def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def torchvision_batches(
+    root: Path, batch_size: int, workers: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Normalised fp32 images and labels, for ever."""
     from torchvision import transforms
 
@@ -56,18 +65,29 @@ def torchvision_batches(root: Path, batch_size: int, workers: int) -> Iterator[t
     ]
     data = torchvision.datasets.ImageFolder(str(root), transforms.Compose(steps))
     loader = torch.utils.data.DataLoader(
-        data, batch_size, shuffle=True, num_workers=workers, pin_memory=True, drop_last=True, persistent_workers=True
+        data,
+        batch_size,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=True,
+        drop_last=True,
+        persistent_workers=True,
     )
     while True:
         for images, labels in loader:
-            yield images.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last), labels.cuda(non_blocking=True)
+            yield (
+                images.cuda(non_blocking=True).contiguous(memory_format=torch.channels_last),
+                labels.cuda(non_blocking=True),
+            )
 
 
 def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """The network, and the loss of its next batch."""
     make = dali_batches if arguments.loader == "dali" else torchvision_batches
     batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
-    model: nn.Module = torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
+    model: nn.Module = (
+        torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
+    )
     criterion = nn.CrossEntropyLoss()
 
     def loss() -> torch.Tensor:
@@ -79,7 +99,7 @@ def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], to
 
 
 def of_detectors(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """The same of a detector."""
+    """Return a detector and a function that gives the loss of its next batch."""
     loader = detection.loader(arguments.data, arguments.arch, arguments.batch_size, arguments.workers)
     batches = detection.batches(loader, torch.device("cuda"))
     model = detection.model(arguments.arch).cuda()
@@ -87,16 +107,26 @@ def of_detectors(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--task", choices=("classification", "detection"), default="classification")
-    parser.add_argument("--data", type=Path, required=True, help="folder with train/<class>/*; of detectors COCO's layout")
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder with train/<class>/*; of detectors COCO's layout"
+    )
     parser.add_argument("--arch", default="resnet18")
     parser.add_argument("--loader", choices=("dali", "torchvision"), default="dali")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1))
     parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
-    parser.add_argument("--steps", type=int, help="with DALI: so many steps and as many batches of validation instead, and nothing timed")
-    parser.add_argument("--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        help="with DALI: so many steps and as many batches of validation instead, and nothing timed",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="timed, after as long a warm-up (at most 15 s)"
+    )
     arguments = parser.parse_args()
 
     if not torch.cuda.is_available():
@@ -119,7 +149,8 @@ def main() -> None:
     def run(seconds: float) -> tuple[int, float]:
         """(samples, seconds) between two points at which the device was synchronised."""
         torch.cuda.synchronize()
-        began, steps = time.perf_counter(), 0
+        began = time.perf_counter()
+        steps = 0
         while time.perf_counter() - began < seconds:
             step()
             steps += 1
@@ -127,7 +158,9 @@ def main() -> None:
         return steps * arguments.batch_size, time.perf_counter() - began
 
     if arguments.steps:
-        validation = dali_batches(arguments.data / "val", arguments.batch_size, arguments.workers, training=False)
+        validation = dali_batches(
+            arguments.data / "val", arguments.batch_size, arguments.workers, training=False
+        )
         for _ in range(arguments.steps):
             step()
         model.eval()
@@ -144,7 +177,10 @@ def main() -> None:
     if arguments.output:
         steps = sum(samples for samples, _ in windows) // arguments.batch_size
         arguments.output.write_text(json.dumps({"windows": windows, "steps": steps}))
-    print(f"by hand: {arguments.arch} {arguments.loader} {rates[2]:,.0f} img/s ({rates[0]:,.0f} to {rates[-1]:,.0f} in 5 windows)")
+    print(
+        f"by hand: {arguments.arch} {arguments.loader} {rates[2]:,.0f} img/s ({rates[0]:,.0f} to "
+        f"{rates[-1]:,.0f} in 5 windows)"
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from benchmarks.soak import host_mib, slope, trimming
+from benchmarks._leaks import slope
+from benchmarks.soak import host_mib, trimming
 from contracts import Feed
 from report.hardware import device_gib
 from tests.conformance.scenes import Open

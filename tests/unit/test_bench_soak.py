@@ -23,9 +23,10 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import _show, soak
+from benchmarks import _leaks, _show, soak
+from benchmarks._leaks import margin, slope, verdict
 from benchmarks._suite import Measured, Row, run
-from benchmarks.soak import Soak, margin, slope, verdict
+from benchmarks.soak import Soak
 from contracts import Batch, Feed, UserError
 from engine.distributed import ProcessWorld
 from loaders import open_loader
@@ -71,7 +72,7 @@ def test_what_is_no_leak(values: Any) -> None:
 @pytest.mark.parametrize("name", ["host_mib", "device_mib"])
 def test_a_leak_of_1_mib_an_epoch_is_seen_through_noise(name: str) -> None:
     (said,) = judged(400 + EPOCHS + RNG.normal(0, 1, 26), name)
-    assert said.startswith(f"{soak.MIB[name]}: +")
+    assert said.startswith(f"{_leaks.MIB[name]}: +")
     assert "allowed 0.5" in said
 
 
@@ -104,8 +105,8 @@ def test_a_single_step_is_never_a_leak(epochs: int) -> None:
 
 def test_a_leak_after_a_short_warm_up_says_what_tells() -> None:
     grows, opens = ["device memory: +1.60 MiB an epoch, allowed 0.5"], ["open files: +1.00 an epoch, allowed 0"]
-    assert soak.warmer(grows, 6, 4) == ["or pools that still fill, after 24 batches of warm-up: --warm-epochs 84 tells"]
-    assert soak.warmer(grows, 6, 84) == soak.warmer(opens, 6, 4) == soak.warmer([], 6, 4) == []
+    assert _leaks.warmer(grows, 6, 4) == ["or pools that still fill, after 24 batches of warm-up: --warm-epochs 84 tells"]
+    assert _leaks.warmer(grows, 6, 84) == _leaks.warmer(opens, 6, 4) == _leaks.warmer([], 6, 4) == []
 
 
 def test_a_file_every_other_epoch_is_seen_and_one_in_all_is_not() -> None:
