@@ -1,4 +1,5 @@
-"""Programs, `python -m scripts.NAME`. While the imports of one run, Ctrl-C has nothing to tidy up and ends it without a traceback."""
+"""Programs, `python -m scripts.NAME`. While the imports of one run, Ctrl-C has nothing to tidy up and ends it
+without a traceback."""
 
 import os
 import signal
@@ -12,6 +13,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.default_int_handler(number, frame)
 
 
-# "-m" until Python knows the program's file: not in tests, nor in processes of a program. Behind a shell's & Ctrl-C is not for it
+# "-m" until Python knows the program's file: not in tests, nor in processes of a program. Behind a shell's &
+# Ctrl-C is not for it
 if sys.argv[:1] == ["-m"] and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)

@@ -1,4 +1,7 @@
-"""`python -m scripts.bench SUITE [flags]`: throughput tables. SUITE --help lists a suite's flags; --output FOLDER again goes on."""
+"""`python -m scripts.bench SUITE [flags]`: throughput tables.
+
+SUITE --help lists a suite's flags; --output FOLDER again goes on.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def suite_of(name: str) -> Suite:
 
 
 def _own(argv: list[str]) -> list[str]:
-    """What follows a bare '--' is one value: flags of train.py."""
+    """Return the arguments with all that follows a bare '--', flags of train.py, as the one value of
+    --flags."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at] + [f"--flags={shlex.join(argv[at + 1 :])}"] * (at + 1 < len(argv))
 
@@ -61,7 +65,10 @@ def main(argv: list[str]) -> int:
         _show.show(suite, rows, folder, console)
         shown = suite.derive(merged(rows))
         if not any(row["status"] == "ok" and value(row, suite.rate) is not None for row in shown):
-            print(f"bench: no point has a figure ({', '.join(dict.fromkeys(row['status'] for row in shown))})", file=sys.stderr)
+            print(
+                f"bench: no point has a figure ({', '.join(dict.fromkeys(row['status'] for row in shown))})",
+                file=sys.stderr,
+            )
             return 1
         return int(any(row["status"] in ("failed", "timeout") for row in rows))
     except UserError as mistake:

@@ -1,8 +1,10 @@
-"""Draw a small detection set in COCO's layout that a light detector can learn in minutes on a CPU; knows nothing of training.
+"""Draw a small detection set in COCO's layout that a light detector can learn in minutes on a CPU; knows
+nothing of training.
 
-Five classes: circle, cross, square, star, triangle. An image shows up to eight of them before a textured background, turned and coloured at
-random, from small to large in COCO's sense. As in COCO some images have no annotation, some a crowd region (many tiny shapes of one
-class, one mask as run lengths, iscrowd 1), some files are grey, and the ids of images and categories have gaps.
+Five classes: circle, cross, square, star, triangle. An image shows up to eight of them before a textured
+background, turned and coloured at random, from small to large in COCO's sense. As in COCO some images have no
+annotation, some a crowd region (many tiny shapes of one class, one mask as run lengths, iscrowd 1), some
+files are grey, and the ids of images and categories have gaps.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ def drawn(rng: np.random.Generator, *, empty: bool = False, crowd: bool = False)
         annotations.append(_crowd(rng, canvas, ink, taken))
     smallest, largest = np.log(8), np.log(0.4 * min(height, width))
     radii = np.exp(rng.uniform(smallest, largest, rng.integers(2, 9)))
-    for radius in [] if empty else sorted(map(float, radii), reverse=True):  # the largest first: it needs the most room
+    # the largest first: it needs the most room
+    for radius in [] if empty else sorted(map(float, radii), reverse=True):
         if (centre := _free(rng, canvas, radius, taken)) is not None:
             category = int(rng.choice(list(CATEGORIES)))
             outline = _turned(rng, category, centre, radius)
@@ -77,8 +80,11 @@ def _size(rng: np.random.Generator) -> tuple[int, int]:
     return (long, short) if rng.random() < 1 / 3 else (short, long)
 
 
-def _free(rng: np.random.Generator, canvas: np.ndarray, radius: float, taken: list[tuple[np.ndarray, float]]) -> np.ndarray | None:
-    """A centre (x, y) whose disc is inside the image and touches none of those taken; takes it. None when 40 random ones do not do."""
+def _free(
+    rng: np.random.Generator, canvas: np.ndarray, radius: float, taken: list[tuple[np.ndarray, float]]
+) -> np.ndarray | None:
+    """A centre (x, y) whose disc is inside the image and touches none of those taken; takes it. None when 40
+    random ones do not do."""
     height, width = canvas.shape[:2]
     for centre in rng.uniform(radius + 1, np.array([width, height]) - radius - 1, (40, 2)):
         if all(np.hypot(*(centre - other)) > radius + reach + 2 for other, reach in taken):
@@ -92,7 +98,8 @@ def _colour(rng: np.random.Generator, ink: np.ndarray) -> np.ndarray:
 
 
 def _turned(rng: np.random.Generator, category: int, centre: np.ndarray, radius: float) -> np.ndarray:
-    """The outline of a shape in pixels [points, 2], x y, to a hundredth: what is annotated is what is painted."""
+    """The outline of a shape in pixels [points, 2], x y, to a hundredth: what is annotated is what is
+    painted."""
     angle = rng.uniform(0, 2 * np.pi)
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
     outline: np.ndarray = np.round(centre + radius * OUTLINES[CATEGORIES[category]] @ rotation, 2)
@@ -125,14 +132,19 @@ def _instance(outline: np.ndarray, category: int) -> dict[str, Any]:
     }
 
 
-def _crowd(rng: np.random.Generator, canvas: np.ndarray, ink: np.ndarray, taken: list[tuple[np.ndarray, float]]) -> dict[str, Any]:
-    """8 to 20 tiny shapes of one class in a disc, and the annotation that holds for all of them. The image must still be bare."""
+def _crowd(
+    rng: np.random.Generator, canvas: np.ndarray, ink: np.ndarray, taken: list[tuple[np.ndarray, float]]
+) -> dict[str, Any]:
+    """8 to 20 tiny shapes of one class in a disc, and the annotation that holds for all of them. The image
+    must still be bare."""
     reach = rng.uniform(0.15, 0.25) * min(canvas.shape[:2])
     centre = _free(rng, canvas, reach, taken)
     assert centre is not None, "nothing else is there yet"
     category = int(rng.choice(list(CATEGORIES)))
     mask = np.zeros(canvas.shape[:2], bool)
-    for angle, distance in zip(rng.uniform(0, 2 * np.pi, rng.integers(8, 21)), np.sqrt(rng.random(20)), strict=False):
+    for angle, distance in zip(
+        rng.uniform(0, 2 * np.pi, rng.integers(8, 21)), np.sqrt(rng.random(20)), strict=False
+    ):
         radius = rng.uniform(3.5, 5)
         place = centre + (reach - radius) * distance * np.array([np.cos(angle), np.sin(angle)])
         mask |= _paint(canvas, _turned(rng, category, place, radius), _colour(rng, ink)) >= 0.5
@@ -147,7 +159,8 @@ def _crowd(rng: np.random.Generator, canvas: np.ndarray, ink: np.ndarray, taken:
 
 
 def run_lengths(mask: np.ndarray) -> list[int]:
-    """COCO's uncompressed counts of a bool mask [height, width]: column by column, runs of 0 and 1 in turn, the first of 0."""
+    """COCO's uncompressed counts of a bool mask [height, width]: column by column, runs of 0 and 1 in turn,
+    the first of 0."""
     flat = mask.ravel(order="F")
     ends = np.flatnonzero(np.diff(flat)) + 1
     runs = np.diff(np.concatenate([[0], ends, [len(flat)]])).tolist()
@@ -155,19 +168,32 @@ def run_lengths(mask: np.ndarray) -> list[int]:
 
 
 def _write_split(folder: Path, split: int, count: int, seed: int, *, progress: bool) -> None:
-    name, images, annotations = SPLITS[split], [], []
+    name = SPLITS[split]
+    images = []
+    annotations = []
     (folder / name).mkdir()
     for index in track(range(count), f"drawing {name}", disable=not progress):
         rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(split, index)))
         pixels, found = drawn(rng, empty=index % 12 == 5, crowd=index % 8 == 3)
         picture = Image.fromarray(pixels)
         image_id = 100_000 * (split + 1) + 3 * index
-        entry = {"id": image_id, "file_name": f"{image_id:012d}.jpg", "height": picture.height, "width": picture.width}
+        entry = {
+            "id": image_id,
+            "file_name": f"{image_id:012d}.jpg",
+            "height": picture.height,
+            "width": picture.width,
+        }
         grey = index % 25 == 14
-        picture.convert("L" if grey else "RGB").save(folder / name / str(entry["file_name"]), quality=int(rng.integers(75, 96)))
+        picture.convert("L" if grey else "RGB").save(
+            folder / name / str(entry["file_name"]), quality=int(rng.integers(75, 96))
+        )
         images.append(entry)
-        annotations += [{"id": 100 * image_id + place, "image_id": image_id, **each} for place, each in enumerate(found)]
-    categories = [{"id": number, "name": label, "supercategory": "shape"} for number, label in CATEGORIES.items()]
+        annotations += [
+            {"id": 100 * image_id + place, "image_id": image_id, **each} for place, each in enumerate(found)
+        ]
+    categories = [
+        {"id": number, "name": label, "supercategory": "shape"} for number, label in CATEGORIES.items()
+    ]
     whole = {
         "info": {"description": "drawn shapes"},
         "licenses": [],
@@ -178,14 +204,19 @@ def _write_split(folder: Path, split: int, count: int, seed: int, *, progress: b
     (folder / "annotations" / f"instances_{name}.json").write_text(json.dumps(whole, separators=(",", ":")))
 
 
-def write(dest: Path, train: int = IMAGES[0], val: int = IMAGES[1], seed: int = 0, *, progress: bool = True) -> bool:
-    """Make DEST/{train2017,val2017}/*.jpg and DEST/annotations/instances_*.json of so many images; a larger set begins with a smaller one.
+def write(
+    dest: Path, train: int = IMAGES[0], val: int = IMAGES[1], seed: int = 0, *, progress: bool = True
+) -> bool:
+    """Make DEST/{train2017,val2017}/*.jpg and DEST/annotations/instances_*.json of so many images; a larger
+    set begins with a smaller one.
 
-    False when this set is there already; one of other numbers is replaced. ValueError for counts below one, FileExistsError for a folder
-    with anything else in it.
+    False when this set is there already; one of other numbers is replaced. ValueError for counts below one,
+    FileExistsError for a folder with anything else in it.
     """
     if min(train, val) < 1 or seed < 0:
-        raise ValueError(f"needs at least one image a split and a seed >= 0, got {train} and {val} images, seed {seed}")
+        raise ValueError(
+            f"needs at least one image a split and a seed >= 0, got {train} and {val} images, seed {seed}"
+        )
     stamp = {"version": VERSION, "seed": seed, "train": train, "val": val}
     with replacing(dest, STAMP, stamp, ("annotations", *SPLITS)) as fresh:
         if fresh is None:

@@ -1,8 +1,10 @@
-"""Draw a small video folder that a network can learn in minutes on a CPU, with oddities of real video files; knows nothing of training.
+"""Draw a small video folder that a network can learn in minutes on a CPU, with oddities of real video files;
+knows nothing of training.
 
-Eight classes: circle, down, grow, shake, shrink, sideways, still, up. A video shows shapes before a textured background that drifts, and
-the class is how the shapes move; colours, textures, places, sizes and the drift have the same distribution in every class, so that a
-single frame does not tell. A left-right flip keeps every class; frames in reverse order or a rotation tag ignored do not.
+Eight classes: circle, down, grow, shake, shrink, sideways, still, up. A video shows shapes before a textured
+background that drifts, and the class is how the shapes move; colours, textures, places, sizes and the drift
+have the same distribution in every class, so that a single frame does not tell. A left-right flip keeps every
+class; frames in reverse order or a rotation tag ignored do not.
 """
 
 from __future__ import annotations
@@ -20,44 +22,60 @@ from scripts.demo_set import SPLITS, background, command, fill, paint, per_class
 
 STAMP = "demo_videos.json"
 VERSION = 1  # of the drawing: a set of another version is made anew
-CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up")  # the label is the place, as in a scan of the folder
+# the label is the place, as in a scan of the folder
+CLASSES = ("circle", "down", "grow", "shake", "shrink", "sideways", "still", "up")
 PER_CLASS = (100, 25)  # training, validation
 RADII = (0.05, 0.16)  # smallest and largest of a shape; lengths are in shorter sides of the frame
 TICKS = 90_000  # of the clock in a second
 
-# index % 25 -> what is odd about the file, so that every class has the same share and 25 videos a class have all of it.
+# index % 25 -> what is odd about the file, so that every class has the same share and 25 videos a class have
+# all of it.
 ODDITIES = {2: "variable", 6: "rotated", 9: "hevc", 14: "variable", 18: "rotated", 21: "vp9"}
 
 OPTIONS = {  # of the encoders
-    "libx264": {"preset": "veryfast", "crf": "25", "x264-params": "mbtree=0"},  # with it, the same frames give other bytes now and then
-    "libx265": {"preset": "ultrafast", "crf": "25", "x265-params": "log-level=none:pools=none:frame-threads=1"},
+    # with it, the same frames give other bytes now and then
+    "libx264": {"preset": "veryfast", "crf": "25", "x264-params": "mbtree=0"},
+    "libx265": {
+        "preset": "ultrafast",
+        "crf": "25",
+        "x265-params": "log-level=none:pools=none:frame-threads=1",
+    },
     "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8", "crf": "32", "b": "0"},
 }
 
 
 def times(rng: np.random.Generator, *, variable: bool = False) -> np.ndarray:
-    """Seconds of each of 24 to 60 frames from the first on: 12 to 30 a second, or at a `variable` rate with one in four left out."""
-    count, rate = int(rng.integers(24, 61)), int(rng.choice((12, 15, 24, 25, 30)))
+    """Seconds of each of 24 to 60 frames from the first on: 12 to 30 a second, or at a `variable` rate with
+    one in four left out."""
+    count = int(rng.integers(24, 61))
+    rate = int(rng.choice((12, 15, 24, 25, 30)))
     if not variable:
         return np.arange(count) / rate
     kept = rng.permutation(np.arange(1, count * 4 // 3))[: count - 1]
     return np.concatenate([[0], np.sort(kept)]) / rate
 
 
-def frames(rng: np.random.Generator, label: int, seconds: np.ndarray, size: tuple[int, int]) -> Iterator[np.ndarray]:
+def frames(
+    rng: np.random.Generator, label: int, seconds: np.ndarray, size: tuple[int, int]
+) -> Iterator[np.ndarray]:
     """The frames of one video of a class at these times, uint8 [height, width, 3] of this `size`."""
     height, width = size
     short = min(height, width)
     ground, ink = background(rng, 2 * height, 2 * width)
-    ground = ground + rng.uniform(0, 0.05) * (rng.random((*ground.shape[:2], 1), dtype=np.float32) - 0.5)  # grain
+    # grain
+    ground = ground + rng.uniform(0, 0.05) * (rng.random((*ground.shape[:2], 1), dtype=np.float32) - 0.5)
     # The background is twice as large as the view, which drifts from its middle.
-    angle, speed = rng.uniform(0, 2 * np.pi), min(rng.uniform(0, 0.25) * short, 0.5 * short / seconds[-1])
+    angle = rng.uniform(0, 2 * np.pi)
+    speed = min(rng.uniform(0, 0.25) * short, 0.5 * short / seconds[-1])
     drift = speed * np.array([np.cos(angle), np.sin(angle)])
-    # Shapes that leave on one side come back on the other, once they are out of sight: their places stay evenly spread.
+    # Shapes that leave on one side come back on the other, once they are out of sight: their places stay
+    # evenly spread.
     margin = RADII[1] * short
     area = np.array([width, height]) + 2 * margin
     count = round(rng.integers(5, 9) * max(height, width) / short)
-    starts, kinds, colours = rng.random((count, 2)) * area, rng.integers(3, size=count), ink[rng.integers(3, size=count)]
+    starts = rng.random((count, 2)) * area
+    kinds = rng.integers(3, size=count)
+    colours = ink[rng.integers(3, size=count)]
     offsets, radii = _motion(rng, CLASSES[label], count, seconds)
     for second, offset, radius in zip(seconds, offsets, radii, strict=True):
         left, top = np.rint(np.array([width, height]) / 2 + drift * second).astype(int)
@@ -69,18 +87,24 @@ def frames(rng: np.random.Generator, label: int, seconds: np.ndarray, size: tupl
 
 
 def shape(rng: np.random.Generator) -> tuple[int, int]:
-    """Height and width, even: a shorter side of 112 to 144 pixels, from square to 16:9, three in ten upright."""
+    """Height and width, even: a shorter side of 112 to 144 pixels, from square to 16:9, three in ten
+    upright."""
     short = 2 * int(rng.integers(56, 73))
     long = 2 * round(short / 2 * rng.choice((1, 4 / 3, 16 / 9)))
     return (long, short) if rng.random() < 0.3 else (short, long)
 
 
-def _motion(rng: np.random.Generator, name: str, count: int, seconds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (x, y), y downwards [times, count, 2], and radii [times, count], in shorter sides of the frame."""
+def _motion(
+    rng: np.random.Generator, name: str, count: int, seconds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets (x, y), y downwards [times, count, 2], and radii [times, count], in shorter sides of the
+    frame."""
     t = seconds[:, None]
     offsets = np.zeros((len(seconds), count, 2))
-    phase, size = rng.random(count), rng.random(count)
-    way, speed = rng.choice((-1, 1)), rng.uniform(0.4, 0.8) * rng.uniform(0.8, 1.2, count)
+    phase = rng.random(count)
+    size = rng.random(count)
+    way = rng.choice((-1, 1))
+    speed = rng.uniform(0.4, 0.8) * rng.uniform(0.8, 1.2, count)
     if name in ("up", "down", "sideways"):
         axis, sign = {"up": (1, -1), "down": (1, 1), "sideways": (0, way)}[name]
         offsets[..., axis] = sign * speed * t
@@ -98,14 +122,25 @@ def _motion(rng: np.random.Generator, name: str, count: int, seconds: np.ndarray
 
 
 def encode(
-    rng: np.random.Generator, path: Path, seconds: np.ndarray, pictures: Iterable[np.ndarray], size: tuple[int, int], oddity: str | None
+    rng: np.random.Generator,
+    path: Path,
+    seconds: np.ndarray,
+    pictures: Iterable[np.ndarray],
+    size: tuple[int, int],
+    oddity: str | None,
 ) -> None:
-    """Write the file: H.264 with a random distance of key frames, or what `oddity` names. A rotated one is stored turned, with a tag."""
-    quarters = int(rng.integers(1, 4)) if oddity == "rotated" else 0  # a player turns the picture by so many, counter-clockwise
-    gop, b_frames = int(rng.choice((12, 24, 60))), str(rng.choice((0, 2)))
+    """Write the file: H.264 with a random distance of key frames, or what `oddity` names. A rotated one is
+    stored turned, with a tag."""
+    # a player turns the picture by so many, counter-clockwise
+    quarters = int(rng.integers(1, 4)) if oddity == "rotated" else 0
+    gop = int(rng.choice((12, 24, 60)))
+    b_frames = str(rng.choice((0, 2)))
     codec = {"hevc": "libx265", "vp9": "libvpx-vp9"}.get(oddity or "", "libx264")
-    with av.open(str(path), "w", options={"fflags": "+bitexact"}) as file:  # neither the time nor a random number in the file
-        stream: Any = file.add_stream(codec, rate=30, options={**OPTIONS[codec], **({"bf": b_frames} if codec == "libx264" else {})})
+    # neither the time nor a random number in the file
+    with av.open(str(path), "w", options={"fflags": "+bitexact"}) as file:
+        stream: Any = file.add_stream(
+            codec, rate=30, options={**OPTIONS[codec], **({"bf": b_frames} if codec == "libx264" else {})}
+        )
         stream.height, stream.width = size if quarters % 2 == 0 else size[::-1]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.time_base = Fraction(1, TICKS)
@@ -116,7 +151,8 @@ def encode(
         for second, picture in zip(seconds, pictures, strict=True):
             stored = np.ascontiguousarray(np.rot90(picture, -quarters))
             frame = av.VideoFrame.from_ndarray(stored, format="rgb24").reformat(format="yuv420p")
-            frame.time_base, frame.pts = Fraction(1, TICKS), round(second * TICKS)
+            frame.time_base = Fraction(1, TICKS)
+            frame.pts = round(second * TICKS)
             file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
 
@@ -125,8 +161,14 @@ def _write_one(root: Path, seed: int, key: tuple[int, int, int]) -> None:
     split, label, index = key
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
     oddity = ODDITIES.get(index % 25)
-    size, seconds = shape(rng), times(rng, variable=oddity == "variable")
-    path = root / SPLITS[split] / CLASSES[label] / f"{CLASSES[label]}_{index:05d}.{'webm' if oddity == 'vp9' else 'mp4'}"
+    size = shape(rng)
+    seconds = times(rng, variable=oddity == "variable")
+    path = (
+        root
+        / SPLITS[split]
+        / CLASSES[label]
+        / f"{CLASSES[label]}_{index:05d}.{'webm' if oddity == 'vp9' else 'mp4'}"
+    )
     encode(rng, path, seconds, frames(rng, label, seconds, size), size, oddity)
 
 
@@ -139,8 +181,14 @@ def write(
     progress: bool = True,
     processes: int | None = None,
 ) -> bool:
-    """Make DEST/{train,val}/<class>/*.{mp4,webm}; False when it is there already. The bytes never depend on `processes`."""
-    stamp = {"version": VERSION, "seed": seed, "train_per_class": train_per_class, "val_per_class": val_per_class}
+    """Make DEST/{train,val}/<class>/*.{mp4,webm}; False when it is there already. The bytes never depend on
+    `processes`."""
+    stamp = {
+        "version": VERSION,
+        "seed": seed,
+        "train_per_class": train_per_class,
+        "val_per_class": val_per_class,
+    }
     return fill(dest, STAMP, stamp, CLASSES, _write_one, progress=progress, processes=processes)
 
 

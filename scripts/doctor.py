@@ -1,7 +1,8 @@
-"""What is installed and works here, and what to change first: `python -m scripts.doctor [--data FOLDER] [--json]`.
+"""Show what is installed and works here, and what to change first.
 
-Every question (scripts/probes/) is asked in a child process with a time limit, so that a driver that hangs or a library that crashes
-becomes a row. This process imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake of the caller.
+`python -m scripts.doctor [--data FOLDER] [--json]`. Every question (scripts/probes/) is asked in a child
+process with a time limit, so that a driver that hangs or a library that crashes becomes a row. This process
+imports nothing that could be broken. Exit code 1 when a row is bad, 2 for a mistake of the caller.
 """
 
 from __future__ import annotations
@@ -52,8 +53,9 @@ LANES: tuple[dict[str, Probe], ...] = (
     {"PyAV": decoders.pyav},
     {"torchcodec": decoders.torchcodec},
 )
-"""Name -> probe, in the order of the table. Lanes are asked side by side, each in a process of its own: decord, PyAV and torchcodec
-bring an FFmpeg each, and NVDEC's takes PyAV's. All that uses a GPU is in the first: one in exclusive mode takes one process."""
+"""Name -> probe, in the order of the table. Lanes are asked side by side, each in a process of its own:
+decord, PyAV and torchcodec bring an FFmpeg each, and NVDEC's takes PyAV's. All that uses a GPU is in the
+first: one in exclusive mode takes one process."""
 OF_DATA: dict[str, Callable[[Path], Row]] = {
     "--data: file system": storage.file_system,
     "--data: reading": storage.reading,
@@ -64,7 +66,8 @@ MANIFESTS: dict[str, Probe] = {"manifest cache": storage.manifest_cache}
 IF_LOST = {"NCCL": training.NCCL_HANGS}
 """Name -> the consequence where the question ends its process, or gets no answer in time."""
 LIMIT_S = 60.0
-"""Of one question; the first of a child pays for its imports, which a slow disk makes long."""
+"""Seconds for one question; the first one of a child also pays for its imports, which a slow disk makes
+long."""
 COLOURS: dict[State, str] = {"bad": "bold red", "warn": "yellow", "ok": "green", "absent": "dim"}
 """In the order of the table: what to change comes first."""
 PLAIN_WIDTH = 140
@@ -92,7 +95,8 @@ def answer(probes: dict[str, Probe], rows: Connection, output: str) -> None:
 
 
 def ask(probes: dict[str, Probe], limit_s: float = LIMIT_S) -> list[Row]:
-    """A row for each probe, whatever it does. One that ends its process, or exceeds the time, is followed by a fresh process."""
+    """A row for each probe, whatever it does. One that ends its process, or exceeds the time, is followed by
+    a fresh process."""
     told: list[Row] = []
     while len(told) < len(probes):
         left = dict(list(probes.items())[len(told) :])
@@ -100,7 +104,10 @@ def ask(probes: dict[str, Probe], limit_s: float = LIMIT_S) -> list[Row]:
         told += rows
         if len(rows) < len(left):
             what = list(left)[len(rows)]
-            said = IF_LOST.get(what, "it would end a run likewise: reinstall what the row names; its last words are on the left")
+            said = IF_LOST.get(
+                what,
+                "it would end a run likewise: reinstall what the row names; its last words are on the left",
+            )
             told.append(Row(what=what, found=end, state="bad", consequence=said))
     return told
 
@@ -123,7 +130,11 @@ def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], s
         except EOFError:
             child.join(5)
             code = child.exitcode or 0
-            end = f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"
+            end = (
+                f"its process was ended by {signal.Signals(-code).name}"
+                if code < 0
+                else f"its process ended with exit code {code}"
+            )
         child.kill()
         child.join(5)
         words = output.read().decode(errors="replace").strip().splitlines()
@@ -141,8 +152,10 @@ def diagnose(data: Path | None) -> list[Row]:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Children begin without the terminal: one that Ctrl-C ends before it has its file would tell of it there."""
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    """Children begin without the terminal: one that Ctrl-C ends before it has its file would tell of it
+    there."""
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
@@ -160,10 +173,20 @@ def show(rows: list[Row]) -> None:
         from rich.table import Table
         from rich.text import Text
     except ImportError:
-        print("\n".join(f"{row.state:6}  {row.what}: {row.found}" + f"; {row.consequence}" * bool(row.consequence) for row in rows))
+        print(
+            "\n".join(
+                f"{row.state:6}  {row.what}: {row.found}" + f"; {row.consequence}" * bool(row.consequence)
+                for row in rows
+            )
+        )
         return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading, share in (("what", None), ("found", 5), ("state", None), ("consequence, and what to change first", 6)):
+    for heading, share in (
+        ("what", None),
+        ("found", 5),
+        ("state", None),
+        ("consequence, and what to change first", 6),
+    ):
         table.add_column(heading, ratio=share, no_wrap=share is None)
     for row in sorted(rows, key=lambda row: list(COLOURS).index(row.state)):
         cells = (Text(row.what), Text(row.found), Text(row.state, COLOURS[row.state]), Text(row.consequence))
@@ -187,13 +210,21 @@ def leave(*_: object) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="also look at the disk below this folder; its page cache is dropped for up to 200 files")
+    parser = argparse.ArgumentParser(
+        prog="doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="also look at the disk below this folder; its page cache is dropped for up to 200 files",
+    )
     parser.add_argument("--json", action="store_true", help="the rows as JSON, instead of the table")
     options = parser.parse_args(arguments)
     if options.data is not None and not options.data.is_dir():
         what = "is not a folder" if options.data.exists() else "no such folder"
-        print(f"doctor: --data {options.data}: {what}; name the one that holds train/ and val/", file=sys.stderr)
+        print(
+            f"doctor: --data {options.data}: {what}; name the one that holds train/ and val/", file=sys.stderr
+        )
         return 2
     rows = diagnose(options.data)
     if options.json:

@@ -1,7 +1,7 @@
-"""`python -m scripts.link_coco FROM TO --count N`: N training images of few, as links, with their annotations; copies no pixels.
+"""`python -m scripts.link_coco FROM TO --count N`: N training images of few, as links with annotations.
 
-For an epoch as long as a large data set's. Each image gets N / images links, evenly spread, and each link the annotations of its image
-under ids of its own. val2017 is linked as it is.
+For an epoch as long as a large data set's. Each image gets N / images links, evenly spread, and each link the
+annotations of its image under ids of its own. val2017 is linked as it is.
 
     FROM/train2017/a.jpg  ->  TO/train2017/0000-a.jpg, TO/train2017/0001-a.jpg, ...
 """
@@ -24,7 +24,8 @@ TRAIN = "train2017"
 
 
 def repeated(told: dict[str, Any], count: int) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """An annotation file of `count` images, and (file of an image, link to it). ValueError when there are more images than that."""
+    """An annotation file of `count` images, and (file of an image, link to it). ValueError when there are
+    more images than that."""
     images = told["images"]
     if not images or count < len(images):
         raise ValueError(f"--count {count} for {len(images)} images; each gets a link at least")
@@ -35,7 +36,8 @@ def repeated(told: dict[str, Any], count: int) -> tuple[dict[str, Any], list[tup
     links = []
     for image, its in zip(images, shares(len(images), count), strict=True):
         for number in range(its):
-            place, name = len(made["images"]) + 1, f"{number:05d}-{image['file_name'].strip('/').replace('/', '-')}"
+            place = len(made["images"]) + 1
+            name = f"{number:05d}-{image['file_name'].strip('/').replace('/', '-')}"
             links.append((image["file_name"], name))
             made["images"].append({**image, "id": place, "file_name": name})
             for one in of_image[image["id"]]:
@@ -46,7 +48,8 @@ def repeated(told: dict[str, Any], count: int) -> tuple[dict[str, Any], list[tup
 
 
 def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int:
-    """Make the set; how many images of COCO it leads to. ValueError for what was asked or found, OSError from the file system."""
+    """Make the set; how many images of COCO it leads to. ValueError for what was asked or found, OSError from
+    the file system."""
     files = {kind: root / "annotations" / f"{kind}_{TRAIN}.json" for kind in KINDS}
     files = {kind: path for kind, path in files.items() if path.exists()}
     if not files:
@@ -59,7 +62,9 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
             try:
                 told, links = repeated(json.loads(path.read_text(encoding="utf-8")), count)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                why = str(error) if isinstance(error, ValueError) else f"no annotation file of COCO: {error!r}"
+                why = (
+                    str(error) if isinstance(error, ValueError) else f"no annotation file of COCO: {error!r}"
+                )
                 raise ValueError(f"{path}: {why}") from None
             (fresh / "annotations" / path.name).write_text(json.dumps(told), encoding="utf-8")
             found |= {name: file for file, name in links}
@@ -74,7 +79,11 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    helps = ("folder in COCO's layout; never written to", "new folder, in the same layout", "training images, at least one link each")
+    helps = (
+        "folder in COCO's layout; never written to",
+        "new folder, in the same layout",
+        "training images, at least one link each",
+    )
     return command("link_coco", __doc__, link, helps, "training images", arguments)
 
 

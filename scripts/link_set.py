@@ -1,6 +1,8 @@
-"""`python -m scripts.link_set FROM TO --count N`: N images of few, as links to the files of a folder of classes; copies no pixels.
+"""`python -m scripts.link_set FROM TO --count N`: N images of few, as links to the files of a folder of
+classes; copies no pixels.
 
-For a pass as long as a large data set's. Each file gets N / files links, evenly spread, in a folder of its class:
+For a pass as long as a large data set's. Each file gets N / files links, evenly spread, in a folder of its
+class:
 
     FROM/cat/a.jpg  ->  TO/cat/0000-a.jpg, TO/cat/0001-a.jpg, ...
 
@@ -19,10 +21,15 @@ from pathlib import Path
 
 
 def sources(root: Path) -> list[Path]:
-    """The files below <class>/ or train/<class>/, relative to the folder that has the classes. ValueError when there are none."""
+    """The files below <class>/ or train/<class>/, relative to the folder that has the classes. ValueError
+    when there are none."""
     top = root / "train" if (root / "train").is_dir() else root
     files = [path.relative_to(top) for path in sorted(top.rglob("*")) if path.is_file()]
-    found = [top / file for file in files if len(file.parts) > 1 and not any(part.startswith(".") for part in file.parts)]
+    found = [
+        top / file
+        for file in files
+        if len(file.parts) > 1 and not any(part.startswith(".") for part in file.parts)
+    ]
     if not found:
         raise ValueError(f"{root} has no files in <class>/* or train/<class>/*")
     return found
@@ -35,7 +42,8 @@ def shares(files: int, count: int) -> list[int]:
 
 @contextmanager
 def filled(target: Path, root: Path) -> Iterator[Path]:
-    """A folder to fill, which gets the name TO at the end: whatever has it is whole. ValueError where `target` cannot be made of `root`."""
+    """A folder to fill, which gets the name TO at the end: whatever has it is whole. ValueError where
+    `target` cannot be made of `root`."""
     if target.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"{target} lies inside {root}, which is never written to; name a folder elsewhere")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
@@ -55,11 +63,14 @@ def put(file: Path, name: Path, symbolic: bool) -> None:
 
 
 def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int:
-    """Make the links; the number of files they lead to. ValueError for what was asked, OSError from the file system."""
+    """Make the links; the number of files they lead to. ValueError for what was asked, OSError from the file
+    system."""
     files = sources(root)
     top = root / "train" if (root / "train").is_dir() else root
     if count < len(files):
-        raise ValueError(f"--count {count} is less than the {len(files)} files of {root}; each gets a link at least")
+        raise ValueError(
+            f"--count {count} is less than the {len(files)} files of {root}; each gets a link at least"
+        )
     with filled(target, root) as fresh:
         for file, its in zip(files, shares(len(files), count), strict=True):
             place = fresh / file.relative_to(top).parent
@@ -70,14 +81,24 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
 
 
 def command(
-    prog: str, description: str | None, link: Callable[..., int], helps: tuple[str, str, str], unit: str, arguments: Sequence[str] | None
+    prog: str,
+    description: str | None,
+    link: Callable[..., int],
+    helps: tuple[str, str, str],
+    unit: str,
+    arguments: Sequence[str] | None,
 ) -> int:
-    """The command line around `link`: parses, links, the exit code. `helps`: of FROM, TO and --count; `unit`: of what `link` counts."""
-    parser = argparse.ArgumentParser(prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The command line around `link`: parses, links, the exit code. `helps`: of FROM, TO and --count; `unit`:
+    of what `link` counts."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", metavar="FROM", type=Path, help=helps[0])
     parser.add_argument("target", metavar="TO", type=Path, help=helps[1])
     parser.add_argument("--count", type=int, required=True, help=helps[2])
-    parser.add_argument("--symbolic", action="store_true", help="symbolic links, also to another file system; else hard links")
+    parser.add_argument(
+        "--symbolic", action="store_true", help="symbolic links, also to another file system; else hard links"
+    )
     options = parser.parse_args(arguments)
     try:
         found = link(options.source, options.target, options.count, symbolic=options.symbolic)

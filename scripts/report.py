@@ -1,8 +1,9 @@
-"""`python -m scripts.report A B`: two result folders side by side, for a person or for CI. With one folder: its table and plots again.
+"""`python -m scripts.report A B`: two result folders side by side, for a person or for CI. With one folder:
+its table and plots again.
 
-A folder is one of scripts/bench.py, or of one run of train.py. A ratio is beyond noise when the runs of the two do not overlap
-(bench --repeats 3 or more; one run a point says nothing of how runs differ), and beyond the tolerance of max-batch when no batch could
-be the largest of both.
+A folder is one of scripts/bench.py, or of one run of train.py. A ratio is beyond noise when the runs of the
+two do not overlap (bench --repeats 3 or more; one run a point says nothing of how runs differ), and beyond
+the tolerance of max-batch when no batch could be the largest of both.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ class Report(Settings):
     folders: tyro.conf.Positional[tuple[Path, ...]] = ()
     """A and B, or one folder to show."""
     fail_below: Annotated[FiniteFloat, Field(gt=0)] | None = None
-    """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A has one;
-    2 when no point has a figure in both, or nothing tells noise: it takes bench --repeats 3 or more, or max-batch, whose searches say how
-    close they came."""
+    """Exit code 1 when a point of B is slower than this share of A's, beyond noise, or has no figure where A
+    has one; 2 when no point has a figure in both, or nothing tells noise: it takes bench --repeats 3 or more,
+    or max-batch, whose searches say how close they came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One point in both folders. `speed`: how many times as good B is; None when one has no figure. `judged`: noise is known of both."""
+    """One point in both folders. `speed`: how many times as good B is; None when one has no figure. `judged`:
+    noise is known of both."""
 
     point: dict[str, Any]
     a: Row | None
@@ -57,7 +59,9 @@ class Pair:
 def read(folder: Path) -> tuple[str, list[Row]]:
     """(name of the suite, rows). Raises UserError when the folder is neither a suite's nor a run's."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; name one of python -m scripts.bench, or a run of train.py")
+        raise UserError(
+            f"{folder}: no such folder; name one of python -m scripts.bench, or a run of train.py"
+        )
     if (folder / "results.jsonl").exists():
         rows = results(folder)
         if not rows:
@@ -65,20 +69,39 @@ def read(folder: Path) -> tuple[str, list[Row]]:
         return rows[0]["suite"], rows
     told = record.Record(folder, enabled=False).earlier_summary()
     if told is None:
-        raise UserError(f"{folder} has neither results.jsonl nor summary.json; name one of python -m scripts.bench, or a finished run")
+        raise UserError(
+            f"{folder} has neither results.jsonl nor summary.json; name one of python -m scripts.bench, or a "
+            "finished run"
+        )
     measured = train.measured(told)
-    point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")} | {"gpus": told["world_size"]}
+    point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")} | {
+        "gpus": told["world_size"]
+    }
     n = (measured.spread.get("rate") or {"n": 0})["n"]
-    row: Row = {"suite": "train", "point": point, "status": "ok" if n >= LEAST else "short", "error": None, "took_s": 0.0, "folder": "."}
-    return "train", [row | {name: getattr(measured, name) for name in ("figures", "spread", "versions", "hardware")}]
+    row: Row = {
+        "suite": "train",
+        "point": point,
+        "status": "ok" if n >= LEAST else "short",
+        "error": None,
+        "took_s": 0.0,
+        "folder": ".",
+    }
+    return "train", [
+        row | {name: getattr(measured, name) for name in ("figures", "spread", "versions", "hardware")}
+    ]
 
 
 def pairs(suite: Suite, a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
     """Every point of either, in A's order."""
     if len(a) == len(b) == 1:  # two runs of train.py, whatever they differ in
         return [_pair(suite, a[0]["point"], a[0], b[0])]
-    points = [row["point"] for row in a] + [row["point"] for row in b if row["point"] not in [one["point"] for one in a]]
-    return [_pair(suite, point, *(next((row for row in rows if row["point"] == point), None) for rows in (a, b))) for point in points]
+    points = [row["point"] for row in a] + [
+        row["point"] for row in b if row["point"] not in [one["point"] for one in a]
+    ]
+    return [
+        _pair(suite, point, *(next((row for row in rows if row["point"] == point), None) for rows in (a, b)))
+        for point in points
+    ]
 
 
 def _known(suite: Suite, row: Row | None) -> float | None:
@@ -96,8 +119,11 @@ def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> 
 
 
 def chance(found: Sequence[Pair]) -> list[str]:
-    """How often runs that are all alike do not overlap: of n and m of them the n are the slowest or the fastest."""
-    counts = [[int(row["figures"]["repeats"]) for row in (pair.a, pair.b) if row] for pair in found if pair.judged]
+    """How often runs that are all alike do not overlap: of n and m of them the n are the slowest or the
+    fastest."""
+    counts = [
+        [int(row["figures"]["repeats"]) for row in (pair.a, pair.b) if row] for pair in found if pair.judged
+    ]
     if not counts:
         return []
     n, m = min(counts, key=sum)
@@ -106,16 +132,22 @@ def chance(found: Sequence[Pair]) -> list[str]:
 
 
 def failures(suite: Suite, found: Sequence[Pair], below: float) -> list[Pair]:
-    """What --fail-below is about."""
+    """Return the pairs for which --fail-below fails: points that B lost, and speeds below `below` that noise
+    does not explain."""
     lost = [pair for pair in found if pair.speed is None and _known(suite, pair.a)]
-    return lost + [pair for pair in found if pair.speed is not None and pair.speed < below and pair.beyond_noise]
+    return lost + [
+        pair for pair in found if pair.speed is not None and pair.speed < below and pair.beyond_noise
+    ]
 
 
 def differences(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
-    """What else the two folders differ in: a ratio across machines says little."""
+    """Return lines that say in which point, hardware and versions the folders differ: a ratio across machines
+    says little."""
     told = []
     if len(a) == len(b) == 1 and a[0]["point"] != b[0]["point"]:
-        told.append(f"B is {', '.join(f'{name} {value}' for name, value in b[0]['point'].items() if a[0]['point'].get(name) != value)}")
+        before = a[0]["point"]
+        other = [f"{name} {value}" for name, value in b[0]["point"].items() if before.get(name) != value]
+        told.append(f"B is {', '.join(other)}")
     for kind in ("hardware", "versions"):
         first, second = (_told(rows, kind) for rows in (a, b))
         if not first or not second:
@@ -136,13 +168,22 @@ def _told(rows: Sequence[Row], kind: str) -> dict[str, Any]:
 
 
 def settings_apart(a: Path, b: Path) -> list[str]:
-    """What the two commands differ in, but for the axes that the points already show."""
+    """Return a line with the settings in which the two commands differ, without the axes that the points
+    already show; [] for none."""
     try:
         first, second = (json.loads((folder / "suite.json").read_text(encoding="utf-8")) for folder in (a, b))
     except (OSError, ValueError):
         return []
-    names = [name for name in first if name not in ("command", "note", "commit") and first[name] != second.get(name)]
-    return [f"settings differ: {', '.join(f'{name} {first[name]} / {second.get(name)}' for name in names)}"] if names else []
+    names = [
+        name
+        for name in first
+        if name not in ("command", "note", "commit") and first[name] != second.get(name)
+    ]
+    return (
+        [f"settings differ: {', '.join(f'{name} {first[name]} / {second.get(name)}' for name in names)}"]
+        if names
+        else []
+    )
 
 
 def main(argv: list[str]) -> int:
@@ -161,11 +202,18 @@ def main(argv: list[str]) -> int:
             write = os.access(folder, os.W_OK)
             _show.show(suite, read_[0][1], folder, console, write=write)
             if not write:
-                print(f"report: {folder} cannot be written to: table.md, plots and TensorBoard runs are as they were", file=sys.stderr)
+                print(
+                    f"report: {folder} cannot be written to: table.md, plots and TensorBoard runs are as "
+                    "they were",
+                    file=sys.stderr,
+                )
             return 0
         (name_a, a), (name_b, b) = ((name, list(suite_of(name).derive(merged(rows)))) for name, rows in read_)
         if name_a != name_b:
-            raise UserError(f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare two of one suite")
+            raise UserError(
+                f"{settings.folders[0]} is of the suite {name_a}, {settings.folders[1]} of {name_b}; compare "
+                "two of one suite"
+            )
     except UserError as mistake:
         print(f"report: {mistake}", file=sys.stderr)
         return 2
@@ -173,27 +221,57 @@ def main(argv: list[str]) -> int:
     form = next(column.form for column in suite.columns if column.key == suite.rate)
     table = Table(title=f"{suite.name}: {suite.rate}, B against A")
     axes = [column for column in suite.columns if column.key in found[0].point]
-    for title in (*(column.title for column in axes), "A", "B", "B / A" if suite.higher_is_better else "A / B", ""):
+    for title in (
+        *(column.title for column in axes),
+        "A",
+        "B",
+        "B / A" if suite.higher_is_better else "A / B",
+        "",
+    ):
         table.add_column(title)
     for pair in found:
-        known = f"{'beyond' if pair.beyond_noise else 'within'} {'the tolerance' if suite.bounds else 'noise'}"
+        known = (
+            f"{'beyond' if pair.beyond_noise else 'within'} {'the tolerance' if suite.bounds else 'noise'}"
+        )
         said = "no pair" if not pair.speed else known if pair.judged else "one run each"
         shown = [_figure(row, suite.rate, form) for row in (pair.a, pair.b)]
-        table.add_row(*(str(pair.point[column.key]) for column in axes), *shown, f"{pair.speed:.3f}" if pair.speed else "-", said)
+        table.add_row(
+            *(str(pair.point[column.key]) for column in axes),
+            *shown,
+            f"{pair.speed:.3f}" if pair.speed else "-",
+            said,
+        )
     console.print(table)
-    for line in (*([] if suite.bounds else chance(found)), *settings_apart(*settings.folders), *differences(a, b)):
+    for line in (
+        *([] if suite.bounds else chance(found)),
+        *settings_apart(*settings.folders),
+        *differences(a, b),
+    ):
         console.print(_show.printable(line), highlight=False, soft_wrap=True, markup=False)
     if settings.fail_below is None:
         return 0
     if bad := failures(suite, found, settings.fail_below):
-        console.print(f"{len(bad)} of {len(found)} points fail --fail-below {settings.fail_below:g}", highlight=False)
+        console.print(
+            f"{len(bad)} of {len(found)} points fail --fail-below {settings.fail_below:g}", highlight=False
+        )
         return 1
     if not any(pair.speed for pair in found):
-        print(f"report: --fail-below {settings.fail_below:g}: no point has a figure in A and B; measure both again", file=sys.stderr)
+        print(
+            f"report: --fail-below {settings.fail_below:g}: no point has a figure in A and B; measure both "
+            "again",
+            file=sys.stderr,
+        )
         return 2
     if unjudged := [pair for pair in found if pair.speed and not pair.judged]:
-        said = f"--fail-below {settings.fail_below:g}: {len(unjudged)} of {len(found)} points ran fewer than {LEAST} times in A or B"
-        print(f"report: {said}, so no change is beyond noise; measure both with bench --repeats {LEAST} or more", file=sys.stderr)
+        said = (
+            f"--fail-below {settings.fail_below:g}: {len(unjudged)} of {len(found)} points ran fewer than "
+            f"{LEAST} times in A or B"
+        )
+        print(
+            f"report: {said}, so no change is beyond noise; "
+            f"measure both with bench --repeats {LEAST} or more",
+            file=sys.stderr,
+        )
         return 2
     return 0
 

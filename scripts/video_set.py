@@ -1,7 +1,9 @@
-"""`python -m scripts.video_set TO`: 173 videos of 300 frames, 1080p H.264 with a key frame every 60: what loaders of clips are timed on.
+"""`python -m scripts.video_set TO`: 173 videos of 300 frames, 1080p H.264 with a key frame every 60: what
+loaders of clips are timed on.
 
-Each shows a textured picture under a view that drifts, with grain, so that frames differ and have the size that real ones have; no two
-videos are alike. Knows nothing of loaders. A folder with such a set in it is left as it is.
+Each shows a textured picture under a view that drifts, with grain, so that frames differ and have the size
+that real ones have; no two videos are alike. Knows nothing of loaders. A folder with such a set in it is left
+as it is.
 """
 
 from __future__ import annotations
@@ -26,14 +28,15 @@ from scripts.demo_set import background
 
 CLASS = "video"
 BITS = 0.065
-"""Of a pixel in a file: 4 Mbit/s at 1080p, as video sites have it."""
+"""Bits a pixel takes in a file: 4 Mbit/s at 1080p, as video sites have it."""
 GRAINS = 8
-"""Pictures of noise, one of which is added to each frame: drawing as many as frames takes longer than coding them."""
+"""Pictures of noise, one of which is added to each frame: drawing as many as frames takes longer than coding
+them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What the videos of a set are like."""
+    """The size, length and coding of the videos of a set."""
 
     frames: int = 300
     height: int = 1080  # pixels; sides are multiples of 4
@@ -42,21 +45,45 @@ class Kind:
     gop: int = 60  # frames from one key frame to the next
 
 
-def write(dest: Path, count: int = 173, kind: Kind | None = None, *, progress: bool = True, processes: int | None = None) -> bool:
-    """Make DEST/train/video/*.mp4; False when there are so many already. ValueError for what cannot be, FileExistsError for other files."""
-    kind, dest = kind or Kind(), dest.resolve()
-    if count < 1 or kind.frames < 1 or kind.gop < 1 or kind.fps < 1 or min(kind.height, kind.width) < 16 or (kind.height | kind.width) % 4:
-        raise ValueError(f"needs a video, a frame and sides that are multiples of 4, from 16 pixels on: got {count} of {kind}")
+def write(
+    dest: Path,
+    count: int = 173,
+    kind: Kind | None = None,
+    *,
+    progress: bool = True,
+    processes: int | None = None,
+) -> bool:
+    """Make DEST/train/video/*.mp4; False when there are so many already. ValueError for what cannot be,
+    FileExistsError for other files."""
+    kind = kind or Kind()
+    dest = dest.resolve()
+    if (
+        count < 1
+        or kind.frames < 1
+        or kind.gop < 1
+        or kind.fps < 1
+        or min(kind.height, kind.width) < 16
+        or (kind.height | kind.width) % 4
+    ):
+        raise ValueError(
+            f"needs a video, a frame and sides that are multiples of 4, from 16 pixels on: got {count} of "
+            f"{kind}"
+        )
     place = Path("train") / CLASS
     if dest.exists() and (not dest.is_dir() or any(dest.iterdir())):
         if len(list((dest / place).glob("*.mp4"))) == count:
             return False
-        raise FileExistsError(f"{dest} is there and holds something else than {count} videos; name a new folder")
+        raise FileExistsError(
+            f"{dest} is there and holds something else than {count} videos; name a new folder"
+        )
     fresh = dest.with_name(f".{dest.name}.{os.getpid()}.partial")  # whatever has the name DEST is whole
     try:
         (fresh / place).mkdir(parents=True)
         with ProcessPoolExecutor(
-            processes or len(os.sched_getaffinity(0)), get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+            processes or len(os.sched_getaffinity(0)),
+            get_context("spawn"),
+            signal.signal,
+            (signal.SIGINT, signal.SIG_IGN),
         ) as pool:
             try:
                 done = pool.map(partial(encode, fresh / place, kind), range(count))
@@ -75,36 +102,60 @@ def encode(folder: Path, kind: Kind, index: int) -> None:
     rng = np.random.default_rng(np.random.SeedSequence(0, spawn_key=(index,)))
     height, width = kind.height, kind.width
     ground, _ = background(rng, height + height // 4, width + width // 4)
-    # Y, U and V at full size, of which U and V are thinned out; the view drifts by even steps, so that all three move alike
-    levels = (ground.clip(0, 1) @ np.array([[0.257, 0.504, 0.098], [-0.148, -0.291, 0.439], [0.439, -0.368, -0.071]]).T * 255).astype(
-        np.int16
-    ) + np.array([16, 128, 128], np.int16)
+    # Y, U and V at full size, of which U and V are thinned out; the view drifts by even steps, so that all
+    # three move alike
+    levels = (
+        ground.clip(0, 1)
+        @ np.array([[0.257, 0.504, 0.098], [-0.148, -0.291, 0.439], [0.439, -0.368, -0.071]]).T
+        * 255
+    ).astype(np.int16) + np.array([16, 128, 128], np.int16)
     luma, chroma = levels[..., 0], levels[::2, ::2, 1:]
     grain = rng.normal(0, 3, (GRAINS, height, width)).astype(np.int16)
-    steps = 2 * (np.abs(np.cumsum(rng.integers(-2, 3, (kind.frames, 2)), axis=0)) % np.array([height // 8, width // 8]))
+    steps = 2 * (
+        np.abs(np.cumsum(rng.integers(-2, 3, (kind.frames, 2)), axis=0)) % np.array([height // 8, width // 8])
+    )
     with av.open(str(folder / f"{index:04d}.mp4"), "w") as file:
-        stream = file.add_stream("libx264", rate=kind.fps, options={"preset": "veryfast", "sc_threshold": "0"})
+        stream = file.add_stream(
+            "libx264", rate=kind.fps, options={"preset": "veryfast", "sc_threshold": "0"}
+        )
         stream.bit_rate = round(BITS * height * width * kind.fps)
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
+        stream.height = height
+        stream.width = width
+        stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = kind.gop
         stream.codec_context.thread_count = 1
         for number, (top, left) in enumerate(steps.tolist()):
             shown = luma[top : top + height, left : left + width] + grain[number % GRAINS]
             half = chroma[top // 2 : (top + height) // 2, left // 2 : (left + width) // 2]
             # axes: the rows of Y, then those of U and of V, two to a row of the array
-            planes = (shown, half[..., 0].reshape(height // 4, width), half[..., 1].reshape(height // 4, width))
+            planes = (
+                shown,
+                half[..., 0].reshape(height // 4, width),
+                half[..., 1].reshape(height // 4, width),
+            )
             picture = np.concatenate(planes).clip(0, 255).astype(np.uint8)
             file.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="yuv420p")))
         file.mux(stream.encode(None))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="video_set", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="video_set", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", metavar="TO", type=Path, help="new folder; it gets train/video/*.mp4")
     parser.add_argument("--count", type=int, default=173, help="videos (%(default)s)")
     parser.add_argument("--frames", type=int, default=Kind.frames, help="of a video (%(default)s)")
-    parser.add_argument("--size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"), default=(Kind.height, Kind.width), help="pixels")
-    parser.add_argument("--gop", type=int, default=Kind.gop, help="frames from one key frame to the next (%(default)s)")
+    parser.add_argument(
+        "--size",
+        type=int,
+        nargs=2,
+        metavar=("HEIGHT", "WIDTH"),
+        default=(Kind.height, Kind.width),
+        help="pixels",
+    )
+    parser.add_argument(
+        "--gop", type=int, default=Kind.gop, help="frames from one key frame to the next (%(default)s)"
+    )
     options = parser.parse_args(arguments)
     try:
         kind = Kind(frames=options.frames, height=options.size[0], width=options.size[1], gop=options.gop)

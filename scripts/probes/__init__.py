@@ -1,7 +1,8 @@
-"""What `scripts/doctor.py` asks a machine, one small function a row; knows nothing of processes, tables and exit codes.
+"""The questions that `scripts/doctor.py` asks a machine, one small function a row; knows nothing of
+processes, tables and exit codes.
 
-A probe takes nothing (those of storage.py: the data folder) and returns a Row. It imports what is heavy or may crash inside itself:
-doctor runs it in a child process.
+A probe takes nothing (those of storage.py: the data folder) and returns a Row. It imports what is heavy or
+may crash inside itself: doctor runs it in a child process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ State = Literal["ok", "warn", "bad", "absent"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One line of the table. ok; warn: works, but slower or not for everything; bad: a run fails; absent: not here, not needed."""
+    """One line of the table. ok; warn: works, but slower or not for everything; bad: a run fails; absent: not
+    here, not needed."""
 
     what: str = ""  # filled in by doctor, which has the names
     found: str
@@ -25,7 +27,11 @@ class Row:
 
 def installed() -> dict[str, str]:
     """Distribution -> version, of every one that is installed, names as pip writes them. Imports none."""
-    return {str(dist.metadata["Name"]).lower().replace("_", "-"): dist.version for dist in metadata.distributions() if dist.metadata}
+    return {
+        str(dist.metadata["Name"]).lower().replace("_", "-"): dist.version
+        for dist in metadata.distributions()
+        if dist.metadata
+    }
 
 
 def has(module: str) -> bool:

@@ -1,4 +1,4 @@
-"""What turns files into pixels here: DALI, nvJPEG's engine, nvImageCodec, and the readers of videos."""
+"""Probes of what turns files into pixels: DALI, nvJPEG's engine, nvImageCodec, and the readers of videos."""
 
 from __future__ import annotations
 
@@ -39,17 +39,25 @@ def judge_dali(builds: dict[str, str], *, importable: bool, gpus: int, driver_cu
         return Row(
             found=found,
             state="bad",
-            consequence=f"they own one folder and have overwritten each other: pip uninstall {' '.join(sorted(builds))}, then install one",
+            consequence="they own one folder and have overwritten each other: pip uninstall "
+            f"{' '.join(sorted(builds))}, then install one",
         )
     if not importable:
         said = "no dali-* loader: pip install nvidia-dali-cuda120, or --loader torchvision"
-        return Row(found=found or "not installed", state="bad" if gpus or found else "absent", consequence=said)
+        return Row(
+            found=found or "not installed", state="bad" if gpus or found else "absent", consequence=said
+        )
     needs = max((int(name.removeprefix("nvidia-dali-cuda")[:2] or 0) for name in builds), default=0)
     if gpus and 0 < driver_cuda < needs:
-        said = f"the driver runs CUDA {driver_cuda}: pip uninstall it, then install nvidia-dali-cuda120, which runs on both"
+        said = (
+            f"the driver runs CUDA {driver_cuda}: pip uninstall it, then install nvidia-dali-cuda120, "
+            "which runs on both"
+        )
         return Row(found=found, state="bad", consequence=said)
     return Row(
-        found=found or "bundled with the image, unknown to pip", state="ok", consequence="the dali-* loaders can run; see the next rows"
+        found=found or "bundled with the image, unknown to pip",
+        state="ok",
+        consequence="the dali-* loaders can run; see the next rows",
     )
 
 
@@ -66,7 +74,11 @@ def dali_gpu() -> Row:
         return NO_GPU
     if not has("nvidia.dali"):
         return Row(found="no DALI", state="absent", consequence="see the row of DALI")
-    return judge_pixels(decode(device=torch.device("cuda", 0)), "--loader dali-gpu", f"--loader dali-cpu or torchvision; {VIDEO}")
+    return judge_pixels(
+        decode(device=torch.device("cuda", 0)),
+        "--loader dali-gpu",
+        f"--loader dali-cpu or torchvision; {VIDEO}",
+    )
 
 
 def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) -> Row:
@@ -75,7 +87,9 @@ def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) ->
     if isinstance(decoded, str):
         return Row(found=decoded, state="bad", consequence=consequence)
     if max(abs(got - sent) for got, sent in zip(decoded, COLOUR, strict=True)) > TOLERANCE:
-        return Row(found=f"a JPEG of colour {COLOUR} came out as {decoded}", state="bad", consequence=consequence)
+        return Row(
+            found=f"a JPEG of colour {COLOUR} came out as {decoded}", state="bad", consequence=consequence
+        )
     found = "a JPEG made in memory was decoded, cropped and resized by the loaders' own pipeline"
     return Row(found=found, state="ok", consequence=f"{loader} works")
 
@@ -90,7 +104,8 @@ def jpeg(width: int = 64, height: int = 48) -> bytes:
 
 
 def decode(device: Any) -> tuple[float, ...] | str:
-    """The mean colour of `jpeg()` through loaders/images/_pipeline.py, or why it cannot be had. `device` None: DALI on the CPU."""
+    """The mean colour of `jpeg()` through loaders/images/_pipeline.py, or why it cannot be had. `device`
+    None: DALI on the CPU."""
     import numpy as np
     import torch
 
@@ -108,7 +123,14 @@ def decode(device: Any) -> tuple[float, ...] | str:
     )
     stream = None if device is None else torch.cuda.Stream(device)
     runner = Runner(
-        partial(build, batch_size=1, threads=1, device=device, reads=False, pixels=Pixels(mean=(0, 0, 0), std=(1, 1, 1))),
+        partial(
+            build,
+            batch_size=1,
+            threads=1,
+            device=device,
+            reads=False,
+            pixels=Pixels(mean=(0, 0, 0), std=(1, 1, 1)),
+        ),
         warm=image,
         diagnose=lambda _: set(),
         again=lambda batch, _: batch,
@@ -132,7 +154,11 @@ def nvjpeg_engine() -> Row:
         return NO_GPU
     library = nvjpeg_library()
     if library is None:
-        return Row(found="libnvjpeg is not here to be asked", state="absent", consequence="DALI brings its own: see the row above")
+        return Row(
+            found="libnvjpeg is not here to be asked",
+            state="absent",
+            consequence="DALI brings its own: see the row above",
+        )
     return judge_engine(*engines(library), capabilities=os.environ.get("NVIDIA_DRIVER_CAPABILITIES"))
 
 
@@ -151,8 +177,12 @@ def nvjpeg_library() -> Any:
 
 def engines(library: Any) -> tuple[int, int, int]:
     """(status of the hardware back end, engines, cores an engine), from nvJPEG itself."""
-    handle, count, cores = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint()
-    status = library.nvjpegCreateEx(NVJPEG_BACKEND_HARDWARE, None, None, ctypes.c_uint(0), ctypes.byref(handle))
+    handle = ctypes.c_void_p()
+    count = ctypes.c_uint()
+    cores = ctypes.c_uint()
+    status = library.nvjpegCreateEx(
+        NVJPEG_BACKEND_HARDWARE, None, None, ctypes.c_uint(0), ctypes.byref(handle)
+    )
     if status == 0:
         status = library.nvjpegGetHardwareDecoderInfo(handle, ctypes.byref(count), ctypes.byref(cores))
         library.nvjpegDestroy(handle)
@@ -163,12 +193,22 @@ def judge_engine(status: int, count: int, cores: int, *, capabilities: str | Non
     """`capabilities`: NVIDIA_DRIVER_CAPABILITIES, None outside NVIDIA's containers."""
     if status == 0 and count:
         found = f"{count} engine{'s' * (count > 1)}, {cores} core{'s' * (cores > 1)} each"
-        return Row(found=found, state="ok", consequence="dali-gpu shares baseline JPEGs between it and the SMs; progressive ones get none")
+        return Row(
+            found=found,
+            state="ok",
+            consequence="dali-gpu shares baseline JPEGs between it and the SMs; progressive ones get none",
+        )
     found = f"none (nvJPEG's status {status}, {count} engines)"
     if capabilities is not None and not {"video", "all"} & set(capabilities.split(",")):
         said = f"the container has no `video`: the SMs decode every JPEG; {VIDEO}"
-        return Row(found=f"{found}, NVIDIA_DRIVER_CAPABILITIES={capabilities}", state="warn", consequence=said)
-    return Row(found=found, state="absent", consequence=f"the SMs decode every JPEG. A100, H100, H200 have one; {VIDEO}")
+        return Row(
+            found=f"{found}, NVIDIA_DRIVER_CAPABILITIES={capabilities}", state="warn", consequence=said
+        )
+    return Row(
+        found=found,
+        state="absent",
+        consequence=f"the SMs decode every JPEG. A100, H100, H200 have one; {VIDEO}",
+    )
 
 
 def nvdec() -> Row:
@@ -187,7 +227,8 @@ def nvdec() -> Row:
 
 
 def luma() -> float | str | None:
-    """Mean brightness of a video of COLOUR that NVDEC has decoded, or why it cannot be had; None when there is nothing to try it with."""
+    """Mean brightness of a video of COLOUR that NVDEC has decoded, or why it cannot be had; None when there
+    is nothing to try it with."""
     import torch
     from av import VideoFrame
     from av.codec import CodecContext
@@ -200,7 +241,8 @@ def luma() -> float | str | None:
     try:
         encoder = CodecContext.create("libx264", "w")
         encoder.width = encoder.height = side
-        encoder.pix_fmt, encoder.framerate = "yuv420p", Fraction(25)
+        encoder.pix_fmt = "yuv420p"
+        encoder.framerate = Fraction(25)
         picture = VideoFrame(side, side, "rgb24")
         picture.planes[0].update(bytes(COLOUR) * (side * picture.planes[0].line_size // 3))
         packets = [*encoder.encode(picture.reformat(format="yuv420p")), *encoder.encode(None)]
@@ -211,7 +253,10 @@ def luma() -> float | str | None:
             torch.cuda.init()
         decoder = Decoder(import_codec(), 0, "h264", 0, (side, side))
         decoder.begin(side, side)
-        fed = (decoder.feed(packet.buffer_ptr, packet.buffer_size, at, shown=True) for at, packet in enumerate(packets))
+        fed = (
+            decoder.feed(packet.buffer_ptr, packet.buffer_size, at, shown=True)
+            for at, packet in enumerate(packets)
+        )
         surfaces = [surface for came in fed for _, surface in came]
         surfaces += [surface for _, surface in decoder.finish()]
         return float(surfaces[0][:side].float().mean().item())
@@ -233,32 +278,61 @@ def decoder_utilisation() -> int | None:
 def judge_nvdec(*, loads: bool, used: int | None, codec: str | None, luma: float | str | None = None) -> Row:
     """`loads`: libnvcuvid; `codec`: the version of PyNvVideoCodec; `luma`: see luma()."""
     said = "utilisation cannot be read" if used is None else f"{used} % in use"
-    found = f"libnvcuvid {'loads' if loads else 'does not load'}, {said}, PyNvVideoCodec {codec or 'not installed'}"
+    found = (
+        f"libnvcuvid {'loads' if loads else 'does not load'}, {said}, PyNvVideoCodec "
+        f"{codec or 'not installed'}"
+    )
     if not loads:
         return Row(found=found, state="warn", consequence=f"videos cannot be decoded on the GPU; {VIDEO}")
     if codec is None or luma is None:
-        said = "nvdec can run, with PyAV" if codec else "dali-video can run; for nvdec: pip install PyNvVideoCodec"
+        said = (
+            "nvdec can run, with PyAV"
+            if codec
+            else "dali-video can run; for nvdec: pip install PyNvVideoCodec"
+        )
         return Row(found=f"{found}; not tried", state="ok", consequence=f"--loader {said}")
     if isinstance(luma, str):
-        return Row(found=f"{found}; {luma}", state="warn", consequence="no videos on the GPU: --loader pyav; see what it said")
+        return Row(
+            found=f"{found}; {luma}",
+            state="warn",
+            consequence="no videos on the GPU: --loader pyav; see what it said",
+        )
     if abs(luma - LUMA) > TOLERANCE:
         found = f"{found}; a video of brightness {LUMA:.0f} came out as {luma:.0f}"
-        return Row(found=found, state="bad", consequence="--loader nvdec has wrong pixels: --loader pyav; reinstall PyNvVideoCodec")
-    return Row(found=f"{found}; a video made in memory was decoded", state="ok", consequence="--loader nvdec and nvdec+pyav work")
+        return Row(
+            found=found,
+            state="bad",
+            consequence="--loader nvdec has wrong pixels: --loader pyav; reinstall PyNvVideoCodec",
+        )
+    return Row(
+        found=f"{found}; a video made in memory was decoded",
+        state="ok",
+        consequence="--loader nvdec and nvdec+pyav work",
+    )
 
 
 def reader() -> Row:
     from loaders.images.decoders import choose
 
     known = installed()
-    codec = next((f"{name} {version}" for name, version in sorted(known.items()) if name.startswith("nvidia-nvimgcodec-cu")), "")
+    codec = next(
+        (
+            f"{name} {version}"
+            for name, version in sorted(known.items())
+            if name.startswith("nvidia-nvimgcodec-cu")
+        ),
+        "",
+    )
     return judge_reader(choose("auto"), codec)
 
 
 def judge_reader(chosen: str, codec: str) -> Row:
-    """`chosen`: what `--reader auto` takes; `codec`: nvImageCodec's distribution, empty when there is none."""
+    """`chosen`: what `--reader auto` takes; `codec`: nvImageCodec's distribution, empty when there is
+    none."""
     if chosen == "nvimgcodec":
-        found = f"--reader auto takes nvimgcodec ({codec or 'bundled'}): decodes regions, PIL's pixels on a probe"
+        found = (
+            f"--reader auto takes nvimgcodec ({codec or 'bundled'}): decodes regions, PIL's pixels on a probe"
+        )
         return Row(found=found, state="ok", consequence="the fastest that --loader torchvision has")
     why = f"{codec} fails or has other pixels than PIL" if codec else "nvImageCodec is not installed"
     said = "the torchvision loader is up to 1.8 times slower: pip install --upgrade nvidia-nvimgcodec-cu12"
@@ -270,22 +344,35 @@ LIMITS = "refuses AV1; wrong frames after edit lists, in MPEG-TS and open GOPs: 
 
 def decord() -> Row:
     if not has("decord"):
-        return Row(found="not installed", state="absent", consequence="needed for videos only; it has no build for ARM")
+        return Row(
+            found="not installed",
+            state="absent",
+            consequence="needed for videos only; it has no build for ARM",
+        )
     try:
         version = importlib.import_module("decord").__version__
     except Exception as error:  # ImportError, OSError for a library, AttributeError beside a newer NumPy
-        return Row(found=first_line(error), state="warn", consequence="no videos through decord: pip install --force-reinstall decord")
+        return Row(
+            found=first_line(error),
+            state="warn",
+            consequence="no videos through decord: pip install --force-reinstall decord",
+        )
     return judge_decord(version, codecs())
 
 
 def codecs() -> dict[str, bool]:
     """Codec -> whether the libavcodec that is loaded has a decoder; empty when it cannot be asked."""
     try:
-        loaded = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libavcodec" in line)
+        loaded = next(
+            line.split()[-1]
+            for line in Path("/proc/self/maps").read_text().splitlines()
+            if "libavcodec" in line
+        )
         find = ctypes.CDLL(loaded).avcodec_find_decoder_by_name
     except (OSError, StopIteration, AttributeError):
         return {}
-    find.restype, find.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    find.restype = ctypes.c_void_p
+    find.argtypes = [ctypes.c_char_p]
     return {name: bool(find(name.encode())) for name in ("h264", "hevc", "vp9")}
 
 
@@ -300,12 +387,22 @@ def judge_decord(version: str, known: dict[str, bool]) -> Row:
 
 def pyav() -> Row:
     said = "the reference for videos: what other decoders are not exact for goes to it"
-    return presence("av", works=said, absent="needed for videos only: pip install av", broken="pip install --force-reinstall av")
+    return presence(
+        "av",
+        works=said,
+        absent="needed for videos only: pip install av",
+        broken="pip install --force-reinstall av",
+    )
 
 
 def torchcodec() -> Row:
     said = "it needs the system's FFmpeg (apt install ffmpeg) and its own torch"
-    return presence("torchcodec", works="--loader torchcodec works, as pyav does for the same files", absent="not needed", broken=said)
+    return presence(
+        "torchcodec",
+        works="--loader torchcodec works, as pyav does for the same files",
+        absent="not needed",
+        broken=said,
+    )
 
 
 def presence(module: str, *, works: str, absent: str, broken: str) -> Row:

@@ -1,4 +1,5 @@
-"""What the operating system and the container grant this process: cores, memory, limits, and variables that work against ours."""
+"""Probes of what the operating system and the container grant this process: cores, memory, limits, and
+variables that work against ours."""
 
 from __future__ import annotations
 
@@ -9,15 +10,22 @@ from pathlib import Path
 
 from scripts.probes import Row
 
-GIB, MIB = 1 << 30, 1 << 20
-CORES_FOR_CPU_LOADERS, CORES_FOR_DALI_GPU = 12, 4
-"""A GPU; a rule of thumb from docs/benchmarks/image.md: 16 cores feed a ResNet-50 on one H200 by the CPU alone."""
+GIB = 1 << 30
+MIB = 1 << 20
+CORES_FOR_CPU_LOADERS = 12
+"""Cores for each GPU that loaders on the CPU need, a rule of thumb from docs/benchmarks/image.md: 16 cores
+feed a ResNet-50 on one H200."""
+CORES_FOR_DALI_GPU = 4
+"""Cores for each GPU that dali-gpu needs, by the same rule of thumb."""
 LOW_RAM_GIB = 8.0
-"""A rank: the workers share what they can, and the page cache wants the rest."""
+"""Memory of a rank below which there is a warning: workers share what they can, and the page cache wants the
+rest."""
 LOW_SHM_MIB = 256
 """Docker's default is 64 MB: enough for us, not for NCCL on several GPUs or anyone else's DataLoader."""
-LOW_FILES, FEW_FILES = 256, 1024
-"""A process: a worker has a handful of pipes and sockets, and decoders open their own."""
+LOW_FILES = 256
+"""Open files of a process below which a run fails: a worker has a handful of pipes and sockets."""
+FEW_FILES = 1024
+"""Open files of a process below which there is a warning: decoders open their own beside those."""
 
 
 def cores() -> Row:
@@ -45,7 +53,10 @@ def judge_cores(usable: float, of_machine: int, gpus: int) -> Row:
     if each >= CORES_FOR_DALI_GPU:
         said = f"--loader dali-gpu is content; the CPU loaders want {CORES_FOR_CPU_LOADERS} or more a GPU"
         return Row(found=found, state="ok", consequence=said)
-    said = f"few, even for dali-gpu (about {CORES_FOR_DALI_GPU} a GPU): a larger quota, or an affinity of more cores"
+    said = (
+        f"few, even for dali-gpu (about {CORES_FOR_DALI_GPU} a GPU): a larger quota, or an affinity of "
+        "more cores"
+    )
     return Row(found=found, state="warn", consequence=said)
 
 
@@ -62,12 +73,19 @@ def memory() -> Row:
 def judge_memory(ram_gib: float, of_machine_gib: float, gpus: int) -> Row:
     """`ram_gib`: the machine's, or the container's limit."""
     limited = ram_gib < of_machine_gib - 0.1
-    found = f"{ram_gib:.1f} GiB" + (f", the container's limit (the machine has {of_machine_gib:.1f})" if limited else "")
+    found = f"{ram_gib:.1f} GiB" + (
+        f", the container's limit (the machine has {of_machine_gib:.1f})" if limited else ""
+    )
     if ram_gib / max(gpus, 1) < LOW_RAM_GIB:
-        said = f"less than {LOW_RAM_GIB:.0f} GiB a rank: fewer --workers, a smaller --batch-size, or a higher limit (docker run --memory)"
+        said = (
+            f"less than {LOW_RAM_GIB:.0f} GiB a rank: fewer --workers, a smaller --batch-size, or a "
+            "higher limit (docker run --memory)"
+        )
         return Row(found=found, state="warn", consequence=said)
     return Row(
-        found=found, state="ok", consequence="enough for workers; what is left is page cache, which holds files for the second epoch"
+        found=found,
+        state="ok",
+        consequence="enough for workers; what is left is page cache, which holds files for the second epoch",
     )
 
 
@@ -87,9 +105,16 @@ def judge_shm(free_mib: float, needed_mib: float, gpus: int) -> Row:
         said = f"worker processes need {needed_mib:.0f} MiB a rank: docker run --shm-size=1g, or --workers 0"
         return Row(found=found, state="bad", consequence=said)
     if free_mib < LOW_SHM_MIB:
-        said = "enough for saturate, whose batches do not travel through it; little for NCCL: docker run --shm-size=1g"
+        said = (
+            "enough for saturate, whose batches do not travel through it; little for NCCL: docker run "
+            "--shm-size=1g"
+        )
         return Row(found=found, state="warn", consequence=said)
-    return Row(found=found, state="ok", consequence="enough also for NCCL and other DataLoaders: decoded batches do not travel through it")
+    return Row(
+        found=found,
+        state="ok",
+        consequence="enough also for NCCL and other DataLoaders: decoded batches do not travel through it",
+    )
 
 
 def open_files() -> Row:
@@ -98,8 +123,13 @@ def open_files() -> Row:
 
 def judge_open_files(soft: int, hard: int) -> Row:
     unlimited = resource.RLIM_INFINITY
-    found = ", ".join(f"{name} {'unlimited' if limit == unlimited else limit}" for name, limit in (("soft", soft), ("hard", hard)))
-    change = "docker run --ulimit nofile=65536" + (f", or ulimit -n {hard}" if soft < hard != unlimited else "")
+    found = ", ".join(
+        f"{name} {'unlimited' if limit == unlimited else limit}"
+        for name, limit in (("soft", soft), ("hard", hard))
+    )
+    change = "docker run --ulimit nofile=65536" + (
+        f", or ulimit -n {hard}" if soft < hard != unlimited else ""
+    )
     if soft != unlimited and soft < LOW_FILES:
         return Row(found=found, state="bad", consequence=f"workers fail with 'Too many open files': {change}")
     if soft != unlimited and soft < FEW_FILES:
@@ -111,7 +141,9 @@ def locked_memory() -> Row:
     import torch
 
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return judge_locked_memory(soft, torch.cuda.device_count(), infiniband=any(Path("/sys/class/infiniband").glob("*")))
+    return judge_locked_memory(
+        soft, torch.cuda.device_count(), infiniband=any(Path("/sys/class/infiniband").glob("*"))
+    )
 
 
 def judge_locked_memory(soft: int, gpus: int, *, infiniband: bool) -> Row:
@@ -132,14 +164,21 @@ def _on(value: str) -> bool:
 
 
 FIGHTS: dict[str, tuple[Callable[[str], bool], str]] = {
-    "CUDA_DEVICE_MAX_CONNECTIONS": (_below_32, "decoder and training share hardware queues, a fifth of ResNet-18's rate on an H200"),
+    "CUDA_DEVICE_MAX_CONNECTIONS": (
+        _below_32,
+        "decoder and training share hardware queues, a fifth of ResNet-18's rate on an H200",
+    ),
     "CUDA_LAUNCH_BLOCKING": (_on, "every launch waits for the GPU"),
     "GOMP_CPU_AFFINITY": (_on, "binds the process, and so all workers, to few cores"),
     "OMP_PROC_BIND": (_on, "binds the process, and so all workers, to one core"),
     "OMP_THREAD_LIMIT": (_on, "caps torch's threads"),
-    "OMP_WAIT_POLICY": (lambda value: value.lower() == "active", "waiting threads spin on the cores that workers need"),
+    "OMP_WAIT_POLICY": (
+        lambda value: value.lower() == "active",
+        "waiting threads spin on the cores that workers need",
+    ),
 }
-"""Variable -> (whether this value works against ours, what it does). engine/distributed.py sets its own only where there is none."""
+"""Variable -> (whether this value works against ours, what it does). engine/distributed.py sets its own only
+where there is none."""
 TOLD = (*FIGHTS, "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 
 
@@ -148,9 +187,16 @@ def environment() -> Row:
 
 
 def judge_environment(variables: Mapping[str, str]) -> Row:
-    """OMP_NUM_THREADS never fights: the process sets its own number of threads, and torchrun's 1 is meant for others."""
-    found = ", ".join(f"{name}={variables[name]}" for name in TOLD if name in variables) or "none of ours is set"
-    fights = [f"{name}: {what}" for name, (wrong, what) in FIGHTS.items() if name in variables and wrong(variables[name])]
+    """OMP_NUM_THREADS never fights: the process sets its own number of threads, and torchrun's 1 is meant for
+    others."""
+    found = (
+        ", ".join(f"{name}={variables[name]}" for name in TOLD if name in variables) or "none of ours is set"
+    )
+    fights = [
+        f"{name}: {what}"
+        for name, (wrong, what) in FIGHTS.items()
+        if name in variables and wrong(variables[name])
+    ]
     if fights:
         names = " ".join(line.partition(":")[0] for line in fights)
         return Row(found=found, state="warn", consequence=f"unset {names}. {'; '.join(fights)}")

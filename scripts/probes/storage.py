@@ -1,4 +1,5 @@
-"""What the data lies on: the kind of file system, how fast files come from the disk and from the page cache, room for the manifest."""
+"""Probes of what the data lies on: the kind of file system, how fast files come from the disk and from the
+page cache, room for the manifest."""
 
 from __future__ import annotations
 
@@ -15,14 +16,18 @@ from pathlib import Path
 
 from scripts.probes import Row
 
-NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|fuse\..+|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|afs|ocfs2|gfs2|9p|virtiofs|pvfs2|orangefs")
+NETWORK = re.compile(
+    r"nfs\d?|cifs|smb\w*|fuse\..+|lustre|ceph|glusterfs|beegfs|gpfs|wekafs|afs|ocfs2|gfs2|9p|virtiofs|pvfs2"
+    r"|orangefs"
+)
 """File systems whose reads leave this machine, or may: FUSE stands for sshfs, s3fs, gcsfuse and others."""
 MOUNTINFO = Path("/proc/self/mountinfo")
-FILES, FOLDERS = 200, 40
+FILES = 200
+FOLDERS = 40
 MOST_BYTES = 8 << 20
-"""Of a file: a video is not read to its end."""
+"""Bytes read of one file at most: a video is not read to its end."""
 LIMIT_S = 3.0
-"""Of each of the two passes, and of looking for files."""
+"""Seconds for each of the two passes, and for looking for files."""
 SLOW_MS = 3.0
 """A read from the disk, one reader. A local NVMe disk needs some tenths of it."""
 LOW_ROOM_MIB = 1024
@@ -38,16 +43,19 @@ class Mount:
 
 
 def mount_of(folder: str, mountinfo: str) -> Mount | None:
-    """The mount that holds `folder` (absolute, without links), from the text of /proc/self/mountinfo: see proc(5)."""
+    """The mount that holds `folder` (absolute, without links), from the text of /proc/self/mountinfo: see
+    proc(5)."""
     best: Mount | None = None
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
         left, right = before.split(), after.split()
         if len(left) < 5 or len(right) < 2:
             continue
-        point, source = _unescaped(left[4]), _unescaped(right[1])
+        point = _unescaped(left[4])
+        source = _unescaped(right[1])
         holds = folder == point or folder.startswith(point.rstrip("/") + "/")
-        if holds and (best is None or len(point) >= len(best.point)):  # of two at one point, the later hides the earlier
+        # of two at one point, the later hides the earlier
+        if holds and (best is None or len(point) >= len(best.point)):
             best = Mount(point=point, kind=right[0], source=source)
     return best
 
@@ -57,22 +65,34 @@ def _unescaped(field: str) -> str:
 
 
 def file_system(data: Path) -> Row:
-    """Of the files, which symbolic links may lead elsewhere: a network's if any lies on one."""
+    """Return the row of the file system that holds the files, where symbolic links lead: a network's if any
+    file lies on one."""
     mountinfo = MOUNTINFO.read_text(errors="replace")
-    folders = dict.fromkeys(os.path.dirname(os.path.realpath(path)) for path in some_files(data)) or [str(data.resolve())]
+    folders = dict.fromkeys(os.path.dirname(os.path.realpath(path)) for path in some_files(data)) or [
+        str(data.resolve())
+    ]
     rows = [judge_mount(mount_of(folder, mountinfo)) for folder in folders]
     return max(rows, key=lambda row: row.state == "warn")
 
 
 def judge_mount(mount: Mount | None) -> Row:
     if mount is None:
-        return Row(found="not in /proc/self/mountinfo", state="warn", consequence="its speed is in the next row")
+        return Row(
+            found="not in /proc/self/mountinfo", state="warn", consequence="its speed is in the next row"
+        )
     found = f"{mount.kind} ({mount.source} at {mount.point})"
     if NETWORK.fullmatch(mount.kind):
-        said = "a network file system: reads have latency, --loader dali-fed hides it with many --workers; a copy on a local disk is faster"
+        said = (
+            "a network file system: reads have latency, --loader dali-fed hides it with many --workers; a "
+            "copy on a local disk is faster"
+        )
         return Row(found=found, state="warn", consequence=said)
     if mount.kind in ("tmpfs", "ramfs"):
-        return Row(found=found, state="ok", consequence="it is memory, and counts towards this machine's or container's")
+        return Row(
+            found=found,
+            state="ok",
+            consequence="it is memory, and counts towards this machine's or container's",
+        )
     return Row(found=found, state="ok", consequence="on this machine; how fast is in the next row")
 
 
@@ -83,7 +103,8 @@ class Pass:
     files: int
     bytes: int
     seconds: float
-    cached: int | None = None  # files whose start was in the page cache already; None when the file system does not say
+    # files whose start was in the page cache already; None when the file system does not say
+    cached: int | None = None
 
     def __str__(self) -> str:
         return f"{self.files / self.seconds:,.0f} files/s, {self.bytes / MIB / self.seconds:,.0f} MiB/s"
@@ -91,9 +112,11 @@ class Pass:
 
 @cache
 def some_files(data: Path) -> list[str]:
-    """At most FILES regular files below `data`, of FOLDERS folders or more where there are so many, spread evenly over what was found.
+    """At most FILES regular files below `data`, of FOLDERS folders or more where there are so many, spread
+    evenly over what was found.
 
-    Links to one file are one: read twice, it comes from the page cache. Two rows ask, and it may take as long as a row's reading.
+    Links to one file are one: read twice, it comes from the page cache. Two rows ask, and it may take as long
+    as a row's reading.
     """
     found: dict[tuple[int, int], str] = {}
     draw = random.Random(0)  # links to one file follow each other in their folder
@@ -118,7 +141,7 @@ def some_files(data: Path) -> list[str]:
 
 
 def _identity(path: str) -> tuple[int, int] | None:
-    """Of a regular file, the same by all links to it."""
+    """Return (device, inode) of a regular file, which all links to it share; None for anything else."""
     try:
         found = os.stat(path)
     except OSError:
@@ -127,7 +150,8 @@ def _identity(path: str) -> tuple[int, int] | None:
 
 
 def forget(paths: list[str]) -> None:
-    """Ask the kernel to drop the files from the page cache; it keeps what is dirty, mapped by others, or lives there anyway."""
+    """Ask the kernel to drop the files from the page cache; it keeps what is dirty, mapped by others, or
+    lives there anyway."""
     for path in paths:
         file = os.open(path, os.O_RDONLY)
         try:
@@ -137,7 +161,8 @@ def forget(paths: list[str]) -> None:
 
 
 def in_cache(file: int) -> bool | None:
-    """Whether the start of an open file is in the page cache: a read that may not wait says so. None where there is no such read."""
+    """Whether the start of an open file is in the page cache: a read that may not wait says so. None where
+    there is no such read."""
     try:
         return bool(os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT))
     except BlockingIOError:
@@ -160,10 +185,16 @@ def read(paths: list[str], limit_s: float = LIMIT_S) -> Pass:
             got = 0
             while got < MOST_BYTES and (count := file.readinto(buffer)):
                 got += count
-        files, read_bytes = files + 1, read_bytes + got
+        files = files + 1
+        read_bytes = read_bytes + got
         if time.perf_counter() - began > limit_s:
             break
-    return Pass(files=files, bytes=read_bytes, seconds=max(time.perf_counter() - began, 1e-9), cached=cached if asked else None)
+    return Pass(
+        files=files,
+        bytes=read_bytes,
+        seconds=max(time.perf_counter() - began, 1e-9),
+        cached=cached if asked else None,
+    )
 
 
 def reading(data: Path) -> Row:
@@ -176,7 +207,11 @@ def reading(data: Path) -> Row:
         cold = read(paths)
         return judge_reading(cold, read(paths[: cold.files]))
     except OSError as error:
-        said = "too many files are open" if error.errno == errno.EMFILE else "a run fails on such a file: see its permissions, or the disk"
+        said = (
+            "too many files are open"
+            if error.errno == errno.EMFILE
+            else "a run fails on such a file: see its permissions, or the disk"
+        )
         return Row(found=f"{type(error).__name__}: {error}", state="bad", consequence=said)
 
 
@@ -185,13 +220,24 @@ def judge_reading(cold: Pass, warm: Pass) -> Row:
     size_kib = cold.bytes / cold.files / 1024
     found = f"{cold.files} files of {size_kib:,.0f} KiB, one reader; page cache: {warm}; "
     if cold.cached is None or cold.cached > cold.files / 2:
-        why = "the file system does not say what is cached" if cold.cached is None else "files stay in the cache"
+        why = (
+            "the file system does not say what is cached"
+            if cold.cached is None
+            else "files stay in the cache"
+        )
         said = "the disk's speed is unknown: watch the first epoch's rate"
-        return Row(found=f"{found}disk: cannot be told apart from the cache, {why} ({cold})", state="ok", consequence=said)
+        return Row(
+            found=f"{found}disk: cannot be told apart from the cache, {why} ({cold})",
+            state="ok",
+            consequence=said,
+        )
     found += f"disk: {cold}" + (f" ({cold.cached} were cached still)" if cold.cached else "")
     read_ms = 1000 * cold.seconds / cold.files
     if read_ms > SLOW_MS and cold.bytes / cold.seconds < 500 * MIB:
-        said = f"{read_ms:.1f} ms a file: --loader dali-fed with many --workers, each waits for one; or data that fits the page cache"
+        said = (
+            f"{read_ms:.1f} ms a file: --loader dali-fed with many --workers, each waits for one; or data "
+            "that fits the page cache"
+        )
         return Row(found=found, state="warn", consequence=said)
     return Row(found=found, state="ok", consequence="n workers read n files at once")
 
@@ -208,8 +254,14 @@ def manifest_cache() -> Row:
 def judge_cache(folder: Path, free_mib: float, *, writable: bool) -> Row:
     found = f"{folder}, {free_mib:,.0f} MiB free"
     if not writable:
-        return Row(found=f"{found}, not writable", state="bad", consequence="no manifest can be kept: XDG_CACHE_HOME or --manifest-dir")
+        return Row(
+            found=f"{found}, not writable",
+            state="bad",
+            consequence="no manifest can be kept: XDG_CACHE_HOME or --manifest-dir",
+        )
     if free_mib < LOW_ROOM_MIB:
         said = "little room for manifests (about 100 MB for ImageNet): XDG_CACHE_HOME or --manifest-dir"
         return Row(found=found, state="warn", consequence=said)
-    return Row(found=found, state="ok", consequence="data is scanned once; later runs open it in milliseconds")
+    return Row(
+        found=found, state="ok", consequence="data is scanned once; later runs open it in milliseconds"
+    )
