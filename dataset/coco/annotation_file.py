@@ -1,7 +1,9 @@
-"""COCO's annotation file: where it is, and one entry after the other; must not know what the entries mean together.
+"""COCO's annotation file: where it is, and one entry after the other; must not know what the entries mean
+together.
 
-COCO's largest file is 450 MB of JSON, and 3 GB as Python objects. So only a piece of its text and one entry are in memory at a time, and
-an error tells the place. The standard library's parser is fast enough here, and unlike others it reads NaN, which then has an id.
+COCO's largest file is 450 MB of JSON, and 3 GB as Python objects. So only a piece of its text and one entry
+are in memory at a time, and an error tells the place. The standard library's parser is fast enough here, and
+unlike others it reads NaN, which then has an id.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from dataset.manifest import Rejected
 
 PIECE = 1 << 24  # characters read at a time
 SPACE = " \t\n\r"
-UNPRINTED = ("Cc", "Cs", "Zl", "Zp")  # Unicode's categories of control characters, halves of characters, ends of lines
+# Unicode's categories of control characters, halves of characters, ends of lines
+UNPRINTED = ("Cc", "Cs", "Zl", "Zp")
 FARTHEST = 1e5  # pixels: no image reaches so far, and what is drawn of a mask takes memory with its distance
 Split = Literal["train", "val"]
 TOKEN = 20  # characters: so close to the end of a piece a name or a number may be cut in two
@@ -34,7 +37,8 @@ class NotCoco(Exception):
 
 
 def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> tuple[Path, str]:
-    """(annotation file, absolute; name of the folder of its `images`, which need not be there without them). Raises UserError."""
+    """(annotation file, absolute; name of the folder of its `images`, which need not be there without them).
+    Raises UserError."""
     real = Path(os.path.realpath(root))
     kind = "person_keypoints" if keypoints else "instances"
     wanted = f"COCO's layout has {split}2017/ and annotations/{kind}_{split}2017.json"
@@ -49,18 +53,27 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> t
         raise UserError(f"--data: {root}/annotations has no {kind}_{split}*.json; {wanted}")
     if len(found) > 1:
         names = ", ".join(path.name for path in found.values())
-        raise UserError(f"--data: {root}/annotations has {names}; leave one of them, or name the one {kind}_{split}2017.json")
+        raise UserError(
+            f"--data: {root}/annotations has {names}; leave one of them, or name the one "
+            f"{kind}_{split}2017.json"
+        )
     ((name, file),) = found.items()
     if images and not (real / name).is_dir():
-        raise UserError(f"--data: {root} has no folder {name} for the images of annotations/{file.name}; {wanted}")
+        raise UserError(
+            f"--data: {root} has no folder {name} for the images of annotations/{file.name}; {wanted}"
+        )
     return file, name
 
 
 def entries(file: TextIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """(key, entry) of the top-level lists of that name, in the file's order; what else there is, is passed over. Raises NotCoco."""
+    """(key, entry) of the top-level lists of that name, in the file's order; what else there is, is passed
+    over. Raises NotCoco."""
     text = _Text(file)
     if text.next() != "{":
-        raise NotCoco('holds no object at its top; COCO\'s form is {"images": [...], "annotations": [...], "categories": [...]}')
+        raise NotCoco(
+            "holds no object at its top; COCO's form is "
+            '{"images": [...], "annotations": [...], "categories": [...]}'
+        )
     text.take("{")
     seen = set()
     while text.next() != "}":
@@ -92,7 +105,9 @@ class _Text:
     """The text of a file, of which a piece is there, and a place in it."""
 
     def __init__(self, file: TextIO) -> None:
-        self.file, self.piece, self.place = file, "", 0
+        self.file = file
+        self.piece = ""
+        self.place = 0
         self.before = 0  # characters before the piece
         self.whole = False  # the piece reaches to the end of the file
         self.decode = json.JSONDecoder().raw_decode
@@ -104,7 +119,9 @@ class _Text:
         """A larger piece; what lies before the place is let go of."""
         read = self.file.read(PIECE)
         self.before += self.place
-        self.piece, self.place, self.whole = self.piece[self.place :] + read, 0, not read
+        self.piece = self.piece[self.place :] + read
+        self.place = 0
+        self.whole = not read
 
     def next(self) -> str:
         """The next character that is no space; it is not taken."""
@@ -152,8 +169,13 @@ class _Text:
             except JSONDecodeError as error:
                 cut = error.pos > len(self.piece) - TOKEN or error.msg.startswith("Unterminated string")
                 if self.whole or not cut:
-                    raise NotCoco(f"is no JSON: {error.msg} (character {self.before + error.pos:,})") from None
-            except (RecursionError, ValueError) as error:  # nested too deep, or a number of thousands of digits
+                    raise NotCoco(
+                        f"is no JSON: {error.msg} (character {self.before + error.pos:,})"
+                    ) from None
+            except (
+                RecursionError,
+                ValueError,
+            ) as error:  # nested too deep, or a number of thousands of digits
                 raise NotCoco(f"cannot be read: {error} {self.where()}") from None
             self.read_on()
 
@@ -199,11 +221,18 @@ def image_id(entry: Any) -> int:
 
 
 def image(entry: Any, prefixes: Collection[str]) -> Image:
-    """`prefixes`: how names may begin that are not written below the folder of images. Raises Rejected, and nothing else."""
+    """`prefixes`: how names may begin that are not written below the folder of images. Raises Rejected, and
+    nothing else."""
     name = _field(entry, "file_name")
     if isinstance(name, str):
         name = name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
-    if not isinstance(name, str) or not name or "\0" in name or name.startswith("/") or ".." in name.split("/"):
+    if (
+        not isinstance(name, str)
+        or not name
+        or "\0" in name
+        or name.startswith("/")
+        or ".." in name.split("/")
+    ):
         raise Rejected(f"file_name {_short(name)} is no path below the folder of images")
     try:
         path = os.fsencode(name)
@@ -216,20 +245,27 @@ def image(entry: Any, prefixes: Collection[str]) -> Image:
 
 
 def annotation(entry: Any, *, keypoints: bool) -> Annotation:
-    """Without an area it has that of its box; a segmentation that cannot be used is left out. Raises Rejected, and nothing else."""
-    box, crowd = _numbers(entry, "bbox"), entry.get("iscrowd", 0)
+    """Without an area it has that of its box; a segmentation that cannot be used is left out. Raises
+    Rejected, and nothing else."""
+    box = _numbers(entry, "bbox")
+    crowd = entry.get("iscrowd", 0)
     if len(box) != 4:
         raise Rejected(f"bbox has {len(box)} numbers, not x y width height")
     area = _numbers({"area": [box[2] * box[3] if entry.get("area") is None else entry["area"]]}, "area")[0]
     if min(box[2], box[3], area) < 0:
-        raise Rejected(f"bbox {_short(box.tolist())} and area {area:g}: width, height and area cannot be negative")
+        raise Rejected(
+            f"bbox {_short(box.tolist())} and area {area:g}: width, height and area cannot be negative"
+        )
     if crowd not in (0, 1):
         raise Rejected(f"iscrowd {_short(crowd)} is neither 0 nor 1")
     fault = ""
     try:
         polygons, runs, size = _segmentation(entry.get("segmentation"))
     except Rejected as why:
-        polygons, runs, size, fault = [], array("I"), (0, 0), str(why)
+        polygons = []
+        runs = array("I")
+        size = (0, 0)
+        fault = str(why)
     return Annotation(
         _whole(entry, "id"),
         _whole(entry, "image_id"),
@@ -247,11 +283,14 @@ def annotation(entry: Any, *, keypoints: bool) -> Annotation:
 
 def category(entry: Any, *, keypoints: bool) -> Category:
     """Raises Rejected, and nothing else."""
-    name, points = _field(entry, "name"), entry.get("keypoints", []) if keypoints else []
+    name = _field(entry, "name")
+    points = entry.get("keypoints", []) if keypoints else []
     if not isinstance(name, str):
         raise Rejected(f"name {_short(name)} is no text")
     if not name.strip() or any(unicodedata.category(letter) in UNPRINTED for letter in name):
-        raise Rejected(f"name {_short(name)} is empty or holds a control character or a line's end; give it another name")
+        raise Rejected(
+            f"name {_short(name)} is empty or holds a control character or a line's end; give it another name"
+        )
     if not isinstance(points, list) or not all(isinstance(point, str) for point in points):
         raise Rejected(f"keypoints {_short(points)} are no names")
     return Category(_whole(entry, "id"), name, tuple(points))
@@ -273,15 +312,23 @@ def _segmentation(value: Any) -> tuple[list[array[float]], array[int], tuple[int
         polygons = [_numbers({"segmentation": polygon}, "segmentation") for polygon in value]
         for polygon in polygons:
             if len(polygon) % 2 or len(polygon) < 6:
-                raise Rejected(f"segmentation: a polygon has {len(polygon)} numbers, not an x and a y of at least 3 points")
+                raise Rejected(
+                    f"segmentation: a polygon has {len(polygon)} numbers, not an x and a y of at least 3 "
+                    "points"
+                )
             if (far := max(max(polygon), -min(polygon))) > FARTHEST:
                 raise Rejected(f"segmentation: a point is {far:.3g} pixels away; no image reaches so far")
         return polygons, nothing, (0, 0)
-    counts, size = _field(value, "counts"), _field(value, "size")
+    counts = _field(value, "counts")
+    size = _field(value, "size")
     try:
-        runs = array("I", uncompressed(counts.encode("ascii")).tolist() if isinstance(counts, str) else counts)
+        runs = array(
+            "I", uncompressed(counts.encode("ascii")).tolist() if isinstance(counts, str) else counts
+        )
         height, width = size
-        if not (isinstance(height, int) and isinstance(width, int) and sum(runs) == height * width and height > 0):
+        if not (
+            isinstance(height, int) and isinstance(width, int) and sum(runs) == height * width and height > 0
+        ):
             raise Rejected(f"segmentation: its runs are {sum(runs)} pixels long, its size is {_short(size)}")
     except (TypeError, ValueError, OverflowError):
         raise Rejected("segmentation: cannot be decoded") from None
@@ -292,10 +339,11 @@ LONGEST = 7  # characters of a compressed run: 34 bits and a sign, when 32 are w
 
 
 def uncompressed(text: bytes) -> Array:
-    """int64 run lengths of COCO's compressed form, without a Python loop over its characters. Raises ValueError.
+    """int64 run lengths of COCO's compressed form, without a Python loop over its characters. Raises
+    ValueError.
 
-    A character holds 5 bits, the lowest first, and whether more follow; the last one's highest bit is the sign. From the fourth run on
-    it is the difference to the last but one.
+    A character holds 5 bits, the lowest first, and whether more follow; the last one's highest bit is the
+    sign. From the fourth run on it is the difference to the last but one.
     """
     letters = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     if not len(letters) or letters.min() < 0 or letters.max() > 63 or letters[-1] & 32:

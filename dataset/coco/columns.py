@@ -1,7 +1,9 @@
-"""The manifest of images with boxes, masks and keypoints, as columns; must not know how a scan finds them, nor orders or windows.
+"""The manifest of images with boxes, masks and keypoints, as columns; must not know how a scan finds them,
+nor orders or windows.
 
-Same place, lock and life as the manifest of images (dataset/manifest.py). No annotation is a Python object here: those of an image
-lie next to each other, and what varies in length is cut out of one long column by offsets:
+Same place, lock and life as the manifest of images (dataset/manifest.py). No annotation is a Python object
+here: those of an image lie next to each other, and what varies in length is cut out of one long column by
+offsets:
 
     image i             annotations     annotation_offsets[i] : annotation_offsets[i + 1]
     annotation j        polygons        polygon_offsets[j] : polygon_offsets[j + 1]
@@ -24,12 +26,14 @@ from contracts import Array, UserError
 from dataset.images.columns import HEADER, Header
 from dataset.manifest import Manifest
 
-BACKGROUND, UNUSED = "__background__", "N/A"
+BACKGROUND = "__background__"
+UNUSED = "N/A"
 COCO_IDS = tuple(number for number in range(1, 91) if number not in (12, 26, 29, 30, 45, 66, 68, 69, 71, 83))
 """The category ids of COCO 2017: 80 between 1 and 90."""
 OTHER_SIDE = {"left": "right", "right": "left", "l": "r", "r": "l"}
 LIKELY_SIDE = re.compile(r"^(left|right)|(left|right)$|^[lr]$")
-"""Of a word that is part of a keypoint's name: a side if the name of the other side exists too; leftover and bright have none."""
+"""A word in a keypoint's name that may say a side. It does if the name with the other side exists too:
+`leftover` and `bright` say none."""
 WORD_ENDS = re.compile(r"[\W_]+|(?<=[a-z])(?=[A-Z\d])|(?<=\d)(?=[A-Za-z])|(?<=[A-Z])(?=[A-Z][a-z]|\d)")
 """Between the words of a keypoint's name: left_eye, left-eye, left eye, leftEye, eye1L."""
 ANNOTATED: dict[str, np.dtype[Any]] = {  # what the annotation file says, beside the paths
@@ -54,9 +58,11 @@ ANNOTATED: dict[str, np.dtype[Any]] = {  # what the annotation file says, beside
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Instances(Manifest):
-    """n images in the order of their ids, and m annotations, grouped by image and there in the order of the file.
+    """n images in the order of their ids, and m annotations, grouped by image and there in the order of the
+    file.
 
-    `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own category ids are "N/A".
+    `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own
+    category ids are "N/A".
     """
 
     VERSION: ClassVar[str] = "instances 4"
@@ -67,7 +73,14 @@ class Instances(Manifest):
         **ANNOTATED,
         "keypoint_name": np.dtype("u4"),
     }
-    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "height", "width", *ANNOTATED)
+    FINGERPRINT: ClassVar[tuple[str, ...]] = (
+        "path_bytes",
+        "path_offsets",
+        "size",
+        "height",
+        "width",
+        *ANNOTATED,
+    )
     RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
         "path_offsets": ("path_bytes",),
         "annotation_offsets": ("annotation_id", "boxes", "area", "category", "crowd", "usable", "keypoints"),
@@ -90,7 +103,8 @@ class Instances(Manifest):
     annotation_offsets: Array  # int64 [n + 1]
     # By annotation, [m].
     annotation_id: Array  # int64
-    boxes: Array  # float64 [m, 4], x y width height in stored pixels, as in the file: may reach out of the image
+    # float64 [m, 4], x y width height in stored pixels, as in the file: may reach out of the image
+    boxes: Array
     area: Array  # float64, square pixels, as in the file: of the mask, not of the box
     category: Array  # int32, index into category_ids
     crowd: Array  # bool, a region of many: never trained on, and no mistake to find
@@ -101,7 +115,8 @@ class Instances(Manifest):
     # By polygon, point and run.
     point_offsets: Array  # int64 [polygons + 1]
     points: Array  # float64 [points, 2], x y in stored pixels
-    rle: Array  # uint32, lengths of the runs of 0 and 1 in turn, column by column through the whole image, 0 first
+    # uint32, lengths of the runs of 0 and 1 in turn, column by column through the whole image, 0 first
+    rle: Array
     # By category, [C], and by keypoint, [K].
     category_ids: Array  # int64, ascending
     keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
@@ -125,7 +140,8 @@ class Instances(Manifest):
 
     @cached_property
     def category_of(self) -> Array:
-        """int64 [classes]: the category of a class number, -1 for the background and for numbers that no category has."""
+        """int64 [classes]: the category of a class number, -1 for the background and for numbers that no
+        category has."""
         return categories_of(self.class_of, len(self.classes))
 
 
@@ -136,7 +152,8 @@ def images_with(usable: Array, annotation_offsets: Array) -> Array:
 
 
 def class_numbers(category_ids: Array) -> Array:
-    """int64 [C]: 1 to C in the order of the ids; the ids themselves where they are COCO_IDS, as in torchvision's published weights."""
+    """int64 [C]: 1 to C in the order of the ids; the ids themselves where they are COCO_IDS, as in
+    torchvision's published weights."""
     ids = np.asarray(category_ids, np.int64)
     if tuple(np.sort(ids).tolist()) == COCO_IDS:
         return ids
@@ -144,9 +161,13 @@ def class_numbers(category_ids: Array) -> Array:
 
 
 def class_names(category_ids: Array, names: Sequence[str]) -> tuple[str, ...]:
-    """What each class number stands for; `names` are those of the categories, and one that several have gets the id behind it."""
-    numbers, counts = class_numbers(category_ids), Counter(names)
-    shown = [f"{name} ({i})" if counts[name] > 1 else name for name, i in zip(names, category_ids, strict=True)]
+    """Return the name of each class number. `names` are the categories'; one that several have gets the id
+    behind it."""
+    numbers = class_numbers(category_ids)
+    counts = Counter(names)
+    shown = [
+        f"{name} ({i})" if counts[name] > 1 else name for name, i in zip(names, category_ids, strict=True)
+    ]
     named = dict(zip(numbers.tolist(), shown, strict=True))
     return (BACKGROUND, *(named.get(number, UNUSED) for number in range(1, int(numbers.max(initial=0)) + 1)))
 
@@ -159,13 +180,15 @@ def categories_of(class_of: Array, classes: int) -> Array:
 
 
 def mirrored(names: Sequence[str]) -> Array:
-    """int64 [K]: where the keypoint is whose name has left and right exchanged; the own place of a name without a side.
+    """int64 [K]: where the keypoint is whose name has left and right exchanged; the own place of a name
+    without a side.
 
-    A side is the word left or right in any case. It may also begin or end a word, or be the letter l or r, if the other name exists.
-    Raises UserError where left or right has no partner.
+    A side is the word left or right in any case. It may also begin or end a word, or be the letter l or r, if
+    the other name exists. Raises UserError where left or right has no partner.
     """
     words = [tuple(WORD_ENDS.sub(" ", name).lower().split()) for name in names]
-    found, counts = {own: place for place, own in enumerate(words)}, Counter(words)
+    found = {own: place for place, own in enumerate(words)}
+    counts = Counter(words)
     places = np.arange(len(names), dtype=np.int64)
     for place, own in enumerate(words):
         sided = "left" in own or "right" in own
@@ -177,5 +200,8 @@ def mirrored(names: Sequence[str]) -> Array:
             places[place] = found[twin]
         elif sided:
             why = "is there twice, or its partner is" if counts[twin] else "has no partner"
-            raise UserError(f"--data: keypoint {names[place]!r} {why}; rename, so that there is one {' '.join(twin)!r} to mirror it to")
+            raise UserError(
+                f"--data: keypoint {names[place]!r} {why}; rename, so that there is one {' '.join(twin)!r} "
+                "to mirror it to"
+            )
     return places

@@ -1,7 +1,7 @@
 """COCO's annotation file and folder of images -> columns, once; must not know pixels, orders or ranks.
 
 read    -> file_list.annotations, .points, ...   one pass over the JSON, which is never in memory as a whole
-match   -> what is kept                        headers of the image files (dataset/scan.py), ids, categories and sizes that must fit
+match   -> what is kept                        headers of the image files; ids, categories, sizes fit
 write   -> columns                             annotations move to their images, in pieces
 """
 
@@ -48,13 +48,14 @@ ROW = np.dtype(
         ("keypoints", "i8"),  # numbers, three a keypoint
     ]
 )
-"""What file_list.annotations has of each annotation, in the order of the file."""
+"""One annotation in file_list.annotations, which has them in the order of the JSON file."""
 RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
-"""file_list.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each keypoint."""
+"""file_list.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each
+keypoint."""
 
 
 class _ImageTable(NamedTuple):
-    """What the annotation file says of the images that may be kept, ordered by id."""
+    """The images that may be kept, as the annotation file has them, ordered by id."""
 
     ids: Array  # int64 [n]
     paths: list[bytes]  # below the root
@@ -72,12 +73,14 @@ def open_coco(
     rescan: bool = False,
     progress: Progress | None = None,
 ) -> Instances:
-    """The manifest of one split of COCO's layout: from `cache` when neither file nor folder have changed since, else from a new scan.
+    """The manifest of one split of COCO's layout: from `cache` when neither file nor folder have changed
+    since, else from a new scan.
 
-    Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in root/X/; X is train2017 or val2017,
-    or the only name there that begins with `split`. `classes`: those that the categories must amount to (validation has those of
-    training). Without `images` their files need not be there, and have the sizes of the annotation file. The rest is as in
-    dataset.images.scan.open_folder. Raises UserError.
+    Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in
+    root/X/; X is train2017 or val2017, or the only name there that begins with `split`. `classes`: those that
+    the categories must amount to (validation has those of training). Without `images` their files need not be
+    there, and have the sizes of the annotation file. The rest is as in dataset.images.scan.open_folder.
+    Raises UserError.
     """
     real = Path(os.path.realpath(root))
     file, folder = find(root, split, keypoints=keypoints, images=images)
@@ -88,7 +91,9 @@ def open_coco(
         names = _classes(file, categories, keypoints, classes)
         listed = _listed(file, folder, entries, rejects)
         rows = np.fromfile(made / "file_list.annotations", ROW)
-        rows["category"] = _places(np.array([category.category_id for category in categories]), rows["category_id"])
+        rows["category"] = _places(
+            np.array([category.category_id for category in categories]), rows["category_id"]
+        )
         image_of = _places(listed.ids, rows["image_id"])
         if images:
             below = os.fsencode(folder) + b"/"
@@ -106,15 +111,22 @@ def open_coco(
         _write(listed, records, rows, image_of, kept, categories, made)
         return names
 
-    key = [str(real), os.path.abspath(root), None if classes is None else list(classes), "coco" if images else "coco alone", file.name]
+    key = [
+        str(real),
+        os.path.abspath(root),
+        None if classes is None else list(classes),
+        "coco" if images else "coco alone",
+        file.name,
+    ]
     return remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
 
 
-# --- read -----------------------------------------------------------------------------------------------------------------------------
+# --- read ---------------------------------------------------------------------------------------------------
 
 
 def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
-    """How names of image files may begin beside the path below their folder: its absolute path, or its name if it holds no such folder."""
+    """How names of image files may begin beside the path below their folder: its absolute path, or its name
+    if it holds no such folder."""
     names = [f"{real}/{folder}/", f"{os.path.abspath(root)}/{folder}/"]
     return names if (real / folder / folder).is_dir() else [*names, f"{folder}/"]
 
@@ -122,18 +134,21 @@ def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
 def _read(
     file: Path, keypoints: bool, prefixes: Sequence[str], made: Path, rejects: Rejects, say: Progress
 ) -> tuple[Array, list[Image], list[Category]]:
-    """(the ids of all images, those that are whole, the categories); annotations go to made/file_list.*. Raises UserError."""
+    """(the ids of all images, those that are whole, the categories); annotations go to made/file_list.*.
+    Raises UserError."""
     known: list[int] = []
     images: list[Image] = []
     categories: list[Category] = []
     where = os.fsencode(file)
     try:
-        text = open(file, encoding="utf-8-sig")  # noqa: SIM115 (closed below; an error of writing is not one of this file)
+        # closed below: an error of writing is not one of this file
+        text = open(file, encoding="utf-8-sig")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
     try:
         with text, _Writer(made) as writer:
-            for number, (kind, entry) in enumerate(annotation_file.entries(text, ("images", "annotations", "categories"))):
+            entries = annotation_file.entries(text, ("images", "annotations", "categories"))
+            for number, (kind, entry) in enumerate(entries):
                 try:
                     if kind == "images":
                         known.append(annotation_file.image_id(entry))
@@ -147,7 +162,9 @@ def _read(
                         categories.append(annotation_file.category(entry, keypoints=keypoints))
                 except Rejected as why:
                     if kind == "categories":
-                        raise UserError(f"--data: {file}: category {annotation_file.id_of(entry)}: {why}") from None
+                        raise UserError(
+                            f"--data: {file}: category {annotation_file.id_of(entry)}: {why}"
+                        ) from None
                     rejects(where, f"{kind[:-1]} {annotation_file.id_of(entry)}: {why}")
                 if number % 1000 == 0:
                     say(writer.annotations, 0, "reading annotations")
@@ -163,9 +180,15 @@ class _Writer:
 
     def __init__(self, made: Path) -> None:
         self.opened = ExitStack()
-        self.files = {name: self.opened.enter_context(open(made / f"file_list.{name}", "wb")) for name in ("annotations", *RAGGED)}  # noqa: SIM115
+        self.files = {
+            name: self.opened.enter_context(open(made / f"file_list.{name}", "wb"))  # noqa: SIM115
+            for name in ("annotations", *RAGGED)
+        }
         self.rows: list[tuple[Any, ...]] = []
-        self.polygons, self.points, self.runs, self.keypoints = array("q"), array("d"), array("I"), array("d")
+        self.polygons = array("q")
+        self.points = array("d")
+        self.runs = array("I")
+        self.keypoints = array("d")
         self.annotations = 0
 
     def add(self, found: Annotation) -> None:
@@ -176,9 +199,8 @@ class _Writer:
         self.runs.extend(found.runs)
         self.keypoints.extend(found.keypoints)
         counts = (len(lengths), sum(lengths), len(found.runs), found.size, len(found.keypoints))
-        self.rows.append(
-            (found.annotation_id, found.image_id, found.category_id, -1, tuple(found.box), found.area, found.crowd, *counts),
-        )
+        ids = (found.annotation_id, found.image_id, found.category_id, -1)
+        self.rows.append((*ids, tuple(found.box), found.area, found.crowd, *counts))
         self.annotations += 1
         if len(self.rows) == PIECE:
             self.flush()
@@ -199,10 +221,12 @@ class _Writer:
             self.flush()
 
 
-# --- match ----------------------------------------------------------------------------------------------------------------------------
+# --- match --------------------------------------------------------------------------------------------------
 
 
-def _classes(file: Path, categories: list[Category], keypoints: bool, classes: Sequence[str] | None) -> tuple[str, ...]:
+def _classes(
+    file: Path, categories: list[Category], keypoints: bool, classes: Sequence[str] | None
+) -> tuple[str, ...]:
     """The names of the class numbers; puts the categories in the order of their ids. Raises UserError."""
     categories.sort()
     ids = [category.category_id for category in categories]
@@ -213,21 +237,30 @@ def _classes(file: Path, categories: list[Category], keypoints: bool, classes: S
     if keypoints and not categories[0].keypoints:
         raise UserError(f"--data: {file}: category {ids[0]} names no keypoints")
     if len({category.keypoints for category in categories}) > 1:
-        raise UserError(f"--data: {file}: its categories have different keypoints; all of them must have the same")
+        raise UserError(
+            f"--data: {file}: its categories have different keypoints; all of them must have the same"
+        )
     mirrored(categories[0].keypoints)  # raises
     if abs(large := max(ids, key=abs)) > LARGEST_ID:
         raise UserError(
-            f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; number categories from 1"
+            f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; "
+            "number categories from 1"
         )
     names = class_names(np.array(ids), [category.name for category in categories])
     if classes is not None and names != tuple(classes):
-        train, val = ({f"{i} {name}" for i, name in enumerate(some) if i and name != UNUSED} for some in (classes, names))
+        train, val = (
+            {f"{i} {name}" for i, name in enumerate(some) if i and name != UNUSED}
+            for some in (classes, names)
+        )
         parts = [
             f"{what}: {', '.join(sorted(some)[:5])}{', ...' * (len(some) > 5)}"
             for what, some in (("missing", train - val), ("not in training", val - train))
             if some
         ]
-        raise UserError(f"--data: the categories of {file} are not those of training; {'; '.join(parts)} (class number and name)")
+        raise UserError(
+            f"--data: the categories of {file} are not those of training; {'; '.join(parts)} (class number "
+            "and name)"
+        )
     return names
 
 
@@ -243,8 +276,11 @@ def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> _
     return _ImageTable(np.array([image.image_id for image in kept], np.int64), paths, sizes)
 
 
-def _headers(real: Path, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress) -> Array:
-    """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of another size."""
+def _headers(
+    real: Path, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress
+) -> Array:
+    """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of
+    another size."""
     walk.write_file_list(images.paths, made)
     faults: dict[bytes, str] = {}
     records = read_headers(headers.header, real, len(images.paths), made, 0, faults.__setitem__, say)
@@ -253,7 +289,9 @@ def _headers(real: Path, images: _ImageTable, annotations: Array, made: Path, re
     for place in np.flatnonzero(~fits | (records["size"] < 0)).tolist():
         path = os.fsencode(real) + b"/" + images.paths[place]
         (height, width), turned = images.sizes[place], int(records["orientation"][place])
-        other = f"has {stored[place, 1]} x {stored[place, 0]} pixels, its annotations are for {width} x {height}"
+        other = (
+            f"has {stored[place, 1]} x {stored[place, 0]} pixels, its annotations are for {width} x {height}"
+        )
         other += f" (EXIF orientation {turned}: the stored pixels count)" if turned > 4 else ""
         why = faults.get(path, other)
         lost = f"; with {annotations[place]} annotations" if annotations[place] else ""
@@ -263,9 +301,17 @@ def _headers(real: Path, images: _ImageTable, annotations: Array, made: Path, re
 
 
 def _match(
-    file: Path, rows: Array, image_of: Array, good: Array, known: Array, images: _ImageTable, points: int, rejects: Rejects
+    file: Path,
+    rows: Array,
+    image_of: Array,
+    good: Array,
+    known: Array,
+    images: _ImageTable,
+    points: int,
+    rejects: Rejects,
 ) -> Array:
-    """bool [annotations of the file]: which are kept. Of an image that is not `good` (bool [n]) they have been counted before."""
+    """bool [annotations of the file]: which are kept. Of an image that is not `good` (bool [n]) they have
+    been counted before."""
     lost = (image_of >= 0) & ~good[image_of]
     sizes = np.where(image_of[:, None] >= 0, images.sizes[image_of], 0)
     x, y, w, h = rows["box"].T
@@ -285,7 +331,10 @@ def _match(
             (x >= sizes[:, 1]) | (y >= sizes[:, 0]) | (x + w < 0) | (y + h < 0),
             lambda row: f"box {row['box'].tolist()} lies outside {of_image(row)}",
         ),
-        (rows["keypoints"] != 3 * points, lambda row: f"{row['keypoints']} numbers as keypoints, not {3 * points}"),
+        (
+            rows["keypoints"] != 3 * points,
+            lambda row: f"{row['keypoints']} numbers as keypoints, not {3 * points}",
+        ),
     ]
     kept = ~lost
     for fault, why in faults:
@@ -295,7 +344,8 @@ def _match(
     unfit = kept & (rows["runs"] > 0) & (rows["size"] != sizes).any(axis=1)
     for row in rows[unfit]:
         size = f"{row['size'][1]} x {row['size'][0]} pixels"
-        rejects(os.fsencode(file), f"annotation {row['annotation_id']}: segmentation of {size} does not fit {of_image(row)}; {MASKLESS}")
+        said = f"segmentation of {size} does not fit {of_image(row)}; {MASKLESS}"
+        rejects(os.fsencode(file), f"annotation {row['annotation_id']}: {said}")
     rows["size"][unfit] = 0  # those runs are not written
     return kept
 
@@ -308,17 +358,26 @@ def _places(ordered: Array, wanted: Array) -> Array:
     return np.where(ordered[places] == wanted, places, -1)
 
 
-# --- write ----------------------------------------------------------------------------------------------------------------------------
+# --- write --------------------------------------------------------------------------------------------------
 
 
-def _write(images: _ImageTable, records: Array, rows: Array, image_of: Array, kept: Array, categories: list[Category], made: Path) -> None:
+def _write(
+    images: _ImageTable,
+    records: Array,
+    rows: Array,
+    image_of: Array,
+    kept: Array,
+    categories: list[Category],
+    made: Path,
+) -> None:
     """The columns of Instances."""
     good = records["size"] >= 0
     paths = [path for path, keep in zip(images.paths, good.tolist(), strict=True) if keep]
     image = (np.cumsum(good) - 1)[image_of]
     found = np.flatnonzero(kept)
     found = found[np.argsort(image[found], kind="stable")]  # from here on in the order of the columns
-    image, ordered = image[found], rows[found]
+    image = image[found]
+    ordered = rows[found]
     names = categories[0].keypoints
     runs = np.where(ordered["size"].any(axis=1), ordered["runs"], 0)
     values = {
@@ -341,22 +400,33 @@ def _write(images: _ImageTable, records: Array, rows: Array, image_of: Array, ke
     }
     for name, value in values.items():
         create_column(made, name, Instances.COLUMNS[name], *value.shape)[...] = value
-    lengths = create_column(made, "point_offsets", Instances.COLUMNS["point_offsets"], int(ordered["polygons"].sum()) + 1)
+    lengths = create_column(
+        made, "point_offsets", Instances.COLUMNS["point_offsets"], int(ordered["polygons"].sum()) + 1
+    )
     _move(made, "polygons", rows["polygons"], found, lengths[1:])
     np.cumsum(lengths, out=lengths)
     points = create_column(made, "points", Instances.COLUMNS["points"], int(ordered["points"].sum()), 2)
     _move(made, "points", 2 * rows["points"], found, points)
-    _move(made, "runs", rows["runs"], found[runs > 0], create_column(made, "rle", Instances.COLUMNS["rle"], int(runs.sum())))
+    _move(
+        made,
+        "runs",
+        rows["runs"],
+        found[runs > 0],
+        create_column(made, "rle", Instances.COLUMNS["rle"], int(runs.sum())),
+    )
     keypoints = create_column(made, "keypoints", Instances.COLUMNS["keypoints"], len(found), len(names), 3)
     _move(made, "keypoints", rows["keypoints"], found, keypoints)
 
 
 def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> None:
-    """Fill a column with the values that file_list.<name> has of the annotations `found`, in their order; `counts` are those of all."""
+    """Fill a column with the values that file_list.<name> has of the annotations `found`, in their order;
+    `counts` are those of all."""
     if not into.size:
         return
-    values, flat = np.memmap(made / f"file_list.{name}", RAGGED[name], "r"), into.reshape(-1)
-    begins, filled = _offsets(counts), 0
+    values = np.memmap(made / f"file_list.{name}", RAGGED[name], "r")
+    flat = into.reshape(-1)
+    begins = _offsets(counts)
+    filled = 0
     for first in range(0, len(found), PIECE):
         some = found[first : first + PIECE]
         length = counts[some]

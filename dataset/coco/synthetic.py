@@ -1,4 +1,5 @@
-"""Images and boxes like COCO's that have no files: what the synthetic loader trains on when no --data is given."""
+"""Images and boxes like COCO's that have no files: what the synthetic loader trains on when no --data is
+given."""
 
 from __future__ import annotations
 
@@ -13,8 +14,13 @@ from dataset.coco.columns import Instances, class_names
 from dataset.images.columns import CHROMA, HEADER
 from plan.draws import bits, key
 
-COCO_TRAIN, COCO_VAL, COCO_CATEGORIES, COCO_KEYPOINTS = 118_287, 5_000, 90, 17
-SIZES = np.array([(480, 640)] * 8 + [(640, 480)] * 3 + [(427, 640)] * 5 + [(640, 427), (375, 500), (500, 375), (612, 612)])
+COCO_TRAIN = 118_287
+COCO_VAL = 5_000
+COCO_CATEGORIES = 90
+COCO_KEYPOINTS = 17
+SIZES = np.array(
+    [(480, 640)] * 8 + [(640, 480)] * 3 + [(427, 640)] * 5 + [(640, 427), (375, 500), (500, 375), (612, 612)]
+)
 """Height and width; each is that of a twentieth of the images."""
 OUTLINE = np.array([(0.5, 0), (1, 0.5), (0.5, 1), (0, 0.5)])
 """Everything is a rhombus: x y of its corners, in a box of 1 x 1."""
@@ -22,7 +28,8 @@ MOST = 64  # annotations of an image
 
 
 class SyntheticInstances(Instances):
-    """Images and boxes like COCO's, in memory: about seven boxes an image, or two with 17 keypoints each; one image in a hundred has none.
+    """Images and boxes like COCO's, in memory: about seven boxes an image, or two with 17 keypoints each; one
+    image in a hundred has none.
 
     All numbers are functions of the image's id and the annotation's place in it.
     """
@@ -38,7 +45,10 @@ class SyntheticInstances(Instances):
         images = np.repeat(ids, counts)
         places = images * MOST + np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
         # axes: [annotation, width and height]
-        side = 8 * 50 ** np.stack([_uniform(3, places), 0.7 * _uniform(3, places) + 0.3 * _uniform(4, places)], axis=1)  # 8 to 400 pixels
+        # 8 to 400 pixels
+        side = 8 * 50 ** np.stack(
+            [_uniform(3, places), 0.7 * _uniform(3, places) + 0.3 * _uniform(4, places)], axis=1
+        )
         room = sizes[images, ::-1]
         side = np.minimum(side, room)
         corner = np.stack([_uniform(5, places), _uniform(6, places)], axis=1) * (room - side)
@@ -47,13 +57,22 @@ class SyntheticInstances(Instances):
         # axes: [annotation, point, x and y]
         body = corner[:, None] + side[:, None] * joints
         names = [f"{i:012d}.jpg".encode() for i in range(samples)]
-        constant = {"size": 0, "format": 0, "depth": 8, "components": 3, "chroma": CHROMA.index("420"), "orientation": 0}
+        constant = {
+            "size": 0,
+            "format": 0,
+            "depth": 8,
+            "components": 3,
+            "chroma": CHROMA.index("420"),
+            "orientation": 0,
+        }
         constant |= {"progressive": False, "palette": False, "whole": True}
         return cls(
             folder=Path("synthetic"),
             root=Path("/synthetic"),
             fingerprint=f"synthetic-{samples}-{categories}-{len(joints)}",
-            classes=class_names(np.arange(1, categories + 1), [f"category-{i:02d}" for i in range(1, categories + 1)]),
+            classes=class_names(
+                np.arange(1, categories + 1), [f"category-{i:02d}" for i in range(1, categories + 1)]
+            ),
             rejected=0,
             path_bytes=np.frombuffer(b"".join(names), np.uint8),
             path_offsets=np.concatenate([[0], np.cumsum([len(name) for name in names], dtype=np.int64)]),

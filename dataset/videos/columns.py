@@ -1,6 +1,8 @@
-"""The manifest of videos: which segments of which files, and the time of every frame; must not know how a scan finds it, nor clips.
+"""The manifest of videos: which segments of which files, and the time of every frame; must not know how a
+scan finds it, nor clips.
 
-Same place, lock and life as the manifest of images (dataset/manifest.py). A sample is a segment of a file: several may share one.
+Same place, lock and life as the manifest of images (dataset/manifest.py). A sample is a segment of a file:
+several may share one.
 """
 
 from __future__ import annotations
@@ -26,9 +28,21 @@ CONTAINERS = (
     "asf",
     "ogg",
 )  # the column `container` holds the index; mp4 is also mov, mkv also webm
-CODECS = ("h264", "hevc", "vp9", "av1", "mpeg4", "vp8", "mpeg2video", "mpeg1video", "mjpeg", "other")  # the column `codec`
+# the column `codec`
+CODECS = ("h264", "hevc", "vp9", "av1", "mpeg4", "vp8", "mpeg2video", "mpeg1video", "mjpeg", "other")
 PIXELS = (  # the column `pixels`, FFmpeg's names
-    *("yuv420p", "yuvj420p", "yuv422p", "yuvj422p", "yuv444p", "yuvj444p", "yuv420p10le", "yuv422p10le", "yuv444p10le", "yuv420p12le"),
+    *(
+        "yuv420p",
+        "yuvj420p",
+        "yuv422p",
+        "yuvj422p",
+        "yuv444p",
+        "yuvj444p",
+        "yuv420p10le",
+        "yuv422p10le",
+        "yuv444p10le",
+        "yuv420p12le",
+    ),
     *("gray", "gbrp", "other"),
 )
 
@@ -37,18 +51,22 @@ FULL_RANGE = 2
 
 
 class Flags(IntFlag):
-    """What a decoder may trip over: bits of the column `flags`."""
+    """Traits of a file that a decoder may trip over: bits of the column `flags`."""
 
     VARIABLE_RATE = 1  # some frame is more than a tick away from where a constant rate would have it
     EDIT_LIST = 2  # an edit list of the container cuts frames away
     OPEN_GOP = 4  # behind a key frame that is not the first come frames that are shown before it
-    PACKED_B = 8  # MPEG-4 with two frames in one packet: its decoder gives frames the times of their neighbours
+    # MPEG-4 with two frames in one packet: its decoder gives frames the times of their neighbours
+    PACKED_B = 8
     SEVERAL_STREAMS = 16  # more than one video stream; `stream` is the one that this manifest describes
-    GRADUAL_REFRESH = 32  # H.264 whose key frames are no pictures of their own: from one on, the picture is renewed part by part
+    # H.264 whose key frames are no pictures of their own: from one on, the picture is renewed part by part
+    GRADUAL_REFRESH = 32
     INTERLACED = 64  # two fields a frame: some decoders mix them over time
     UNALIGNED = 128  # HEVC whose pictures are coded in a height or width that is no multiple of 16
-    HIDDEN_FRAMES = 256  # VP9 with pictures that are not shown, each in a packet with one that is: libvpx's alternate references
-    SHOWN_AGAIN = 512  # VP9 with packets that have no picture, and show one that was decoded before: show_existing_frame
+    # VP9 with pictures that are not shown, each in a packet with one that is: libvpx's alternate references
+    HIDDEN_FRAMES = 256
+    # VP9 with packets that have no picture, and show one that was decoded before: show_existing_frame
+    SHOWN_AGAIN = 512
 
 
 RECORD = np.dtype(
@@ -59,25 +77,29 @@ RECORD = np.dtype(
         ("container", "u1"),
         ("pixels", "u1"),
         ("depth", "u1"),  # bits a component
-        ("matrix", "u1"),  # from RGB to YUV: number in ITU-T H.273, as the frames have it; 2 where nothing says
+        # from RGB to YUV: number in ITU-T H.273, as the frames have it; 2 where nothing says
+        ("matrix", "u1"),
         ("full_range", "?"),  # whether luma goes from 0 to 255
         ("height", "i4"),  # as displayed: after rotation; the pixels' aspect ratio is ignored
         ("width", "i4"),
-        ("rotation", "i2"),  # 0, 90, 180, 270 degrees counter-clockwise: np.rot90(decoded, rotation // 90) is what is displayed
+        # 0, 90, 180, 270 degrees counter-clockwise: np.rot90(decoded, rotation // 90) is what is displayed
+        ("rotation", "i2"),
         ("flags", "u2"),
         ("time_base_num", "i4"),  # seconds a tick of pts, numerator and denominator
         ("time_base_den", "i4"),
-        ("fps", "f8"),  # of the median step between frames (constant rate: of the mean step); 0 with one frame
+        # of the median step between frames (constant rate: of the mean step); 0 with one frame
+        ("fps", "f8"),
         ("duration", "f8"),  # seconds from the first frame until the last one ends
         ("count", "i8"),  # frames of the file
     ]
 )
-"""What a scan reads of one file, beside the time of each frame."""
+"""One file as a scan reads it, without the times of its frames."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Videos(Manifest):
-    """n segments of video files: a folder's in the order of their path's bytes, a list's in the order of its lines.
+    """n segments of video files: a folder's in the order of their path's bytes, a list's in the order of its
+    lines.
 
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
@@ -95,8 +117,19 @@ class Videos(Manifest):
         "frame_pts": np.dtype("i8"),
         "frame_keys": np.dtype("?"),
     }
-    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label", "file", "first", "frames")
-    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {"path_offsets": ("path_bytes",), "frame_offsets": ("frame_pts", "frame_keys")}
+    FINGERPRINT: ClassVar[tuple[str, ...]] = (
+        "path_bytes",
+        "path_offsets",
+        "size",
+        "label",
+        "file",
+        "first",
+        "frames",
+    )
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
+        "path_offsets": ("path_bytes",),
+        "frame_offsets": ("frame_pts", "frame_keys"),
+    }
 
     # By sample, [n]; types and meaning as in RECORD.
     label: Array  # int32, index into classes
@@ -129,9 +162,11 @@ class Videos(Manifest):
         return self.file[samples]
 
     def pts(self, sample: int) -> Array:
-        """int64 [count], strictly increasing: the time of every frame of the FILE that a player shows, in ticks of the stream.
+        """int64 [count], strictly increasing: the time of every frame of the FILE that a player shows, in
+        ticks of the stream.
 
-        Where the flag PACKED_B is set, what FFmpeg says of a packet or a decoded frame is not this time: count frames from a key frame.
+        Where the flag PACKED_B is set, what FFmpeg says of a packet or a decoded frame is not this time:
+        count frames from a key frame.
         """
         return self.frame_pts[self._frames(sample)]
 
@@ -144,15 +179,19 @@ class Videos(Manifest):
         return np.flatnonzero(np.asarray(self.frames) < least)
 
     def name_shorter(self, least: Any, name: str) -> tuple[int, Path | None]:
-        """How many those are, and the file beside the columns that names them as rejected.txt does what was left out; None for none.
+        """How many those are, and the file beside the columns that names them as rejected.txt does what was
+        left out; None for none.
 
-        `name` is the file's, which is of the last call. Where the folder may not be written to there is no file.
+        `name` is the file's, which is of the last call. Where the folder may not be written to there is no
+        file.
         """
         short = self.shorter(least)
         if not len(short):
             return 0, None
         wanted = np.broadcast_to(np.asarray(least), len(self))
-        lines = [f"{printable(self.path(i))}\t{self.frames[i]} of {wanted[i]:g} frames\n" for i in short.tolist()]
+        lines = [
+            f"{printable(self.path(i))}\t{self.frames[i]} of {wanted[i]:g} frames\n" for i in short.tolist()
+        ]
         fresh = self.folder / f"{name}.{os.getpid()}"
         try:
             fresh.write_text("".join(lines), encoding="utf-8")

@@ -16,17 +16,20 @@ _LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.s
 def open_video(path: bytes, *, known: bool = False) -> av.container.InputContainer:
     """To be read from its beginning, and closed. Raises av.error.FFmpegError, and OSError.
 
-    `known`: FFmpeg need not decode the first pictures to find out what the streams are like, as the manifest has it or the caller asks the
-    decoder: 0.6 ms of a core instead of 17 (H.264, 1080p). Then only what the container says of a stream is there, and no depth of the
-    decoder's reordering.
+    `known`: FFmpeg need not decode the first pictures to find out what the streams are like, as the manifest
+    has it or the caller asks the decoder: 0.6 ms of a core instead of 17 (H.264, 1080p). Then only what the
+    container says of a stream is there, and no depth of the decoder's reordering.
     """
-    return av.open(os.fsdecode(path), container_options={"codec_whitelist": "none"} if known else {}, **_LENIENT)
+    return av.open(
+        os.fsdecode(path), container_options={"codec_whitelist": "none"} if known else {}, **_LENIENT
+    )
 
 
 def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
     """Those of a stream, then an empty one.
 
-    PyAV's own generator loses 260 bytes for good where it is left before its end and not closed (18.1): with this one it always is.
+    PyAV's own generator loses 260 bytes for good where it is left before its end and not closed (18.1): with
+    this one it always is.
     """
     found: Any = file.demux(stream)
     with closing(found):
@@ -35,14 +38,16 @@ def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any
 
 HEAD = 4096
 """Bytes of a file in which its container says how long it is."""
-EBML, SEGMENT = 0x1A45DFA3, 0x18538067
+EBML = 0x1A45DFA3
+SEGMENT = 0x18538067
 
 
 def declared_bytes(head: bytes) -> int | None:
     """How long a file is that begins so, at least; None = its container does not say.
 
-    FFmpeg plays a Matroska or AVI file that was cut short up to where it ends, without a word. Matroska: RFC 9559, of the elements of RFC
-    8794. AVI: a RIFF chunk, whose length some writers take for the file's. A stream, or a recorder that broke off, leaves 0 or all ones.
+    FFmpeg plays a Matroska or AVI file that was cut short up to where it ends, without a word. Matroska: RFC
+    9559, of the elements of RFC 8794. AVI: a RIFF chunk, whose length some writers take for the file's. A
+    stream, or a recorder that broke off, leaves 0 or all ones.
     """
     if head[:4] == b"RIFF" and len(head) >= 8:
         riff = int.from_bytes(head[4:8], "little")
@@ -60,7 +65,8 @@ def declared_bytes(head: bytes) -> int | None:
 
 
 def _number(data: bytes, at: int, *, marked: bool) -> tuple[int, int] | None:
-    """(value, place behind it) of an EBML number, which the zeros in front of its first one give the length; `marked`: with that one."""
+    """(value, place behind it) of an EBML number, which the zeros in front of its first one give the length;
+    `marked`: with that one."""
     if at >= len(data) or not data[at]:
         return None
     length = 9 - data[at].bit_length()

@@ -1,4 +1,5 @@
-"""What the heads of packets say of their pictures, before any is decoded; must not know files or containers."""
+"""Read from the first bytes of packets what their pictures are like, before any is decoded; must not know
+files or containers."""
 
 from __future__ import annotations
 
@@ -13,24 +14,28 @@ _CODE = b"\0\0\1"  # in front of a unit, where its length is not told
 _START = re.compile(_CODE)
 _HEVC_SPS = re.compile(rb"\x00\x00\x01[\x42\x43]")  # a unit of type 33 (H.265, 7.3.1.2)
 BEGINNING = 4096  # bytes of a packet of VP9: its header is shorter
-SLICE = 64  # bytes of a slice of H.264 or HEVC: likewise, but for HEVC of many rows of blocks that can be decoded at once
-WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}  # profiles of H.264 (7.3.2.1.1)
+# bytes of a slice of H.264 or HEVC: likewise, but for HEVC of many rows of blocks that can be decoded at once
+SLICE = 64
+# profiles of H.264 (7.3.2.1.1)
+WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 135}
 
 
 class Sides(NamedTuple):
-    """Height and width of pictures: as they are displayed, before they are turned, and as they are coded. 0: unknown."""
+    """Height and width of pictures: as they are displayed, before they are turned, and as they are coded. 0:
+    unknown."""
 
     displayed: tuple[int, int]
     coded: tuple[int, int]
 
 
 _SIDES: dict[tuple[Any, ...], Sides] = {}
-"""Of H.264, by what comes before the first slice, and the number of its parameter set: all clips of a file have the same."""
+"""The sides of H.264 seen so far, by the extradata and the bytes before the first slice with its parameter
+set: all clips of a file share these."""
 _MOST_SIDES = 256
 
 
 def sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
-    """As a decoder has them from the head of a packet that begins with a key frame."""
+    """Return the sides that a decoder takes from the head of a packet that begins with a key frame."""
     if codec != "h264":
         return _sides(codec, extradata, packet)
     begin = _first_slice(packet, length_size(extradata))
@@ -45,7 +50,8 @@ def sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
 def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
     context = av.CodecContext.create(codec, "r")
     assert isinstance(context, av.VideoCodecContext)
-    if codec == "hevc":  # its parameter sets are enough; a head of its slice is not, which may name a thousand entry points
+    # its parameter sets are enough; a head of its slice is not, which may name a thousand entry points
+    if codec == "hevc":
         in_band = _before_slices(packet, length_size(extradata, codec), codec)
         context.extradata = in_band if _HEVC_SPS.search(in_band) else extradata
         with suppress(av.error.FFmpegError):
@@ -57,7 +63,8 @@ def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
 
 
 def vp9_size(packet: memoryview) -> tuple[int, int] | None:
-    """Height and width that the head of a picture of VP9 says, of 8 bits and 4:2:0 (VP9, 6.2); None: those of a picture before it."""
+    """Height and width that the head of a picture of VP9 says, of 8 bits and 4:2:0 (VP9, 6.2); None: those of
+    a picture before it."""
     bits = f"{int.from_bytes(bytes(packet[:16]).ljust(16), 'big'):0128b}"  # of which 75 are looked at
     again, inter, shown, resilient = (bit == "1" for bit in bits[4:8])
     if again:
@@ -79,7 +86,8 @@ def is_aligned(coded: tuple[int, int]) -> bool:
 
 
 def decode_head(context: Any, packet: memoryview) -> list[Any]:
-    """The frame, if any, that is made of the head of a first packet. The context can decode nothing afterwards."""
+    """The frame, if any, that is made of the head of a first packet. The context can decode nothing
+    afterwards."""
     codec = context.codec.name
     if codec in ("h264", "hevc"):
         length_bytes = length_size(context.extradata, codec)
@@ -90,10 +98,12 @@ def decode_head(context: Any, packet: memoryview) -> list[Any]:
         length = len(piece).to_bytes(length_bytes, "big") if length_bytes else b""
         head = bytes(packet[: begin - length_bytes]) + length + bytes(piece)
     elif codec == "vp9":
-        head = bytes(packet[:BEGINNING]) + b"\0"  # a last byte that would say that several frames are in the packet
+        # a last byte that would say that several frames are in the packet
+        head = bytes(packet[:BEGINNING]) + b"\0"
     else:
         return []
-    context.thread_count, context.options = 1, {"ec": "0"}  # nothing is painted over what is missing
+    context.thread_count = 1
+    context.options = {"ec": "0"}  # nothing is painted over what is missing
     found = list[Any]()
     for piece_or_end in (av.Packet(head), None):
         with suppress(av.error.FFmpegError):
@@ -102,7 +112,8 @@ def decode_head(context: Any, packet: memoryview) -> list[Any]:
 
 
 def length_size(extradata: bytes | None, codec: str = "h264") -> int:
-    """Bytes in front of each NAL unit that say how long it is (ISO 14496-15, 5.3.3.1 and 8.3.3.1); 0: start codes stand between them."""
+    """Bytes in front of each NAL unit that say how long it is (ISO 14496-15, 5.3.3.1 and 8.3.3.1); 0: start
+    codes stand between them."""
     at = 4 if codec == "h264" else 21
     return (extradata[at] & 3) + 1 if extradata and len(extradata) > at and extradata[0] == 1 else 0
 
@@ -112,7 +123,8 @@ def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> 
     at = 0
     while True:
         if length_bytes:
-            begin, at = at + length_bytes, at + length_bytes + int.from_bytes(packet[at : at + length_bytes], "big")
+            begin = at + length_bytes
+            at = at + length_bytes + int.from_bytes(packet[at : at + length_bytes], "big")
         else:
             code = _START.search(packet, at)
             begin = at = code.end() if code else len(packet)
@@ -123,12 +135,13 @@ def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> 
 
 
 def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
-    """What comes before the first slice of a packet, with start codes; nothing where there is no slice."""
+    """Return the bytes before a packet's first slice, with start codes; b'' where there is no slice."""
     begin = _first_slice(packet, length_bytes, codec)
     head = packet[: begin - (length_bytes or len(_CODE))] if begin is not None else packet[:0]
     if not length_bytes:
         return bytes(head)
-    units, at = list[bytes](), 0
+    units = list[bytes]()
+    at = 0
     while at < len(head):
         begin = at + length_bytes
         at = begin + int.from_bytes(head[at:begin], "big")
@@ -137,7 +150,8 @@ def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
 
 
 def holds_several(packet: memoryview) -> bool:
-    """Whether a packet of VP9 has more than one picture: it ends with their sizes between two equal bytes (VP9, Annex B.2)."""
+    """Whether a packet of VP9 has more than one picture: it ends with their sizes between two equal bytes
+    (VP9, Annex B.2)."""
     marker = packet[-1]
     size = 2 + ((marker >> 3 & 3) + 1) * ((marker & 7) + 1)
     return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
@@ -147,8 +161,11 @@ def pictures(packet: memoryview) -> list[memoryview]:
     """Those of a packet of VP9 (Annex B.2)."""
     if not holds_several(packet):
         return [packet]
-    count, width = (packet[-1] & 7) + 1, (packet[-1] >> 3 & 3) + 1
-    found, at, size_at = list[memoryview](), 0, len(packet) - 1 - width * count
+    count = (packet[-1] & 7) + 1
+    width = (packet[-1] >> 3 & 3) + 1
+    found = list[memoryview]()
+    at = 0
+    size_at = len(packet) - 1 - width * count
     for place in range(size_at, size_at + width * count, width):
         size = int.from_bytes(packet[place : place + width], "little")
         found += [packet[at : at + size]] if size else []
@@ -162,42 +179,58 @@ def shows_nothing(packet: memoryview) -> bool:
 
 
 def shows_again(packet: memoryview) -> bool:
-    """Whether a packet of VP9 shows a picture that was decoded before, and has none: show_existing_frame (VP9, 6.2), of profiles 0 to 2."""
+    """Whether a packet of VP9 shows a picture that was decoded before, and has none: show_existing_frame
+    (VP9, 6.2), of profiles 0 to 2."""
     return bool(packet[0] & 0b1000)
 
 
 def is_whole(packet: memoryview, length_bytes: int) -> bool:
-    """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also where it cannot be told."""
+    """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also
+    where it cannot be told."""
     begin = _first_slice(packet, length_bytes)
-    return begin is None or packet[begin] & 31 == 5 or _second(packet[begin + 1 : begin + 9]) in (None, 2, 4, 7, 9)
+    return (
+        begin is None
+        or packet[begin] & 31 == 5
+        or _second(packet[begin + 1 : begin + 9]) in (None, 2, 4, 7, 9)
+    )
 
 
 def is_grey(extradata: bytes | None) -> bool:
-    """Whether the first parameter set of avcC says that there is no chroma (ISO 14496-15, 5.3.3.1; H.264, 7.3.2.1.1).
+    """Whether the first parameter set of avcC says that there is no chroma (ISO 14496-15, 5.3.3.1; H.264,
+    7.3.2.1.1).
 
     FFmpeg gives such pictures a grey chroma, and says yuv420p.
     """
     if not extradata or len(extradata) < 12 or extradata[0] != 1 or not extradata[5] & 31:
         return False
-    profile, numbers = extradata[9], extradata[12:20]
+    profile = extradata[9]
+    numbers = extradata[12:20]
     return profile in WITH_CHROMA_FORMAT and _second(numbers) == 0
 
 
 def may_hide(extradata: bytes | None, packet: memoryview) -> bool:
-    """Whether a picture of HEVC may say that it is not shown: output_flag_present_flag (H.265, 7.3.2.3.1) in a parameter set here."""
+    """Whether a picture of HEVC may say that it is not shown: output_flag_present_flag (H.265, 7.3.2.3.1) in
+    a parameter set here."""
     length_bytes = length_size(extradata, "hevc")
     units = _hvcc_units(extradata) if extradata and length_bytes else _START.split(extradata or b"")
     for unit in (*units, *_START.split(_before_slices(packet, length_bytes, "hevc"))):
-        if len(unit) > 2 and unit[0] == 34 << 1 and unit[1] >> 3 == 0 and _two_numbers(unit[2:12])[1][1:2] == "1":
+        if (
+            len(unit) > 2
+            and unit[0] == 34 << 1
+            and unit[1] >> 3 == 0
+            and _two_numbers(unit[2:12])[1][1:2] == "1"
+        ):
             return True
     return False
 
 
 def _hvcc_units(extradata: bytes) -> Iterator[bytes]:
     """The parameter sets of hvcC (ISO 14496-15, 8.3.3.1)."""
-    end, at = len(extradata), 23
+    end = len(extradata)
+    at = 23
     for _ in range(extradata[22] if end > at else 0):
-        count, at = int.from_bytes(extradata[at + 1 : at + 3], "big"), at + 3
+        count = int.from_bytes(extradata[at + 1 : at + 3], "big")
+        at = at + 3
         for _ in range(count):
             if at >= end:
                 return
@@ -214,7 +247,8 @@ def _second(head: bytes | memoryview) -> int | None:
 
 def _two_numbers(head: bytes | memoryview) -> tuple[list[int], str]:
     """The two Exp-Golomb numbers that this begins with, or fewer, and the bits behind them."""
-    bits, values = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}", list[int]()
+    bits = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}"
+    values = list[int]()
     while len(values) < 2:
         zeros = bits.find("1")
         if zeros < 0 or 2 * zeros >= len(bits):

@@ -1,6 +1,8 @@
-"""One video file -> the time of each of its frames, by what its packets say; must not know folders, clips or pixels.
+"""One video file -> the time of each of its frames, by what its packets say; must not know folders, clips or
+pixels.
 
-No picture is decoded: what the packets say is enough, and what a container's header says of its frames is often wrong.
+No picture is decoded: what the packets say is enough, and what a container's header says of its frames is
+often wrong.
 """
 
 from __future__ import annotations
@@ -36,17 +38,24 @@ from dataset.videos.heads import (
 )
 
 _FORMATS = dict(
-    zip(("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg"), range(len(CONTAINERS)), strict=True)
+    zip(
+        ("mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg"),
+        range(len(CONTAINERS)),
+        strict=True,
+    )
 )
 """FFmpeg's name of a container -> index into CONTAINERS."""
-_PICTURE = re.compile(rb"\x00\x00\x01\xb6(.)", re.DOTALL)  # of MPEG-4; the two highest bits of what follows are its kind
+# of MPEG-4; the two highest bits of what follows are its kind
+_PICTURE = re.compile(rb"\x00\x00\x01\xb6(.)", re.DOTALL)
 _PLACEHOLDER = 19  # bytes: a longer MPEG-4 packet is a frame, as FFmpeg's mpeg4_unpack_bframes decides it
-_TURNED = re.compile(r"display ?matrix: rotation of (-?[\d.]+|nan)", re.IGNORECASE)  # in FFmpeg's description of a stream
+# in FFmpeg's description of a stream
+_TURNED = re.compile(r"display ?matrix: rotation of (-?[\d.]+|nan)", re.IGNORECASE)
 _FIELDS = re.compile(r"(top|bottom) (coded )?first")  # likewise, of interlaced ones
 
 
 class Times(NamedTuple):
-    """What one file has: a row of RECORD, and of each frame in display order its time in ticks and whether it is a key frame."""
+    """One file: a row of RECORD, and for each frame in display order its time in ticks and whether it is a
+    key frame."""
 
     record: tuple[Any, ...]
     pts: Array
@@ -57,11 +66,14 @@ LEFT_OUT = Times((-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int6
 
 
 def read(path: bytes) -> Times:
-    """What the packets of one file say. Raises Rejected, and nothing else, when it is no video that can be played from its first frame."""
+    """Return what the packets of one file say. Raises Rejected, and nothing else, when it is no video that
+    can be played from its first frame."""
     try:
         status = os.stat(path)
     except OSError as error:
-        raise Rejected("broken link" if os.path.islink(path) else f"cannot be read: {error.strerror}") from None
+        raise Rejected(
+            "broken link" if os.path.islink(path) else f"cannot be read: {error.strerror}"
+        ) from None
     if not stat.S_ISREG(status.st_mode):
         raise Rejected("no regular file")
     if not status.st_size:
@@ -83,32 +95,47 @@ def read(path: bytes) -> Times:
 
 
 def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
-    """Raises Rejected, or what PyAV raises. `quick`: FFmpeg has decoded nothing to find out what pictures are like; None = it has to."""
+    """Raises Rejected, or what PyAV raises. `quick`: FFmpeg has decoded nothing to find out what pictures are
+    like; None = it has to."""
     if file.format.name not in _FORMATS:
         raise Rejected(f"no known video container (read as {file.format.name})")
-    videos = [stream.index for stream in file.streams.video if not stream.disposition & Disposition.attached_pic]
+    videos = [
+        stream.index for stream in file.streams.video if not stream.disposition & Disposition.attached_pic
+    ]
     stream = file.streams.best("video")
     if stream is None or stream.index not in videos:
         raise Rejected("has no video")
-    context, container = stream.codec_context, CONTAINERS[_FORMATS[file.format.name]]
+    context = stream.codec_context
+    container = CONTAINERS[_FORMATS[file.format.name]]
     demuxed = _demuxed(file, stream)
     first = next(demuxed, None)
     demuxed = chain([] if first is None else [first], demuxed)
     if quick:
-        if context is None or context.codec.name not in QUICK or container not in ("mp4", "mkv") or len(videos) > 1:
+        if (
+            context is None
+            or context.codec.name not in QUICK
+            or container not in ("mp4", "mkv")
+            or len(videos) > 1
+        ):
             return None
         if first is None or not _begins(context, memoryview(first)):
             return None
     if context is None or context.format is None or not (context.width and context.height):
         raise Rejected("has a video stream of an unknown codec")
-    codec, described = context.codec.canonical_name, _described(file, stream.index)
+    codec = context.codec.canonical_name
+    described = _described(file, stream.index)
     rotation = _rotation(described)
     if _TURNED.search(described):
         _require_unmirrored(path, stream.index)
     packets, pictures, seen = _packets(demuxed, codec, length_size(context.extradata))
     if not len(packets):
         raise Rejected("has no frames")
-    if container in ("avi", "asf") and codec != "mpeg4" and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
+    if (
+        container in ("avi", "asf")
+        and codec != "mpeg4"
+        and context.has_b_frames
+        and (np.diff(packets["pts"]) > 0).all()
+    ):
         raise Rejected(f"{codec} that may have B-frames in {container}: nothing says when they are displayed")
     packed = len(pictures) > 0
     pts, keys, flags = _unpacked(packets, pictures) if packed else _display_order(packets)
@@ -125,11 +152,15 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
         if not is_aligned(sides(codec, context.extradata, memoryview(first)).coded):
             flags |= Flags.UNALIGNED
     pixels = "gray" if codec == "h264" and is_grey(context.extradata) else context.pix_fmt
-    steps, tick = np.diff(pts), stream.time_base
-    if len(pts) > 2 and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001:  # each may be rounded to a tick
+    steps = np.diff(pts)
+    tick = stream.time_base
+    # each may be rounded to a tick
+    if len(pts) > 2 and np.abs(pts - np.linspace(pts[0], pts[-1], len(pts))).max() > 1.001:
         flags |= Flags.VARIABLE_RATE
     step = float(np.median(steps) if flags & Flags.VARIABLE_RATE else steps.mean()) if len(steps) else 0.0
-    height, width = (context.height, context.width) if rotation % 180 == 0 else (context.width, context.height)
+    height, width = (
+        (context.height, context.width) if rotation % 180 == 0 else (context.width, context.height)
+    )
     record = (
         size,
         stream.index,
@@ -176,7 +207,8 @@ def _rotation(described: str) -> int:
 
 
 def _require_unmirrored(path: bytes, stream: int) -> None:
-    """Raise Rejected where the display matrix swaps left and right. FFmpeg describes its angle alone: a frame has it whole."""
+    """Raise Rejected where the display matrix swaps left and right. FFmpeg describes its angle alone: a frame
+    has it whole."""
     for hasty in (True, False):
         with open_video(path, known=True) as file:
             for frame in _first_frames(file, file.streams[stream], hasty=hasty):
@@ -189,7 +221,8 @@ def _require_unmirrored(path: bytes, stream: int) -> None:
 
 
 def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
-    """Decoded frames; `hasty`: at most one, of which only the head was decoded. 1080p: 0.7 ms of a core instead of 19."""
+    """Decoded frames; `hasty`: at most one, of which only the head was decoded. 1080p: 0.7 ms of a core
+    instead of 19."""
     for packet in read_packets(file, stream):
         if hasty:
             yield from decode_head(stream.codec_context, memoryview(packet)) if packet.size else ()
@@ -199,15 +232,18 @@ def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
 
 
 PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?")])
-"""Discard: an edit list cuts it away. Hidden: it has no frame that is displayed, only one that others are coded from."""
+"""Discard: an edit list cuts it away. Hidden: it has no frame that is displayed, only one that others are
+coded from."""
 
 
 QUICK = {"h264", "vp9"}
-"""Codecs of which FFmpeg decodes a whole picture to find out what its pixels are like: of 1080p that takes 11 to 15 ms of a core."""
+"""Codecs of which FFmpeg decodes a whole picture to find out what its pixels are like: of 1080p that takes 11
+to 15 ms of a core."""
 
 
 def _begins(context: Any, packet: memoryview) -> bool:
-    """Whether the decoder knows what pixels are like from the head of the first packet alone. 1080p: 0.2 to 4 ms, for its memory."""
+    """Whether the decoder knows what pixels are like from the head of the first packet alone. 1080p: 0.2 to 4
+    ms, for its memory."""
     decode_head(context, packet)
     return context.format is not None
 
@@ -223,10 +259,14 @@ def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
 def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Array, Array, Flags]:
     """(a PACKET for each packet, pictures, what else the packets show), in the order of decoding.
 
-    Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises Rejected, or what PyAV raises.
+    Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises
+    Rejected, or what PyAV raises.
     """
     found: list[tuple[int, bool, bool, bool]] = []
-    pictures, packed, waiting, flags = bytearray(), False, False, Flags(0)
+    pictures = bytearray()
+    packed = False
+    waiting = False
+    flags = Flags(0)
     several = again = False
     for packet in demuxed:
         if packet.pts is None:
@@ -235,19 +275,29 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
             raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
         hidden = codec == "vp8" and not memoryview(packet)[0] >> 4 & 1  # RFC 6386, 9.1
         found.append((packet.pts, packet.is_keyframe, packet.is_discard, hidden))
-        if codec == "h264" and packet.is_keyframe and not flags and not is_whole(memoryview(packet), length_bytes):
+        if (
+            codec == "h264"
+            and packet.is_keyframe
+            and not flags
+            and not is_whole(memoryview(packet), length_bytes)
+        ):
             flags |= Flags.GRADUAL_REFRESH
         if codec == "vp9":
             head = memoryview(packet)
             if shows_nothing(head):
-                raise Rejected("VP9 with hidden frames in packets of their own: `ffmpeg -i FILE -c copy NEW` brings them together")
-            several, again = several or holds_several(head), again or shows_again(head)
+                raise Rejected(
+                    "VP9 with hidden frames in packets of their own: `ffmpeg -i FILE -c copy NEW` brings "
+                    "them together"
+                )
+            several = several or holds_several(head)
+            again = again or shows_again(head)
         if codec == "mpeg4":
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
                 waiting = False
                 continue
-            packed, waiting = packed or len(kinds) > 1, waiting or len(kinds) > 1
+            packed = packed or len(kinds) > 1
+            waiting = waiting or len(kinds) > 1
             pictures.extend(kinds)
     if waiting:  # the last one needs a packet behind it to be decoded
         del pictures[-1:]
@@ -256,12 +306,14 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
 
 
 def _display_order(packets: Array) -> tuple[Array, Array, Flags]:
-    """(pts, keys, flags) of the frames that a player shows: none before the first key frame, nor such that need frames before it."""
+    """(pts, keys, flags) of the frames that a player shows: none before the first key frame, nor such that
+    need frames before it."""
     if not packets["key"].any():
         raise Rejected("has no key frame")
     packets = packets[int(packets["key"].argmax()) :]
     packets = packets[(packets["pts"] >= packets["pts"][0]) & ~packets["hidden"]]
-    pts, places = packets["pts"], np.flatnonzero(packets["key"])
+    pts = packets["pts"]
+    places = np.flatnonzero(packets["key"])
     earliest_after = np.minimum.accumulate(pts[::-1])[::-1]
     inner = places[(places > 0) & (places < len(pts) - 1)]
     flags = Flags.OPEN_GOP if (earliest_after[inner + 1] < pts[inner]).any() else Flags(0)
@@ -271,9 +323,11 @@ def _display_order(packets: Array) -> tuple[Array, Array, Flags]:
 
 
 def _unpacked(packets: Array, pictures: Array) -> tuple[Array, Array, Flags]:
-    """The same for packed MPEG-4, whose packets' times are right as a set alone: a frame's place is told by the kinds of pictures."""
+    """Return the frames of packed MPEG-4, as _display_order does for others. Its packets' times are right as
+    a set alone: the kinds of pictures tell a frame's place."""
     places = np.arange(len(pictures))
-    ahead = np.flatnonzero(pictures != 2)  # I, P and S: displayed when the next of them has been decoded, behind the B between
+    # I, P and S: displayed when the next of them has been decoded, behind the B between
+    ahead = np.flatnonzero(pictures != 2)
     until = np.append(ahead[1:], len(pictures))
     places[ahead] = until - 1
     between = pictures == 2

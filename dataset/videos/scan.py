@@ -1,4 +1,5 @@
-"""Folder or list of videos -> manifest: reads the time of every frame once, in parallel; must not know pixels, clips or ranks."""
+"""Folder or list of videos -> manifest: reads the time of every frame once, in parallel; must not know
+pixels, clips or ranks."""
 
 from __future__ import annotations
 
@@ -30,15 +31,19 @@ def open_videos(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Videos:
-    """The manifest of data/<class>/**/*, or of the list file `data` (dataset/videos/file_list.py): from `cache`, or from a new scan.
+    """The manifest of data/<class>/**/*, or of the list file `data` (dataset/videos/file_list.py): from
+    `cache`, or from a new scan.
 
-    A segment without a frame is left out. The rest is as in dataset.images.scan.open_folder, but `workers` 0 = twice the cores.
+    A segment without a frame is left out. The rest is as in dataset.images.scan.open_folder, but `workers` 0
+    = twice the cores.
 
     Raises UserError.
     """
     real = Path(os.path.realpath(data))
     if not real.exists():
-        raise UserError(f"--data: {data} does not exist; videos are expected in {data}/<class>/, or a list of them")
+        raise UserError(
+            f"--data: {data} does not exist; videos are expected in {data}/<class>/, or a list of them"
+        )
     listed = not real.is_dir()
     root = real.parent if listed else real
 
@@ -48,7 +53,8 @@ def open_videos(
             files, samples, used = read_list(real, classes)
             walk.write_file_list(files, made)
             walk.remember_folders(visits, root, files)
-            total, labels = len(files), {used[label]: label for label in np.unique(samples["label"]).tolist()}
+            total = len(files)
+            labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
             labels = walk.labels(real, classes, "videos")
             total = walk.list_files(real, labels, made, visits, rejects, say)
@@ -78,10 +84,13 @@ def open_videos(
 
 
 def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
-    """A RECORD a file, size -1 where it is left out; the frames of all files go to made/file_list.pts and made/file_list.keys."""
+    """A RECORD a file, size -1 where it is left out; the frames of all files go to made/file_list.pts and
+    made/file_list.keys."""
     if not total:
         return np.zeros(0, RECORD)
-    records: Array = np.lib.format.open_memmap(made / "file_list.records", mode="w+", dtype=RECORD, shape=(total,))
+    records: Array = np.lib.format.open_memmap(
+        made / "file_list.records", mode="w+", dtype=RECORD, shape=(total,)
+    )
     parser = Parser(read, LEFT_OUT, _pack, root, made, step=CHUNK, what="videos")
     count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
     with open(made / "file_list.pts", "wb") as pts, open(made / "file_list.keys", "wb") as keys:
@@ -101,18 +110,26 @@ def _pack(found: list[Times]) -> tuple[Array, Array, Array]:
 
 def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: Rejects) -> Array:
     """The samples that have a frame, as (file, label, first, frames)."""
-    paths, offsets = (np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets"))
-    all_pts = np.memmap(made / "file_list.pts", np.int64, "r") if records["count"].any() else np.zeros(0, np.int64)
+    paths, offsets = (
+        np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets")
+    )
+    all_pts = (
+        np.memmap(made / "file_list.pts", np.int64, "r") if records["count"].any() else np.zeros(0, np.int64)
+    )
     ends = np.cumsum(records["count"])
     kept = []
     for file, label, start, end in samples:
         record = records[file]
         if record["size"] < 0:
             continue
-        first, frames, what = 0, int(record["count"]), ""
+        first = 0
+        frames = int(record["count"])
+        what = ""
         if end != np.inf or start:
-            pts, tick_s = all_pts[ends[file] - frames : ends[file]], record["time_base_num"] / record["time_base_den"]
-            first, last = np.searchsorted(pts, pts[0] + np.array([start, end]) / tick_s - 0.5)  # half a tick: times are rounded to ticks
+            pts = all_pts[ends[file] - frames : ends[file]]
+            tick_s = record["time_base_num"] / record["time_base_den"]
+            # half a tick: times are rounded to ticks
+            first, last = np.searchsorted(pts, pts[0] + np.array([start, end]) / tick_s - 0.5)
             first, frames, what = int(first), int(last - first), f"from {start:g} to {end:g} s: "
         if frames < 1:
             path = os.fsencode(root) + b"/" + paths[offsets[file] : offsets[file + 1]].tobytes()
@@ -125,8 +142,11 @@ def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: R
 def _write(samples: Array, records: Array, made: Path) -> None:
     """The columns, without the files that are left out."""
     good = records["size"] >= 0
-    paths, offsets = (np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets"))
-    lengths, counts = np.diff(offsets), records["count"][good]
+    paths, offsets = (
+        np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets")
+    )
+    lengths = np.diff(offsets)
+    counts = records["count"][good]
     values = {
         "path_bytes": paths[np.repeat(good, lengths)],
         "path_offsets": np.cumsum([0, *lengths[good]]),

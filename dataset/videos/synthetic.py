@@ -14,7 +14,7 @@ VIDEO_FRAMES = 300
 
 @dataclass(frozen=True)
 class SyntheticVideos(SyntheticImages):
-    """The same of videos of ten seconds."""
+    """SyntheticImages, each of which is a video of ten seconds."""
 
     first: Any = field(init=False)
     frames: Any = field(init=False)
@@ -23,7 +23,12 @@ class SyntheticVideos(SyntheticImages):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, value in (("first", 0), ("frames", VIDEO_FRAMES), ("time_base_num", 1), ("time_base_den", 30)):
+        for name, value in (
+            ("first", 0),
+            ("frames", VIDEO_FRAMES),
+            ("time_base_num", 1),
+            ("time_base_den", 30),
+        ):
             object.__setattr__(self, name, np.broadcast_to(np.int64(value), self.samples))
 
     def pts(self, sample: int) -> Any:
