@@ -1,4 +1,5 @@
-"""Command line -> Settings: a field is a flag, its docstring the --help, and what the parser does not take is one line.
+"""Command line -> Settings: a field is a flag, its docstring is its --help, and an error of the parser
+becomes one line.
 
 Must not know: any setting.
 """
@@ -19,7 +20,7 @@ from contracts import UserError
 
 
 class Settings(BaseModel):
-    """Frozen, keyword-only, unknown keys refused."""
+    """Settings are frozen and keyword-only, and refuse unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -28,9 +29,11 @@ Flags = TypeVar("Flags", bound=Settings)
 
 
 def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None = None) -> Flags:
-    """The settings that flags ask for; a group's settings have no prefix. Raises UserError; --help prints and exits 0."""
+    """Return the settings that flags ask for; a group's settings have no prefix. Raises UserError; --help
+    prints and exits 0."""
     for word, value in zip(argv, (*argv[1:], None), strict=False):
-        if word.startswith("--") and (value == "" or word.endswith("=")):  # as a path it would be the current folder
+        # as a path it would be the current folder
+        if word.startswith("--") and (value == "" or word.endswith("=")):
             raise UserError(f"flags: {word.rstrip('=')} got an empty value; give one, or leave the flag out")
     said = io.StringIO()
     groups = [info.annotation for info in cls.model_fields.values() if isinstance(info.annotation, type)]
@@ -40,7 +43,14 @@ def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None
         with contextlib.redirect_stderr(said):
             return tyro.cli(
                 cls,
-                args=_spelled_out(argv, {f"--{name.replace('_', '-')}" for name, info in known.items() if info.annotation is bool}),
+                args=_spelled_out(
+                    argv,
+                    {
+                        f"--{name.replace('_', '-')}"
+                        for name, info in known.items()
+                        if info.annotation is bool
+                    },
+                ),
                 default=cls() if default is None else default,
                 prog=prog,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagConversionOff),
@@ -52,8 +62,12 @@ def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None
 
 
 def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
-    """The flags as the parser takes them: true and false in Python's spelling, and a switch without a value is True."""
-    words = [re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word) for word in argv]
+    """Return the flags as the parser takes them: true and false in Python's spelling, and True for a switch
+    without a value."""
+    words = [
+        re.sub(r"^(--[^=]*=)?(true|false)$", lambda found: (found[1] or "") + found[2].capitalize(), word)
+        for word in argv
+    ]
     out: list[str] = []
     for word, following in zip(words, [*words[1:], ""], strict=bool(words)):
         bare = word in switches and (not following or following.startswith("--"))
@@ -62,22 +76,37 @@ def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:
 
 
 def _one_line(box: str, known: Mapping[str, Any]) -> str:
-    """The parser's framed message as one line."""
-    text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)  # the frame is of dashes where the terminal has nothing better
+    """Return the parser's framed message as one line."""
+    # the frame is of dashes where the terminal has nothing better
+    text = re.sub(r"[│╭╮╰╯─]|-{4,}", " ", box)
     text = " ".join(text.split()).split("For full helptext")[0].split("Argument helptext:")[0].strip()
-    found = re.search(r"validation errors? for \w+ (\w+)(?:\.\d+)* (.*?) \[type=[^,]*, input_value=(.*?), input_type", text)
+    found = re.search(
+        r"validation errors? for \w+ (\w+)(?:\.\d+)* (.*?) \[type=[^,]*, input_value=(.*?), input_type", text
+    )
     if found:
         name, said, got = found.groups()
         return f"flags: --{name.replace('_', '-')} got {got}: {said[0].lower() + said[1:]}"
-    text = re.sub(r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error|Missing required options) ", "", text)
-    several = re.match(r"Error parsing (--\S+): no type matching (.*?) could be instantiated from \[(.*?)\]", text)
+    text = re.sub(
+        r"^(Value error|Missing argument|Unrecognized options|Invalid choice|Parsing error"
+        r"|Missing required options) ",
+        "",
+        text,
+    )
+    several = re.match(
+        r"Error parsing (--\S+): no type matching (.*?) could be instantiated from \[(.*?)\]", text
+    )
     if several:
         flag, kinds, got = several.groups()
         takes = " or ".join(kind.strip("{}") for kind in kinds.split("|") if kind != "{None}")
         return f"flags: {flag} got {got.replace(chr(39), '').replace(',', '') or 'nothing'}; it takes {takes}"
-    number = re.match(r"Error parsing (--\S+): (invalid literal for int|could not convert string to float)[^']*: (.*)", text)
+    number = re.match(
+        r"Error parsing (--\S+): (invalid literal for int|could not convert string to float)[^']*: (.*)", text
+    )
     if number:
-        return f"flags: {number[1]} got {number[3]}; it takes {'a whole number' if number[2].endswith('int') else 'a number'}"
+        return (
+            f"flags: {number[1]} got {number[3]}; it takes "
+            f"{'a whole number' if number[2].endswith('int') else 'a number'}"
+        )
     unknown = re.match(r"Unrecognized options: ([^\s,]+)", text)
     if unknown:
         near = nearest(unknown.group(1).lstrip("-"), [name.replace("_", "-") for name in known], prefix="--")
@@ -86,12 +115,19 @@ def _one_line(box: str, known: Mapping[str, Any]) -> str:
 
 
 def nearest(name: str, known: Any, *, prefix: str = "") -> str:
-    """' (did you mean a or b?)', each behind the prefix, or nothing when no name is near."""
+    """Return ' (did you mean a or b?)', each name behind the prefix, or '' when no name is near."""
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=0.55)
     return f" (did you mean {' or '.join(prefix + one for one in close)}?)" if close else ""
 
 
-def one_of(flag: str, name: str, known: Any, *, auto: str | None = None, elsewhere: Callable[[str], str | None] | None = None) -> str:
+def one_of(
+    flag: str,
+    name: str,
+    known: Any,
+    *,
+    auto: str | None = None,
+    elsewhere: Callable[[str], str | None] | None = None,
+) -> str:
     """Return `name` when `known` has it, and `auto` for 'auto'.
 
     Raises UserError with the nearest names, or with the flag under which `elsewhere` knows the name.

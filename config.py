@@ -1,6 +1,8 @@
-"""The typed schema of every setting: one field, its docstring is its --help. A YAML preset is overridden by flags.
+"""The typed schema of every setting: one field, its docstring is its --help. A YAML preset is overridden by
+flags.
 
-Must not know: any room. What a name means (a loader, an architecture) is checked by train.py against the room's table.
+Must not know: any room. What a name means (a loader, an architecture) is checked by train.py against the
+room's table.
 """
 
 from __future__ import annotations
@@ -17,33 +19,36 @@ from contracts import UserError
 PRESETS = Path(__file__).resolve().parent / "configs"
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=8, le=65_536)]
-"""Pixels."""
+"""Length in pixels."""
 NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 
 class Data(Settings):
-    """What to train on."""
+    """The data to train on."""
 
     data: Path | None = None
-    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout); of videos also with lists, train.csv and val.csv, of lines
-    'path label' or 'path label start end'; of detectors COCO's layout: train2017/, val2017/, annotations/. Not needed with --loader
-    synthetic."""
+    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout). For videos it may have lists
+    instead, train.csv and val.csv, with lines 'path label' or 'path label start end'. For detectors it has
+    COCO's layout: train2017/, val2017/, annotations/. Not needed with --loader synthetic."""
     source: Literal["folder"] = "folder"
-    """How --data is laid out."""
+    """Layout of --data."""
     manifest_dir: Path | None = None
-    """Where the scanned columns are kept. Default: $XDG_CACHE_HOME/saturate. Never inside --data."""
+    """Folder that keeps the scanned columns. It may not lie inside --data. Default:
+    $XDG_CACHE_HOME/saturate."""
     rescan: bool = False
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
 
 
 class Augmentation(Settings):
-    """What the plan draws for each sample. The same numbers for every loader."""
+    """Augmentations that the plan draws for each sample, with the same numbers for every loader."""
 
     image_size: Side | None = None
-    """Height and width of the training and validation images, pixels; of detectors the shorter side, or both of SSD's. Default: what the
-    architecture was made for, mostly 224, or 800."""
+    """Height and width of the training and validation images, in pixels. For detectors it is the shorter
+    side, for SSD both sides. Default: what the architecture was made for, mostly 224, or 800 for
+    detectors."""
     train_window: Literal["random-resized", "center", "stretch"] = "random-resized"
-    """Training window: torchvision's RandomResizedCrop, the validation's centre crop, or the whole image stretched."""
+    """Training window: torchvision's RandomResizedCrop, the validation's centre crop, or the whole image
+    stretched."""
     crop_scale: tuple[FiniteFloat, FiniteFloat] = (0.08, 1.0)
     """RandomResizedCrop: smallest and largest area, as a share of the image's."""
     crop_ratio: tuple[FiniteFloat, FiniteFloat] = (3 / 4, 4 / 3)
@@ -53,26 +58,28 @@ class Augmentation(Settings):
     val_window: Literal["center", "stretch"] = "center"
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
     val_resize: Side | None = None
-    """Validation: length of the shorter side before the crop, pixels. Default: image size * 256 / 224, or what torchvision's
-    --weights of that name were measured with; for --val-crops 3 the image size."""
+    """Validation: length of the shorter side before the crop, pixels. Default: image size * 256 / 224, or
+    what torchvision's --weights of that name were measured with; for --val-crops 3 the image size."""
     mean: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
-    """Subtracted from RGB in [0, 1]. Default: what the architecture's published weights take; ImageNet's mean, Kinetics', or SSD's own."""
+    """Mean that is subtracted from RGB in [0, 1]. Default: what the architecture's published weights take:
+    ImageNet's mean, Kinetics', or SSD's own."""
     std: tuple[FiniteFloat, FiniteFloat, FiniteFloat] | None = None
-    """Divides RGB after the mean. Default: likewise."""
+    """Standard deviation that RGB is divided by after the mean is subtracted. Default: as for --mean."""
 
 
 class Clips(Settings):
-    """How clips are taken from videos (--task video)."""
+    """Clips that are taken from videos (--task video)."""
 
     clip_frames: Annotated[int, Field(gt=0, le=1_000_000)] = 16
     """Frames of a clip."""
     clip_stride: Annotated[int, Field(gt=0, le=1_000_000)] = 2
-    """From one frame of a clip to the next: frames of the video, or of --clip-fps."""
+    """Distance from one frame of a clip to the next, in frames of the video, or of --clip-fps where that is
+    given."""
     clip_fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = None
     """Take the frames nearest in time at this rate. Default: each video at its own."""
     short_side: tuple[Side, Side] | None = None
-    """Training: the shorter side is scaled to a random length between these two before the crop, pixels. Default: image size * 256 / 224
-    and * 320 / 224."""
+    """Training: the shorter side is scaled to a random length between these two before the crop, pixels.
+    Default: image size * 256 / 224 and * 320 / 224."""
     val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = 5
     """Validation: clips of a video, evenly spaced; their logits are averaged."""
     val_crops: Literal[1, 3] = 1
@@ -80,77 +87,85 @@ class Clips(Settings):
 
 
 class Detection(Settings):
-    """How detectors are trained and scored (--task detection). --image-size is the shorter side there, or both of SSD's."""
+    """Detectors' training and scoring (--task detection); --image-size is the shorter side, or SSD's both."""
 
     augment: Literal["flip", "multiscale", "lsj", "ssd", "ssdlite"] = "flip"
-    """Training images: flipped alone; at a random scale (multiscale: --short-sides; lsj: 0.1 to 2, then cut or filled to --image-size, as
-    "Simple Copy-Paste"); ssd: colours, zoom out, crop by overlap, as SSD's paper; ssdlite: crop by overlap. All of them flip."""
+    """Training images: flipped alone; at a random scale (multiscale: --short-sides; lsj: 0.1 to 2, then cut
+    or filled to --image-size, as "Simple Copy-Paste"); ssd: colours, zoom out, crop by overlap, as SSD's
+    paper; ssdlite: crop by overlap. All of them flip."""
     longer_side: Side | None = None
-    """The longer side at most, pixels; the shorter one gives way. Default: what the architecture was made for, mostly 1333."""
+    """Largest length of the longer side, in pixels; the shorter side shrinks with it. Default: what the
+    architecture was made for, mostly 1333."""
     short_sides: tuple[Side, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
-    """--augment multiscale: the shorter sides that are drawn from, pixels."""
+    """--augment multiscale: lengths that the shorter side is drawn from, in pixels."""
     keep_empty: bool = False
-    """Train on images without a box too."""
+    """Also train on images without a box."""
     weights_backbone: str | None = None
-    """Start the backbone from a state dict file of its classifier, or from torchvision's weights of that name."""
+    """Start the backbone from a state dict file of its classifier, or from torchvision's weights of that
+    name."""
     trainable_layers: Annotated[int, Field(ge=0, le=6)] | None = None
-    """Stages of the backbone that are trained, counted from its end. Default: torchvision's, with weights; else all."""
+    """Stages of the backbone that are trained, counted from its end. Default: torchvision's, with weights;
+    else all."""
     evaluator: Literal["faster-coco-eval", "pycocotools"] = "faster-coco-eval"
-    """What computes AP: the same figures, one of them sooner."""
+    """Library that computes AP. Both give the same figures; faster-coco-eval is faster."""
     score: Path | None = None
     """Score a results file in COCO's format against --data's validation annotations, and stop."""
 
 
 class Loading(Settings):
-    """How samples reach the device."""
+    """The loader, its workers and its batches."""
 
     loader: str = "auto"
-    """synthetic, torchvision, dali-cpu, dali-gpu, dali-fed; auto = dali-gpu with a GPU, else torchvision. Videos: pyav, decord, torchcodec,
-    nvdec, nvdec+pyav, nvdec+decord, dali-video, synthetic; auto = nvdec+pyav where the GPU's engines can be used, else pyav."""
+    """synthetic, torchvision, dali-cpu, dali-gpu, dali-fed; auto = dali-gpu with a GPU, else torchvision.
+    Videos: pyav, decord, torchcodec, nvdec, nvdec+pyav, nvdec+decord, dali-video, synthetic; auto =
+    nvdec+pyav where the GPU's engines can be used, else pyav."""
     reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"
     """Decoder of the torchvision loader; auto = the fastest whose pixels are PIL's, bit for bit."""
     batch_size: PositiveInt = 64
-    """Samples a rank and micro-batch."""
+    """Samples in a micro-batch of one rank."""
     val_batch_size: PositiveInt | None = None
-    """Samples a rank in validation, no more than there are. Default: --batch-size."""
+    """Samples in a validation batch of one rank; never more than there are. Default: --batch-size."""
     workers: Annotated[int, Field(ge=0)] | None = None
-    """Worker processes (torchvision, dali-fed, all of videos) or threads (dali-cpu, dali-gpu) a rank. Default: CPU cores / local ranks,
-    less one. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode."""
+    """Worker processes (torchvision, dali-fed, all loaders of videos) or threads (dali-cpu, dali-gpu) of each
+    rank. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode. Default: CPU
+    cores / local ranks, less one."""
     decode_threads: PositiveInt | None = None
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     pin_memory: bool = True
     """Copy to the GPU from page-locked memory; false shows what that is worth."""
     read_delay_ms: NotNegative = 0.0
-    """Each read of a file takes this much longer: is the run bound by its storage?"""
+    """Make each read of a file take this much longer, in milliseconds: a run that slows down is bound by its
+    storage."""
 
 
 class Model(Settings):
-    """What is trained."""
+    """The model and its task."""
 
     task: Literal["classification", "detection", "video"] = "classification"
-    """What a batch means: images with a label, images with boxes, or clips of videos with a label."""
+    """Meaning of a batch: images with a label, images with boxes, or clips of videos with a label."""
     arch: str | None = None
-    """Any architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its name there. Default:
-    resnet50; detectors fasterrcnn_resnet50_fpn_v2; videos r3d_18."""
+    """Architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its
+    name there. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos r3d_18."""
     weights: str | None = None
-    """Start from a checkpoint file, or from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...). Resampling is bilinear, also
-    for those that were trained with bicubic."""
+    """Start from a checkpoint file, or from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...).
+    Resampling is bilinear, also for those that were trained with bicubic."""
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
-    """auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
+    """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
     compile: bool = False
-    """torch.compile the model."""
+    """Compile the model with torch.compile."""
     compile_mode: Literal["default", "reduce-overhead"] = "default"
-    """Of --compile true: reduce-overhead replays forward and backward as CUDA graphs, a launch each instead of hundreds. For small batches
-    on a GPU."""
+    """Mode of --compile true. reduce-overhead replays forward and backward as CUDA graphs, with one launch
+    each instead of hundreds: for small batches on a GPU."""
 
 
 class Optimisation(Settings):
-    """How the weights move."""
+    """The optimiser, its schedule, and the length of a run."""
 
     epochs: PositiveInt = 90
     """Passes over the training data."""
     steps: PositiveInt | None = None
-    """End after this many optimiser steps in all, wherever the epoch is. The schedule still spans --epochs."""
+    """End after this many optimiser steps in all, wherever the epoch is. The schedule still spans
+    --epochs."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -162,15 +177,16 @@ class Optimisation(Settings):
     nesterov: bool = True
     """SGD's Nesterov form."""
     weight_decay: NotNegative = 1e-4
-    """On weights of convolutions and linear layers."""
+    """Weight decay of convolutions' and linear layers' weights."""
     norm_weight_decay: NotNegative = 0.0
-    """On all others: biases, norms, scales, embeddings."""
+    """Weight decay of all other parameters: biases, norms, scales, embeddings."""
     schedule: Literal["cosine", "step", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs or at --lr-milestones, or constant."""
+    """Learning rate after the warm-up: cosine to --final-lr, --lr-gamma every --lr-step-epochs or at
+    --lr-milestones, or constant."""
     warmup_epochs: NotNegative = 5.0
     """Linear warm-up from 1 % of --lr."""
     final_lr: NotNegative = 0.0
-    """Where the cosine ends."""
+    """Learning rate at the end of the cosine."""
     lr_step_epochs: Annotated[FiniteFloat, Field(gt=0)] = 30.0
     """Step schedule: epochs between two drops."""
     lr_milestones: tuple[NotNegative, ...] | None = None
@@ -180,28 +196,31 @@ class Optimisation(Settings):
     label_smoothing: Annotated[FiniteFloat, Field(ge=0, lt=1)] = 0.0
     """Share of the target spread over all classes."""
     accumulate: PositiveInt = 1
-    """Micro-batches a step."""
+    """Micro-batches whose gradients are summed for one step."""
     clip_grad_norm: NotNegative = 0.0
     """Largest gradient norm; 0 = no clipping."""
 
 
 class Run(Settings):
-    """What a run keeps, says and measures."""
+    """The files that a run keeps, what it says and what it measures."""
 
     config: Path | None = None
     """YAML preset; flags win over it."""
     output: Path | None = None
-    """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json. Default: a new one below runs/."""
+    """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json. Default: a new one below
+    runs/."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Key of every random number of the run."""
+    """Seed: the key of every random number of the run."""
     resume: str | None = None
-    """auto = last.pt of --output when there is one; or a checkpoint file."""
+    """Checkpoint file to continue from; auto = last.pt of --output when there is one."""
     evaluate: bool = False
     """Validate once (with --resume or --weights) and stop. The training data need not be there."""
     ceilings: bool = True
-    """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer with a slow loader)."""
+    """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer
+    with a slow loader)."""
     profile: bool = False
-    """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a table of operators."""
+    """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
+    table of operators."""
     val_every: Annotated[int, Field(ge=0)] = 1
     """Epochs between validations; the last epoch is always validated. 0 = never."""
     log_every: PositiveInt = 20
@@ -215,7 +234,8 @@ class Run(Settings):
 
 
 class Config(Settings):
-    """Train image classifiers, detectors and video classifiers, see how fast it goes, how fast it could go, and what holds it back."""
+    """Train image classifiers, detectors and video classifiers, see how fast it goes, how fast it could go,
+    and what holds it back."""
 
     run: Run = Run()
     data: Data = Data()
@@ -227,8 +247,10 @@ class Config(Settings):
     optimisation: Optimisation = Optimisation()
 
     def flat(self) -> dict[str, Any]:
-        """Every setting by its flag's name, with JSON values, as a preset holds them."""
-        return {name: value for group in self.model_dump(mode="json").values() for name, value in group.items()}
+        """Return every setting by its flag's name, with JSON values, as a preset holds them."""
+        return {
+            name: value for group in self.model_dump(mode="json").values() for name, value in group.items()
+        }
 
 
 GROUPS: dict[str, type[Settings]] = {
@@ -245,12 +267,15 @@ GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_f
 
 
 def build(flat: dict[str, Any], origin: str = "settings") -> Config:
-    """A checked Config from flat keys. Raises UserError naming the first bad key, what it got and the nearest name."""
+    """Return a checked Config from flat keys. Raises UserError naming the first bad key, what it got and the
+    nearest name."""
     nested: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for key, value in flat.items():
         name = str(key).replace("-", "_")
         if name not in GROUP_OF:
-            raise UserError(f"{origin}: unknown key '{key}'{nearest(name, GROUP_OF)}; --help lists every setting")
+            raise UserError(
+                f"{origin}: unknown key '{key}'{nearest(name, GROUP_OF)}; --help lists every setting"
+            )
         nested[GROUP_OF[name]][name] = value
     try:
         config = Config.model_validate(nested)
@@ -269,21 +294,28 @@ def _check_ranges(config: Config, origin: str) -> None:
         if not lowest < low <= high or (name == "crop_scale" and high > 1):
             flag = name.replace("_", "-")
             raise UserError(
-                f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= high{' <= 1' if name == 'crop_scale' else ''}"
+                f"{origin}: --{flag} got {low} {high}; two values with 0 < low <= "
+                f"high{' <= 1' if name == 'crop_scale' else ''}"
             )
     short = config.clips.short_side
     if short and short[0] > short[1]:
-        raise UserError(f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first")
+        raise UserError(
+            f"{origin}: --short-side got {short[0]} {short[1]}; two lengths, the smaller one first"
+        )
     if config.augmentation.std and min(config.augmentation.std) <= 0:
         raise UserError(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
     data = config.data.data
     for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
         if data and folder and folder.resolve().is_relative_to(data.resolve()):
-            raise UserError(f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name another folder")
+            raise UserError(
+                f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name "
+                "another folder"
+            )
 
 
 def read_preset(path: Path) -> dict[str, Any]:
-    """The flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no mapping."""
+    """Return the flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no
+    mapping."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -291,18 +323,23 @@ def read_preset(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
-        raise UserError(f"--config {path}: got {type(content).__name__ if content else 'nothing'}, a preset is a mapping 'setting: value'")
+        raise UserError(
+            f"--config {path}: got {type(content).__name__ if content else 'nothing'}, a preset is a mapping "
+            "'setting: value'"
+        )
     return content
 
 
 def parse(argv: list[str]) -> Config:
-    """Flags over the preset that --config names over the defaults. Raises UserError; --help prints and exits 0."""
+    """Return the settings: flags over the preset that --config names over the defaults. Raises UserError;
+    --help prints and exits 0."""
     preset: dict[str, Any] = {}
     origin = "defaults"
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
         if (word == "--config" and following) or word.startswith("--config="):
             path = following if word == "--config" else word.partition("=")[2]
-            preset, origin = read_preset(Path(path)), f"--config {path}"
+            preset = read_preset(Path(path))
+            origin = f"--config {path}"
     before = build(preset, origin=origin)
     config = build(flags(Config, argv, prog="train.py", default=before).flat(), origin="flags")
     _check_task(config)
@@ -322,11 +359,15 @@ READ_BY = {
 
 
 def _check_task(config: Config) -> None:
-    defaults, chosen = Config().flat(), config.flat()
+    defaults = Config().flat()
+    chosen = config.flat()
     for tasks, names in READ_BY.items():
         for name in names if config.model.task not in tasks else ():
             if chosen[name] != defaults[name]:
-                raise UserError(f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task {config.model.task}")
+                raise UserError(
+                    f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task "
+                    f"{config.model.task}"
+                )
 
 
 READ_WITH = {
@@ -346,8 +387,10 @@ READ_WITH = {
 
 
 def _check_read(config: Config, before: Config) -> None:
-    """Of what flags have changed `before`: a preset may keep what another flag has made idle."""
-    chosen, preset = config.flat(), before.flat()
+    """Raise UserError for a flag that nothing reads. Only what flags changed `before` is looked at: a preset
+    may keep what another flag has made idle."""
+    chosen = config.flat()
+    preset = before.flat()
     for name, (other, value) in READ_WITH.items():
         if chosen[name] != preset[name] and chosen[other] not in (value, "auto"):
             flag, needs = (word.replace("_", "-") for word in (name, other))
@@ -361,28 +404,42 @@ def _check_graphs(config: Config) -> None:
     if not config.model.compile:
         raise UserError(f"{flag} is for --compile true")
     if config.model.task == "detection":
-        raise UserError(f"{flag} is not for --task detection: its batches have many shapes, each would be a graph; --compile-mode default")
+        raise UserError(
+            f"{flag} is not for --task detection: its batches have many shapes, each would be a graph; "
+            "--compile-mode default"
+        )
     if config.optimisation.accumulate > 1:
         raise UserError(
-            f"{flag} takes --accumulate 1, and got {config.optimisation.accumulate}: a graph writes its gradients where those of the "
+            f"{flag} takes --accumulate 1, and got {config.optimisation.accumulate}: a graph writes its "
+            "gradients where those of the "
             "micro-batch before are; --compile-mode default"
         )
 
 
 def recipe(config: Config, arch: str) -> list[str]:
-    """Where the published settings of the architecture are, for those who named no preset; [] when they did, or there are none."""
-    found = sorted(path.relative_to(PRESETS.parent) for path in PRESETS.glob(f"*/{arch}.yaml")) if config.run.config is None else []
-    return [f"--config {path} has the published settings of {arch}; these are --help's defaults" for path in found]
+    """Return a line that names the preset with the published settings of the architecture; [] when a preset
+    was named, or there is none."""
+    found = (
+        sorted(path.relative_to(PRESETS.parent) for path in PRESETS.glob(f"*/{arch}.yaml"))
+        if config.run.config is None
+        else []
+    )
+    return [
+        f"--config {path} has the published settings of {arch}; these are --help's defaults" for path in found
+    ]
 
 
 def as_yaml(config: Config) -> str:
-    """The whole configuration as a preset that `--config` reads back to the same Config."""
+    """Return the whole configuration as a preset that `--config` reads back to the same Config."""
     lines = []
     for group, cls in GROUPS.items():
         lines.append(f"# {(cls.__doc__ or '').strip()}")
         values = config.model_dump(mode="json")[group]
         for name, value in values.items():
             if name != "config":
-                # JSON would do, but for names beyond the basic plane, which it writes as two halves that YAML does not join
-                lines.append(f"{name}: {yaml.safe_dump([value], default_flow_style=True, width=float('inf'))[1:-2]}")
+                # JSON would do, but for names beyond the basic plane, which it writes as two halves that YAML
+                # does not join
+                lines.append(
+                    f"{name}: {yaml.safe_dump([value], default_flow_style=True, width=float('inf'))[1:-2]}"
+                )
     return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""What of this machine this process may use: cores and memory."""
+"""The share of this machine that this process may use: cores and memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def cores() -> float:
-    """CPU cores that this process may use: its affinity, or the container's quota where that is less."""
+    """Return the CPU cores that this process may use: its affinity, or the container's quota where that is
+    less."""
     affinity = float(len(os.sched_getaffinity(0)))
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
         with suppress(OSError, ValueError):  # no such file, 'max'
@@ -21,7 +22,8 @@ def cores() -> float:
 
 
 def memory_bytes() -> int:
-    """Memory that this process may use: the machine's, or the container's limit where that is less."""
+    """Return the memory in bytes that this process may use: the machine's, or the container's limit where
+    that is less."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):  # no such file, 'max'

@@ -1,4 +1,5 @@
-"""Work in processes that are forked from this one: they have what it has, and send back what they made."""
+"""Work in processes that are forked from this one: they see its memory as it was, and send back what they
+made."""
 
 from __future__ import annotations
 
@@ -27,15 +28,16 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 GRACE_S = 1.0
-"""What a process that is told to end gets for what it is doing."""
+"""Seconds in which a process that is told to end may finish what it is doing."""
 NICE = 10
-"""Of a process that works beside a run: loaders come first."""
+"""Niceness of a process that works beside a run, so that the loaders' processes come first."""
 _FORKING = threading.Lock()
 _forked = False
 
 
 class Stop:
-    """A word that children see which were forked after it was made. Said at last when nobody holds it, or the program ends."""
+    """A flag that children see which were forked after it was made. It is raised at the latest when nobody
+    holds it, or the program ends."""
 
     def __init__(self) -> None:
         self._word = mmap.mmap(-1, 1)
@@ -51,7 +53,8 @@ class Stop:
         return bool(self._word[0])
 
     def after(self, job: Future[Any]) -> None:
-        """Say it when a child has died: Python (3.12) waits for the others then, and they do not hear SIGTERM."""
+        """Say it when a child has died: Python (3.12) waits for the others then, and they do not hear
+        SIGTERM."""
         if not job.cancelled() and isinstance(job.exception(), BrokenExecutor):
             self.now()
 
@@ -69,12 +72,14 @@ def _at_exit() -> None:
         stop.end()
 
 
-# concurrent.futures registers its wait for processes here, before us: what was registered last is called first
+# concurrent.futures registers its wait for processes here, before us: what was registered last is called
+# first
 getattr(threading, "_register_atexit", atexit.register)(_at_exit)
 
 
 def begin(stop: Stop, parent: int) -> None:
-    """In a child, first of all. It ends when it is told to, whatever it hangs in, and when its parent is gone."""
+    """In a child, first of all. It ends when it is told to, whatever it hangs in, and when its parent is
+    gone."""
     # Ctrl-C and torchrun's SIGTERM reach the whole process group; the parent decides when children end
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -97,13 +102,16 @@ def begin(stop: Stop, parent: int) -> None:
 def forking() -> Iterator[None]:
     """Around whatever forks.
 
-    One at a time: a child of another pool would inherit the pipe whose end tells that this pool's child has ended. Children do not collect
-    what this process has left to its garbage collector: something on the GPU among that would end them (cudaErrorInitializationError).
+    One at a time: a child of another pool would inherit the pipe whose end tells that this pool's child has
+    ended. Children do not collect what this process has left to its garbage collector: something on the GPU
+    among that would end them (cudaErrorInitializationError).
     """
     with _FORKING, warnings.catch_warnings():
-        # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the children use none but their own
+        # Python >= 3.12 warns that a fork may copy a lock that some thread holds; the children use none but
+        # their own
         warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited: it is for this process to act on
+        # inherited: it is for this process to act on
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         gc.freeze()
         try:
             yield
@@ -115,38 +123,56 @@ def forking() -> Iterator[None]:
 
 @contextmanager
 def starting(stop: Stop, who: str) -> Iterator[None]:
-    """Around what starts processes, `who`. Where it fails those that there are end; raises UserError where the system starts no more."""
+    """Around what starts processes, `who`. Where it fails those that there are end; raises UserError where
+    the system starts no more."""
     try:
         with forking():
             yield
     except BaseException as error:
         stop.now()
         if isinstance(error, OSError):
-            raise UserError(f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}") from None
+            raise UserError(
+                f"{who} cannot all be started ({error.strerror or error}): {_limit(error.errno)}"
+            ) from None
         if isinstance(error, RuntimeError) and "thread" in str(error):
             raise UserError(f"{who} cannot all be started ({error}): {_limit(errno.EAGAIN)}") from None
         raise
 
 
 def _limit(number: int | None) -> str:
-    """What keeps processes from being started, and can be raised."""
+    """Name the limit that kept a process from being started, so that it can be raised; `number` is an
+    errno."""
     if number in (errno.EMFILE, errno.ENFILE):
         return f"ulimit -n, the limit of open files, is {resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,}"
-    return "ulimit -u and docker's --pids-limit bound their number" if number == errno.EAGAIN else "memory may be short"
+    return (
+        "ulimit -u and docker's --pids-limit bound their number"
+        if number == errno.EAGAIN
+        else "memory may be short"
+    )
 
 
-def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads: bool = False) -> Generator[R]:
-    """What `work` makes of each item, in their order; by so many processes, or by threads of this one. Items and results are pickled.
+def results(
+    work: Callable[[T], R], items: Iterable[T], workers: int, *, threads: bool = False
+) -> Generator[R]:
+    """Yield work(item) for each item, in their order, made by `workers` processes, or by threads of this one.
+    Items and results are pickled.
 
-    Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it ends them within seconds, whatever
-    they wait for; threads go on, and the program waits for them when it ends. Raises UserError where processes cannot be started, and
-    BrokenProcessPool when one was killed.
+    Ctrl-C and SIGTERM are for this process to act on; when it is gone, the others end too. Closing it ends
+    them within seconds, whatever they wait for; threads go on, and the program waits for them when it ends.
+    Raises UserError where processes cannot be started, and BrokenProcessPool when one was killed.
     """
-    fork, stop, jobs, begun = multiprocessing.get_context("fork"), Stop(), deque[Future[R]](), False
+    fork = multiprocessing.get_context("fork")
+    stop = Stop()
+    jobs = deque[Future[R]]()
+    begun = False
     pool: Executor | None = None
     try:
         with starting(stop, f"{workers} processes"):
-            pool = ThreadPoolExecutor(workers) if threads else ProcessPoolExecutor(workers, fork, _start, (work, stop, os.getpid()))
+            pool = (
+                ThreadPoolExecutor(workers)
+                if threads
+                else ProcessPoolExecutor(workers, fork, _start, (work, stop, os.getpid()))
+            )
             jobs.extend(pool.submit(work if threads else _do, item) for item in items)
         begun = True
         for job in jobs:
@@ -162,7 +188,8 @@ def results(work: Callable[[T], R], items: Iterable[T], workers: int, *, threads
 
 
 def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
-    """`results`, all of them. Where there are no processes, or no memory for them, this one does the work: a run does not end for that."""
+    """`results`, all of them. Where there are no processes, or no memory for them, this one does the work: a
+    run does not end for that."""
     try:
         return list(results(work, items, workers))
     except (BrokenProcessPool, UserError, OSError) as error:
@@ -171,13 +198,17 @@ def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
 
 
 class Beside(Generic[R]):
-    """What `work` makes, in a process of its own that yields to others, while this one goes on. It may fork more."""
+    """The result of `work`, made in a process of its own while this one goes on. That process yields to
+    others, and may fork more."""
 
     def __init__(self, work: Callable[[], R]) -> None:
-        self._work, self._stop = work, Stop()
+        self._work = work
+        self._stop = Stop()
         self._job: Future[R] | None = None
         try:
-            pool = ProcessPoolExecutor(1, multiprocessing.get_context("fork"), _start, (self._patiently, self._stop, os.getpid()))
+            pool = ProcessPoolExecutor(
+                1, multiprocessing.get_context("fork"), _start, (self._patiently, self._stop, os.getpid())
+            )
             with forking():
                 self._job = pool.submit(_do, None)
             pool.shutdown(wait=False)
@@ -186,7 +217,8 @@ class Beside(Generic[R]):
             _warn(error)
 
     def _patiently(self, _nothing: None) -> R:
-        gc.disable()  # here and in what is forked next: a fifth of the time to score detections went to looking for cycles
+        # here and in what is forked next: a fifth of the time to score detections went to looking for cycles
+        gc.disable()
         os.nice(NICE)
         return self._work()
 
@@ -195,7 +227,8 @@ class Beside(Generic[R]):
         return self._job is None or self._job.done()
 
     def result(self) -> R:
-        """Waits, and raises what the work has raised. Where the process did not live, this one does the work."""
+        """Waits, and raises what the work has raised. Where the process did not live, this one does the
+        work."""
         try:
             if self._job is not None:
                 return self._job.result()
@@ -209,13 +242,18 @@ class Beside(Generic[R]):
 
 
 def _warn(error: Exception) -> None:
-    warnings.warn(f"worker processes did not live ({type(error).__name__}: {error}): one does their work, slowly", stacklevel=3)
+    warnings.warn(
+        f"worker processes did not live ({type(error).__name__}: {error}): one does their work, slowly",
+        stacklevel=3,
+    )
 
 
 def _renew() -> None:
-    """In a child: the lock was its parent's, and held; and what it has inherited stays frozen if it forks too."""
+    """In a child: the lock was its parent's, and held; and what it has inherited stays frozen if it forks
+    too."""
     global _FORKING, _forked
-    _FORKING, _forked = threading.Lock(), True
+    _FORKING = threading.Lock()
+    _forked = True
 
 
 os.register_at_fork(after_in_child=_renew)
