@@ -296,7 +296,7 @@ def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
 
 
 def _load(stock: nn.Module, arch: str, weights: str, state: dict[str, torch.Tensor]) -> list[str]:
-    """Load a whole detector; return the parameters of heads for other classes, left alone. Raises Unusable."""
+    """Load a whole detector; return parameters of heads for other classes, left alone. Raises Unusable."""
     if arch in EPS_FREE and is_published(arch, weights, "COCO_V1"):
         variances = {name: value for name, value in state.items() if _is_frozen_variance(name)}
         state = {**state, **{name: _as_if_with_eps(value) for name, value in variances.items()}}
