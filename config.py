@@ -30,8 +30,8 @@ class Data(Settings):
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout). For videos it may have lists
     instead, train.csv and val.csv, with lines 'path label' or 'path label start end'. For detectors it has
     COCO's layout: train2017/, val2017/, annotations/. Not needed with --loader synthetic."""
-    source: Literal["folder"] = "folder"
-    """Layout of --data."""
+    source: str = "auto"
+    """What the images of --data lie in: folder; auto = what is found there."""
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""

@@ -104,23 +104,49 @@ class World(Protocol):
 
 
 class Source(Protocol):
-    """Row -> bytes. Picklable, cheap to copy into worker processes, opens nothing before it reads."""
+    """Row -> bytes, wherever they lie.
 
+    Picklable, cheap to copy into worker processes, opens nothing before it reads.
+    """
+
+    files: bool  # each sample is a file of its own: this is a FileSource
     read_delay_s: float
 
     def __len__(self) -> int: ...
 
-    def path(self, sample: int) -> bytes:
-        """Absolute path of the sample's file, in the file system's encoding."""
-
-    def paths(self, samples: Array) -> Array:
-        """uint8 [B, L], the same for many samples at once, each padded with NUL."""
+    def name(self, sample: int) -> str:
+        """Return what messages call the sample: printable, on one line. Nothing is ever opened by it."""
 
     def read(self, sample: int) -> bytes:
-        """The file's bytes, `read_delay_s` later than the storage gave them. Raises UserError when the size has changed."""
+        """Return the sample's bytes, `read_delay_s` later than the storage gave them.
+
+        Raises UserError, with the sample's name, when they are gone or their number has changed, and OSError
+        when the storage fails.
+        """
 
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
+
+
+class FileSource(Source, Protocol):
+    """A source whose samples are files, for decoders that open them.
+
+    Only a source turns a sample into a path.
+    """
+
+    def path(self, sample: int) -> bytes:
+        """Return the absolute path of the sample's file, in the file system's encoding."""
+
+    def paths(self, samples: Array) -> Array:
+        """uint8 [B, L], the paths of many samples at once, each padded with NUL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """train or val: columns (a manifest, or what stands for one) and the bytes behind them, opened by a source."""
+
+    columns: Any
+    source: Source
 
 
 class Plan(Protocol):

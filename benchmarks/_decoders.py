@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array, Feed, Rows
-from dataset.splits import Split
+from contracts import Array, Feed, Rows, Split
 from loaders._workers import PART
 from loaders.images._dali_rows import PathPreparer
 from loaders.images._pipeline import Runner, build

@@ -10,12 +10,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.baselines import dali, pytorch
-from contracts import Feed, Pixels, UserError, World
+from contracts import Feed, FileSource, Pixels, Split, UserError, World
 from dataset.sources.folder import Folder
-from dataset.splits import Split
 from loaders import open_loader
 from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
@@ -96,8 +95,9 @@ def require(data: Split, samples: int) -> None:
 
 
 def paths(data: Split) -> list[str]:
-    """The files of the data set, for loading by hand."""
-    return [os.fsdecode(data.columns.path(sample)) for sample in range(len(data.columns))]
+    """Return the files of a data set in folders, for loading by hand."""
+    files = cast(FileSource, data.source)
+    return [os.fsdecode(files.path(sample)) for sample in range(len(files))]
 
 
 def _by_pytorch(settings: Any, data: Split, world: World, read_delay_s: float, samples: int | None) -> Epochs:

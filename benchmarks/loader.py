@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from engine.distributed import ProcessWorld, cores, prepare_process  # before torch: see there
 
@@ -45,7 +45,7 @@ from benchmarks._suite import (
     require_gpus,
 )
 from cli import one_of
-from contracts import Source, UserError
+from contracts import FileSource, UserError
 from dataset.splits import open_split
 from loaders import OF_TASK, task_of
 from report import hardware
@@ -221,7 +221,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         device_gib = max(
             (found for found in world.gather(hardware.device_gib(device)) if found is not None), default=None
         )
-        different = world.gather(unique(data.source) if world.rank == 0 else None)[0]
+        different = world.gather(unique(cast(FileSource, data.source)) if world.rank == 0 else None)[0]
     first, *windows = meter.windows
     rates = [window.rate for window in windows]
     passes = [whole / window.rate for window in windows]
@@ -246,7 +246,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     )
 
 
-def unique(source: Source) -> int:
+def unique(source: FileSource) -> int:
     """Different files among a source's: links to one file are one, and so are copies (up to CONTENTS_UP_TO
     files)."""
     found = {}

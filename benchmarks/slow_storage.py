@@ -40,8 +40,8 @@ from benchmarks._suite import (
 from benchmarks.baselines import dali
 from benchmarks.loader import expanded
 from config import NotNegative
-from contracts import World
-from dataset.splits import Split, open_split
+from contracts import Split, World
+from dataset.splits import open_split
 from report import hardware
 from report.meter import spread
 

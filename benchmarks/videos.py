@@ -6,7 +6,6 @@ Must not know what is timed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
@@ -15,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import images
 from benchmarks._suite import Row
 from benchmarks.baselines import dali, nvdec, pytorch
-from contracts import Counts, Feed, Loader, Pixels, UserError, World
+from contracts import Counts, Feed, Loader, Pixels, Split, UserError, World
 from dataset.sources.folder import Folder
-from dataset.splits import Split, cache_folder
+from dataset.splits import cache_folder
 from loaders import open_loader
 from loaders.videos._engines import capabilities, import_codec
 from plan.clips import ClipPlan, ClipPolicy
@@ -152,7 +152,7 @@ def beside_decoding(fastest: Row, rows: Sequence[Row]) -> list[str]:
 
 
 def _by_hand(settings: Any, name: str, data: Split, plan: ClipPlan, world: World) -> Epochs:
-    files = [os.fsdecode(data.columns.path(sample)) for sample in range(plan.samples)]
+    files = images.paths(data)[: plan.samples]
     if name in DALI:
         return _by_dali(settings, name, files, data, plan, world)
     if name == "nvdec-alone":

@@ -56,7 +56,7 @@ class Manifest:
     RAGGED: ClassVar[dict[str, tuple[str, ...]]]  # offsets [n + 1] -> the columns that they cut into pieces
 
     folder: Path  # where the columns lie
-    root: Path  # absolute; the paths are relative to it
+    root: Path  # absolute: where the source lies; paths of files are relative to it
     fingerprint: str  # the same data elsewhere, or scanned again, has the same
     classes: tuple[str, ...]
     rejected: int  # lines of folder / rejected.txt: what was left out, and class folders of which nothing is left
@@ -71,12 +71,19 @@ class Manifest:
         """Which file each sample is in, of one id or an array of them."""
         return samples
 
-    def path(self, sample: int) -> bytes:
-        """Absolute path of the sample's file in the file system's encoding; any byte but 0 may occur."""
+    def entry(self, sample: int) -> bytes:
+        """Return the name by which the source has listed the sample; any byte but 0 may occur.
+
+        The name of a file is its path below root.
+        """
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         file = int(self.files(sample))
-        return os.fsencode(self.root) + b"/" + self.path_bytes[self.path_offsets[file] : self.path_offsets[file + 1]].tobytes()
+        return self.path_bytes[self.path_offsets[file] : self.path_offsets[file + 1]].tobytes()
+
+    def path(self, sample: int) -> bytes:
+        """Return the absolute path of the sample's file, for a source whose samples are files."""
+        return os.fsencode(self.root) + b"/" + self.entry(sample)
 
     def paths(self, samples: Array) -> Array:
         """uint8 [B, L], the absolute paths of many samples, padded with at least one NUL; without a Python loop over them."""

@@ -1,4 +1,4 @@
-"""Folder -> manifest: reads every file's header once, in parallel, and finds the result again; must not know pixels, orders or ranks.
+"""Entries -> manifest: reads every header once, in parallel, and finds the result again; must not know pixels or ranks.
 
 list   -> paths, offsets, labels on disk    one pass over the folders; from here on the total is known
 parse  -> a record for each file            processes, 500 files at a time
@@ -113,21 +113,24 @@ def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S
 
 
 class Parser:
-    """What `read` makes of one listed file after the other; what a worker process has. `what` it reads: headers, videos."""
+    """The work of a worker process: `read` makes something of one listed name after the other, or raises Rejected.
+
+    `shown` turns a name into what rejected.txt says, `what` is read for the user to see: headers, videos.
+    """
 
     def __init__(
         self,
         read: Callable[[bytes], Any],
         left_out: Any,
         pack: Callable[[list[Any]], Any],
-        root: Path,
+        shown: Callable[[bytes], bytes],
         made: Path,
         *,
         step: int,
         what: str = "headers",
     ) -> None:
         self.read, self.left_out, self.pack = read, left_out, pack
-        self.root, self.step, self.what = os.fsencode(root) + b"/", step, what
+        self.shown, self.step, self.what = shown, step, what
         self.paths, self.offsets, _ = (np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items())
         self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)  # seen by every process: end after this file
 
@@ -138,12 +141,12 @@ class Parser:
         for start, end in pairwise((offsets - offsets[0]).tolist()):
             if self.stop.value:
                 break
-            path = self.root + blob[start:end]
+            name = blob[start:end]
             try:
-                rows.append(self.read(path))
+                rows.append(self.read(name))
             except Rejected as why:
                 rows.append(self.left_out)
-                bad.append((path, str(why)))
+                bad.append((self.shown(name), str(why)))
         return self.pack(rows), bad
 
 

@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from contracts import Source, UserError
+from contracts import Split, UserError
 from dataset.coco import annotation_file
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
-from dataset.images.scan import open_folder
 from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
-from dataset.sources.folder import Folder
+from dataset.sources import choose_source, source_named, what_holds
+from dataset.sources.folder import Folder, open_one
 from dataset.videos.synthetic import SyntheticVideos
 
 Kind = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 _COCO = "a folder in COCO's layout: train2017/, val2017/ and annotations/"
-HOLDS: dict[Kind, str] = {
-    "images": "a folder with train/<class>/* and val/<class>/*",
+_HOLDS: dict[Kind, str] = {
     "videos": "a folder with train/<class>/* and val/<class>/*, or the lists train.csv and val.csv",
     "instances": _COCO,
     "keypoints": _COCO,
 }
-SOURCES: dict[str, Callable[..., Any]] = {"folder": open_folder}
-"""--source of images -> what opens one split."""
+Open = Callable[..., Split]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """train or val: columns (a manifest, or what stands for one) and the bytes behind them."""
+def _holds(kind: Kind, source: str) -> str:
+    """Return what --data must be, in words."""
+    return _HOLDS[kind] if kind in _HOLDS else what_holds(source)
 
-    columns: Any
-    source: Source
+
+class NoBytes:
+    """A contracts.Source of samples that are not stored anywhere, for loaders that read nothing."""
+
+    files = False
+    read_delay_s = 0.0
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def name(self, sample: int) -> str:
+        """Return its number."""
+        return f"synthetic-{sample}"
+
+    def read(self, sample: int) -> bytes:
+        """Raise UserError."""
+        raise UserError(f"{self.name(sample)} has no bytes: only --loader synthetic does without --data")
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise UserError."""
+        self.read(sample)
 
 
 def cache_folder(chosen: Path | None) -> Path:
@@ -48,9 +67,11 @@ def cache_folder(chosen: Path | None) -> Path:
 
 
 def open_split(root: Path, *, cache: Path | None = None) -> Split:
-    """One folder root/<class>/*, scanned once and found again in milliseconds. For a loader in one's own loop."""
-    manifest = open_folder(root, cache=cache_folder(cache))
-    return Split(columns=manifest, source=Folder(manifest))
+    """Open one folder root/<class>/*, scanned once and found again in milliseconds.
+
+    For a loader in one's own loop.
+    """
+    return open_one(root, cache=cache_folder(cache))
 
 
 class Data(Protocol):
@@ -75,22 +96,23 @@ def open_splits(
     """
     if settings.data is None:
         if loader != "synthetic":
-            raise UserError(f"--data is missing: --loader {loader} reads files; {HOLDS[kind]}, or --loader synthetic")
+            raise UserError(f"--data is missing: --loader {loader} reads files; {_holds(kind, settings.source)}, or --loader synthetic")
         return synthetic(kind)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
     openers, without = _openers(settings, settings.data, kind, train=not evaluate)
+    how = {"cache": cache_folder(settings.manifest_dir), "rescan": settings.rescan, "read_delay_s": read_delay_s}
     if without:
         console.warn(f"train: not read, the classes are those of val; {without}")
-    for split, open_one in openers.items():
+    for split, open_it in openers.items():
         with console.counting(split) as progress:
-            manifest = open_one(classes=classes, cache=cache_folder(settings.manifest_dir), rescan=settings.rescan, progress=progress)
-        if manifest.rejected:
-            console.warn(f"{split}: {manifest.rejected} left out, named in {manifest.folder / 'rejected.txt'}")
+            splits[split] = open_it(classes=classes, progress=progress, **how)
+        columns = splits[split].columns
+        if columns.rejected:
+            console.warn(f"{split}: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
         if split == "train":
-            _warn_of_classes(manifest, kind, console)
-        classes = manifest.classes
-        splits[split] = Split(columns=manifest, source=Folder(manifest, read_delay_s))
+            _warn_of_classes(columns, kind, console)
+        classes = columns.classes
     return {split: splits.get(split, splits["val"]) for split in SPLITS}
 
 
@@ -105,12 +127,12 @@ def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
             console.warn(f"train: {first}; do the labels of the list begin at 0, without gaps?")
 
 
-def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Callable[..., Any]], str]:
+def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Open], str]:
     """What opens each split, and why there is none for train, which may be when it is not needed; before one is scanned.
 
     Raises UserError.
     """
-    found: dict[str, Callable[..., Any]] = {}
+    found: dict[str, Open] = {}
     without = ""
     for split in SPLITS:
         try:
@@ -122,15 +144,51 @@ def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[di
     return found, without
 
 
-def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Kind) -> Callable[..., Any]:
+def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Kind) -> Open:
     if kind == "instances" or kind == "keypoints":
-        with_keypoints = kind == "keypoints"
-        annotation_file.find(root, split, keypoints=with_keypoints)
-        return partial(open_coco, root, split, keypoints=with_keypoints)
-    open_one = SOURCES[settings.source]
+        return _annotated_opener(settings, root, split, keypoints=kind == "keypoints")
+    holds = _holds(kind, settings.source)
+    if not root.is_dir():
+        raise UserError(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {holds}")
+    if not os.access(root, os.X_OK):
+        raise UserError(f"--data {root}: may not be entered; it must be {holds}")
     if kind == "videos":
-        from dataset.videos.scan import open_videos as open_one  # with PyAV, which images do without
-    return partial(open_one, _part(root, split, kind))
+        _require_files(settings.source)
+        return partial(_open_videos, _list_or_folder(root, split, holds))
+    module = source_named(choose_source(settings.source, root, split))
+    if lacking := module.missing(root, split):
+        raise UserError(f"--data {root}: has no {lacking}; it must be {holds}")
+    return partial(module.open, root, split)
+
+
+def _annotated_opener(settings: Data, root: Path, split: Literal["train", "val"], *, keypoints: bool) -> Open:
+    """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
+    file, folder = annotation_file.find(root, split, keypoints=keypoints, images=False)
+    name = choose_source(settings.source, root, folder)
+    module = source_named(name)
+    if module.FILES:
+        annotation_file.find(root, split, keypoints=keypoints)
+    elif lacking := module.missing(root, folder):
+        raise UserError(f"--data: {root} has no {lacking}, for the images of annotations/{file.name}")
+
+    def open_it(*, read_delay_s: float, **how: Any) -> Split:
+        columns = open_coco(root, split, keypoints=keypoints, source=name, **how)
+        return Split(columns=columns, source=module.source(columns, read_delay_s))
+
+    return open_it
+
+
+def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
+    from dataset.videos.scan import open_videos  # with PyAV, which images do without
+
+    columns = open_videos(data, **how)
+    return Split(columns=columns, source=Folder(columns, read_delay_s))
+
+
+def _require_files(source: str) -> None:
+    """Raise UserError unless the samples of this source are files: videos are scanned as files alone."""
+    if source != "auto" and not source_named(source).FILES:
+        raise UserError(f"--source {source} is for images; videos are files, in class folders or in lists: leave it out")
 
 
 def list_of(root: Path, split: str) -> Path | None:
@@ -138,19 +196,15 @@ def list_of(root: Path, split: str) -> Path | None:
     return next((path for ending in (".csv", ".txt") if os.path.lexists(path := root / f"{split}{ending}")), None)
 
 
-def _part(root: Path, split: str, kind: Kind) -> Path:
-    """The list of a split, or its folder. Raises UserError."""
-    if not root.is_dir():
-        raise UserError(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {HOLDS[kind]}")
-    if not os.access(root, os.X_OK):
-        raise UserError(f"--data {root}: may not be entered; it must be {HOLDS[kind]}")
-    if kind == "videos" and (found := list_of(root, split)):
+def _list_or_folder(root: Path, split: str, holds: str) -> Path:
+    """Return the list of a split of videos, or its folder. Raises UserError."""
+    if found := list_of(root, split):
         if found.is_dir():
             raise UserError(f"--data {found}: is a folder, and would be the list of {split}; it must be a file, or have another name")
         return found
     if (root / split).exists():
         return root / split
-    raise UserError(f"--data {root}: has no {split}/ folder; it must be {HOLDS[kind]}")
+    raise UserError(f"--data {root}: has no {split}/ folder; it must be {holds}")
 
 
 def synthetic(kind: Kind = "images") -> dict[str, Split]:
@@ -159,4 +213,4 @@ def synthetic(kind: Kind = "images") -> dict[str, Split]:
         columns: list[Any] = [SyntheticInstances.of(samples, keypoints=kind == "keypoints") for samples in (COCO_TRAIN, COCO_VAL)]
     else:
         columns = [(SyntheticVideos if kind == "videos" else SyntheticImages)(samples) for samples in (TRAIN_SAMPLES, VAL_SAMPLES)]
-    return {split: Split(columns=each, source=each) for split, each in zip(SPLITS, columns, strict=True)}
+    return {split: Split(columns=each, source=NoBytes(len(each))) for split, each in zip(SPLITS, columns, strict=True)}

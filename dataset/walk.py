@@ -25,12 +25,20 @@ def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> 
         raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
     if not names:
         raise UserError(f"--data: {root} has no class folders; {files} are expected in {root}/<class>/")
+    return numbered(names, classes, f"{root} has class folder", files)
+
+
+def numbered(names: Sequence[str], classes: Sequence[str] | None, has: str, files: str = "images") -> dict[str, int]:
+    """Return the label of each class name: its place in `classes`, else among the names, which are sorted.
+
+    `has` begins the message of the UserError for a class that is none of `classes`.
+    """
     places = {name: place for place, name in enumerate(names if classes is None else classes)}
     unknown = [printable(os.fsencode(name)) for name in names if name not in places]
     if unknown:
         raise UserError(
-            f"--data: {root} has class folder '{unknown[0]}' ({len(unknown)} such), which is none of the {len(places)} classes of the "
-            f"training data; remove or rename it, or add a folder of that name there, with {files} that can be read"
+            f"--data: {has} '{unknown[0]}' ({len(unknown)} such), which is none of the {len(places)} classes of the "
+            f"training data; remove or rename it, or add one of that name there, with {files} that can be read"
         )
     return {name: places[name] for name in names}
 
@@ -80,11 +88,11 @@ def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) ->
         remember(visits, os.fsencode(root), name)
 
 
-def write_file_list(files: Sequence[bytes], made: Path) -> None:
-    """Listed files, as `list_files` leaves those of folders; without labels."""
+def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None) -> None:
+    """Write names that are known, as `list_files` leaves those of folders; the label is 0 without `labels`."""
     (made / "file_list.paths").write_bytes(b"".join(files))
     np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
-    np.zeros(len(files), FILE_LIST["labels"]).tofile(made / "file_list.labels")
+    np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(made / "file_list.labels")
 
 
 def settle(changed_ns: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Pending, Rows, World
+from contracts import Array, Batch, Pending, Rows, Source, World
 from plan import geometry
 from processes import Beside
 from tasks import _coco, _drawn, _masks, _results
@@ -35,6 +35,8 @@ class Nothing:
 class CocoAP:
     """contracts.Metric: COCO's figures of boxes, and of masks or keypoints beside them.
 
+    `source` has the images that are drawn; without it none are.
+
     Detections are kept on the host, packed, 24 bytes a box (keypoints 12 bytes each, masks as run lengths); rank 0 compares them.
     """
 
@@ -43,11 +45,13 @@ class CocoAP:
         columns: Any,
         device: torch.device,
         *,
+        source: Source | None = None,
         masks: bool = False,
         keypoints: bool = False,
         evaluator: str = "faster-coco-eval",
     ) -> None:
-        self._columns, self._device, self._evaluator = columns, device, evaluator
+        self._columns, self._source = columns, source
+        self._device, self._evaluator = device, evaluator
         self._masks, self._keypoints = masks, keypoints
         self._kinds = ["boxes", *(["masks"] if masks else []), *(["keypoints"] if keypoints else [])]
         self._seen: list[Array] = []  # ids of images, int64
@@ -142,7 +146,7 @@ class CocoAP:
             for category, value in of_kind.by_category().items()
         }
         images = {f"val/{_coco.PREFIXES[kind]}precision_recall": _drawn.curves(of_kind) for kind, of_kind in scores.items()}
-        pictures = _drawn.predictions(self._columns, found, drawn)
+        pictures = _drawn.predictions(self._columns, self._source, found, drawn)
         if pictures is not None:
             images["val/predictions"] = pictures
         return {"files": files, "scalars": scalars, "images": images}

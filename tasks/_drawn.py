@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import colorsys
+import io
 import logging
-import os
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: what scores
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
-from contracts import Array
+from contracts import Array, Source
 from tasks._coco import PREFIXES, Detections, Scores, names
 
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # once on a machine it says that it looks for fonts
@@ -25,17 +25,22 @@ CURVES = (0, 2, 4, 5, 7, 9)  # overlaps of which there is a curve, places among 
 GOLDEN = 0.618034  # steps of the hue: categories next to each other get different ones
 
 
-def predictions(columns: Any, found: Detections, samples: list[int]) -> Array | None:
-    """uint8 [n, H, W, 3]: of each sample ground truth, to its right detections. None when no file can be read."""
-    tiles = [tile for sample in samples if (tile := _pair(columns, found, sample)) is not None]
+def predictions(columns: Any, source: Source | None, found: Detections, samples: list[int]) -> Array | None:
+    """uint8 [n, H, W, 3]: of each sample ground truth, to its right detections.
+
+    None when none can be read.
+    """
+    if source is None:
+        return None
+    tiles = [tile for sample in samples if (tile := _pair(columns, source, found, sample)) is not None]
     return np.stack(tiles) if tiles else None
 
 
-def _pair(columns: Any, found: Detections, sample: int) -> Array | None:
+def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array | None:
     try:
-        with Image.open(os.fsdecode(columns.path(sample))) as file:
+        with Image.open(io.BytesIO(source.read(sample))) as file:
             picture = file.convert("RGB")
-    except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no files
+    except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
         return None
     scale = min(SIDE / picture.width, SIDE / picture.height)
     small = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from config import Augmentation, Clips, Config, Detection
-from contracts import UserError
-from dataset.splits import Kind, Split, open_splits
+from contracts import Split, UserError
+from dataset.splits import Kind, open_splits
 from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as functional
 
 from config import Config
-from contracts import Batch, Metric, Rows, Task, World
-from dataset.splits import Split
+from contracts import Batch, Metric, Rows, Split, Task, World
 from plan.images import ImagePlan
 from plan.targets import IGNORE, label_targets
 from tasks._plans import image_policies, opened, pair

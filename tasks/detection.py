@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Array, Batch, Metric, Rows, Task, UserError
+from contracts import Array, Batch, Metric, Rows, Source, Split, Task, UserError
 from dataset.coco.scan import open_coco
-from dataset.splits import Kind, Split, cache_folder
+from dataset.splits import Kind, cache_folder
 from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import packed
 from tasks import _coco
@@ -29,6 +29,7 @@ LOOKED_AT = 50
 class Detection:
     """contracts.Task. `columns`: dataset.coco.columns.Instances; `training` False: the module gets no targets, and gives detections.
 
+    `source` has the bytes of images that a validation draws; without it none are drawn.
     `centred`: crops keep the boxes whose middle is inside, as DetectionPolicy.centred says.
     """
 
@@ -44,7 +45,9 @@ class Detection:
         training: bool = True,
         centred: bool = False,
         evaluator: str = "faster-coco-eval",
+        source: Source | None = None,
     ) -> None:
+        self._source = source
         self._columns, self._masks, self._keypoints, self._training = columns, masks, keypoints, training
         self._centred, self._evaluator = centred, evaluator
 
@@ -96,7 +99,8 @@ class Detection:
         return {name.removeprefix("loss_"): loss.detach().float() for name, loss in outputs.items()}
 
     def metric(self, device: torch.device) -> Metric:
-        return CocoAP(self._columns, device, masks=self._masks, keypoints=self._keypoints, evaluator=self._evaluator)
+        wanted = {"masks": self._masks, "keypoints": self._keypoints}
+        return CocoAP(self._columns, device, source=self._source, evaluator=self._evaluator, **wanted)
 
 
 # --- what train.py asks of a task -----------------------------------------------------------------------------------------------------
@@ -132,7 +136,8 @@ def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> 
     parts = _parts(config)
     train, val = splits["train"].columns, splits["val"].columns
     centred = config.detection.augment in CENTRED
-    return Detection(train, centred=centred, **parts), Detection(val, training=False, evaluator=config.detection.evaluator, **parts)
+    validation: dict[str, Any] = {"evaluator": config.detection.evaluator, "source": splits["val"].source}
+    return Detection(train, centred=centred, **parts), Detection(val, training=False, **validation, **parts)
 
 
 def building(config: Config, columns: Any) -> dict[str, Any]:

@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Batch, Metric, Rows, Task, World
-from dataset.splits import Split
+from contracts import Batch, Metric, Rows, Split, Task, World
 from dataset.videos.columns import Videos
 from plan.clips import ClipPlan
 from tasks._plans import clip_policy, opened, pair
@@ -88,11 +87,14 @@ def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
     clips = config.clips
     span = (clips.clip_frames - 1) * clips.clip_stride
     only = {"val": found["val"]} if found["train"] is found["val"] else found
-    for name, columns in ((name, split.columns) for name, split in only.items() if isinstance(split.columns, Videos)):
+    for name, split in only.items():
+        columns = split.columns
+        if not isinstance(columns, Videos):
+            continue
         least: Any = span + 1
         if clips.clip_fps is not None:  # a video of one frame has no rate
             least = np.where(columns.fps > 0, np.floor(span * columns.fps / clips.clip_fps) + 1, 1 + (span > 0))
-        short, named = columns.name_shorter(least, "short.txt")
+        short, named = columns.name_shorter(least, "short.txt", split.source.name)
         if short:
             where = f", named in {named}" if named else ""
             console.warn(f"{name}: {short} of {len(columns)} videos are shorter than a clip and show their last frame again{where}")

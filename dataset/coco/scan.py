@@ -22,11 +22,12 @@ from dataset import walk
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco, Split, find
 from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
-from dataset.images import headers
+from dataset.entries import Entries
 from dataset.images.columns import HEADER, Header
 from dataset.images.scan import read_headers
 from dataset.manifest import Rejected, Rejects, create_column
 from dataset.scan import Progress, remembered
+from dataset.sources import source_named
 
 MASKLESS = "its segmentation is left out, its box stays"
 LARGEST_ID = 2**53 - 1  # of a category: what scores them holds ids as doubles
@@ -68,6 +69,7 @@ def open_coco(
     *,
     keypoints: bool,
     images: bool = True,
+    source: str = "folder",
     classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
@@ -79,17 +81,19 @@ def open_coco(
     Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in
     root/X/; X is train2017 or val2017, or the only name there that begins with `split`. `classes`: those that
     the categories must amount to (validation has those of training). Without `images` their files need not be
-    there, and have the sizes of the annotation file. The rest is as in dataset.images.scan.open_folder.
-    Raises UserError.
+    there, and have the sizes of the annotation file. `source` has the images' bytes, by the name of their
+    folder and file_name. The rest is as in dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
-    file, folder = find(root, split, keypoints=keypoints, images=images)
+    kind = source_named(source)
+    file, folder = find(root, split, keypoints=keypoints, images=images and kind.FILES)
+    entries = kind.entries(real)
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
-        known, entries, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
+        known, told, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
         names = _classes(file, categories, keypoints, classes)
-        listed = _listed(file, folder, entries, rejects)
+        listed = _listed(file, folder, told, rejects)
         rows = np.fromfile(made / "file_list.annotations", ROW)
         rows["category"] = _places(
             np.array([category.category_id for category in categories]), rows["category_id"]
@@ -97,9 +101,9 @@ def open_coco(
         image_of = _places(listed.ids, rows["image_id"])
         if images:
             below = os.fsencode(folder) + b"/"
-            walk.remember_folders(visits, real, [below, *(below + image.path for image in entries)])
+            entries.remember(visits, [below, *(below + image.path for image in told)])
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
-            records = _headers(real, listed, annotations, made, rejects, say)
+            records = _headers(entries, listed, annotations, made, rejects, say)
         else:
             records = np.zeros(len(listed.ids), HEADER)
             records["height"], records["width"] = listed.sizes.T
@@ -111,13 +115,9 @@ def open_coco(
         _write(listed, records, rows, image_of, kept, categories, made)
         return names
 
-    key = [
-        str(real),
-        os.path.abspath(root),
-        None if classes is None else list(classes),
-        "coco" if images else "coco alone",
-        file.name,
-    ]
+    names_given = None if classes is None else list(classes)
+    what = "coco" if images else "coco alone"
+    key = [str(real), os.path.abspath(root), names_given, what, file.name, source]
     return remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
 
 
@@ -277,17 +277,17 @@ def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> _
 
 
 def _headers(
-    real: Path, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress
+    entries: Entries, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress
 ) -> Array:
     """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of
     another size."""
     walk.write_file_list(images.paths, made)
     faults: dict[bytes, str] = {}
-    records = read_headers(headers.header, real, len(images.paths), made, 0, faults.__setitem__, say)
+    records = read_headers(entries, made, 0, faults.__setitem__, say)
     stored = np.column_stack([records["height"], records["width"]])
     fits = (stored == images.sizes).all(axis=1)
     for place in np.flatnonzero(~fits | (records["size"] < 0)).tolist():
-        path = os.fsencode(real) + b"/" + images.paths[place]
+        path = entries.shown(images.paths[place])
         (height, width), turned = images.sizes[place], int(records["orientation"][place])
         other = (
             f"has {stored[place, 1]} x {stored[place, 0]} pixels, its annotations are for {width} x {height}"

@@ -1,41 +1,19 @@
-"""Read an image's shape from the start of its file; must not know labels, folders or pixels, and never decodes.
+"""Read an image's shape from the start of its bytes; must not know labels, files or pixels, and never decodes.
 
 Formats are told by their magic number, never by the name, and parsed here, so that no number depends on an installed decoder.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 import struct
 from collections.abc import Callable
 
-from dataset.images import headers
+from dataset.entries import ReadAt
 from dataset.images.columns import CHROMA, FORMATS, Header
 from dataset.manifest import Rejected
 
-HEAD = 4096  # bytes of a file read at first; nearly every header ends before
-
-
-def header(path: bytes) -> Header:
-    """The header of one file. Raises headers.Rejected, and nothing else, when it cannot be read or is no image."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not stop the scan
-    except OSError as error:
-        broken = os.path.islink(path) and not os.path.exists(path)
-        raise headers.Rejected("broken link" if broken else f"cannot be read: {error.strerror}") from None
-    try:
-        status = os.fstat(file)
-        if not stat.S_ISREG(status.st_mode):
-            raise headers.Rejected("no regular file")
-        return headers.parse(os.pread(file, HEAD, 0), status.st_size, file)
-    except OSError as error:
-        raise headers.Rejected(f"cannot be read: {error.strerror}") from None
-    finally:
-        os.close(file)
-
-
+HEAD = 4096  # bytes read at first; nearly every header ends before
 READS = 20_000  # of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes
 
 JPEG = b"\xff\xd8\xff"  # what a file begins with
@@ -46,10 +24,10 @@ FOLLOWED = 16  # pieces that are read to follow the chunks of a PNG; of one with
 class _File:
     """A file's bytes by offset; the head is at hand, the rest is read piece by piece."""
 
-    __slots__ = ("fd", "head", "pieces", "reads", "size")
+    __slots__ = ("head", "pieces", "read_at", "reads", "size")
 
-    def __init__(self, head: bytes, size: int, fd: int) -> None:
-        self.head, self.size, self.fd = head, size, fd
+    def __init__(self, head: bytes, size: int, read_at: ReadAt) -> None:
+        self.head, self.size, self.read_at = head, size, read_at
         self.reads = self.pieces = 0  # in all, and of the file
 
     def at(self, offset: int, length: int) -> bytes:
@@ -61,7 +39,7 @@ class _File:
         if end <= len(self.head):
             return self.head[offset:end]
         self.pieces += 1
-        data = os.pread(self.fd, length, offset) if end <= self.size and self.fd >= 0 else b""
+        data = self.read_at(offset, length) if end <= self.size else b""
         if len(data) < length:
             raise Rejected("header is cut short")
         return data
@@ -72,14 +50,22 @@ class _File:
         return mark in self.at(self.size - tail, tail)
 
 
-def parse(head: bytes, size: int, fd: int = -1) -> Header:
-    """The header of a file of `size` bytes that starts with `head`; `fd` gives the rest. Raises Rejected or OSError."""
+def read_header(size: int, read_at: ReadAt) -> Header:
+    """Read the header of a file of `size` bytes by ranges. Raises Rejected, and what `read_at` raises."""
+    return parse(read_at(0, HEAD), size, read_at)
+
+
+def parse(head: bytes, size: int, read_at: ReadAt = lambda offset, length: b"") -> Header:
+    """Parse the header of a file of `size` bytes that starts with `head`.
+
+    Raises Rejected, and what `read_at`, for the rest, raises.
+    """
     if not size:
         raise Rejected("empty file")
     for magic, read in _MAGIC:
         if magic.match(head):
             try:
-                found = read(_File(head, size, fd))
+                found = read(_File(head, size, read_at))
             except (Rejected, struct.error, IndexError) as error:
                 said = str(error) if isinstance(error, Rejected) else "header is damaged"
                 raise Rejected(f"{read.__name__[1:].upper()} {said}") from None

@@ -1,4 +1,4 @@
-"""A folder of images -> manifest: reads every file's header once, in parallel; must not know pixels, orders or ranks."""
+"""Images of a source -> columns: reads every image's header once, in parallel; must not know orders or ranks."""
 
 from __future__ import annotations
 
@@ -6,81 +6,102 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import Array
 from dataset import walk
+from dataset.entries import Entries
 from dataset.images import headers
 from dataset.images.columns import COLUMNS, HEADER, Header, Images
 from dataset.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing, remembered
 from machine import cores
 
-CHUNK = 500  # files a task
-FEW = 2_000  # files that threads have read before processes have started
-PIECE = 1 << 20  # files by which a column is filled: bounds the memory
+CHUNK = 500  # images a task
+FEW = 2_000  # images that threads have read before processes have started
+PIECE = 1 << 20  # images by which a column is filled: bounds the memory
 LEFT_OUT = Header(-1, 0, 0, 0, 0, 0)
-Read = Callable[[bytes], Header]  # raises headers.Rejected
+Listing = Callable[[Path, Rejects, "list[walk.Visit]", Progress], "dict[str, int]"]
+"""(made, rejects, visits, say) -> the label of each class name.
+
+Writes made/file_list.* and adds to `visits` what shows a change.
+"""
 
 
-def open_folder(
-    root: Path,
+def open_images(
+    data: Path,
+    entries: Entries,
+    listing: Listing,
     *,
+    key: list[Any],
+    where: str,
     cache: Path,
     classes: Sequence[str] | None = None,
     rescan: bool = False,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Images:
-    """The manifest of root/<class>/**/*: from `cache` when no folder has changed since, else from a new scan.
+    """Return the columns of the images that `listing` names and `entries` holds.
 
-    `classes` fixes the labels (validation has those of training); without it they are the sorted names of the folders that hold an image.
-    Of several processes that call this at once one scans and the others wait. `workers` processes read headers; 0 = four a core, 32 at
-    most, for they wait for the storage. `progress(done, total, what)` is called a few times a second; total is 0 while it is not known.
-    Raises UserError.
+    They come from `cache` when nothing visited has changed since, else from a new scan.
+    `data` is the file or folder that the source lies in, `key` (JSON values) what the scan depends on beside
+    it, and `where` says where images are expected. `classes` fixes the labels (validation has those of
+    training); without it they are the listed classes that have an image. Of several processes that call this
+    at once one scans and the others wait. `workers` processes read headers; 0 = four a core, 32 at most, for
+    they wait for the storage. `progress(done, total, what)` is called a few times a second; total is 0 while
+    it is not known. Raises UserError.
     """
-    real = Path(os.path.realpath(root))
-    if not real.is_dir():
-        raise UserError(f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/")
+    real = Path(os.path.realpath(data))
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
-        walk.remember(visits, os.fsencode(real))
-        labels = walk.labels(real, classes)
-        total = walk.list_files(real, labels, made, visits, rejects, say)
-        records = read_headers(headers.header, real, total, made, workers, rejects, say)
-        used = _keep(real, labels, classes, records, made, rejects)
+        labels = listing(made, rejects, visits, say)
+        records = read_headers(entries, made, workers, rejects, say)
+        used = _keep(entries, where, labels, classes, records, made, rejects)
         return used if classes is None else classes
 
-    key = [str(real), None if classes is None else list(classes)]
-    return remembered(Images, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+    names = None if classes is None else list(classes)
+    return remembered(Images, data, [str(real), names, *key], fill, root=real, cache=cache, rescan=rescan, progress=progress)
 
 
-def read_headers(read: Read, root: Path, total: int, made: Path, workers: int, rejects: walk.Reject, say: Progress) -> Array:
-    """HEADER [total], one for each file of made/file_list.*, size -1 where it is left out. `workers` as for open_folder."""
+def read_headers(entries: Entries, made: Path, workers: int, rejects: walk.Reject, say: Progress) -> Array:
+    """HEADER [n], one for each entry of made/file_list.*, size -1 where it is left out.
+
+    `workers` as for open_images.
+    """
+    total = (made / "file_list.offsets").stat().st_size // np.dtype(FILE_LIST["offsets"]).itemsize - 1
     if not total:
         return np.zeros(0, HEADER)
     records: Array = np.lib.format.open_memmap(made / "file_list.records", mode="w+", dtype=HEADER, shape=(total,))
     few = total <= FEW
-    parser = Parser(read, LEFT_OUT, partial(np.array, dtype=HEADER), root, made, step=CHUNK // 10 if few else CHUNK)
+    pack = partial(np.array, dtype=HEADER)
+    parser = Parser(partial(_header, entries), LEFT_OUT, pack, entries.shown, made, step=CHUNK // 10 if few else CHUNK)
     count = 8 if few else workers or min(32, max(int(4 * cores()), 1))
     for first, rows in each_file(parser, total, count, rejects, say, threads=few):
         records[first : first + len(rows)] = rows
     return records
 
 
-def _keep(root: Path, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects) -> list[str]:
+def _header(entries: Entries, name: bytes) -> Header:
+    with entries.opened(name) as (size, read_at):
+        return headers.read_header(size, read_at)
+
+
+def _keep(
+    entries: Entries, where: str, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects
+) -> list[str]:
     """Write the columns without what is left out; returns the classes that have an image."""
     good = records["size"] >= 0
     samples = int(good.sum())
     if not samples:
-        raise nothing("image", f"{root}/<class>/", rejects)
+        raise nothing("image", where, rejects)
     paths, offsets, old = (np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items())
     counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
     for name, label in labels.items():
         if not counts[label]:
-            rejects(os.fsencode(root / name), "class folder without an image")
-    # without given classes, a folder without an image has no label: those behind it move up
+            rejects(entries.shown(os.fsencode(name)), "class without an image")
+    # without given classes, one without an image has no label: those behind it move up
     renumbered = np.arange(len(counts)) if classes is not None else np.cumsum(counts > 0) - 1
     lengths = np.diff(offsets)
     length_of = {"path_bytes": int(lengths[good].sum()), "path_offsets": samples + 1}

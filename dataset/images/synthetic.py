@@ -33,6 +33,3 @@ class SyntheticImages:
     @property
     def fingerprint(self) -> str:
         return f"synthetic-{self.samples}-{len(self.classes)}"
-
-    def path(self, sample: int) -> bytes:
-        return b"synthetic-%d" % sample

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
-from contracts import Array, UserError
-from dataset.manifest import Manifest, printable
+from contracts import Array, Split, UserError
+from dataset import walk
+from dataset.entries import Files
+from dataset.images.columns import Images
+from dataset.images.scan import open_images
+from dataset.manifest import Manifest, Rejects, printable
+from dataset.scan import Progress
 
+FILES = True
+HOLDS = "a folder with train/<class>/* and val/<class>/*"
 MEND = "put it back and go on with --resume auto, or leave it out with --rescan, which begins a new run"
 
 
 class Folder:
-    """A contracts.Source over the files of a manifest."""
+    """A contracts.FileSource over the files of a manifest: of images, videos or COCO's images."""
+
+    files = True
 
     def __init__(self, manifest: Manifest, read_delay_s: float = 0.0) -> None:
         self.manifest = manifest
@@ -21,8 +34,12 @@ class Folder:
     def __len__(self) -> int:
         return len(self.manifest)
 
+    def name(self, sample: int) -> str:
+        """Return the absolute path of the sample's file, on one line."""
+        return printable(self.path(sample))
+
     def path(self, sample: int) -> bytes:
-        """Absolute path of the sample's file, in the file system's encoding."""
+        """Return the absolute path of the sample's file, in the file system's encoding."""
         return self.manifest.path(sample)
 
     def paths(self, samples: Array) -> Array:
@@ -30,7 +47,7 @@ class Folder:
         return self.manifest.paths(samples)
 
     def read(self, sample: int) -> bytes:
-        """The file's bytes, `read_delay_s` later than the storage gave them.
+        """Return the file's bytes, `read_delay_s` later than the storage gave them.
 
         Raises UserError when the file is gone or has another size than the manifest, OSError when the storage fails.
         """
@@ -38,7 +55,7 @@ class Folder:
         try:
             file = os.open(self.path(sample), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            raise UserError(f"a file of --data is gone: {printable(self.path(sample))}; {MEND}") from None
+            raise UserError(f"a file of --data is gone: {self.name(sample)}; {MEND}") from None
         try:
             data = os.read(file, expected + 1)  # one byte more: a file that grew shows itself
             while len(data) < expected and (piece := os.read(file, expected + 1 - len(data))):
@@ -55,5 +72,81 @@ class Folder:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
         expected = int(self.manifest.size[sample])
         if size != expected:
-            path = printable(self.path(sample))
-            raise UserError(f"a file of --data changed size: {path} has {size} bytes, the manifest says {expected}; {MEND}")
+            said = f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
+            raise UserError(f"a file of --data changed size: {said}; {MEND}")
+
+
+def missing(data: Path, place: str) -> str:
+    """Return what is not there: a folder of that name, or folders and images in it."""
+    folder = data / place
+    if not os.path.lexists(folder):
+        return f"{place}/ folder"
+    if not folder.is_dir():
+        return f"folder {place}/, but a file of that name"
+    others = False
+    try:
+        with os.scandir(folder) as found:
+            for entry in found:
+                if entry.is_dir() or (mimetypes.guess_type(entry.name)[0] or "").startswith("image/"):
+                    return ""
+                others = True
+    except OSError:
+        return ""  # the scan will say why, and also of an empty folder
+    return f"class folders in {place}/" if others else ""
+
+
+def open(data: Path, place: str, **how: Any) -> Split:
+    """Open the images of data/place/<class>/, as dataset.sources.SourceModule says. Raises UserError."""
+    return open_one(data / place, **how)
+
+
+def open_one(root: Path, *, read_delay_s: float = 0.0, **how: Any) -> Split:
+    """Open the images of root/<class>/. `how` is open_folder's. Raises UserError."""
+    columns = open_folder(root, **how)
+    return Split(columns=columns, source=source(columns, read_delay_s))
+
+
+def entries(data: Path) -> Files:
+    """Return the files below `data` by their path."""
+    return Files(data)
+
+
+def source(columns: Any, read_delay_s: float = 0.0) -> Folder:
+    """Return the bytes of the files that the columns name."""
+    return Folder(columns, read_delay_s)
+
+
+def open_folder(
+    root: Path,
+    *,
+    cache: Path,
+    classes: Sequence[str] | None = None,
+    rescan: bool = False,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Images:
+    """Return the columns of root/<class>/**/*, from `cache` when no folder has changed since.
+
+    The classes are the sorted names of the folders that hold an image; the rest is as in
+    dataset.images.scan.open_images. Raises UserError.
+    """
+    real = Path(os.path.realpath(root))
+    if not real.is_dir():
+        raise UserError(
+            f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/"
+        )
+
+    def listing(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+        walk.remember(visits, os.fsencode(real))
+        labels = walk.labels(real, classes)
+        walk.list_files(real, labels, made, visits, rejects, say)
+        return labels
+
+    how: dict[str, Any] = {
+        "classes": classes,
+        "cache": cache,
+        "rescan": rescan,
+        "workers": workers,
+        "progress": progress,
+    }
+    return open_images(root, Files(real), listing, key=[], where=f"{real}/<class>/", **how)

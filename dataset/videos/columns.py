@@ -8,6 +8,7 @@ several may share one.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntFlag
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from contracts import Array
-from dataset.manifest import Manifest, printable
+from dataset.manifest import Manifest
 
 CONTAINERS = (
     "mp4",
@@ -178,27 +179,25 @@ class Videos(Manifest):
         """int64, the samples with fewer frames than `least`: a number, or one for each sample."""
         return np.flatnonzero(np.asarray(self.frames) < least)
 
-    def name_shorter(self, least: Any, name: str) -> tuple[int, Path | None]:
+    def name_shorter(self, least: Any, file: str, name: Callable[[int], str]) -> tuple[int, Path | None]:
         """How many those are, and the file beside the columns that names them as rejected.txt does what was
         left out; None for none.
 
-        `name` is the file's, which is of the last call. Where the folder may not be written to there is no
-        file.
+        `file` is the file's name, which is of the last call; `name` is their source's. Where the folder may
+        not be written to there is no file.
         """
         short = self.shorter(least)
         if not len(short):
             return 0, None
         wanted = np.broadcast_to(np.asarray(least), len(self))
-        lines = [
-            f"{printable(self.path(i))}\t{self.frames[i]} of {wanted[i]:g} frames\n" for i in short.tolist()
-        ]
-        fresh = self.folder / f"{name}.{os.getpid()}"
+        lines = [f"{name(i)}\t{self.frames[i]} of {wanted[i]:g} frames\n" for i in short.tolist()]
+        fresh = self.folder / f"{file}.{os.getpid()}"
         try:
             fresh.write_text("".join(lines), encoding="utf-8")
-            fresh.replace(self.folder / name)
+            fresh.replace(self.folder / file)
         except OSError:
             return len(short), None
-        return len(short), self.folder / name
+        return len(short), self.folder / file
 
     def _frames(self, sample: int) -> slice:
         if not 0 <= sample < len(self):

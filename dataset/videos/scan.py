@@ -11,6 +11,7 @@ import numpy as np
 
 from contracts import Array, UserError
 from dataset import walk
+from dataset.entries import Files
 from dataset.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing, remembered
 from dataset.videos.columns import RECORD, Videos
@@ -34,8 +35,8 @@ def open_videos(
     """The manifest of data/<class>/**/*, or of the list file `data` (dataset/videos/file_list.py): from
     `cache`, or from a new scan.
 
-    A segment without a frame is left out. The rest is as in dataset.images.scan.open_folder, but `workers` 0
-    = twice the cores.
+    A segment without a frame is left out. The rest is as in dataset.sources.folder.open_folder, but `workers`
+    0 = twice the cores.
 
     Raises UserError.
     """
@@ -91,7 +92,10 @@ def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects
     records: Array = np.lib.format.open_memmap(
         made / "file_list.records", mode="w+", dtype=RECORD, shape=(total,)
     )
-    parser = Parser(read, LEFT_OUT, _pack, root, made, step=CHUNK, what="videos")
+    shown = Files(root).shown
+    parser = Parser(
+        lambda name: read(shown(name)), LEFT_OUT, _pack, shown, made, step=CHUNK, what="videos"
+    )
     count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
     with open(made / "file_list.pts", "wb") as pts, open(made / "file_list.keys", "wb") as keys:
         for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):

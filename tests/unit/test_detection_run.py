@@ -19,9 +19,9 @@ from matplotlib.axes import Axes
 
 import tasks.detection as kind
 from config import Config, build
-from contracts import UserError
+from contracts import Split, UserError
 from dataset.coco.scan import open_coco
-from dataset.splits import Split
+from dataset.sources.folder import Folder
 from models import Native
 from plan.boxes import padding
 from report.console import Console
@@ -58,7 +58,7 @@ def people(root: Path) -> Columns:
 
 
 def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
-    task = Detection(columns, training=False)
+    task = Detection(columns, training=False, source=Folder(columns))
     extras = measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)))["extras"]
     assert list(extras["files"]) == ["detections.json"]
     found = json.loads(extras["files"]["detections.json"])
@@ -72,9 +72,11 @@ def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
 
 
 def test_pictures_do_without_files(columns: Columns, tmp_path: Path) -> None:
-    task, rows = Detection(replace(columns, root=tmp_path), training=False), plan_of(columns).rows(0, 0)[0]
-    extras = measured(task, (noisy(columns, rows), batch_of(task, rows)))["extras"]
-    assert extras["images"].keys() == {"val/precision_recall"}
+    rows = plan_of(columns).rows(0, 0)[0]
+    for source in (Folder(replace(columns, root=tmp_path)), None):
+        task = Detection(columns, training=False, source=source)
+        extras = measured(task, (noisy(columns, rows), batch_of(task, rows)))["extras"]
+        assert extras["images"].keys() == {"val/precision_recall"}
 
 
 @settings(max_examples=50)
@@ -91,7 +93,7 @@ def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
 def test_portraits_are_drawn_too(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which come last, since images of like size are neighbours."""
     task = Detection(columns, training=False)
-    monkeypatch.setattr(_drawn, "predictions", lambda columns, found, drawn: np.array(drawn))
+    monkeypatch.setattr(_drawn, "predictions", lambda columns, source, found, drawn: np.array(drawn))
     extras = measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)))["extras"]
     samples = extras["images"]["val/predictions"]
     assert len(samples) == 4
@@ -115,7 +117,7 @@ def test_pictures_hold_what_is_likely(columns: Columns, monkeypatch: pytest.Monk
         boxes=np.tile([1.0, 2, 30, 40], (len(scores), 1)),
         scores=np.array(scores),
     )
-    assert _drawn.predictions(columns, found, [0]) is not None
+    assert _drawn.predictions(columns, Folder(columns), found, [0]) is not None
     assert drawn[1] == count
 
 

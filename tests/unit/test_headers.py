@@ -14,13 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from dataset.entries import Files
 from dataset.images.columns import CHROMA, FORMATS, HEADER, Header
-from dataset.images.headers import FOLLOWED, header, parse
+from dataset.images.headers import FOLLOWED, parse, read_header
 from dataset.manifest import Rejected
 
 SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data")
 COMPONENTS = {"1": 1, "L": 1, "P": 1, "I": 1, "I;16": 1, "I;16B": 1, "LA": 2, "RGB": 3, "RGBA": 4, "CMYK": 4}
 ORIENTATION = 0x0112
+
+
+def header(path: bytes) -> Header:
+    """The header of a file, read by ranges as a scan does."""
+    with Files(Path("/")).opened(path) as (size, read_at):
+        return read_header(size, read_at)
 
 
 def encoded(mode: str = "RGB", size: tuple[int, int] = (37, 23), format: str = "JPEG", **options: Any) -> bytes:

@@ -20,9 +20,8 @@ import pytest
 from contracts import UserError
 from dataset import manifest
 from dataset.images.columns import Images
-from dataset.images.scan import open_folder
 from dataset.manifest import Unusable
-from dataset.sources.folder import Folder
+from dataset.sources.folder import Folder, open_folder
 from tests.unit.folders import JPEG, PNG, fill, names, scanned
 
 pytestmark = pytest.mark.usefixtures("synced")
@@ -224,17 +223,17 @@ def test_a_thousand_class_folders_open_in_milliseconds(cache: Path, tmp_path: Pa
 SLOW = """
     import sys, time
     from pathlib import Path
-    from dataset import scan
-    from dataset.sources import folder
-    real = folder.header
-    folder.header = lambda path: (time.sleep({each}), real(path))[1]
+    from dataset.images import headers, scan
+    from dataset.sources.folder import open_folder
+    real = headers.read_header
+    headers.read_header = lambda size, read_at: (time.sleep({each}), real(size, read_at))[1]
     scan.FEW = {few}
     scan.CHUNK = 10
     def say(done, total, what):
         print(what, flush=True)
     print("ready", flush=True)
     sys.stdin.readline()
-    print(scan.open_folder(Path(sys.argv[1]), cache=Path(sys.argv[2]), rescan={rescan}, workers=3, progress=say).folder, flush=True)
+    print(open_folder(Path(sys.argv[1]), cache=Path(sys.argv[2]), rescan={rescan}, workers=3, progress=say).folder, flush=True)
 """
 
 

@@ -17,8 +17,7 @@ from contracts import UserError
 from dataset import walk
 from dataset.images import headers, scan
 from dataset.images.columns import COLUMNS, FORMATS, Header
-from dataset.images.scan import open_folder
-from dataset.sources.folder import Folder
+from dataset.sources.folder import Folder, open_folder
 from processes import results
 from tests.unit.folders import JPEG, PNG, fill, names, reasons, scanned
 from tests.unit.test_headers import FILES
@@ -105,7 +104,7 @@ def test_what_is_left_out_is_named(root: Path, cache: Path, monkeypatch: pytest.
         "ant/self.jpg": "cannot be read: Too many levels of symbolic links",
         "ant/pipe": "no regular file",
         "cat/notes\\n.txt": "no known image format (starts with 6e 6f 6e 65)",
-        "cat": "class folder without an image",
+        "cat": "class without an image",
     }
 
 
@@ -120,7 +119,7 @@ def test_a_folder_that_cannot_be_listed_is_named(root: Path, cache: Path, monkey
     monkeypatch.setattr(os, "scandir", refuse)
     found = open_folder(root, cache=cache)
     said = (found.folder / "rejected.txt").read_text().splitlines()
-    assert said == [f"{root / 'bee'}\t{why}" for why in ("folder cannot be listed: Permission denied", "class folder without an image")]
+    assert said == [f"{root / 'bee'}\t{why}" for why in ("folder cannot be listed: Permission denied", "class without an image")]
     assert found.classes == ("ant",)
 
 
@@ -228,13 +227,13 @@ def test_how_many_read_headers(cores: float, asked: int, processes: int, root: P
 def test_a_process_that_is_killed_is_one_line(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = os.getpid()
 
-    def read(path: bytes) -> Header:
+    def read(size: int, read_at: Any) -> Header:
         if os.getpid() != home:
             os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("in a process of its own")
 
     monkeypatch.setattr(scan, "FEW", 0)
-    monkeypatch.setattr(headers, "header", read)
+    monkeypatch.setattr(headers, "read_header", read)
     with pytest.raises(UserError, match=r"^a process that reads headers was killed"):
         open_folder(root, cache=cache)
     assert not list(cache.glob("*/tmp-*"))

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataset.manifest import Rejected
+from dataset.sources.folder import Folder
 from dataset.videos import packets
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from dataset.videos.container import open_video
@@ -257,14 +258,15 @@ def test_short_videos_are_named(tmp_path: Path) -> None:
         make(tmp_path / "data" / "a" / f"{name}\n.mp4", frames=frames)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
     assert [os.path.basename(videos.path(i)) for i in videos.shorter(5)] == [b"one\n.mp4", b"short\n.mp4"]
-    assert videos.name_shorter(1, "short.txt") == (0, None)
-    count, path = videos.name_shorter(5, "short.txt")
+    named = Folder(videos).name
+    assert videos.name_shorter(1, "short.txt", named) == (0, None)
+    count, path = videos.name_shorter(5, "short.txt", named)
     assert count == 2 and path == videos.folder / "short.txt" and not list(videos.folder.glob("short.txt.*"))
     one, short = path.read_text().splitlines()
     assert one.endswith("/a/one\\n.mp4\t1 of 5 frames") and short.endswith("4 of 5 frames")
-    count, path = videos.name_shorter(np.array([9.0, 1.0, 4.5]), "short.txt")
+    count, path = videos.name_shorter(np.array([9.0, 1.0, 4.5]), "short.txt", named)
     assert count == 1 and path is not None and path.read_text().endswith("/a/short\\n.mp4\t4 of 4.5 frames\n")
-    assert videos.name_shorter(5, "no/such/folder")[0] == 2, "no file, and no failure"
+    assert videos.name_shorter(5, "no/such/folder", named)[0] == 2, "no file, and no failure"
     assert open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder == videos.folder
 
 

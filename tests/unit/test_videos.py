@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset.images.scan import open_folder
-from dataset.sources.folder import Folder
+from dataset.sources.folder import Folder, open_folder
 from dataset.splits import list_of
 from dataset.videos.columns import RECORD, Flags, Videos
 from dataset.videos.packets import read

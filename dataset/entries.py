@@ -1,0 +1,76 @@
+"""What a scan reads: entries by name, of each its size and its bytes by range; must not know formats or columns.
+
+A file of a folder, a member of an archive, a value of a database: the scan parses all of them with the same
+code.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from dataset import walk
+from dataset.manifest import Rejected
+
+ReadAt = Callable[[int, int], bytes]
+"""(offset, length) -> that many bytes of an entry, or fewer where it ends before."""
+
+
+class Entries(Protocol):
+    """The entries of one data set by name.
+
+    Copied into worker processes, so nothing is opened before it is read.
+    """
+
+    def opened(self, name: bytes) -> AbstractContextManager[tuple[int, ReadAt]]:
+        """Open an entry: its size in bytes, and what reads a range of them.
+
+        Raises Rejected when the entry cannot be read.
+        """
+
+    def shown(self, name: bytes) -> bytes:
+        """Return what rejected.txt calls an entry, or a class."""
+
+    def remember(self, visits: list[walk.Visit], names: Sequence[bytes]) -> None:
+        """Add what shows a later change of these entries to `visits`: files or folders below the scan's root."""
+
+
+class Files:
+    """Entries that are files: a name is a path below `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def shown(self, name: bytes) -> bytes:
+        """Return the absolute path of an entry."""
+        return os.fsencode(self.root) + b"/" + name
+
+    @contextmanager
+    def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
+        """Open a file.
+
+        Whatever the storage says of it, now or when a range is read, is raised as Rejected.
+        """
+        path = self.shown(name)
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not stop the scan
+        except OSError as error:
+            broken = os.path.islink(path) and not os.path.exists(path)
+            raise Rejected("broken link" if broken else f"cannot be read: {error.strerror}") from None
+        try:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise Rejected("no regular file")
+            yield status.st_size, lambda offset, length: os.pread(file, length, offset)
+        except OSError as error:
+            raise Rejected(f"cannot be read: {error.strerror}") from None
+        finally:
+            os.close(file)
+
+    def remember(self, visits: list[walk.Visit], names: Sequence[bytes]) -> None:
+        """Add the folders of these files."""
+        walk.remember_folders(visits, self.root, names)
