@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from cli import one_of  # noqa: E402
 from config import Config, as_yaml, parse, recipe  # noqa: E402
 from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
-from dataset import manifest  # noqa: E402
+from dataset.sources import are_files  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
@@ -41,7 +41,8 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     kind, registry = task_named(model.task), registry_of(model.task)
     if config.detection.score:
         return int(kind.score(config, console))
-    auto = default_loader(model.task, gpu=DEVICE.type == "cuda")
+    files = config.data.data is None or are_files(config.data.source, config.data.data)
+    auto = default_loader(model.task, gpu=DEVICE.type == "cuda", files=files)
     loader_name = one_of("--loader", load.loader, OF_TASK[model.task], auto=auto, elsewhere=task_of)
     arch = one_of("--arch", model.arch or kind.ARCH, registry.names(), elsewhere=elsewhere)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.CPU_PRECISION)
@@ -126,7 +127,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             **opt.model_dump(include={"epochs", "steps", "seconds"}),
             **run.model_dump(include={"val_every", "log_every", "save_every_steps", "save_every_minutes"}),
             bytes_of=lambda ids: kind.bytes_read(train_set, ids),
-            name_of=lambda split, sample: manifest.printable(splits[split].columns.path(sample)),
+            name_of=lambda split, sample: splits[split].source.name(sample),
         )
         training.resume(state)
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from contracts import Feed, Loader
+from contracts import Feed, Loader, UserError
 
 
 class Undecodable(ValueError):
@@ -18,7 +18,11 @@ LOADERS = {
     "dali-gpu": "loaders.images.dali_gpu",
     "dali-fed": "loaders.images.dali_fed",
 }
-"""Of still images: name -> module, imported when asked for, so that DALI stays optional."""
+"""Of still images: name -> module, imported when asked for, so that DALI stays optional.
+
+A module's OPENS_FILES says whether its decoder opens the samples' files itself, so that it needs a source of
+files.
+"""
 CLIPS = {
     "pyav": "loaders.videos.pyav",
     "decord": "loaders.videos.decord",
@@ -38,14 +42,30 @@ def task_of(name: str) -> str | None:
     return next((f"--task {task}" for task, loaders in OF_TASK.items() if name in loaders), None)
 
 
-def default_loader(task: str, *, gpu: bool) -> str:
-    """What --loader auto is."""
+def default_loader(task: str, *, gpu: bool, files: bool = True) -> str:
+    """Return what --loader auto is; `files`: each sample is a file of its own."""
     if task == "video":
-        return "nvdec+pyav" if gpu and import_module(CLIPS["nvdec"]).usable() else "pyav"
-    return "dali-gpu" if gpu else "torchvision"
+        return "nvdec+pyav" if files and gpu and import_module(CLIPS["nvdec"]).usable() else "pyav"
+    if not gpu:
+        return "torchvision"
+    return "dali-gpu" if files else "dali-fed"
+
+
+def opens_files(name: str) -> bool:
+    """Whether the decoder of a loader opens the samples' files itself."""
+    return bool(import_module({**LOADERS, **CLIPS}[name]).OPENS_FILES)
 
 
 def open_loader(name: str, feed: Feed) -> Loader:
-    """The loader of that name, ready to give batches. Raises UserError where this machine cannot run it."""
+    """Return the loader of that name, ready to give batches.
+
+    Raises UserError where this machine cannot run it, and where it opens files and the source has none.
+    """
+    if opens_files(name) and not feed.source.files:
+        others = [other for other in (LOADERS if name in LOADERS else CLIPS) if other != "synthetic" and not opens_files(other)]
+        raise UserError(
+            f"--loader {name} opens each sample's own file, and this --source has none; choose --loader {' or '.join(others)}, "
+            "which take bytes, or unpack the data into folders"
+        )
     module, beside = import_module({**LOADERS, **CLIPS}[name]), name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)

@@ -10,6 +10,8 @@ import torch
 from contracts import Batch, Feed, Rows
 from loaders._staging import DTYPES, Staged, batch_of, hand_over, sleeping_event
 
+OPENS_FILES = False
+
 
 class Synthetic:
     """Pixels never change; ids, labels and padding follow the plan, so that resuming and exactness can be tested."""

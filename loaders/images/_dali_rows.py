@@ -11,12 +11,12 @@ import io
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
 
-from contracts import Array, Feed, Rows, UserError
+from contracts import Array, Feed, FileSource, Rows, UserError
 from loaders import Undecodable
 from loaders._places import placing
 from loaders._workers import some
@@ -141,7 +141,8 @@ class PathPreparer:
     """Rows -> Prepared with paths, for the loaders in which DALI reads the files itself."""
 
     def __init__(self, feed: Feed) -> None:
-        self._source, self._columns = feed.source, feed.columns
+        self._source = cast(FileSource, feed.source)  # open_loader has refused any other
+        self._columns = feed.columns
         self._folder = tempfile.TemporaryDirectory(prefix="saturate-")
         self._placeholder = Path(self._folder.name, "placeholder")
         self._placeholder.write_bytes(placeholder())

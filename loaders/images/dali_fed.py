@@ -24,6 +24,8 @@ from loaders._workers import Workers
 from loaders.images._dali_rows import Known, Prepared, encoded, nothing, numbers, placeholder, plain, whole_image
 from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build
 
+OPENS_FILES = False
+
 
 def _room(feed: Feed, rows: int) -> int:
     """Bytes for this many files: of mean size, four standard errors more, and a large file."""

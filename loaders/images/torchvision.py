@@ -17,6 +17,7 @@ from loaders._workers import PART, Workers
 from loaders.images.decoders import READERS, Decode, choose, decode_many, exactly, plain_jpeg, resize_pil, resize_window
 from plan import geometry
 
+OPENS_FILES = False
 PART_PIXELS = PART * 224 * 224
 """Of a part's images: larger images come in smaller parts, so that all workers fill one batch together."""
 

@@ -52,6 +52,9 @@ class Reader(Protocol):
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises Undecodable.
 
+        Of a source that has no files, `path` is a memoryview of the whole file: for readers of loaders whose
+        OPENS_FILES is False.
+
         A picture is valid until the next one is asked for.
         """
 
@@ -165,8 +168,13 @@ def clips(rows: Rows, views: int) -> list[Array]:
     return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
 
 
-def checked(source: Any, sample: int) -> bytes:
-    """The path of a file that is as the manifest says, `read_delay_s` later than the storage told. Raises UserError."""
+def checked(source: Any, sample: int) -> Any:
+    """Return the path of a file that is as the manifest says, or its bytes where the source has no files.
+
+    That is `read_delay_s` later than the storage told. Raises UserError.
+    """
+    if not source.files:
+        return memoryview(source.read(sample))
     path: bytes = source.path(sample)
     try:
         size = os.stat(path).st_size

@@ -28,6 +28,7 @@ from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
 from loaders.videos.exact import exact
 
+OPENS_FILES = True
 THREADS = 7
 """As many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
 

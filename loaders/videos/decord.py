@@ -12,6 +12,8 @@ from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
 from loaders.videos.pyav import Pyav
 
+OPENS_FILES = True
+
 
 class Decord:
     """loaders.videos._worker.Reader. A reader lives for one clip: it indexes the whole file, and its memory grows with every seek."""

@@ -25,6 +25,7 @@ from loaders.videos._surfaces import Fit, build
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
 
+OPENS_FILES = True
 CHUNK = 16
 """Surfaces that a thread keeps before it resizes them in one go: 50 MB at 1080p."""
 

@@ -22,6 +22,7 @@ from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
 
+OPENS_FILES = False
 HASTY, FROM_THE_START = 0, 3
 """The first and the last attempt: those between them begin at the same key frame, then at the one before it."""
 FAR = 16

@@ -12,6 +12,8 @@ from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
 from loaders.videos.pyav import Pyav
 
+OPENS_FILES = True
+
 
 class Torchcodec:
     """loaders.videos._worker.Reader."""
