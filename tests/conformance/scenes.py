@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from contracts import Feed, Loader, Pixels
-from dataset.images.scan import open_folder
-from dataset.sources.folder import Folder
+from dataset.sources.folder import Folder, open_folder
 from loaders import CLIPS, OF_TASK, open_loader
 from plan.epoch import EpochPlan
 from plan.images import ImagePlan, ImagePolicy

@@ -163,6 +163,26 @@ def test_contracts_import_torch_for_types_alone() -> None:
     assert "torch" in set(imported(ast.unparse(tree)))
 
 
+# --- nobody but a source turns a sample into a path ------------------------------------------------------------------------------------
+
+OF_SAMPLES = {"plan", "loaders", "tasks", "engine", "report", "train"}
+"""Rooms that know samples by their number alone."""
+
+
+def made_paths(source: str) -> list[str]:
+    """Every call of path() or paths() on anything but a source."""
+    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    asked = [ast.unparse(call) for call in calls if call.attr in ("path", "paths")]
+    return [call for call in asked if call.split(".")[-2].lstrip("_") != "source"]
+
+
+def test_only_a_source_turns_a_sample_into_a_path() -> None:
+    there = [path for path in python() if path.parts[0].removesuffix(".py") in OF_SAMPLES]
+    found = [f"{path}: {call}" for path in there for call in made_paths((ROOT / path).read_text(encoding="utf-8"))]
+    assert not found, "\n".join(found)
+    assert made_paths("open(self._columns.path(0))\nsource.path(1)\nfeed.source.paths(ids)\nos.path.join(a)") == ["self._columns.path"]
+
+
 # --- folders and files ----------------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,298 @@
+"""The assertions that every source must pass, how data is laid out for each, and sources with one fault each."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from contracts import FileSource, Source, Split, UserError
+from dataset.sources import SourceModule, folder
+from dataset.sources.folder import Folder
+from tests.conformance import toy
+from tests.unit.folders import fill
+
+DELAY_S = 0.05
+TYPED: tuple[SourceModule, ...] = (folder, toy)
+"""What mypy holds against the protocol."""
+Files = Mapping[str, bytes]
+"""class/name -> bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """What a test does to the data of one source: lay it out as a split, and take a sample's bytes away."""
+
+    write: Callable[[Path, str, Files], object]
+    lose: Callable[[Any, int], object]
+
+
+def write_toy(data: Path, place: str, files: Files) -> None:
+    """Keep the files in memory, under the name that a small file stands for."""
+    fill(data, {f"{place}.toy": b"toy"})
+    toy.STORED[data.resolve(), place] = {os.fsencode(name): content for name, content in files.items()}
+
+
+LAYOUTS = {
+    "folder": Layout(
+        write=lambda data, place, files: fill(data / place, dict(files)),
+        lose=lambda source, sample: os.unlink(source.path(sample)),
+    ),
+    "toy": Layout(
+        write=write_toy,
+        lose=lambda source, sample: source.stored.pop(source.columns.entry(sample)),
+    ),
+}
+"""--source -> how its data is written; a source of the table needs a line here."""
+
+
+# --- assertions: of a split, and of the files that were written ------------------------------------------------------------------------
+
+
+def names_tell_samples_apart(split: Split, files: Files) -> None:
+    names = [split.source.name(sample) for sample in range(len(files))]
+    assert len(set(names)) == len(files)
+    assert all(isinstance(name, str) and name and name.isprintable() for name in names), (
+        "printable, and so on one line"
+    )
+
+
+def bytes_are_those_written(split: Split, files: Files) -> None:
+    columns, source = split.columns, split.source
+    assert len(source) == len(columns) == len(files)
+    read = Counter((columns.classes[columns.label[i]], source.read(i)) for i in range(len(source)))
+    assert read == Counter((name.partition("/")[0], content) for name, content in files.items())
+
+
+def columns_and_bytes_agree(split: Split, files: Files) -> None:
+    """Sample i of the columns is sample i of the source: size and shape are of the bytes that it reads."""
+    for sample in range(len(files)):
+        content = split.source.read(sample)
+        with Image.open(io.BytesIO(content)) as image:
+            found = (split.columns.size[sample], split.columns.height[sample], split.columns.width[sample])
+            assert found == (len(content), image.height, image.width)
+
+
+def another_size_is_refused(split: Split, files: Files) -> None:
+    size = int(split.columns.size[1])
+    split.source.check(1, size)
+    for other in (0, size - 1, size + 1):
+        refused(partial(split.source.check, 1, other), split.source.name(1))
+
+
+def refused(call: Callable[[], object], name: str) -> None:
+    """A UserError of one line that names the sample."""
+    with pytest.raises(UserError) as caught:
+        call()
+    said = str(caught.value)
+    assert name in said and "\n" not in said
+
+
+def a_copy_opens_nothing(split: Split, files: Files, data: Path) -> None:
+    """Before they read, neither the source nor its unpickled copy has a file of the data open or mapped."""
+    nothing_is_open(data)
+    copy: Source = pickle.loads(pickle.dumps(split.source))
+    nothing_is_open(data)
+    assert (
+        len(copy) == len(files)
+        and copy.files == split.source.files
+        and copy.read_delay_s == split.source.read_delay_s
+    )
+    assert all_read(copy) == all_read(split.source)
+
+
+def nothing_is_open(data: Path) -> None:
+    below = f"{data.resolve()}/"
+    held = {os.readlink(link) for link in Path("/proc/self/fd").iterdir() if os.path.lexists(link)}
+    held |= {line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines()}
+    assert not [path for path in held if f"/{path.removeprefix('/')}".startswith(below)]
+
+
+def processes_and_threads_read_alike(split: Split, files: Files) -> None:
+    """After a fork behind a first read, and many threads at once, each over all samples."""
+    expected = all_read(split.source)
+    work = partial(all_read, split.source)
+    with ThreadPoolExecutor(4) as threads:
+        assert all(found.result(60) == expected for found in [threads.submit(work) for _ in range(8)])
+    forking = get_context("fork")
+    with ProcessPoolExecutor(2, mp_context=forking, initializer=_take, initargs=(split.source,)) as forked:
+        assert all(found.result(60) == expected for found in [forked.submit(_read_taken) for _ in range(4)])
+
+
+_taken: list[Source] = []
+
+
+def _take(source: Source) -> None:
+    _taken[:] = [source]  # inherited by the fork, not pickled
+
+
+def _read_taken() -> list[bytes]:
+    return all_read(_taken[0])
+
+
+def all_read(source: Source) -> list[bytes]:
+    return [source.read(sample) for sample in range(len(source))]
+
+
+def what_is_gone_is_named(split: Split, files: Files, lose: Callable[[Any, int], object]) -> None:
+    others = all_read(split.source)
+    lose(split.source, 2)
+    refused(partial(split.source.read, 2), split.source.name(2))
+    assert [split.source.read(sample) for sample in range(len(files)) if sample != 2] == others[:2] + others[
+        3:
+    ]
+
+
+def samples_are_files_where_it_says_so(split: Split, files: Files) -> None:
+    if not split.source.files:
+        assert not hasattr(split.source, "path"), "only a source of files turns a sample into a path"
+        return
+    source = cast(FileSource, split.source)
+    ids = np.arange(len(files))[::-1]
+    for sample, row in zip(ids.tolist(), source.paths(ids), strict=True):
+        path = bytes(row).rstrip(b"\0")
+        assert path == source.path(sample) and os.path.isabs(path)
+        assert Path(os.fsdecode(path)).read_bytes() == source.read(sample)
+
+
+def reads_take_as_long_as_asked(open_: Callable[..., Split]) -> None:
+    source = open_(read_delay_s=DELAY_S).source
+    began = time.perf_counter()
+    source.read(0)
+    source.read(1)
+    assert source.read_delay_s == DELAY_S and time.perf_counter() - began >= 2 * DELAY_S
+
+
+def the_fingerprint_is_of_the_data(open_: Callable[..., Split], other: Callable[..., Split]) -> None:
+    """The same when it is opened, or scanned, again; another of other bytes."""
+    found = open_().columns.fingerprint
+    assert (
+        open_().columns.fingerprint
+        == open_(rescan=True).columns.fingerprint
+        == found
+        != other().columns.fingerprint
+    )
+
+
+# --- faults ---------------------------------------------------------------------------------------------------------------------------
+
+
+class OneName(Folder):
+    def name(self, sample: int) -> str:
+        return "a sample"
+
+
+class TwoLines(Folder):
+    def name(self, sample: int) -> str:
+        return f"{sample}\n"
+
+
+class Neighbour(Folder):
+    """Reads the sample before."""
+
+    def read(self, sample: int) -> bytes:
+        return super().read(sample - 1 if sample else len(self) - 1)
+
+
+class Deaf(Folder):
+    def check(self, sample: int, size: int) -> None:
+        """Take every size."""
+
+
+class Nameless(Folder):
+    """Says that something is wrong, and not of which sample."""
+
+    def read(self, sample: int) -> bytes:
+        try:
+            return super().read(sample)
+        except UserError:
+            raise UserError("a sample is gone") from None
+
+    def check(self, sample: int, size: int) -> None:
+        if size != self.manifest.size[sample]:
+            raise UserError("another size")
+
+
+class Eager(Folder):
+    """Opens a file when it is unpickled."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.file = os.open(self.path(0), os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if "file" in self.__dict__:
+            os.close(self.file)
+
+
+class Locked(Folder):
+    """Cannot be pickled."""
+
+    def __init__(self, manifest: Any, read_delay_s: float = 0.0) -> None:
+        super().__init__(manifest, read_delay_s)
+        self.lock = threading.Lock()
+
+
+class OneProcess(Folder):
+    """Reads in the process alone that it was made in, as what was opened before a fork does."""
+
+    def __init__(self, manifest: Any, read_delay_s: float = 0.0) -> None:
+        super().__init__(manifest, read_delay_s)
+        self.home = os.getpid()
+
+    def read(self, sample: int) -> bytes:
+        return super().read(sample) if os.getpid() == self.home else b""
+
+
+class OneThread(Folder):
+    """Reads in the thread alone that it was made in."""
+
+    def __init__(self, manifest: Any, read_delay_s: float = 0.0) -> None:
+        super().__init__(manifest, read_delay_s)
+        self.home = threading.get_native_id()
+
+    def read(self, sample: int) -> bytes:
+        return super().read(sample) if threading.get_native_id() == self.home else b""
+
+
+class NoPaths(toy.Memory):
+    """Says that its samples are files."""
+
+    files = True
+
+
+class Paths(toy.Memory):
+    """Has a path for what is no file."""
+
+    def path(self, sample: int) -> bytes:
+        return b"/nowhere"
+
+
+class Hasty(Folder):
+    """Is not slowed down."""
+
+    def read(self, sample: int) -> bytes:
+        patient, self.read_delay_s = self.read_delay_s, 0.0
+        try:
+            return super().read(sample)
+        finally:
+            self.read_delay_s = patient
+
+
+def with_sizes_of_neighbours(split: Split) -> Split:
+    """Columns that are one sample off."""
+    return replace(split, columns=replace(split.columns, size=np.roll(split.columns.size, 1)))

@@ -1,0 +1,111 @@
+"""A source in memory, as docs/data.md says how to write one: this file, and a line of SOURCES."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from contracts import Split, UserError
+from dataset import walk
+from dataset.entries import ReadAt
+from dataset.images.scan import open_images
+from dataset.manifest import Manifest, Rejected, Rejects, printable
+from dataset.scan import Progress
+
+FILES = False
+HOLDS = "a folder with train.toy and val.toy"
+STORED: dict[tuple[Path, str], dict[bytes, bytes]] = {}
+"""(data, place) -> the bytes of each name: class/name of labelled images, place/file_name of COCO's."""
+
+
+class Memory:
+    """A contracts.Source of bytes by the name of their entry."""
+
+    files = False
+
+    def __init__(self, columns: Manifest, stored: dict[bytes, bytes], read_delay_s: float = 0.0) -> None:
+        self.columns, self.stored = columns, stored
+        self.read_delay_s = read_delay_s
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def name(self, sample: int) -> str:
+        return f"toy:{printable(self.columns.entry(sample))}"
+
+    def read(self, sample: int) -> bytes:
+        found = self.stored.get(self.columns.entry(sample))
+        if found is None:
+            raise UserError(f"{self.name(sample)} is gone")
+        self.check(sample, len(found))
+        time.sleep(self.read_delay_s)
+        return found
+
+    def check(self, sample: int, size: int) -> None:
+        if size != (expected := int(self.columns.size[sample])):
+            raise UserError(f"{self.name(sample)} has {size} bytes, the manifest says {expected}")
+
+
+class Held:
+    """dataset.entries.Entries of bytes by their name; a change of the file `mark` is a change of all of them."""
+
+    def __init__(self, data: Path, mark: str, stored: dict[bytes, bytes]) -> None:
+        self.data, self.mark, self.stored = data, mark, stored
+
+    @contextmanager
+    def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
+        if (found := self.stored.get(name)) is None:
+            raise Rejected("no such entry")
+        yield len(found), lambda offset, length: found[offset : offset + length]
+
+    def shown(self, name: bytes) -> bytes:
+        return b"toy:" + name
+
+    def remember(self, visits: list[walk.Visit], names: Sequence[bytes]) -> None:
+        walk.remember(visits, os.fsencode(self.data), os.fsencode(self.mark))
+
+
+def missing(data: Path, place: str) -> str:
+    return "" if (data / f"{place}.toy").exists() else f"{place}.toy"
+
+
+def open(
+    data: Path, place: str, *, classes: Sequence[str] | None = None, read_delay_s: float = 0.0, **how: Any
+) -> Split:
+    data = data.resolve()
+    stored = STORED[data, place]
+    names = sorted(stored)
+    held = Held(data, f"{place}.toy", stored)
+
+    def listing(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+        own = [os.fsdecode(name.partition(b"/")[0]) for name in names]
+        labels = walk.numbered(sorted(set(own)), classes, f"{data} has class")
+        walk.write_file_list(names, made, [labels[name] for name in own])
+        held.remember(visits, names)
+        return labels
+
+    columns = open_images(
+        data, held, listing, key=["toy", place], where=f"{data}/{place}.toy", classes=classes, **how
+    )
+    return Split(columns=columns, source=Memory(columns, stored, read_delay_s))
+
+
+def entries(data: Path) -> Held:
+    return Held(data, "train2017.toy", every(data))
+
+
+def source(columns: Any, read_delay_s: float = 0.0) -> Memory:
+    return Memory(columns, every(columns.root), read_delay_s)
+
+
+def every(data: Path) -> dict[bytes, bytes]:
+    return {
+        name: content
+        for (where, _), stored in STORED.items()
+        if where == data
+        for name, content in stored.items()
+    }
