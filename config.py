@@ -1,14 +1,14 @@
 """The typed schema of every setting: one field, its docstring is its --help. A YAML preset is overridden by
 flags.
 
-Must not know: any room. What a name means (a loader, an architecture) is checked by train.py against the
-room's table.
+Must not know: any room. What a name means (a task, a loader, an architecture) is checked by train.py against
+the room's table.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import yaml
 from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
@@ -141,8 +141,9 @@ class Loading(Settings):
 class Model(Settings):
     """The model and its task."""
 
-    task: Literal["classification", "detection", "video"] = "classification"
-    """Meaning of a batch: images with a label, images with boxes, or clips of videos with a label."""
+    task: str = "classification"
+    """Meaning of a batch. classification: images with a label; detection: images with boxes; video: clips of
+    videos with a label."""
     arch: str | None = None
     """Architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its
     name there. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos r3d_18."""
@@ -253,16 +254,10 @@ class Config(Settings):
         }
 
 
-GROUPS: dict[str, type[Settings]] = {
-    "run": Run,
-    "data": Data,
-    "augmentation": Augmentation,
-    "clips": Clips,
-    "detection": Detection,
-    "loading": Loading,
-    "model": Model,
-    "optimisation": Optimisation,
-}
+GROUPS = {name: cast("type[Settings]", field.annotation) for name, field in Config.model_fields.items()}
+COMMON = ("run", "data", "augmentation", "loading", "model", "optimisation")
+"""Groups that every task reads, but for the single settings that it names as unread. Any other group is read
+by the tasks that name it alone."""
 GROUP_OF = {name: group for group, cls in GROUPS.items() for name in cls.model_fields}
 
 
@@ -332,7 +327,10 @@ def read_preset(path: Path) -> dict[str, Any]:
 
 def parse(argv: list[str]) -> Config:
     """Return the settings: flags over the preset that --config names over the defaults. Raises UserError;
-    --help prints and exits 0."""
+    --help prints and exits 0.
+
+    tasks.kind_of tells whether --task is known and reads what is set.
+    """
     preset: dict[str, Any] = {}
     origin = "defaults"
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
@@ -342,32 +340,9 @@ def parse(argv: list[str]) -> Config:
             origin = f"--config {path}"
     before = build(preset, origin=origin)
     config = build(flags(Config, argv, prog="train.py", default=before).flat(), origin="flags")
-    _check_task(config)
     _check_read(config, before)
     _check_graphs(config)
     return config
-
-
-READ_BY = {
-    ("classification",): ("train_window", "val_window", "crop_scale", "crop_ratio"),
-    ("video",): tuple(Clips.model_fields),
-    ("detection",): tuple(Detection.model_fields),
-    ("classification", "video"): ("val_resize", "label_smoothing"),
-    ("classification", "detection"): ("reader", "decode_threads"),
-}
-"""Settings that not every task reads."""
-
-
-def _check_task(config: Config) -> None:
-    defaults = Config().flat()
-    chosen = config.flat()
-    for tasks, names in READ_BY.items():
-        for name in names if config.model.task not in tasks else ():
-            if chosen[name] != defaults[name]:
-                raise UserError(
-                    f"--{name.replace('_', '-')} is for --task {' or '.join(tasks)}, and this is --task "
-                    f"{config.model.task}"
-                )
 
 
 READ_WITH = {
@@ -403,11 +378,6 @@ def _check_graphs(config: Config) -> None:
         return
     if not config.model.compile:
         raise UserError(f"{flag} is for --compile true")
-    if config.model.task == "detection":
-        raise UserError(
-            f"{flag} is not for --task detection: its batches have many shapes, each would be a graph; "
-            "--compile-mode default"
-        )
     if config.optimisation.accumulate > 1:
         raise UserError(
             f"{flag} takes --accumulate 1, and got {config.optimisation.accumulate}: a graph writes its "

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -248,6 +248,35 @@ class Loader(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One number that a validation gives: its name, how it is printed and where it is shown."""
+
+    name: str  # in Metric.result, summary.json and metrics.jsonl; TensorBoard's tag is val/<name>
+    title: str = ""  # in the table that ends a run; "" = the table leaves it out
+    unit: str = ""  # "%": a share in [0, 1], printed in percent; any other stands behind the number; "" = none
+    said: Literal["always", "unless zero", "never"] = "always"  # in the console's line after a validation
+    chart: str = ""  # of TensorBoard's CUSTOM SCALARS page: figures with the same one share it; "" = none
+    compared: bool = False  # is a column of TensorBoard's HPARAMS page
+    larger_is_better: bool = True  # asked of the figure that picks best.pt
+
+
+class Reported(Protocol):
+    """What report/ reads of a task: a tasks.kind.TaskKind."""
+
+    @property
+    def figures(self) -> Sequence[Figure]:
+        """Every figure of a validation, in the order of the table; the first one picks best.pt."""
+
+    @property
+    def loss_parts(self) -> bool:
+        """Whether Task.parts names parts of the loss, which then have a chart."""
+
+    @property
+    def graphs(self) -> bool:
+        """Whether a training step can be a CUDA graph: every batch has the same shape."""
+
+
 class Pending(Protocol):
     """Figures of a validation that are being made by rank 0 while training goes on."""
 
@@ -274,8 +303,7 @@ class Metric(Protocol):
 class Task(Protocol):
     """What a batch means."""
 
-    name: str
-    best: str  # the figure of Metric.result that picks best.pt; larger is better
+    best: Figure  # of Metric.result: picks best.pt
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Host arrays that travel with the images: a row a sample, padding has the ignore value; or packed, cut by "offsets" [B + 1]."""

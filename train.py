@@ -23,8 +23,8 @@ from dataset.sources import are_files  # noqa: E402
 from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
 from engine.loop import Run  # noqa: E402
 from engine.step import Step  # noqa: E402
-from loaders import OF_TASK, default_loader, open_loader, task_of  # noqa: E402
-from models import Unusable, elsewhere, registry_of  # noqa: E402
+from loaders import open_loader  # noqa: E402
+from models import Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from report import ceilings, record  # noqa: E402
 from report.console import Console  # noqa: E402
@@ -32,20 +32,21 @@ from report.meter import Meter  # noqa: E402
 from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter, facts  # noqa: E402
-from tasks import task_named  # noqa: E402
+from tasks import compared, kind_of, task_with_arch, task_with_loader  # noqa: E402
 
 
 def train(config: Config, world: ProcessWorld, console: Console) -> int:
     """One run; the exit code. Raises UserError and NotFinite."""
     run, opt, aug, load, model = config.run, config.optimisation, config.augmentation, config.loading, config.model
-    kind, registry = task_named(model.task), registry_of(model.task)
-    if config.detection.score:
-        return int(kind.score(config, console))
+    kind = kind_of(config)
+    registry = kind.registry
+    if (scored := kind.score(config, console)) is not None:
+        return scored
     files = config.data.data is None or are_files(config.data.source, config.data.data)
-    auto = default_loader(model.task, gpu=DEVICE.type == "cuda", files=files)
-    loader_name = one_of("--loader", load.loader, OF_TASK[model.task], auto=auto, elsewhere=task_of)
-    arch = one_of("--arch", model.arch or kind.ARCH, registry.names(), elsewhere=elsewhere)
-    precise = precision.choose(model.precision, DEVICE, on_cpu=kind.CPU_PRECISION)
+    auto = kind.default_loader(gpu=DEVICE.type == "cuda", files=files)
+    loader_name = one_of("--loader", load.loader, kind.loaders, auto=auto, elsewhere=task_with_loader)
+    arch = one_of("--arch", model.arch or kind.arch, registry.names(), elsewhere=task_with_arch)
+    precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
     native = registry.native(arch, model.weights)
     native = native._replace(size=aug.image_size or native.size)
     workers = world.workers(load.workers)
@@ -57,7 +58,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         splits = kind.splits(config, loader_name, console)
         train_set, val_set = splits["train"].columns, splits["val"].columns
         colours = {"mean": aug.mean or native.mean, "std": aug.std or native.std}
-        named = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers, "unit": kind.UNIT}
+        named = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers, "unit": kind.unit}
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, world_size=world.size, rank=world.rank)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
@@ -101,7 +102,16 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         told = facts(config, loader=loader, loader_name=loader_name, world=world, cores=cores(), **named, **kind.facts(plan))
         resumed_at = state["progress"]["step"] if state else 0 if run.resume == "auto" else None
         reporter = Reporter.opened(
-            output, world=world, console=console, meter=meter, facts=told, config_text=as_yaml(config), resumed_at=resumed_at, **colours
+            output,
+            world=world,
+            console=console,
+            meter=meter,
+            facts=told,
+            task=kind,
+            compared=compared(),
+            config_text=as_yaml(config),
+            resumed_at=resumed_at,
+            **colours,
         )
         stack.callback(reporter.close)
         anew = [f"--weights are for other classes: {', '.join(new)} start anew"] if new else []

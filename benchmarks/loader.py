@@ -47,9 +47,9 @@ from benchmarks._suite import (
 from cli import one_of
 from contracts import FileSource, UserError
 from dataset.splits import open_split
-from loaders import OF_TASK, task_of
 from report import hardware
 from report.meter import Meter, spread
+from tasks import kind_named, task_with_loader
 
 BASELINES = {"classification": images.BASELINES, "video": videos.BASELINES}
 """--task -> what is written by hand, with PyTorch on the CPU and with DALI's own readers."""
@@ -143,7 +143,7 @@ def expanded(
     `more` are names besides the loaders; by default the baselines.
     """
     by_hand = (*BASELINES[task], *(videos.ALONE if task == "video" else ())) if more is None else more
-    known = (*by_hand, *OF_TASK[task])
+    known = (*by_hand, *kind_named(task).loaders)
     never = ("synthetic", *videos.ALONE)
     auto = [
         name for name in known if name not in never and "nvdec+" not in name and _runs(name, task, devices)
@@ -153,7 +153,7 @@ def expanded(
             each
             for name in names
             for each in (
-                auto if one_of(flag, name, (*known, "auto"), elsewhere=task_of) == "auto" else [name]
+                auto if one_of(flag, name, (*known, "auto"), elsewhere=task_with_loader) == "auto" else [name]
             )
         )
     )

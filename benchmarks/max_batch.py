@@ -51,7 +51,7 @@ from config import Share, parse
 from contracts import UserError
 from engine.precision import choose
 from report import hardware
-from tasks.classification import CPU_PRECISION
+from tasks.classification import KIND
 
 GRID = 8
 """Batches above it are multiples of it."""
@@ -168,7 +168,7 @@ def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
     have the same."""
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precisions = dict.fromkeys(choose(name, device, on_cpu=CPU_PRECISION) for name in settings.precisions)
+    precisions = dict.fromkeys(choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions)
     for arch in settings.archs:
         yield from itertools.product([arch], loaders, precisions)
         if settings.by_hand:

@@ -295,7 +295,7 @@ def measure(
         **{one: values[-1] for one, values in warm.items() if one != "rate"},
         **{one: busy[one] for one in LOADS},
         "epochs": settings.epochs,
-        **({"unit": videos.UNIT} if settings.task == "video" else {}),
+        **({"unit": videos.KIND.unit} if settings.task == "video" else {}),
     }
     _show.hparams(board, SUITE.name, point, figures)
     board.close(finished=not said)

@@ -23,11 +23,9 @@ from config import parse
 from contracts import UserError
 from engine import precision
 from engine.distributed import default_workers
-from loaders import OF_TASK, default_loader
-from models import registry_of
 from report.meter import Window, bound, spread, steady
-from report.tensorboard import SETTINGS, Board
-from tasks import task_named
+from report.tensorboard import SETTINGS, Board, metrics
+from tasks import compared, kind_named, kind_of
 
 BY_HAND = "by hand: "
 BY_HAND_OF = {"classification": ("dali", "torchvision"), "detection": ("torchvision",), "video": ()}
@@ -128,7 +126,7 @@ def check(
     taken = sorted({*names} & {*OWN, *own})
     if taken:
         raise UserError(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
-    parse(["--task", task, *given])
+    kind_of(parse(["--task", task, *given]))
     apart = [name for name in names if name not in (*SAME_WORK, *more)] if by_hand else []
     if apart:
         allowed = ", ".join((*SAME_WORK, *more))
@@ -156,7 +154,7 @@ def require_data(data: Path | None, loaders: Collection[str], task: str = "class
 def require_same_pixels(task: str, archs: Sequence[str]) -> None:
     """Raise UserError for a classifier that trains at another size than the loop by hand."""
     for arch in archs if task == "classification" else ():
-        if (size := registry_of(task).native(arch).size) != loop_by_hand.SIDE:
+        if (size := kind_named(task).registry.native(arch).size) != loop_by_hand.SIDE:
             raise UserError(
                 f"--by-hand: the loop by hand trains at {loop_by_hand.SIDE} px, {arch} at {size}: leave out "
                 "one of them"
@@ -165,10 +163,10 @@ def require_same_pixels(task: str, archs: Sequence[str]) -> None:
 
 def points(settings: Train) -> list[Point]:
     task = settings.task
-    known = registry_of(settings.task).names()
+    kind = kind_named(task)
     archs = ARCHS[task] if settings.archs is None else settings.archs
     for arch in archs:
-        one_of("--archs", arch, known)
+        one_of("--archs", arch, kind.registry.names())
     if settings.by_hand:
         require_same_pixels(task, archs)
     for name in settings.by_hand:
@@ -179,13 +177,13 @@ def points(settings: Train) -> list[Point]:
                 f"{f'take {allowed}' if allowed else 'it has none'}"
             )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    auto = default_loader(task, gpu=device.type == "cuda")
-    loaders = [one_of("--loaders", name, OF_TASK[task], auto=auto) for name in settings.loaders]
+    auto = kind.default_loader(gpu=device.type == "cuda")
+    loaders = [one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders]
     require_gpus(settings.gpus, torch.cuda.device_count())
     require_data(settings.data, settings.loaders, task)
     check(settings.flags, task=task, by_hand=bool(settings.by_hand))
     precisions = [
-        precision.choose(name, device, on_cpu=task_named(task).CPU_PRECISION) for name in settings.precisions
+        precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions
     ]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     found = []
@@ -240,7 +238,8 @@ def read(point: Point, folder: Path) -> Measured:
         rate = statistics.median(rates) if rates else None
         # as train.py shows its own: a page of HPARAMS has the columns of one of its runs
         board = Board(folder)
-        board.hparams({name: point[name] for name in SETTINGS if name in point} | {"world_size": 1})
+        row = {name: point[name] for name in SETTINGS if name in point} | {"world_size": 1}
+        board.hparams(row, metrics(compared()))
         board.scalars({"throughput/samples_per_s": rate}, told["steps"])
         board.close()
         return Measured(

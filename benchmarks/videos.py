@@ -23,7 +23,7 @@ from dataset.splits import cache_folder
 from loaders import open_loader
 from loaders.videos._engines import capabilities, import_codec
 from plan.clips import ClipPlan, ClipPolicy
-from tasks.video import UNIT, Video
+from tasks.video import KIND, Video
 
 DALI = ("dali", "dali-experimental")
 BASELINES = ("pytorch", "pytorch+decord", *DALI)
@@ -106,7 +106,7 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
     if name in (*BASELINES, *ALONE):
         yield (
             _by_hand(settings, name, data, plan, world),
-            lambda rate: {"unit": UNIT, "frames_per_s": rate * frames},
+            lambda rate: {"unit": KIND.unit, "frames_per_s": rate * frames},
         )
         return
     with open_loader(name, feed_of(settings, plan, data, world)) as loader:
@@ -118,7 +118,7 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
 
         yield (
             epochs,
-            lambda rate: {"unit": UNIT, "frames_per_s": rate * frames, **counted(loader, plan.policy.frames)},
+            lambda rate: {"unit": KIND.unit, "frames_per_s": rate * frames, **counted(loader, plan.policy.frames)},
         )
 
 

@@ -346,8 +346,11 @@ class Run:
         validated, self._outstanding = self._outstanding, None
         result = validated.outcome.result(self.world)
         self.report.validated(result, loading=validated.loading, step=validated.step, epoch=validated.epoch)
-        figure = float(np.nan_to_num(result[self.task.best], nan=-np.inf))  # AP where there is nothing to find
-        if validated.picks and (figure > self.progress.best or np.isneginf(self.progress.best)):
+        best = self.task.best
+        worst = -np.inf if best.larger_is_better else np.inf
+        figure = float(np.nan_to_num(result[best.name], nan=worst))  # AP where there is nothing to find
+        better = figure > self.progress.best if best.larger_is_better else figure < self.progress.best
+        if validated.picks and (better or np.isneginf(self.progress.best)):
             self.progress.best = figure
             if validated.state is not None:
                 validated.state["progress"]["best"] = figure

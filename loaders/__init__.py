@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Literal
 
 from contracts import Feed, Loader, UserError
 
@@ -33,18 +34,14 @@ CLIPS = {
     "dali-video": "loaders.videos.dali_video",
 }
 """Of video files, likewise."""
-OF_TASK = {"classification": LOADERS, "detection": LOADERS, "video": {**CLIPS, "synthetic": LOADERS["synthetic"]}}
-"""--task -> its loaders."""
+Medium = Literal["images", "videos"]
+OF_MEDIUM: dict[Medium, dict[str, str]] = {"images": LOADERS, "videos": {**CLIPS, "synthetic": LOADERS["synthetic"]}}
+"""What the files hold -> the loaders of them, as a task names its table."""
 
 
-def task_of(name: str) -> str | None:
-    """The --task that has a loader, as a flag; None = no task has it."""
-    return next((f"--task {task}" for task, loaders in OF_TASK.items() if name in loaders), None)
-
-
-def default_loader(task: str, *, gpu: bool, files: bool = True) -> str:
-    """Return what --loader auto is; `files`: each sample is a file of its own."""
-    if task == "video":
+def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
+    """Return what --loader auto is for such data; `files`: each sample is a file of its own."""
+    if medium == "videos":
         return "nvdec+pyav" if files and gpu and import_module(CLIPS["nvdec"]).usable() else "pyav"
     if not gpu:
         return "torchvision"

@@ -1,16 +1,11 @@
-"""Architecture name -> module, for every registry of torchvision. Imports nothing of ours."""
+"""Architecture name -> module: a file a registry, and what they have in common. Imports nothing of ours."""
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-REGISTRIES = {
-    "classification": "models.classification",
-    "detection": "models.detection",
-    "video": "models.video",
-}
-"""--task -> module with names(), native(), build(), auxiliary_weight()."""
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Native(NamedTuple):
@@ -29,11 +24,22 @@ class Unusable(ValueError):
     """An architecture or weights that cannot be used as asked, in one line."""
 
 
-def elsewhere(arch: str) -> str | None:
-    """The --task whose registry has an architecture, as a flag; None = no registry has it."""
-    return next((f"--task {task}" for task in REGISTRIES if arch in registry_of(task).names()), None)
+class Registry(Protocol):
+    """The architectures of a task: a module such as models/classification.py, or anything with these
+    functions."""
 
+    def names(self) -> list[str]:
+        """Return every name that --arch takes."""
 
-def registry_of(task: str) -> Any:
-    """The registry of a task's architectures."""
-    return import_module(REGISTRIES[task])
+    def native(self, arch: str, weights: str | None = None) -> Native:
+        """Return what the architecture, with these weights, was made for."""
+
+    def build(self, arch: str, *args: Any, **kwargs: Any) -> tuple[nn.Module, list[str]]:
+        """Build it for batches of `shape`, with `weights` if any, and with what TaskKind.building gives.
+
+        Return the module and the parameters that keep their initial values, because the weights are for other
+        classes. Raises Unusable.
+        """
+
+    def auxiliary_weight(self, arch: str) -> float:
+        """Return the weight of the losses of outputs after the first; 0 where there is one output."""

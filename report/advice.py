@@ -18,8 +18,12 @@ GRAPHS = "--compile true --compile-mode reduce-overhead"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
 
-def advice(summary: Mapping[str, Any]) -> str:
-    """What to change first, from a run's `summary` (report/reporter.py, finish); any part may be missing or None."""
+def advice(summary: Mapping[str, Any], *, graphs: bool = True) -> str:
+    """What to change first, from a run's `summary` (report/reporter.py, finish); any part may be missing or None.
+
+    `graphs`: whether the task's steps can be CUDA graphs at all.
+    """
+    graphs = graphs and summary.get("compile") != "reduce-overhead" and summary.get("accumulate", 1) == 1
     efficiency = summary.get("efficiency")
     ceiling = _part(summary, "ceiling")
     if _part(summary, "rate").get("steady") is None:
@@ -32,12 +36,12 @@ def advice(summary: Mapping[str, Any]) -> str:
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
     if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    said = {"compute": _compute, "loader": _loader, "contention": _contention}[summary["bound"]](summary)
+    said = {"compute": _compute, "loader": _loader, "contention": _contention}[summary["bound"]](summary, graphs)
     alone = _part(_part(summary, "rate"), "spread").get("n") == 1
     return f"{said} One window alone says so: train for longer to be sure." if alone else said
 
 
-def _compute(summary: Mapping[str, Any]) -> str:
+def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
     hardware = _part(summary, "hardware")
     if not _gpu(summary):
         return "The model is the limit on this CPU and it is fed: a GPU, a smaller --image-size or a smaller --arch."
@@ -45,8 +49,9 @@ def _compute(summary: Mapping[str, Any]) -> str:
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
     busy = _part(summary, "gpu").get("utilisation")
     if busy is not None and busy < IDLE:
-        graphs = f", or {GRAPHS} (CUDA graphs: few launches)" if _could_be_graphs(summary) else ""
-        return f"The step is the limit and the GPU is busy {busy:.0%} of its time, so it waits for launches: a larger --batch-size{graphs}."
+        launches = f", or {GRAPHS} (CUDA graphs: few launches)" if graphs else ""
+        waits = f"the GPU is busy {busy:.0%} of its time, so it waits for launches"
+        return f"The step is the limit and {waits}: a larger --batch-size{launches}."
     if not summary.get("compile"):
         return "The GPU is fed: --compile true makes the step itself faster."
     room, used = hardware.get("gpu_gib"), _part(summary, "memory").get("device_gib")
@@ -55,8 +60,8 @@ def _compute(summary: Mapping[str, Any]) -> str:
     return "The GPU is fed and at its limit: more GPUs, a smaller --image-size or a smaller --arch."
 
 
-def _loader(summary: Mapping[str, Any]) -> str:
-    if summary.get("task") == "video":
+def _loader(summary: Mapping[str, Any], graphs: bool) -> str:
+    if _part(summary, "clips"):
         return _clips(summary)
     loader, busy, cores = summary.get("loader"), _part(summary, "cpu").get("utilisation"), _part(summary, "hardware").get("cores")
     of_cores = f" of {cores:.0f} cores" if cores else ""
@@ -88,37 +93,32 @@ def _clips(summary: Mapping[str, Any]) -> str:
     return "The loader is the limit: more cores, or videos stored smaller or with a key frame more often, so that decoding is cheaper."
 
 
-def _contention(summary: Mapping[str, Any]) -> str:
+def _contention(summary: Mapping[str, Any], graphs: bool) -> str:
     busy = _part(summary, "cpu").get("utilisation")
     compute, loader = (_part(_part(summary, "ceiling"), name).get("rate") for name in ("compute", "loader"))
     if compute and loader and loader < FAR_BELOW * compute and summary["rate"]["steady"] > NEARLY * loader:
-        return _loader(summary)
+        return _loader(summary, graphs)
     said = "Loader and step hinder each other, each is faster alone:"
     if not _gpu(summary):
         return f"{said} they share the CPU cores, so try {_fewer(summary)}more cores."
     if busy is not None and busy >= BUSY:
-        graphs = f" and {GRAPHS} (few launches)" if _could_be_graphs(summary) else ""
-        return f"{said} they share the CPU cores, so try {_fewer(summary, graphs)}more cores."
-    if _could_be_graphs(summary):
+        launches = f" and {GRAPHS} (few launches)" if graphs else ""
+        return f"{said} they share the CPU cores, so try {_fewer(summary, launches)}more cores."
+    if graphs:
         return f"{said} {GRAPHS} leaves few launches to be held up, instead of hundreds."
     if summary.get("loader") in ("dali-gpu", "dali-fed"):
         return f"{said} they share the GPU, so try --loader dali-cpu while CPU cores are idle."
     return f"{said} look at a --profile true trace for the gaps between steps."
 
 
-def _fewer(summary: Mapping[str, Any], graphs: str = "") -> str:
+def _fewer(summary: Mapping[str, Any], launches: str = "") -> str:
     """What comes before more cores, where there is something."""
-    tried = ("" if summary.get("workers") in (0, 1) else "fewer --workers") + graphs
+    tried = ("" if summary.get("workers") in (0, 1) else "fewer --workers") + launches
     return f"{tried.removeprefix(' and ')}, then " if tried else ""
 
 
 def _gpu(summary: Mapping[str, Any]) -> bool:
     return bool(_part(summary, "hardware").get("gpu"))
-
-
-def _could_be_graphs(summary: Mapping[str, Any]) -> bool:
-    one = summary.get("accumulate", 1) == 1
-    return summary.get("compile") != "reduce-overhead" and summary.get("task") != "detection" and one
 
 
 def _part(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:

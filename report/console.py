@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,27 +22,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from contracts import Figure, Reported
 from report.advice import advice
 from report.meter import STEAL
 
 WIDTH = 80  # of the table, and of plain output
 LIVE_S, PLAIN_S = 0.2, 10.0  # least time between two pictures of a bar, between two plain lines
-METRICS = {
-    "top1": "top-1",
-    "top5": "top-5",
-    "ap": "AP",
-    "ap50": "AP50",
-    "ap75": "AP75",
-    "mask_ap": "mask AP",
-    "keypoint_ap": "keypoint AP",
-    "psnr": "PSNR",
-    "ssim": "SSIM",
-    "loss": "loss",
-}
-BEST = {"detection": "ap"}  # task -> what comes first in the table, where it is not top1
 CEILINGS = ("compute", "loader")
-SHARES = re.compile(r"top\d|(mask_|keypoint_)?a[pr]")  # how figures begin that are said in percent
-DETAILS = re.compile(r"(mask_|keypoint_)?(ap_|ar)")  # those that TensorBoard and the files alone show
 
 
 class Bar:
@@ -150,19 +135,19 @@ class Console:
                 if progress:
                     progress.stop()
 
-    def result(self, summary: Mapping[str, Any], *, folder: Path | None = None) -> None:
+    def result(self, summary: Mapping[str, Any], task: Reported, *, folder: Path | None = None) -> None:
         """The final table: what came out, how fast, what held it back, what to change first; where it is, in lines one can copy."""
         title = " · ".join(str(summary[name]) for name in ("arch", "loader", "precision") if summary.get(name)) or "result"
         if self._terminal:
             table = Table(title=Text(title, style="bold"), box=box.ROUNDED, show_header=False, width=min(WIDTH, self._terminal.width))
             table.add_column(style="cyan", no_wrap=True)
             table.add_column(overflow="fold")
-            for name, value in rows(summary):
+            for name, value in rows(summary, task):
                 table.add_row(name, Text(self._sayable(value), style="bold" if name in ("rate", "change first") else ""))
             with self._listening():
                 self._terminal.print(table)
         else:
-            folded = [line for name, value in rows(summary) for line in _folded(name, value)]
+            folded = [line for name, value in rows(summary, task) for line in _folded(name, value)]
             self._print("\n".join(["", title.replace("·", "|"), "-" * WIDTH, *folded, "-" * WIDTH]))
         if folder is not None:
             self._print(f"run folder:   {folder}")
@@ -200,12 +185,13 @@ class Console:
             self._enabled, self._terminal = False, None
 
 
-def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
     """(name, value) lines of the final table; '-' for what was not measured. Without training, of the validation alone."""
     rate, ceiling, validation = (_part(summary, name) for name in ("rate", "ceiling", "validation"))
     unit, efficiency, failed = rate.get("unit") or "img/s", summary.get("efficiency"), summary.get("samples_failed")
-    told = [(METRICS[name], _metric(name, validation[name])) for name in METRICS if name in validation]
-    told = told or [(METRICS[BEST.get(summary.get("task") or "", "top1")], "-")]
+    titled = [figure for figure in task.figures if figure.title]
+    told = [(figure.title, _metric(figure, validation[figure.name])) for figure in titled if figure.name in validation]
+    told = told or [(titled[0].title, "-")]
     more = "   ".join(f"{name} {value}" for name, value in told[1:])
     best = (told[0][0], told[0][1] + (f"   ({more})" if more else ""))
     if summary.get("samples") == 0:
@@ -221,7 +207,7 @@ def rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         *_clips(_part(summary, "clips")),
         *_detection(_part(summary, "detection")),
         *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
-        ("change first", advice(summary)),
+        ("change first", advice(summary, graphs=task.graphs)),
     ]
 
 
@@ -245,13 +231,21 @@ def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> s
     return f"{number(value)} {unit}   ({number(spread['min'])} to {number(spread['max'])} in {windows})"
 
 
-def figures(named: Mapping[str, Any]) -> str:
-    """Figures of a validation in one line."""
-    return "  ".join(
-        f"{name} {f'{value:,}' if isinstance(value, int) else _metric(name, value) if SHARES.match(name) else f'{value:.4g}'}"
-        for name, value in named.items()
-        if (value or name != "losses_not_finite") and not DETAILS.match(name)
-    )
+def figures(result: Mapping[str, Any], declared: Sequence[Figure]) -> str:
+    """Return the figures of a validation in one line, in the order of the result."""
+    by_name = {figure.name: figure for figure in declared}
+    words = []
+    for name, value in result.items():
+        figure = by_name.get(name, Figure(name=name))
+        if figure.said == "never" or (figure.said == "unless zero" and not value):
+            continue
+        if isinstance(value, int):
+            words.append(f"{name} {value:,}")
+        elif figure.unit == "%":
+            words.append(f"{name} {_metric(figure, value)}")
+        else:
+            words.append(f"{name} {value:.4g}")
+    return "  ".join(words)
 
 
 def took(seconds: Mapping[str, float] | None) -> str:
@@ -263,10 +257,12 @@ def took(seconds: Mapping[str, float] | None) -> str:
     return standing + (f", scored {where}in {seconds['score']:.1f} s" if seconds["score"] >= 0.1 else "")
 
 
-def _metric(name: str, value: float | None) -> str:
+def _metric(figure: Figure, value: float | None) -> str:
     if not isinstance(value, int | float) or math.isnan(value):  # nan is text in a summary that was read again
         return "-"
-    return f"{value:.2%}" if SHARES.match(name) else f"{value:.2f} dB" if name == "psnr" else f"{value:.4f}"
+    if figure.unit == "%":
+        return f"{value:.2%}"
+    return f"{value:.2f} {figure.unit}" if figure.unit else f"{value:.4f}"
 
 
 def _steal(share: float | None) -> list[tuple[str, str]]:

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Array, Batch, Counts, World
+from contracts import Array, Batch, Counts, Reported, World
 from report import pictures
 from report.console import Bar, Console, figures, number, took
 from report.hardware import Sampler, device_gib, hardware, host_gib, over_ranks, versions
 from report.meter import Meter, Window, bound, bound_of, too_high
 from report.record import FAILED, Record
-from report.tensorboard import LAYOUT, LAYOUTS, SETTINGS, Board
+from report.tensorboard import SETTINGS, Board, layout, metrics
 
 
 def facts(config: Config, *, loader: Any, loader_name: str, world: World, cores: float, **named: Any) -> dict[str, Any]:
@@ -63,7 +63,10 @@ PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 
 
 class Reporter:
-    """Receives points, windows, validations and ceilings from the loop; writes the summary at the end."""
+    """Receives points, windows, validations and ceilings from the loop; writes the summary at the end.
+
+    `task` says how its figures are shown; `compared` are figures of all tasks, by which TensorBoard's HPARAMS page compares runs.
+    """
 
     @staticmethod
     def opened(
@@ -86,6 +89,8 @@ class Reporter:
         record: Record,
         meter: Meter,
         facts: Mapping[str, Any],
+        task: Reported,
+        compared: Sequence[str],
         mean: tuple[float, ...],
         std: tuple[float, ...],
         resumed_at: int | None = None,
@@ -93,6 +98,7 @@ class Reporter:
         self._channel_mean, self._channel_std = torch.tensor(mean), torch.tensor(std)
         self._world, self._console, self._board, self._record, self._meter = world, console, board, record, meter
         self._facts = dict(facts)
+        self._task = task
         self._unit = self._facts.get("unit", "img/s").removesuffix("/s")
         self._sampler = Sampler(world.device, cores=facts["hardware"]["cores"]).start()
         self._ceilings: dict[str, dict[str, Any] | None] = {"compute": None, "loader": None}
@@ -106,8 +112,9 @@ class Reporter:
         self._validated_with: Mapping[str, Any] = {}  # what its loader has told
         self._validation_s: Mapping[str, float] | None = None
         self._finished = False
-        board.layout(LAYOUTS.get(self._facts.get("task", ""), LAYOUT))
-        board.hparams({name: value for name in SETTINGS if (value := self._facts["settings"].get(name)) is not None})
+        board.layout(layout(task))
+        settings = {name: value for name in SETTINGS if (value := self._facts["settings"].get(name)) is not None}
+        board.hparams(settings, metrics(compared))
         console.info(self._facts["title"])
 
     # -- called by the loop -------------------------------------------------------------------------------------------
@@ -241,7 +248,9 @@ class Reporter:
             self._record.file(name, content)
         for tag, images in extras.get("images", {}).items():
             self._board.images(tag, images, step, once=False)
-        self._console.info(f"validated{'' if epoch is None else f' epoch {epoch + 1}'}: {figures(known)}{took(self._validation_s)}")
+        self._console.info(
+            f"validated{'' if epoch is None else f' epoch {epoch + 1}'}: {figures(known, self._task.figures)}{took(self._validation_s)}"
+        )
 
     def images(self, batch: Batch) -> None:
         """A grid of augmented training images, or of the middle frames of clips, once."""
@@ -313,7 +322,7 @@ class Reporter:
             self._console.info(f"stopped at step {progress['step']}; {self._record.go_on if loader is not None else 'run it again'}")
         if finished:
             self._tell_rate(rate["steady"], efficiency, step=progress["step"])
-            self._console.result(summary, folder=self._record.folder)
+            self._console.result(summary, self._task, folder=self._record.folder)
             if too_high(efficiency):
                 self._console.warn(f"check failed: efficiency {efficiency:.1%} is above 103 %, so the rate or a ceiling is wrong")
         return summary

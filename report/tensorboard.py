@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from contracts import Reported
 from report.record import Appender, replace
 
 if TYPE_CHECKING:
@@ -47,12 +48,9 @@ SETTINGS: dict[str, type] = {
     "read_delay_ms": float,
     "gpu": str,
 }
-METRICS = (
-    *(f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")),
-    *(f"val/{name}" for name in ("top1", "top5", "loss", "ap", "ap50")),
-    *("throughput/per_gpu", "time/data_wait_ms", "gpu/utilisation", "memory/device_gib", "memory/host_gib"),
-)
-LAYOUT = {
+RATES = tuple(f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency"))
+MACHINE = ("throughput/per_gpu", "time/data_wait_ms", "gpu/utilisation", "memory/device_gib", "memory/host_gib")
+LAYOUT: dict[str, dict[str, list[str]]] = {
     "throughput": {
         "rate and its ceilings": ["samples_per_s", "compute_ceiling", "loader_ceiling"],
         "efficiency": ["efficiency"],
@@ -60,23 +58,24 @@ LAYOUT = {
     },
     "time": {"one step, ms": [f"{part}_ms" for part in ("data_wait", "transfer", "forward", "backward", "update")]},
     "memory": {"GiB": ["allocated_gib", "reserved_gib", "device_gib", "host_gib"]},
-    "val": {"accuracy": ["top1", "top5"], "loss": ["loss"]},
+    "val": {},  # the task's figures
     "gpu": {"utilisation": ["utilisation"], "power, W": ["power_w"], "SM clock, MHz": ["sm_mhz"]},
 }
-LAYOUTS = {
-    "detection": {
-        **LAYOUT,
-        "loss": {"parts of the loss": [".*"]},
-        "val": {
-            "AP": ["ap", "ap50", "ap75"],
-            "AP by size": ["ap_small", "ap_medium", "ap_large"],
-            "recall of 1, 10, 100 detections": ["ar1", "ar10", "ar100"],
-            "AP of masks": ["mask_ap", "mask_ap50", "mask_ap75"],
-            "AP of keypoints": ["keypoint_ap", "keypoint_ap50", "keypoint_ap75"],
-        },
-    },
-}
-"""Of tasks whose figures are others."""
+
+
+def metrics(compared: Sequence[str]) -> tuple[str, ...]:
+    """Return the metrics of the HPARAMS page, by their scalars' tags. `compared`: figures of every task, whichever is run."""
+    return (*RATES, *(f"val/{name}" for name in compared), *MACHINE)
+
+
+def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
+    """Return the charts of a task's runs, as Board.layout takes them: LAYOUT and those of its figures."""
+    charts: dict[str, list[str]] = {}
+    for figure in task.figures:
+        if figure.chart:
+            charts.setdefault(figure.chart, []).append(figure.name)
+    parts = {"loss": {"parts of the loss": [".*"]}} if task.loss_parts else {}
+    return {**LAYOUT, "val": charts, **parts}
 
 
 class Board:
@@ -124,7 +123,7 @@ class Board:
     def hparams(
         self,
         settings: Mapping[str, str | int | float | bool],
-        metrics: Sequence[str] = METRICS,
+        metrics: Sequence[str],
         columns: Mapping[str, type] = SETTINGS,
     ) -> None:
         """The run's row of the HPARAMS page: settings named in `columns`, metrics by their scalar's tag. Left out = an empty cell."""
@@ -144,7 +143,7 @@ class Board:
         self._event(summary=row)
         self._named = True
 
-    def layout(self, layout: Mapping[str, Mapping[str, Sequence[str]]] = LAYOUT) -> None:
+    def layout(self, layout: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
         """The CUSTOM SCALARS page: {group of tags: {title of a chart: names in the group}}."""
         from torch.utils.tensorboard.summary import custom_scalars
 

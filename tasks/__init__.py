@@ -1,18 +1,63 @@
-"""What a batch MEANS. One task a file: what it trains on, its plans, targets, losses and figures, and its defaults."""
+"""What a batch MEANS. One task a file: what it trains on, its plans, targets, losses and figures, and its
+defaults."""
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+
+from cli import one_of
+from config import GROUP_OF, Config
+from contracts import UserError
+from tasks.kind import TaskKind
 
 TASKS = {
     "classification": "tasks.classification",
     "detection": "tasks.detection",
     "video": "tasks.video",
 }
-"""--task -> module with ARCH UNIT CPU_PRECISION, splits(), plans(), tasks(), building(), facts(), bytes_read()."""
+"""--task -> module that has its tasks.kind.TaskKind as KIND; imported when asked for."""
 
 
-def task_named(name: str) -> Any:
-    """The module of a task."""
-    return import_module(TASKS[name])
+def kind_named(task: str) -> TaskKind:
+    """Return the entry of a task in TASKS."""
+    found: TaskKind = import_module(TASKS[task]).KIND
+    return found
+
+
+def kind_of(config: Config) -> TaskKind:
+    """Return the entry of --task. Raises UserError when there is none, or when it does not read what is
+    set."""
+    kind = kind_named(one_of("--task", config.model.task, TASKS))
+    require_read(config, kind)
+    return kind
+
+
+def require_read(config: Config, kind: TaskKind) -> None:
+    """Raise UserError for a setting that is not the default and means nothing to the task."""
+    defaults, chosen = Config().flat(), config.flat()
+    for name in GROUP_OF:
+        if chosen[name] != defaults[name] and not kind.reads(name):
+            readers = " or ".join(task for task in TASKS if kind_named(task).reads(name))
+            raise UserError(
+                f"--{name.replace('_', '-')} is for --task {readers}, and this is --task {kind.name}"
+            )
+    if config.model.compile_mode == "reduce-overhead" and not kind.graphs:
+        flag = f"--compile-mode {config.model.compile_mode}"
+        why = "its batches have many shapes, each would be a graph"
+        raise UserError(f"{flag} is not for --task {kind.name}: {why}; --compile-mode default")
+
+
+def task_with_loader(name: str) -> str | None:
+    """Return the first --task that has a loader of this name, as a flag; None where no task has it."""
+    return next((f"--task {task}" for task in TASKS if name in kind_named(task).loaders), None)
+
+
+def task_with_arch(name: str) -> str | None:
+    """Return the first --task that has an architecture of this name, as a flag; None where no task has it."""
+    return next((f"--task {task}" for task in TASKS if name in kind_named(task).registry.names()), None)
+
+
+def compared() -> tuple[str, ...]:
+    """Return the names of the figures of all tasks that runs are compared by, each once."""
+    figures = (figure for task in TASKS for figure in kind_named(task).figures)
+    return tuple(dict.fromkeys(figure.name for figure in figures if figure.compared))

@@ -12,7 +12,7 @@ import torch
 from contracts import Array, Batch, Pending, Rows, Source, World
 from plan import geometry
 from processes import Beside
-from tasks import _coco, _drawn, _masks, _results
+from tasks import _coco, _masks, _results
 from tasks._coco import Detections
 
 DRAWN = 4
@@ -88,6 +88,9 @@ class CocoAP:
             raise ValueError("an image was validated twice, so its objects would count twice: the plan or the loader is wrong")
         if world.rank != 0:
             return Nothing()
+        # matplotlib, which other tasks start without; here, because what is forked below may wait for no import of another thread
+        from tasks import _drawn  # noqa: F401
+
         parts, samples = [part for _, _, part in everyone], sum(valid for _, valid, _ in everyone)
         return Beside(lambda: self._scored(parts, samples, spread(everyone[0][0], DRAWN)))
 
@@ -138,6 +141,8 @@ class CocoAP:
 
     def _extras(self, found: Detections, scores: dict[str, _coco.Scores], drawn: list[int]) -> dict[str, Any]:
         """Results files, AP by class, and pictures: the curves, and what was found in a few images beside what is there."""
+        from tasks import _drawn
+
         names = _coco.names(self._columns)
         files = {f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(found, kind) for kind in scores}
         scalars = {

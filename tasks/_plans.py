@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from config import Augmentation, Clips, Config, Detection
 from contracts import Split, UserError
 from dataset.splits import Kind, open_splits
+from models import Native
 from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
 from plan.images import ImagePolicy
 
 P = TypeVar("P", bound=EpochPlan)
-
-
-class Native(Protocol):
-    """What an architecture was published for: a models.Native."""
-
-    @property
-    def size(self) -> int: ...
-    @property
-    def longer(self) -> int | None: ...
-    @property
-    def zoom(self) -> float: ...
 
 
 def opened(config: Config, loader: str, kind: Kind, console: Any) -> dict[str, Split]:
@@ -40,7 +30,7 @@ def opened(config: Config, loader: str, kind: Kind, console: Any) -> dict[str, S
     )
 
 
-def pair(of: Callable[..., P], config: Config, splits: dict[str, Split], training: Any, validation: Any, **ranks: Any) -> tuple[P, P]:
+def pair(of: Callable[..., P], config: Config, splits: Mapping[str, Split], training: Any, validation: Any, **ranks: int) -> tuple[P, P]:
     """The plans of training and of validation. `of(columns, policy, ...)` makes one.
 
     Raises UserError when not even one step can be trained.

@@ -10,25 +10,37 @@ import torch
 import torch.nn.functional as functional
 
 from config import Config
-from contracts import Batch, Metric, Rows, Split, Task, World
+from contracts import Batch, Figure, Metric, Rows, Split, Task, World
+from models import Native, Registry
+from models import classification as architectures
 from plan.images import ImagePlan
 from plan.targets import IGNORE, label_targets
 from tasks._plans import image_policies, opened, pair
+from tasks.kind import Splits, TaskKind
 
-ARCH, UNIT = "resnet50", "img/s"
-CPU_PRECISION = "auto"
+TOP1 = Figure(name="top1", title="top-1", unit="%", chart="accuracy", compared=True)
+FIGURES = (
+    TOP1,
+    Figure(name="top5", title="top-5", unit="%", chart="accuracy", compared=True),
+    Figure(name="loss", title="loss", chart="loss", compared=True, larger_is_better=False),
+    Figure(name="samples"),
+    Figure(name="losses_not_finite", said="unless zero"),
+)
 LOSS_UNIT = 2.0**-20
-"""Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not depend on its order."""
+"""Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not
+depend on its order."""
 LARGEST_LOSS = 1e6
 
 
 class Classification:
-    """contracts.Task. `labels` is the manifest's column [n]; `auxiliary_weight` weighs the losses of outputs after the first."""
+    """contracts.Task. `labels` is the manifest's column [n]; `auxiliary_weight` weighs the losses of outputs
+    after the first."""
 
-    name = "classification"
-    best = "top1"
+    best = TOP1
 
-    def __init__(self, labels: np.ndarray, *, label_smoothing: float = 0.0, auxiliary_weight: float = 0.0) -> None:
+    def __init__(
+        self, labels: np.ndarray, *, label_smoothing: float = 0.0, auxiliary_weight: float = 0.0
+    ) -> None:
         self._labels, self._smoothing, self._auxiliary_weight = labels, label_smoothing, auxiliary_weight
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
@@ -58,13 +70,18 @@ class Classification:
     @staticmethod
     def _cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
         losses = functional.cross_entropy(
-            logits.float(), batch.targets["labels"], reduction="none", ignore_index=IGNORE, label_smoothing=smoothing
+            logits.float(),
+            batch.targets["labels"],
+            reduction="none",
+            ignore_index=IGNORE,
+            label_smoothing=smoothing,
         )
         return torch.where(batch.valid, losses, 0.0)
 
 
 class TopK:
-    """contracts.Metric: top-1 and top-5 as int64 counts, the plain cross entropy summed in multiples of LOSS_UNIT."""
+    """contracts.Metric: top-1 and top-5 as int64 counts, the plain cross entropy summed in multiples of
+    LOSS_UNIT."""
 
     def __init__(self, device: torch.device) -> None:
         # samples, top-1, top-5, loss in LOSS_UNIT, losses left out of the sum
@@ -88,7 +105,8 @@ class TopK:
         )
 
     def result(self, world: World) -> dict[str, float]:
-        """top1, top5 (shares of the samples), loss (mean), samples, losses_not_finite (left out of the mean)."""
+        """top1, top5 (shares of the samples), loss (mean), samples, losses_not_finite (left out of the
+        mean)."""
         samples, top1, top5, loss, left_out = (int(value) for value in world.sum(self._counts.cpu().numpy()))
         counted = max(samples - left_out, 1)
         return {
@@ -100,36 +118,29 @@ class TopK:
         }
 
 
-# --- what train.py asks of a task -----------------------------------------------------------------------------------------------------
+class ClassificationKind(TaskKind):
+    """Images with a label."""
+
+    name = "classification"
+    arch = "resnet50"
+    registry: Registry = architectures
+    figures: tuple[Figure, ...] = FIGURES
+
+    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
+        return opened(config, loader, "images", console)
+
+    def plans(
+        self, config: Config, splits: Splits, native: Native, **ranks: int
+    ) -> tuple[ImagePlan, ImagePlan]:
+        return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
+
+    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        train = Classification(
+            splits["train"].columns.label,
+            label_smoothing=config.optimisation.label_smoothing,
+            auxiliary_weight=auxiliary_weight,
+        )
+        return train, Classification(splits["val"].columns.label)
 
 
-def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
-    """{"train": ..., "val": ...}. Raises UserError."""
-    return opened(config, loader, "images", console)
-
-
-def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[ImagePlan, ImagePlan]:
-    """Of training and of validation; `native` is a models.Native. Raises UserError."""
-    return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
-
-
-def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:
-    """Of training and of validation."""
-    smoothing = config.optimisation.label_smoothing
-    train = Classification(splits["train"].columns.label, label_smoothing=smoothing, auxiliary_weight=auxiliary_weight)
-    return train, Classification(splits["val"].columns.label)
-
-
-def building(config: Config, columns: Any) -> dict[str, Any]:
-    """What the registry's build() takes beside the shape and the weights."""
-    return {"classes": len(columns.classes)}
-
-
-def facts(plan: ImagePlan) -> dict[str, Any]:
-    """What a summary says of the data beside what every task says."""
-    return {}
-
-
-def bytes_read(columns: Any, ids: np.ndarray) -> int:
-    """Of the files of these samples."""
-    return int(columns.size[ids].sum())
+KIND = ClassificationKind()

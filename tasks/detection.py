@@ -1,7 +1,9 @@
-"""Detection: boxes, masks and keypoints as targets, the detector's own losses, COCO's AP. Knows no loader and no optimiser."""
+"""Detection: boxes, masks and keypoints as targets, the detector's own losses, COCO's AP. Knows no loader and
+no optimiser."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -10,31 +12,61 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Array, Batch, Metric, Rows, Source, Split, Task, UserError
+from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError
 from dataset.coco.scan import open_coco
 from dataset.splits import Kind, cache_folder
+from models import Native, Registry
+from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
 from plan.targets import packed
 from tasks import _coco
 from tasks._coco_ap import CocoAP, rows_of
 from tasks._plans import detection_policies, opened, pair
 from tasks._results import Results
+from tasks.kind import Splits, TaskKind
 
-ARCH, UNIT = "fasterrcnn_resnet50_fpn_v2", "img/s"
-CPU_PRECISION = "fp32"
+ARCH = "fasterrcnn_resnet50_fpn_v2"
+AP = Figure(name="ap", title="AP", unit="%", chart="AP", compared=True)
+
+
+def _more(prefix: str, places: Sequence[str], chart: str = "") -> Iterator[Figure]:
+    """Figures that TensorBoard and the files alone have."""
+    return (Figure(name=f"{prefix}{place}", unit="%", said="never", chart=chart) for place in places)
+
+
+FIGURES = (
+    AP,
+    Figure(name="ap50", title="AP50", unit="%", chart="AP", compared=True),
+    Figure(name="ap75", title="AP75", unit="%", chart="AP"),
+    *_more("ap_", ("small", "medium", "large"), "AP by size"),
+    *_more("ar", ("1", "10", "100"), "recall of 1, 10, 100 detections"),
+    *_more("ar_", ("small", "medium", "large")),
+    Figure(name="mask_ap", title="mask AP", unit="%", chart="AP of masks"),
+    Figure(name="mask_ap50", unit="%", chart="AP of masks"),
+    Figure(name="mask_ap75", unit="%", chart="AP of masks"),
+    *_more("mask_ap_", ("small", "medium", "large")),
+    *_more("mask_ar", ("1", "10", "100", "_small", "_medium", "_large")),
+    Figure(name="keypoint_ap", title="keypoint AP", unit="%", chart="AP of keypoints"),
+    Figure(name="keypoint_ap50", unit="%", chart="AP of keypoints"),
+    Figure(name="keypoint_ap75", unit="%", chart="AP of keypoints"),
+    *_more("keypoint_ap_", ("medium", "large")),
+    *_more("keypoint_ar", ("", "50", "75", "_medium", "_large")),
+    Figure(name="samples"),
+    Figure(name="detections"),
+)
 LOOKED_AT = 50
 """Batches of the first epoch, from whose numbers the boxes of an image and the share of padding are taken."""
 
 
 class Detection:
-    """contracts.Task. `columns`: dataset.coco.columns.Instances; `training` False: the module gets no targets, and gives detections.
+    """contracts.Task. `columns`: dataset.coco.columns.Instances; `training` False: the module gets no
+    targets, and gives detections.
 
     `source` has the bytes of images that a validation draws; without it none are drawn.
     `centred`: crops keep the boxes whose middle is inside, as DetectionPolicy.centred says.
     """
 
-    name = "detection"
-    best = "ap"
+    best = AP
 
     def __init__(
         self,
@@ -57,9 +89,11 @@ class Detection:
         return packed(self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred)
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """(images, their sizes without padding, boxes of each to train on or None), without asking the device for anything.
+        """(images, their sizes without padding, boxes of each to train on or None), without asking the device
+        for anything.
 
-        What could not be decoded is left out of training; where nothing could, one image goes in as it is, without a box.
+        What could not be decoded is left out of training; where nothing could, one image goes in as it is,
+        without a box.
         """
         rows = rows_of(batch)
         sizes = [(int(height), int(width)) for height, width in rows.sizes]
@@ -72,7 +106,9 @@ class Detection:
             kept = np.flatnonzero(rows.valid).tolist() or [0]
             cuts = [cuts[place] if rows.valid[place] else (0, 0) for place in kept]
             sizes = [sizes[place] for place in kept]
-            images = torch.stack([images[place] for place in kept]).contiguous(memory_format=torch.channels_last)
+            images = torch.stack([images[place] for place in kept]).contiguous(
+                memory_format=torch.channels_last
+            )
         names = [name for name in ("boxes", "labels", "masks", "keypoints") if name in batch.targets]
         return images, sizes, [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
 
@@ -87,10 +123,15 @@ class Detection:
             target["masks"] = torch.ones(1, height, width, dtype=torch.uint8, device=images.device)
         if self._keypoints:
             target["keypoints"] = torch.ones(1, len(self._columns.keypoint_mirror), 3, device=images.device)
-        return images, [(height, width)] * count, [dict(target) for _ in range(count)] if self._training else None
+        return (
+            images,
+            [(height, width)] * count,
+            [dict(target) for _ in range(count)] if self._training else None,
+        )
 
     def losses(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """fp32 [B]: the sum of the detector's losses, which is a mean over the images, for each that is valid."""
+        """fp32 [B]: the sum of the detector's losses, which is a mean over the images, for each that is
+        valid."""
         total = torch.stack([loss.float() for loss in outputs.values()]).sum()
         return torch.where(batch.valid, total, 0.0)
 
@@ -99,100 +140,122 @@ class Detection:
         return {name.removeprefix("loss_"): loss.detach().float() for name, loss in outputs.items()}
 
     def metric(self, device: torch.device) -> Metric:
-        wanted = {"masks": self._masks, "keypoints": self._keypoints}
-        return CocoAP(self._columns, device, source=self._source, evaluator=self._evaluator, **wanted)
-
-
-# --- what train.py asks of a task -----------------------------------------------------------------------------------------------------
-
-
-def splits(config: Config, loader: str, console: Any) -> dict[str, Split]:
-    """{"train": ..., "val": ...}. Raises UserError.
-
-    With masks asked for, a box of training that has none is not usable. Only in this process: columns pickle as the folder they are in.
-    """
-    _coco.require(config.detection.evaluator)
-    parts = _parts(config)
-    kind: Kind = "keypoints" if parts["keypoints"] else "instances"
-    found = opened(config, loader, kind, console)
-    if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
-        raise UserError("--data: the categories of validation name other keypoints than those of training, or in another order")
-    if parts["masks"]:
-        train = found["train"]
-        found["train"] = replace(train, columns=_with_masks(train.columns, config.model.arch or ARCH, console))
-    _warn_of_nothing(found["val"].columns, console)
-    return found
-
-
-def plans(config: Config, splits: dict[str, Split], native: Any, **ranks: Any) -> tuple[DetectionPlan, DetectionPlan]:
-    """Of training and of validation; `native` is a models.Native. Raises UserError."""
-    detection = config.detection
-    policies = detection_policies(config.augmentation, detection, native)
-    return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
-
-
-def tasks(config: Config, splits: dict[str, Split], auxiliary_weight: float) -> tuple[Task, Task]:
-    """Of training and of validation."""
-    parts = _parts(config)
-    train, val = splits["train"].columns, splits["val"].columns
-    centred = config.detection.augment in CENTRED
-    validation: dict[str, Any] = {"evaluator": config.detection.evaluator, "source": splits["val"].source}
-    return Detection(train, centred=centred, **parts), Detection(val, training=False, **validation, **parts)
-
-
-def building(config: Config, columns: Any) -> dict[str, Any]:
-    """What the registry's build() takes beside the shape and the weights."""
-    return {
-        "classes": len(columns.classes),
-        "weights_backbone": config.detection.weights_backbone,
-        "trainable_layers": config.detection.trainable_layers,
-        "keypoints": len(columns.keypoint_mirror),
-    }
-
-
-def facts(plan: DetectionPlan) -> dict[str, Any]:
-    """What a summary says of the data beside what every task says: boxes to learn an image, and the share of pixels that is padding."""
-    rows = plan.rows(0, 0)[:LOOKED_AT]
-    boxes = sum(len(packed(plan.columns, one, masks=False, keypoints=False, centred=plan.policy.centred)["boxes"]) for one in rows)
-    return {"instances_per_image": boxes / max(len(rows) * plan.batch_size, 1), "padding": padding(rows)}
-
-
-def bytes_read(columns: Any, ids: np.ndarray) -> int:
-    """Of the files of these samples."""
-    return int(columns.size[ids].sum())
-
-
-def score(config: Config, console: Any) -> int:
-    """--score: a results file against the validation annotations of --data, without a model. The exit code. Raises UserError."""
-    file, root, evaluator = config.detection.score, config.data.data, config.detection.evaluator
-    if file is None or root is None:
-        raise UserError("--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations")
-    _coco.require(evaluator)
-    results = Results.read(file)
-    cache = cache_folder(config.data.manifest_dir)
-    with console.counting("val") as progress:
-        columns = open_coco(
-            root,
-            "val",
-            keypoints="keypoints" in results.kinds,
-            images=False,
-            cache=cache,
-            rescan=config.data.rescan,
-            progress=progress,
+        return CocoAP(
+            self._columns,
+            device,
+            source=self._source,
+            masks=self._masks,
+            keypoints=self._keypoints,
+            evaluator=self._evaluator,
         )
-    if columns.rejected:
-        console.warn(f"val: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
-    _warn_of_nothing(columns, console)
-    found = results.checked(columns)
-    for kind in results.kinds:
-        scores = _coco.score(columns, found, kind=kind, evaluator=evaluator)
-        for line in _coco.lines(scores, columns):
-            console.info(line)
-    return 0
+
+
+class DetectionKind(TaskKind):
+    """Images with boxes, masks or keypoints, in COCO's layout."""
+
+    name = "detection"
+    arch = ARCH
+    registry: Registry = architectures
+    cpu_precision = "fp32"
+    figures: tuple[Figure, ...] = FIGURES
+    groups = ("detection",)
+    unread = ("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing")
+    loss_parts = True
+    graphs = False  # as many shapes as canvases
+
+    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
+        """Open both. Raises UserError.
+
+        An architecture that learns masks trains on no box without one. That holds in this process alone:
+        columns pickle as their folder.
+        """
+        _coco.require(config.detection.evaluator)
+        parts = _parts(config)
+        kind: Kind = "keypoints" if parts["keypoints"] else "instances"
+        found = opened(config, loader, kind, console)
+        if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
+            raise UserError(
+                "--data: the categories of validation name other keypoints than those of training, "
+                "or in another order"
+            )
+        if parts["masks"]:
+            train = found["train"]
+            found["train"] = replace(
+                train, columns=_with_masks(train.columns, config.model.arch or ARCH, console)
+            )
+        _warn_of_nothing(found["val"].columns, console)
+        return found
+
+    def plans(
+        self, config: Config, splits: Splits, native: Native, **ranks: int
+    ) -> tuple[DetectionPlan, DetectionPlan]:
+        detection = config.detection
+        policies = detection_policies(config.augmentation, detection, native)
+        return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
+
+    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        parts = _parts(config)
+        train, val = splits["train"].columns, splits["val"].columns
+        centred = config.detection.augment in CENTRED
+        validation: dict[str, Any] = {"evaluator": config.detection.evaluator, "source": splits["val"].source}
+        return Detection(train, centred=centred, **parts), Detection(
+            val, training=False, **validation, **parts
+        )
+
+    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+        return {
+            "classes": len(columns.classes),
+            "weights_backbone": config.detection.weights_backbone,
+            "trainable_layers": config.detection.trainable_layers,
+            "keypoints": len(columns.keypoint_mirror),
+        }
+
+    def facts(self, plan: DetectionPlan) -> dict[str, Any]:
+        """Return the boxes to learn of an image, a mean, and the share of pixels that is padding."""
+        rows = plan.rows(0, 0)[:LOOKED_AT]
+        boxes = sum(
+            len(packed(plan.columns, one, masks=False, keypoints=False, centred=plan.policy.centred)["boxes"])
+            for one in rows
+        )
+        return {"instances_per_image": boxes / max(len(rows) * plan.batch_size, 1), "padding": padding(rows)}
+
+    def score(self, config: Config, console: Any) -> int | None:
+        """Score the results file of --score against the validation annotations of --data, without a model.
+        Raises UserError."""
+        file, root, evaluator = config.detection.score, config.data.data, config.detection.evaluator
+        if file is None:
+            return None
+        if root is None:
+            raise UserError(
+                "--score RESULTS.json needs --data, a folder in COCO's layout, for its validation annotations"
+            )
+        _coco.require(evaluator)
+        results = Results.read(file)
+        cache = cache_folder(config.data.manifest_dir)
+        with console.counting("val") as progress:
+            columns = open_coco(
+                root,
+                "val",
+                keypoints="keypoints" in results.kinds,
+                images=False,
+                cache=cache,
+                rescan=config.data.rescan,
+                progress=progress,
+            )
+        if columns.rejected:
+            console.warn(f"val: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
+        _warn_of_nothing(columns, console)
+        found = results.checked(columns)
+        for kind in results.kinds:
+            scores = _coco.score(columns, found, kind=kind, evaluator=evaluator)
+            for line in _coco.lines(scores, columns):
+                console.info(line)
+        return 0
 
 
 def _with_masks(columns: Any, arch: str, console: Any) -> Any:
-    """The columns, in which a box without a segmentation is not usable. Raises UserError when that leaves none."""
+    """The columns, in which a box without a segmentation is not usable. Raises UserError when that leaves
+    none."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
     masked = usable & ((np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1))
@@ -204,17 +267,25 @@ def _with_masks(columns: Any, arch: str, console: Any) -> Any:
             f"--arch {arch} learns masks, and none of the {without} boxes to train on has a segmentation; "
             f"it needs polygons or run lengths, --arch {arch.replace('maskrcnn', 'fasterrcnn')} does without"
         )
-    console.warn(f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, and --arch {arch} does not train on them")
+    console.warn(
+        f"train: {without} of {np.count_nonzero(usable)} boxes have no segmentation, "
+        f"and --arch {arch} does not train on them"
+    )
     return replace(columns, usable=masked)
 
 
 def _warn_of_nothing(columns: Any, console: Any) -> None:
     """Regions of many are no annotation to find."""
     if np.asarray(columns.crowd).all():
-        console.warn("val: no image has an annotation to find, so AP is nan, and tells no checkpoint from another")
+        console.warn(
+            "val: no image has an annotation to find, so AP is nan, and tells no checkpoint from another"
+        )
 
 
 def _parts(config: Config) -> dict[str, Any]:
     """What the architecture learns beside boxes."""
     arch = config.model.arch or ARCH
     return {"masks": "maskrcnn" in arch, "keypoints": "keypointrcnn" in arch}
+
+
+KIND = DetectionKind()

@@ -17,7 +17,7 @@ import torch
 
 from contracts import Feed, Loader, Pixels
 from dataset.sources.folder import Folder, open_folder
-from loaders import CLIPS, OF_TASK, open_loader
+from loaders import CLIPS, OF_MEDIUM, open_loader
 from plan.epoch import EpochPlan
 from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
@@ -101,7 +101,7 @@ class Backend:
 def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[Backend]:
     """Of every loader in the table that runs there; `files`: only those that read files. Of images, or of clips of videos."""
     left_out = (NO_FILES if files else ()) + (() if device.type == "cuda" else NEED_GPU)
-    names = [name for name in OF_TASK["video" if clips else "classification"] if name not in left_out]
+    names = [name for name in OF_MEDIUM["videos" if clips else "images"] if name not in left_out]
     lacking = [decoder for decoder in MAY_LACK if not here(decoder)] if clips else []
     return [Backend(name=name, device=device, clips=clips) for name in names if not name.endswith(tuple(lacking))]
 

@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from contracts import Loader, UserError
-from loaders import CLIPS, LOADERS, OF_TASK, open_loader
+from loaders import CLIPS, LOADERS, OF_MEDIUM, Medium, open_loader
 from tests.conformance.scenes import CPU, DECODE_ON_GPU, MAY_LACK, NEED_GPU, NO_FILES, READ_IN_THREADS, Backend, Scene, backends, here
 
 
 def test_every_loader_of_the_table_is_tested() -> None:
-    for clips, task in ((False, "classification"), (True, "video")):
+    media: tuple[Medium, ...] = ("images", "videos")
+    for medium in media:
+        clips = medium == "videos"
         lacking = tuple(decoder for decoder in MAY_LACK if clips and not here(decoder))
-        table = {name for name in OF_TASK[task] if not (lacking and name.endswith(lacking))}
+        table = {name for name in OF_MEDIUM[medium] if not (lacking and name.endswith(lacking))}
         assert {backend.name for backend in backends(torch.device("cuda"), files=False, clips=clips)} == table
         assert {backend.name for backend in backends(CPU, files=False, clips=clips)} == table - set(NEED_GPU)
     assert {*NO_FILES, *NEED_GPU, *DECODE_ON_GPU, *READ_IN_THREADS, *MAY_LACK} <= {*LOADERS, *CLIPS}

@@ -286,15 +286,11 @@ def test_files_are_opened_by_those_that_say_so() -> None:
 
 
 def test_what_auto_is_without_files() -> None:
-    found = {
-        (task, gpu): default_loader(task, gpu=gpu, files=False)
-        for task in ("classification", "video")
-        for gpu in (False, True)
-    }
-    assert found["classification", True] == "dali-fed" and found["classification", False] == "torchvision"
-    assert found["video", True] == found["video", False] == "pyav"
-    assert not any(opens_files(name) for name in found.values())
-    assert default_loader("classification", gpu=True) == "dali-gpu"
+    images = [default_loader("images", gpu=gpu, files=False) for gpu in (False, True)]
+    videos = [default_loader("videos", gpu=gpu, files=False) for gpu in (False, True)]
+    assert images == ["torchvision", "dali-fed"] and videos == ["pyav", "pyav"]
+    assert not any(opens_files(name) for name in (*images, *videos))
+    assert default_loader("images", gpu=True) == "dali-gpu"
 
 
 @pytest.mark.parametrize("name", ["torchvision", "dali-fed"])

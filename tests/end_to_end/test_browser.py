@@ -12,8 +12,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from benchmarks import _suite
 from benchmarks._suite import results
-from report.tensorboard import LAYOUT
+from report.tensorboard import layout
 from scripts import bench
+from tasks.classification import KIND
 from tests.end_to_end import screenshots
 
 pytest.importorskip("websockets", reason="websockets is not installed (requirements-dev.txt)")
@@ -70,7 +71,7 @@ def test_hparams_is_the_table_of_throughput(measured: Path, pages: dict[str, lis
 
 def test_custom_scalars_has_the_charts(pages: dict[str, list[str]]) -> None:
     lines = pages["custom_scalars"]
-    for group, charts in LAYOUT.items():
+    for group, charts in layout(KIND).items():
         assert group in lines
         assert {*charts} <= {*lines}, group
     at = lines.index("rate and its ceilings")

@@ -13,7 +13,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from config import parse
 from report import record
-from report.tensorboard import LAYOUT, METRICS
+from report.tensorboard import layout, metrics
+from tasks import compared
+from tasks.classification import KIND
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, summary
 from tests.end_to_end.test_rates import Told, check_rates
 
@@ -123,7 +125,8 @@ def test_tensorboard(run: Runner) -> None:
     board.Reload()
     tags = board.Tags()
     assert set(tags["scalars"]) >= TAGS, TAGS - set(tags["scalars"])
-    promised = {*METRICS, *(f"{group}/{name}" for group, charts in LAYOUT.items() for names in charts.values() for name in names)}
+    shown = {f"{group}/{name}" for group, charts in layout(KIND).items() for names in charts.values() for name in names}
+    promised = {*metrics(compared()), *shown}
     missing = {tag for tag in promised - set(tags["scalars"]) if not tag.startswith(("gpu/", "memory/"))}
     missing -= {"val/ap", "val/ap50"}  # of detectors; the HPARAMS page takes its columns from whichever run it meets first
     assert missing <= {"time/transfer_ms"}, "a column that no code fills; the transfer is one to a GPU"

@@ -9,8 +9,7 @@ import pytest
 import torchvision
 
 from config import parse, read_preset, recipe
-from loaders import OF_TASK
-from models import registry_of
+from tasks import kind_of
 from tests.end_to_end.runs import ROOT
 
 PRESETS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -27,8 +26,9 @@ def test_preset(path: Path) -> None:
     known = recipe(parse([]), str(config.model.arch))
     assert (path.stem == "demo") == (not any(str(path).endswith(line.split()[1]) for line in known)), known
     assert recipe(config, str(config.model.arch)) == []
-    assert config.model.arch in registry_of(config.model.task).names()
-    assert config.loading.loader in (*OF_TASK[config.model.task], "auto")
+    kind = kind_of(config)
+    assert config.model.arch in kind.registry.names()
+    assert config.loading.loader in (*kind.loaders, "auto")
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert all(any(line.startswith(f"# {word} ") for line in header) for word in ("command", "hardware", "expected", "source"))
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from loaders.videos._planes import compile_kernels
+from tasks import TASKS
 
 BY_NAME = (
     *("torch.utils.tensorboard.summary", "loaders.synthetic", "loaders.images.torchvision"),
-    *(f"{room}.{task}" for task in ("classification", "detection", "video") for room in ("tasks", "models")),
+    *(f"{room}.{task}" for task in TASKS for room in ("tasks", "models")),
     *("faster_coco_eval", "loaders.videos.pyav"),
 )
 """What train.py imports when it knows what is asked for."""

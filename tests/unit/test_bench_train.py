@@ -14,7 +14,8 @@ from benchmarks._suite import LEAST_STEPS, merged, run
 from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
 from config import parse
 from contracts import UserError
-from report.tensorboard import SETTINGS, Board
+from report.tensorboard import SETTINGS, Board, metrics
+from tasks import compared
 from tests.end_to_end.runs import draw
 from tests.unit.test_report_tensorboard import table
 
@@ -130,7 +131,8 @@ def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> Non
     for name in ("a by hand", "b"):
         (tmp_path / name).mkdir()
     ours = Board(tmp_path / "b")
-    ours.hparams({"arch": "resnet18", "batch_size": 8, "loader": "torchvision", "precision": "fp16", "world_size": 1, "workers": 3})
+    row: dict[str, Any] = {"arch": "resnet18", "batch_size": 8, "loader": "torchvision", "precision": "fp16"}
+    ours.hparams({**row, "world_size": 1, "workers": 3}, metrics(compared()))
     ours.scalars({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9}, 500)
     ours.close()
     (tmp_path / "a by hand" / "figures.json").write_text(json.dumps({"windows": [[200, 2.0]] * 4, "steps": 70}))
@@ -139,9 +141,9 @@ def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> Non
 
     columns, found = table(tmp_path)
     assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
-    settings, metrics, _ = found["a by hand"]
+    settings, measured_by_hand, _ = found["a by hand"]
     assert settings == {"arch": "resnet18", "batch_size": 8, "loader": BY_HAND + "dali", "precision": "fp16", "world_size": 1}
-    assert metrics == {"throughput/samples_per_s": 100.0}
+    assert measured_by_hand == {"throughput/samples_per_s": 100.0}
     assert found["b"][1] == pytest.approx({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +13,9 @@ import torch.nn.functional as functional
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import Batch, Metric, Rows, Task
+from contracts import Batch, Rows
 from tasks.classification import IGNORE, LARGEST_LOSS, LOSS_UNIT, Classification, TopK
-from tests.unit.test_meter import Threads, alone, on_ranks
+from tests.unit.test_meter import alone
 
 CPU = torch.device("cpu")
 LABELS = np.array([3, 0, 2, 1, 3], np.int32)
@@ -70,12 +70,6 @@ def test_labels_of_the_rows_and_ignore_for_padding() -> None:
     assert Classification(LABELS).targets(rows([-1, -1]))["labels"].tolist() == [IGNORE, IGNORE]
 
 
-def test_the_task_is_the_contract() -> None:
-    task: Task = Classification(LABELS)
-    metric: Metric = task.metric(CPU)
-    assert task.name == "classification" and task.best in dict(cast(Any, metric.result(alone())))
-
-
 # --- losses -------------------------------------------------------------------------------------------------------------------------
 
 
@@ -106,14 +100,6 @@ def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
     torch.testing.assert_close(task.losses(tuple(heads), batch), each[0] + 0.3 * each[1] + 0.3 * each[2])
     torch.testing.assert_close(task.losses([heads[0]], batch), each[0])
     assert measured((tuple(heads), batch)) == measured((heads[0], batch))  # type: ignore[arg-type]
-
-
-def test_a_sample_that_is_not_valid_has_no_gradient() -> None:
-    logits, labels, valid = random(12, 7)
-    logits.requires_grad_()
-    Classification(LABELS, label_smoothing=0.1).losses(logits, batch_of(labels, valid)).sum().backward()
-    assert logits.grad is not None
-    assert (logits.grad[~valid] == 0).all() and (logits.grad[valid] != 0).any(dim=1).all()
 
 
 # --- the metric ---------------------------------------------------------------------------------------------------------------------
@@ -158,17 +144,6 @@ def test_neither_order_nor_batches_change_a_bit(permutation: list[int], cuts: li
     edges = [0, *sorted(cuts), 24]
     places = [torch.tensor(permutation[a:b]) for a, b in pairwise(edges)]
     assert measured(*[(logits[place], batch_of(labels[place], valid[place])) for place in places]) == expected
-
-
-def test_three_ranks_are_as_one() -> None:
-    logits, labels, valid = random(30, 7)
-    expected = measured((logits, batch_of(labels, valid)))
-
-    def work(world: Threads) -> dict[str, float]:
-        mine = torch.arange(world.rank, 30, 3)
-        return measured((logits[mine], batch_of(labels[mine], valid[mine])), world=world)
-
-    assert on_ranks(3, work) == [expected] * 3
 
 
 def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:

@@ -1,15 +1,14 @@
-"""Clips: which frames, which window, which view, for any video; and that neither ranks, batches nor a resume change what is drawn."""
+"""Clips: which frames, which window, which view, for any video; tests/conformance/test_plans.py has what every plan must keep."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -19,31 +18,9 @@ from plan.clips import ClipPlan, ClipPolicy
 from plan.draws import Purpose, uniforms
 from plan.order import order
 from plan.windows import resized
+from tests.conformance.plans import Videos
 
-SMALL = st.integers(1, 5)
 SIDES = st.integers(16, 3000)
-EVERY = tuple(field.name for field in fields(Rows))
-
-
-@dataclass
-class Columns:
-    """What a plan reads of a manifest: n videos, all different, some segments, one with a single frame."""
-
-    n: int
-    step: int = 512  # ticks from frame to frame
-    time_base: tuple[int, int] = (1, 12800)  # so that a step is 1/25 s
-
-    def __post_init__(self) -> None:
-        ids = np.arange(self.n)
-        self.height, self.width = (ids % 37 + 60).astype(np.int32), (ids % 41 + 55).astype(np.int32)
-        self.first, self.frames = ids % 5 * 3, np.where(ids % 7, ids % 23 + 10, 1)
-        self.time_base_num, self.time_base_den = (np.full(self.n, value, np.int32) for value in self.time_base)
-
-    def __len__(self) -> int:
-        return self.n
-
-    def pts(self, sample: int) -> Any:
-        return 1000 + self.step * np.arange(self.first[sample] + self.frames[sample] + 4)
 
 
 def policy(**changes: Any) -> ClipPolicy:
@@ -51,16 +28,12 @@ def policy(**changes: Any) -> ClipPolicy:
 
 
 def plan(n: int, **numbers: Any) -> ClipPlan:
-    return ClipPlan(**{"columns": Columns(n), "policy": policy(), "seed": 3, "batch_size": 4, **numbers})
+    return ClipPlan(**{"columns": Videos(n), "policy": policy(), "seed": 3, "batch_size": 4, **numbers})
 
 
 def places(rows: Rows) -> Any:
     """float64 [B, 4], the windows in pixels of the whole picture."""
     return rows.windows + rows.regions[:, [0, 1, 0, 1]]
-
-
-def repr_of(rows: Rows, i: int) -> tuple[str, ...]:
-    return tuple(repr(getattr(rows, name)[i].tolist()) for name in EVERY if getattr(rows, name) is not None)
 
 
 # --- frames ---------------------------------------------------------------------------------------------------------------------------
@@ -113,7 +86,7 @@ def test_a_clip_by_time_has_the_nearest_frames(steps: list[int], count: int, ste
 @pytest.mark.parametrize(("step", "time_base"), [(512, (1, 12800)), (1, (1, 25)), (2, (512, 25600)), (1001, (1, 25025))])
 def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int]) -> None:
     """However a file counts it: a tick of avi is mostly a frame, of more than one unit."""
-    columns = Columns(40, step=step, time_base=time_base)
+    columns = Videos(40, step=step, time_base=time_base)
     by_frames = plan(40, batch_size=40, columns=columns).rows(1, 0)[0]
     by_time = plan(40, batch_size=40, columns=columns, policy=policy(fps=25.0)).rows(1, 0)[0]
     assert by_frames.frames is not None and by_time.frames is not None
@@ -202,19 +175,9 @@ def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bo
 # --- the plan -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_types_shapes_and_where_numbers_come_from() -> None:
-    columns = Columns(30)
+def test_where_numbers_come_from() -> None:
+    columns = Videos(30)
     rows = plan(30, batch_size=30, columns=columns).rows(4, 0)[0]
-    kinds = {name: (getattr(rows, name).dtype, getattr(rows, name).shape) for name in EVERY if getattr(rows, name) is not None}
-    assert kinds == {
-        "ids": (np.int64, (30,)),
-        "regions": (np.int64, (30, 4)),
-        "windows": (np.float64, (30, 4)),
-        "sizes": (np.int64, (30, 2)),
-        "flips": (np.bool_, (30,)),
-        "valid": (np.bool_, (30,)),
-        "frames": (np.int64, (30, 4)),
-    }
     assert rows.frames is not None
     first, frames = columns.first[rows.ids], columns.frames[rows.ids]
     assert (rows.frames >= first[:, None]).all() and (rows.frames < (first + frames)[:, None]).all()
@@ -224,61 +187,8 @@ def test_types_shapes_and_where_numbers_come_from() -> None:
     assert (rows.ids == order(3, 4, 30)).all() and (rows.sizes == 16).all()
 
 
-def test_each_epoch_draws_its_own_frames_windows_and_flips() -> None:
-    def drawn(epoch: int) -> tuple[Any, ...]:
-        rows = plan(40, batch_size=40).rows(epoch, 0)[0]
-        assert rows.frames is not None
-        by_sample = np.argsort(rows.ids)
-        return rows.frames[by_sample], places(rows)[by_sample], rows.flips[by_sample, None]
-
-    for one, other in zip(drawn(4), drawn(5), strict=True):
-        assert (one != other).any(axis=1).sum() > 8
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 60), SMALL, SMALL, SMALL, SMALL, st.booleans(), st.data())
-def test_resuming_at_another_world_size_and_batch_gives_the_same_clips(
-    n: int, world: int, batch: int, world_after: int, batch_after: int, by_time: bool, data: Any
-) -> None:
-    how = {"policy": policy(fps=20.0 if by_time else None)}
-
-    def epoch(first: int, world_size: int, batch_size: int) -> dict[int, tuple[str, ...]]:
-        found: dict[int, tuple[str, ...]] = {}
-        for rank in range(world_size):
-            for rows in plan(n, world_size=world_size, rank=rank, batch_size=batch_size, **how).rows(2, first):
-                mine = {int(sample): repr_of(rows, i) for i, sample in enumerate(rows.ids)}
-                assert not set(mine) & set(found)
-                found |= mine
-        return found
-
-    through = epoch(0, 1, 1)
-    assert len(through) == n
-    consumed = data.draw(st.integers(0, n // (world * batch))) * world * batch
-    after = epoch(consumed, world_after, batch_after)
-    tail = order(3, 2, n)[consumed:]
-    assert set(after) == set(tail[: len(tail) // (world_after * batch_after) * world_after * batch_after].tolist())
-    for sample, row in (epoch(0, world, batch) | after).items():
-        assert row == through[sample]
-
-
-@given(st.integers(0, 30), SMALL, SMALL, st.integers(1, 4), st.sampled_from([1, 3]))
-def test_validation_has_each_view_once_whatever_the_ranks(n: int, world: int, batch: int, count: int, crops: int) -> None:
-    how = {"policy": policy(clips=count, crops=crops, resize=16), "training": False, "batch_size": batch, "world_size": world}
-    ranks = [plan(n, rank=rank, **how).rows(0, 0) for rank in range(world)]
-    assert len({len(rows) for rows in ranks}) == 1
-    seen: list[tuple[str, ...]] = []
-    for at in range(len(ranks[0])):
-        for rows in (rank[at] for rank in ranks):
-            assert len(rows) == batch and (rows.valid == (rows.ids >= 0)).all() and not rows.flips.any()
-            seen += [repr_of(rows, i) for i in range(batch) if rows.valid[i]]
-    alone = plan(n, **how | {"world_size": 1, "batch_size": 1})
-    assert alone.samples == n and alone.views == count * crops
-    assert seen == [repr_of(rows, 0) for rows in alone.rows(5, 0)]
-    assert [int(row[0]) for row in seen] == np.repeat(np.arange(n), count * crops).tolist()
-
-
 def test_views_are_clips_times_crops() -> None:
-    columns = Columns(9)
+    columns = Videos(9)
     rows = plan(9, columns=columns, batch_size=9 * 12, training=False, policy=policy(clips=4, crops=3, resize=16)).rows(0, 0)[0]
     assert rows.frames is not None
     for sample in range(9):

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
-import tasks.detection as kind
 from config import Config, build
 from contracts import Split, UserError
 from dataset.coco.scan import open_coco
@@ -28,6 +27,7 @@ from report.console import Console
 from tasks import _coco, _drawn
 from tasks._coco import Detections
 from tasks._coco_ap import spread
+from tasks.detection import KIND as kind
 from tasks.detection import Detection
 from tests.unit.coco_files import CATEGORIES, document, write, write_coco
 from tests.unit.test_detection_task import batch_of, measured, noisy, plan_of, seen_in

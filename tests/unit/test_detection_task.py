@@ -17,14 +17,13 @@ from pycocotools import mask as coder
 from torchvision.models.detection.roi_heads import paste_masks_in_image
 
 from config import build
-from contracts import Batch, Metric, Rows, Task
+from contracts import Batch, Rows
 from dataset.coco.columns import COCO_IDS, class_names
 from dataset.coco.scan import open_coco
 from engine.evaluate import Outcome
 from models import Native
 from plan.boxes import DetectionPlan
 from tasks import _coco
-from tasks._coco_ap import CocoAP
 from tasks._masks import encoded
 from tasks._plans import detection_policies
 from tasks.detection import Detection
@@ -114,12 +113,6 @@ def test_scoring_is_no_work_of_this_process(columns: Columns, monkeypatch: pytes
 
 
 # --- what a detector is given ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_task_is_the_contract(columns: Columns) -> None:
-    task: Task = Detection(columns, training=False)
-    metric: Metric = task.metric(CPU)
-    assert isinstance(metric, CocoAP) and task.name == "detection" and task.best in measured(Detection(columns, training=False))
 
 
 def test_each_image_gets_its_own_targets(columns: Columns) -> None:
@@ -250,30 +243,14 @@ def test_boxes_end_at_the_image(columns: Columns) -> None:
     assert first["bbox"] == [0, 0, columns.width[sample], columns.height[sample]]
 
 
-def noisy(columns: Columns, rows: Rows) -> list[dict[str, Any]]:
-    """What depends on the image alone: some right, some wrong, with tied scores."""
-    found = seen_in(columns, rows)
+def noisy(columns: Columns, rows: Rows, **parts: bool) -> list[dict[str, Any]]:
+    """What depends on the image alone: some right, some wrong, with tied scores. `parts`: masks, keypoints."""
+    found = seen_in(columns, rows, **parts)
     for sample, own in zip(rows.ids.tolist(), found, strict=True):
         rng = torch.Generator().manual_seed(max(sample, 0))
         own["boxes"] = own["boxes"] + 6 * torch.randn(own["boxes"].shape, generator=rng)
         own["scores"] = torch.rand(len(own["scores"]), generator=rng).mul(4).round().div(4)
     return found
-
-
-def of_rank(columns: Columns, world: Any) -> dict[str, Any]:
-    task = Detection(columns, training=False)
-    plan = replace(plan_of(columns, batch_size=2), world_size=world.size, rank=world.rank)
-    return measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan.rows(0, 0)), world=world)
-
-
-@pytest.mark.parametrize("size", [2, 3])
-def test_ranks_do_not_change_a_bit(columns: Columns, size: int) -> None:
-    expected = of_rank(columns, alone())
-    assert 0.05 < expected["ap50"] < 0.95
-    first, *others = on_ranks(size, lambda world: of_rank(columns, world))
-    assert all(figures(result) == figures(expected) for result in (first, *others))
-    assert first["extras"]["files"] == expected["extras"]["files"]
-    assert not any("extras" in result for result in others)
 
 
 def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "plan": {"contracts"},
     "dataset": {"contracts", "machine", "processes", "plan.draws"},
     "loaders": {"contracts", "machine", "processes", "dataset", "plan"},
-    "tasks": {"config", "contracts", "machine", "processes", "dataset", "plan", "loaders"},
+    "tasks": {"cli", "config", "contracts", "models", "machine", "processes", "dataset", "plan", "loaders"},
     "engine": {"config", "contracts", "machine", "processes"},
     "report": {"config", "contracts", "machine", "processes"},
 }

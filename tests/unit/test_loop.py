@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch, NotFinite, UserError
+from contracts import Batch, Figure, NotFinite, UserError
 from engine import checkpoint
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
@@ -77,7 +77,7 @@ class Toy:
             plan=plan,
             step=step,
             module=self.module,
-            task=SimpleNamespace(best="ap", metric=lambda device: metric, inputs=lambda batch: (batch.images,)),
+            task=SimpleNamespace(best=Figure(name="ap"), metric=lambda device: metric, inputs=lambda batch: (batch.images,)),
             precision="fp32",
             loader=loader,
             open_validation=lambda: validating,

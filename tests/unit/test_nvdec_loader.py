@@ -240,7 +240,7 @@ def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for codec, auto in ((None, "pyav"), (Codec(), "nvdec+pyav"), (Codec(engines=0), "pyav")):
         monkeypatch.setitem(sys.modules, "PyNvVideoCodec", codec)
-        assert [default_loader("video", gpu=gpu) for gpu in (False, True)] == ["pyav", auto]
+        assert [default_loader("videos", gpu=gpu) for gpu in (False, True)] == ["pyav", auto]
 
 
 @pytest.fixture(autouse=True)

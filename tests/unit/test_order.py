@@ -1,33 +1,18 @@
-"""The order of an epoch and the shares of the ranks, for any n, world size, batch, accumulation and start."""
+"""The order of an epoch and its groups, for any n."""
 
 from __future__ import annotations
 
 from itertools import pairwise, product
-from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
-from plan.order import BLOCK, CHUNK, block_size, by_size, grouped, micro_batches, order, share, steps
+from plan.order import BLOCK, CHUNK, block_size, by_size, grouped, order, share
 
-SMALL = st.integers(1, 7)
 COUNTS = st.one_of(st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 251, 256, 509, 1021]))
 SEEDS = st.integers(0, 2**63 - 1)
-
-
-def shares(ordered: np.ndarray, *, first: int, batch_size: int, world_size: int, accumulate: int, training: bool) -> list[list[np.ndarray]]:
-    """[rank][micro-batch] -> ids."""
-    count = micro_batches(len(ordered), first, batch_size=batch_size, world_size=world_size, accumulate=accumulate, training=training)
-    return [
-        [share(ordered, m, first=first, batch_size=batch_size, world_size=world_size, rank=rank) for m in range(count)]
-        for rank in range(world_size)
-    ]
-
-
-def flat(parts: list[np.ndarray]) -> list[int]:
-    return [int(sample) for part in parts for sample in part]
 
 
 # --- the order --------------------------------------------------------------------------------------------------------------------
@@ -167,85 +152,15 @@ def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:
     assert by_size(heights, widths).tolist() == [4, 3, 1, 2, 0]
 
 
-# --- training ---------------------------------------------------------------------------------------------------------------------
-
-
-@given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 250), st.integers(0, 3))
-@example(n=3, world_size=5, batch_size=1, accumulate=1, first=0, epoch=0)  # fewer samples than ranks
-@example(n=0, world_size=1, batch_size=1, accumulate=1, first=0, epoch=0)
-def test_ranks_are_disjoint_and_together_the_order(
-    n: int, world_size: int, batch_size: int, accumulate: int, first: int, epoch: int
-) -> None:
-    ordered = order(1, epoch, n)
-    global_batch_size = world_size * batch_size * accumulate
-    parts = shares(ordered, first=first, batch_size=batch_size, world_size=world_size, accumulate=accumulate, training=True)
-    whole = steps(n, first, global_batch_size)
-    assert whole == max(0, (n - first) // global_batch_size)
-    assert {len(part) for part in parts} == {whole * accumulate}
-    assert all(len(ids) == batch_size for part in parts for ids in part)
-    everything = [sample for part in parts for sample in flat(part)]
-    assert len(set(everything)) == len(everything)
-    assert set(everything) == set(ordered[first : first + whole * global_batch_size].tolist())
-    # Micro-batch m of a step is [m*world*B : (m+1)*world*B] of the step, and rank r takes [r*B : (r+1)*B] of that.
-    for k, m, rank in product(range(whole), range(accumulate), range(world_size)):
-        step = ordered[first + k * global_batch_size : first + (k + 1) * global_batch_size]
-        micro = step[m * world_size * batch_size : (m + 1) * world_size * batch_size]
-        assert (parts[rank][k * accumulate + m] == micro[rank * batch_size : (rank + 1) * batch_size]).all()
+# --- shares: tests/conformance/test_plans.py has them for every plan --------------------------------------------------------------------
 
 
 def test_the_drawing_in_the_module() -> None:
-    letters: dict[int, str] = {}
-    parts = shares(np.arange(19), first=0, batch_size=2, world_size=2, accumulate=2, training=True)
-    for rank, letter in enumerate("ab"):
-        letters |= dict.fromkeys(flat(parts[rank]), letter)
-    assert "".join(letters[i] for i in sorted(letters)) == "aabbaabbaabbaabb"
-
-
-@given(COUNTS, SMALL, SMALL, SMALL, SMALL, SMALL, SMALL, st.data())
-def test_resuming_at_another_world_size_and_batch_gives_the_tail(
-    n: int, world: int, batch: int, accumulate: int, world_after: int, batch_after: int, accumulate_after: int, data: Any
-) -> None:
-    ordered = order(9, 2, n)
-    done = data.draw(st.integers(0, steps(n, 0, world * batch * accumulate)))
-    consumed = done * world * batch * accumulate
-    before = shares(ordered, first=0, batch_size=batch, world_size=world, accumulate=accumulate, training=True)
-    seen = [sample for part in before for sample in flat(part[: done * accumulate])]
-    assert set(seen) == set(ordered[:consumed].tolist())
-    after = shares(ordered, first=consumed, batch_size=batch_after, world_size=world_after, accumulate=accumulate_after, training=True)
-    more = [sample for part in after for sample in flat(part)]
-    assert len(set(seen + more)) == len(seen) + len(more)
-    dropped = set(range(n)) - set(seen) - set(more)
-    assert len(dropped) < world_after * batch_after * accumulate_after
-    assert dropped == set(ordered[len(seen) + len(more) :].tolist())
-
-
-@given(COUNTS, SMALL, SMALL, SMALL, st.data())
-def test_resuming_alike_gives_the_same_batches(n: int, world: int, batch: int, accumulate: int, data: Any) -> None:
-    ordered = order(9, 2, n)
-    done = data.draw(st.integers(0, steps(n, 0, world * batch * accumulate)))
-    through = shares(ordered, first=0, batch_size=batch, world_size=world, accumulate=accumulate, training=True)
-    resumed = shares(
-        ordered, first=done * world * batch * accumulate, batch_size=batch, world_size=world, accumulate=accumulate, training=True
-    )
-    for rank in range(world):
-        assert flat(resumed[rank]) == flat(through[rank][done * accumulate :])
+    numbers = {"first": 0, "batch_size": 2, "world_size": 2}
+    owner = {int(i): "ab"[rank] for rank in range(2) for m in range(4) for i in share(np.arange(19), m, rank=rank, **numbers)}
+    assert "".join(owner[i] for i in sorted(owner)) == "aabbaabbaabbaabb"
 
 
 def test_other_ids_are_dropped_each_epoch() -> None:
     tails = [frozenset(order(0, epoch, 100)[96:].tolist()) for epoch in range(10)]
     assert all(a != b for a, b in pairwise(tails))
-
-
-# --- validation -------------------------------------------------------------------------------------------------------------------
-
-
-@given(COUNTS, SMALL, SMALL, st.integers(0, 250))
-@example(n=2, world_size=7, batch_size=3, first=0)
-def test_validation_has_each_sample_once(n: int, world_size: int, batch_size: int, first: int) -> None:
-    ordered = np.arange(n)
-    parts = shares(ordered, first=first, batch_size=batch_size, world_size=world_size, accumulate=1, training=False)
-    assert len({len(part) for part in parts}) == 1, "every rank takes part as often as the others"
-    everything = [sample for part in parts for sample in flat(part)]
-    assert sorted(everything) == list(range(min(first, n), n))
-    count = len(parts[0])
-    assert count * batch_size * world_size - len(everything) < batch_size * world_size

@@ -1,21 +1,17 @@
-"""The plan: DESIGN's steps, micro-batches and ranks for any numbers, and what a row holds."""
+"""The plan of images: what a row holds, and the edges; tests/conformance/test_plans.py has what every plan must keep."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import fields
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from config import Augmentation
-from contracts import Rows, UserError
+from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
 from plan import windows
@@ -23,12 +19,11 @@ from plan.draws import Purpose, uniforms
 from plan.images import ImagePlan, ImagePolicy
 from plan.order import order
 from tasks._plans import image_policies
+from tests.conformance.plans import by_id
 
 ROOT = Path(__file__).resolve().parents[2]
 RANDOM = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
 CENTER = ImagePolicy(window="center", image_size=16, resize=18)
-SMALL, COUNTS = st.integers(1, 5), st.one_of(st.integers(0, 60), st.sampled_from([61, 97, 127]))
-EVERY = tuple(field.name for field in fields(Rows))
 
 
 def sizes(n: int) -> dict[str, Any]:
@@ -40,115 +35,13 @@ def plan(n: int, *, policy: ImagePolicy = RANDOM, seed: int = 3, batch_size: int
     return ImagePlan(**sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers)
 
 
-def by_id(rows: Rows) -> dict[int, tuple[str, ...]]:
-    """id -> everything else that travels with it, of the rows that are no padding."""
-    whole = [getattr(rows, name) for name in EVERY]
-    return {
-        int(sample): tuple(repr(column[i].tolist()) for column in whole if column is not None)
-        for i, sample in enumerate(rows.ids)
-        if rows.valid[i]
-    }
-
-
-def epoch_of(n: int, epoch: int, first: int, world_size: int, **numbers: Any) -> dict[int, tuple[str, ...]]:
-    """Every row of every rank; a sample twice is an error."""
-    found: dict[int, tuple[str, ...]] = {}
-    for rank in range(world_size):
-        for rows in plan(n, world_size=world_size, rank=rank, **numbers).rows(epoch, first):
-            mine = by_id(rows)
-            assert not set(mine) & set(found)
-            found |= mine
-    return found
-
-
-# --- which rows ---------------------------------------------------------------------------------------------------------------------
-
-
-@given(COUNTS, SMALL, SMALL, SMALL, st.integers(0, 70), st.integers(0, 5))
-@example(n=2, world_size=5, batch_size=1, accumulate=1, first=0, epoch=0)
-def test_training_rows_are_the_order(n: int, world_size: int, batch_size: int, accumulate: int, first: int, epoch: int) -> None:
-    ordered = order(3, epoch, n)
-    for rank in range(world_size):
-        mine = plan(n, world_size=world_size, rank=rank, batch_size=batch_size, accumulate=accumulate)
-        global_batch_size = world_size * batch_size * accumulate
-        assert mine.samples == n and mine.global_batch_size == global_batch_size
-        rows = mine.rows(epoch, first)
-        assert mine.steps(first) == max(n - first, 0) // global_batch_size
-        assert len(rows) == mine.steps(first) * accumulate
-        for k, m in product(range(mine.steps(first)), range(accumulate)):
-            step = ordered[first + k * global_batch_size : first + (k + 1) * global_batch_size]
-            micro = step[m * world_size * batch_size : (m + 1) * world_size * batch_size]
-            row = rows[k * accumulate + m]
-            assert (row.ids == micro[rank * batch_size : (rank + 1) * batch_size]).all()
-            assert row.valid.all() and len(row) == batch_size
-
-
-@given(COUNTS, SMALL, SMALL)
-@example(n=1, world_size=5, batch_size=4)
-def test_validation_has_each_sample_once_padded_at_the_end(n: int, world_size: int, batch_size: int) -> None:
-    plans = [plan(n, policy=CENTER, world_size=world_size, rank=rank, batch_size=batch_size, training=False) for rank in range(world_size)]
-    lists = [list(p.rows(0, 0)) for p in plans]
-    assert {p.steps() for p in plans} == {len(lists[0])} == {len(rows) for rows in lists}
-    together: list[int] = []
-    for rows in (row for rank_rows in zip(*lists, strict=True) for row in rank_rows):
-        assert len(rows) == batch_size
-        assert (rows.valid == (rows.ids >= 0)).all() and set(rows.ids[~rows.valid]) <= {-1}
-        # padding carries the numbers of a real image, so that decoding it is never a special case
-        assert (rows.regions[:, 2:] > rows.regions[:, :2]).all()
-        together += rows.ids.tolist()
-    assert together[:n] == list(range(n)) and set(together[n:]) <= {-1}
-
-
-def test_validation_is_alike_in_every_epoch() -> None:
-    val = plan(11, policy=CENTER, training=False)
-    for one, other in zip(val.rows(0, 0), val.rows(7, 0), strict=True):
-        assert by_id(one) == by_id(other)
-
-
-@settings(max_examples=40)
-@given(COUNTS, SMALL, SMALL, SMALL, SMALL, st.data())
-def test_resuming_at_another_world_size_and_batch_gives_the_same_rows(
-    n: int, world: int, batch: int, world_after: int, batch_after: int, data: Any
-) -> None:
-    """The tail of the same epoch, and each sample with the numbers it would have had."""
-    through = by_id(plan(n, batch_size=n).rows(2, 0)[0]) if n else {}
-    assert len(through) == n
-    consumed = data.draw(st.integers(0, n // (world * batch))) * world * batch
-    before = epoch_of(n, 2, 0, world, batch_size=batch)
-    after = epoch_of(n, 2, consumed, world_after, batch_size=batch_after)
-    tail = order(3, 2, n)[consumed:]
-    tail = tail[: len(tail) // (world_after * batch_after) * world_after * batch_after]
-    assert set(after) == set(tail.tolist())
-    for sample, row in (before | after).items():
-        assert row == through[sample]
-
-
-def test_epochs_and_seeds_draw_other_numbers_for_the_same_sample() -> None:
-    seen = [epoch_of(40, epoch, 0, 1, seed=seed, batch_size=1) for seed, epoch in ((0, 0), (0, 1), (1, 0), (1, 1))]
-    for i in range(40):
-        assert len({rows[i] for rows in seen}) >= 3, "two windows of a small image may be alike, four may not"
-
-
 # --- what a row holds ---------------------------------------------------------------------------------------------------------------
-
-
-def test_types_and_shapes_are_the_contract() -> None:
-    for rows in (plan(9).rows(0, 0)[0], plan(9, policy=CENTER, training=False).rows(0, 0)[2]):
-        kinds = {name: (getattr(rows, name).dtype, getattr(rows, name).shape) for name in EVERY if getattr(rows, name) is not None}
-        assert kinds == {
-            "ids": (np.int64, (4,)),
-            "regions": (np.int64, (4, 4)),
-            "windows": (np.float64, (4, 4)),
-            "sizes": (np.int64, (4, 2)),
-            "flips": (np.bool_, (4,)),
-            "valid": (np.bool_, (4,)),
-        }
-        assert (rows.sizes == 16).all()
 
 
 def test_numbers_are_those_of_the_policy() -> None:
     heights, widths = sizes(30)["heights"], sizes(30)["widths"]
     rows = plan(30, batch_size=30).rows(4, 0)[0]
+    assert (rows.ids == order(3, 4, 30)).all()
     draws = uniforms(3, 4, Purpose.WINDOW, rows.ids, windows.UNIFORMS)
     assert (rows.regions == windows.random_resized(heights[rows.ids], widths[rows.ids], draws)).all()
     assert (rows.windows == windows.filling(rows.regions)).all()

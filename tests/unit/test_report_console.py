@@ -14,11 +14,14 @@ import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from contracts import Figure
 from report.console import Bar, Console, duration, number, rows
+from tasks.classification import KIND
 
 END = b"<end of what was written>"
 ROOT = Path(__file__).parents[2]
@@ -126,7 +129,7 @@ def test_a_line_said_during_an_epoch_stands_above_the_bar(terminal: tuple[Any, A
 def test_the_result_fits_80_columns_and_names_everything(where: str, terminal: tuple[Any, Any]) -> None:
     pipe = io.StringIO()
     stream, screen = terminal if where == "terminal" else (pipe, pipe.getvalue)
-    Console(stream=stream).result(SUMMARY, folder=Path("some runs/latest"))
+    Console(stream=stream).result(SUMMARY, KIND, folder=Path("some runs/latest"))
     text = screen()
     assert ("\x1b" in text) == (where == "terminal")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
@@ -148,36 +151,33 @@ def test_the_result_fits_80_columns_and_names_everything(where: str, terminal: t
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
-    found = dict(rows({}))
+    found = dict(rows({}, KIND))
     assert {found[name] for name in ("top-1", "rate", "compute ceiling", "loader ceiling", "efficiency", "bound by", "data wait")} == {"-"}
     nothing: dict[str, Any] = {"rate": None, "ceiling": {"compute": None, "loader": None}, "validation": {"top1": None}, "data_wait": None}
-    assert dict(rows(nothing)) == found
+    assert dict(rows(nothing, KIND)) == found
 
 
 def test_steal_is_told_where_it_counts() -> None:
-    assert not {"CPU steal"} & dict(rows({"cpu": {"steal": 0.019}})).keys()
-    assert dict(rows({"cpu": {"steal": 0.123}}))["CPU steal"].startswith("12.3% of the cores' time")
+    assert not {"CPU steal"} & dict(rows({"cpu": {"steal": 0.019}}, KIND)).keys()
+    assert dict(rows({"cpu": {"steal": 0.123}}, KIND))["CPU steal"].startswith("12.3% of the cores' time")
 
 
 def test_a_validation_alone_has_no_rows_without_a_value() -> None:
     alone = {"samples": 0, "rate": {"steady": None}, "validation": {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000}}
-    assert rows(alone) == [("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"), ("samples", "50,000")]
+    assert rows(alone, KIND) == [("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"), ("samples", "50,000")]
 
 
 def test_one_window() -> None:
     rate = {"steady": 5.0, "spread": {"n": 1, "min": 5.0, "max": 5.0, "iqr": 0.0}}
-    assert dict(rows({"rate": rate}))["rate"] == "5 img/s   (5 to 5 in 1 window)"
+    assert dict(rows({"rate": rate}, KIND))["rate"] == "5 img/s   (5 to 5 in 1 window)"
 
 
-@pytest.mark.parametrize(
-    ("validation", "first"),
-    [
-        ({"ap": 0.364, "ap50": 0.5}, ("AP", "36.40%   (AP50 50.00%)")),
-        ({"psnr": 30.127, "ssim": 0.91}, ("PSNR", "30.13 dB   (SSIM 0.9100)")),
-    ],
-)
-def test_other_tasks_have_their_own_figures(validation: dict[str, float], first: tuple[str, str]) -> None:
-    assert rows({"validation": validation})[0] == first
+def test_a_task_says_how_its_figures_are_printed() -> None:
+    figures = (Figure(name="psnr", title="PSNR", unit="dB"), Figure(name="ssim", title="SSIM"), Figure(name="samples"))
+    task = SimpleNamespace(figures=figures, loss_parts=False, graphs=True)
+    validation = {"samples": 3, "ssim": 0.91, "psnr": 30.127}
+    assert rows({"validation": validation}, task)[0] == ("PSNR", "30.13 dB   (SSIM 0.9100)")
+    assert rows({}, task)[0] == ("PSNR", "-")
 
 
 def test_a_scan_shows_items_rate_and_time_left() -> None:
@@ -219,7 +219,7 @@ def test_other_ranks_are_silent(terminal: tuple[Any, Any]) -> None:
         train(console, clock)
         with console.counting("x") as callback:
             callback(1, 2, "x")
-        console.result(SUMMARY)
+        console.result(SUMMARY, KIND)
         assert (seen() if seen else stream.getvalue()) == ""
 
 
@@ -255,7 +255,8 @@ def test_a_text_that_cannot_be_shown_ends_no_talking(terminal: tuple[Any, Any]) 
     stream, shown = terminal
     console = Console(stream=stream)
     console.info("half of a letter: \udcff")
-    console.result({**SUMMARY, "clips": {"refusals": {"h264 in mp4, refused": "half \udcff", "vp9 in mkv, open gop, lost": "pyav: torn"}}})
+    refusals = {"h264 in mp4, refused": "half \udcff", "vp9 in mkv, open gop, lost": "pyav: torn"}
+    console.result({**SUMMARY, "clips": {"refusals": refusals}}, KIND)
     console.info("the next one")
     said = shown()
     assert "half of a letter: ?" in said and "half ?" in said and "the next one" in said
@@ -267,7 +268,7 @@ def test_a_stream_that_knows_no_unicode() -> None:
     stream = io.TextIOWrapper(raw, encoding="ascii")
     console = Console(stream=stream)
     console.info("bild-ä.jpg")
-    console.result(SUMMARY, folder=Path("läufe/x"))
+    console.result(SUMMARY, KIND, folder=Path("läufe/x"))
     assert b"bild-?.jpg" in raw.getvalue()
 
 

@@ -22,6 +22,7 @@ from report.meter import Meter
 from report.record import Record
 from report.reporter import Reporter
 from report.tensorboard import Board
+from tasks.detection import KIND
 
 CPU = torch.device("cpu")
 RESULT = {
@@ -58,6 +59,8 @@ def reporter_in(folder: Path, stream: io.StringIO, *, resumed_at: int | None = N
         board=Board(folder, purge_step=None if resumed_at is None else resumed_at + 1),
         record=Record(folder, resume_step=resumed_at),
         facts={"task": "detection", "hardware": {"cores": 2.0}, "settings": {}, "title": "a run", **facts},
+        task=KIND,
+        compared=(),
         mean=(0.5,) * 3,
         std=(0.25,) * 3,
     )
@@ -70,16 +73,15 @@ def board_of(folder: Path) -> Any:
 
 
 def test_the_line_has_what_one_looks_for() -> None:
-    assert figures(RESULT) == "ap 37.50%  ap50 50.00%  ap75 25.00%  mask_ap 25.00%  samples 5,000  detections 12,345"
-    assert figures({"ap": math.nan, "samples": 3}) == "ap -  samples 3"
+    assert figures(RESULT, KIND.figures) == "ap 37.50%  ap50 50.00%  ap75 25.00%  mask_ap 25.00%  samples 5,000  detections 12,345"
+    assert figures({"ap": math.nan, "samples": 3}, KIND.figures) == "ap -  samples 3"
 
 
 @pytest.mark.parametrize("nan", [math.nan, "nan"])
 def test_the_table_has_ap(nan: Any) -> None:
-    assert rows({"task": "detection", "validation": RESULT})[0] == ("AP", "37.50%   (AP50 50.00%   AP75 25.00%   mask AP 25.00%)")
-    assert rows({"task": "detection", "validation": {"ap": nan}})[0] == ("AP", "-")
-    assert rows({"task": "detection", "validation": {}})[0] == ("AP", "-")
-    assert rows({"task": "video", "validation": {}})[0] == ("top-1", "-")
+    assert rows({"validation": RESULT}, KIND)[0] == ("AP", "37.50%   (AP50 50.00%   AP75 25.00%   mask AP 25.00%)")
+    assert rows({"validation": {"ap": nan}}, KIND)[0] == ("AP", "-")
+    assert rows({"validation": {}}, KIND)[0] == ("AP", "-")
 
 
 def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_the_summary_has_instances(tmp_path: Path) -> None:
     reporter.close()
     assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}
     assert not {"padding", "instances_per_image"} & summary.keys()
-    told = dict(rows(summary | {"samples": 640}))
+    told = dict(rows(summary | {"samples": 640}, KIND))
     assert told["instances"] == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
 
 

@@ -24,6 +24,7 @@ from report.meter import Meter, Window
 from report.record import Record
 from report.reporter import SAID, Reporter
 from report.tensorboard import Board
+from tasks.classification import KIND
 
 CPU = torch.device("cpu")
 
@@ -37,7 +38,8 @@ class Told:
         self.meter = Meter(self.world, min_window_s=1.0, synchronise=lambda: None)
         facts = {"hardware": {"cores": 2.0}, "settings": {}, "title": "a run"}
         here: dict[str, Any] = {"board": Board(folder), "record": Record(folder), "console": self.console}
-        self.reporter = Reporter(world=self.world, meter=self.meter, facts=facts, mean=(0.5,) * 3, std=(0.5,) * 3, **here)
+        here |= {"task": KIND, "compared": (), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+        self.reporter = Reporter(world=self.world, meter=self.meter, facts=facts, **here)
 
     def points(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
@@ -162,7 +164,7 @@ def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -
     assert clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}
     assert clips["refusals"] == {"h264 in mp4, refused": "3 of 4 frames did not come", "vp9 in mkv, refused": "no"}
     assert (clips["val_fallbacks"], clips["val_refusals"]) == ({"vp8 in mkv, refused": 2}, {"vp8 in mkv, refused": "why"})
-    lines = dict(rows({"clips": clips}))
+    lines = dict(rows({"clips": clips}, KIND))
     assert lines["fallback"] == "10 clips by pyav instead (6 h264 in ts; 4 h264 in mp4, refused)"
-    refused = [value for name, value in rows({"clips": clips}) if name == "refused"]
+    refused = [value for name, value in rows({"clips": clips}, KIND) if name == "refused"]
     assert refused == ["h264 in mp4: 3 of 4 frames did not come", "vp9 in mkv: no"]

@@ -16,8 +16,11 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import api_pb2, backend_context, get_experiment, list_session_groups
 
 from contracts import UserError
-from report.tensorboard import FIRST, METRICS, SETTINGS, Board
+from report.tensorboard import FIRST, SETTINGS, Board, layout, metrics
+from tasks import compared
+from tasks.classification import KIND
 
+METRICS = metrics(compared())
 ROW: dict[str, str | int | float | bool] = {
     "arch": "resnet18",
     "loader": "dali-gpu",
@@ -64,8 +67,8 @@ def table(parent: Path) -> tuple[api_pb2.Experiment, dict[str, tuple[dict[str, o
 
 
 def write(board: Board, first: int, end: int, value: float, *, window: int = 77) -> None:
-    board.hparams(ROW)
-    board.layout()
+    board.hparams(ROW, METRICS)
+    board.layout(layout(KIND))
     board.images("train/images", np.full((5, 4, 6, 3), 7, np.uint8), 0)
     for step in range(first, end, 10):
         board.scalars({"train/loss": value}, step)
@@ -162,7 +165,7 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
     for index, (name, settings) in enumerate(rows.items()):
         (tmp_path / name).mkdir()
         board = Board(tmp_path / name)
-        board.hparams(settings)
+        board.hparams(settings, METRICS)
         board.scalars({"throughput/samples_per_s": 5.0}, 1)
         board.scalars({"throughput/samples_per_s": 1000.0 + index, "throughput/efficiency": 0.5}, 2)
         if name == "b":
@@ -186,7 +189,7 @@ def test_hparams_of_a_resumed_run_are_the_new_ones(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     for world_size, purge_step in ((1, None), (2, 11)):
         board = Board(tmp_path / "run", purge_step=purge_step)
-        board.hparams({**ROW, "world_size": world_size})
+        board.hparams({**ROW, "world_size": world_size}, METRICS)
         board.scalars({"throughput/samples_per_s": 1.0}, 10 * world_size)
         board.close()
     _, found = table(tmp_path)
@@ -196,17 +199,17 @@ def test_hparams_of_a_resumed_run_are_the_new_ones(tmp_path: Path) -> None:
 
 def test_a_setting_without_a_column_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="momentum"):
-        Board(tmp_path).hparams({**ROW, "momentum": 0.9})
+        Board(tmp_path).hparams({**ROW, "momentum": 0.9}, METRICS)
 
 
 def test_layout_names_tags_that_match_themselves_only(tmp_path: Path) -> None:
     board = Board(tmp_path)
-    board.layout()
+    board.layout(layout(KIND))
     board.close()
     (event,) = read(tmp_path).Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
-    assert [category.title for category in layout.category] == ["throughput", "time", "memory", "val", "gpu"]
-    first = layout.category[0].chart[0].multiline.tag
+    found = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    assert [category.title for category in found.category] == ["throughput", "time", "memory", "val", "gpu"]
+    first = found.category[0].chart[0].multiline.tag
     assert list(first) == [f"^throughput/{name}$" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling")]
 
 

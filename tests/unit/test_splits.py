@@ -20,7 +20,7 @@ from dataset.images.synthetic import SyntheticImages
 from dataset.splits import Kind, cache_folder, open_split, open_splits
 from dataset.videos.columns import Videos
 from dataset.videos.synthetic import SyntheticVideos
-from tasks import video as videos_task
+from tasks.video import KIND
 from tests.unit.coco_files import document, write, write_coco
 from tests.unit.folders import JPEG, fill
 from tests.unit.video_files import make
@@ -357,6 +357,6 @@ def test_videos_that_are_shorter_than_a_clip(data: Path, video: Path, rate: dict
     put(video, data / "val" / "walk" / "a.mp4")
     console = Console()
     settings = {"data": data, "manifest_dir": data.parent / "cache", "clip_frames": 2, "clip_stride": 1, "evaluate": True, **rate}
-    videos_task.splits(build(settings), "pyav", console)
+    KIND.splits(build(settings), "pyav", console)
     (said,) = [line for line in console.warnings if "shorter than a clip" in line]
     assert said.startswith("val: 1 of 2 videos are shorter than a clip")

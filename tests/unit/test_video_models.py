@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from models import REGISTRIES, Unusable, registry_of
+from models import Unusable, classification
 from models.video import auxiliary_weight, build, names, native
 
 ARCHITECTURES = ["mc3_18", "mvit_v1_b", "mvit_v2_s", "r2plus1d_18", "r3d_18", "s3d", "swin3d_b", "swin3d_s", "swin3d_t"]
@@ -37,8 +37,7 @@ def save(path: Path, module: nn.Module) -> Path:
 
 def test_every_video_architecture_and_nothing_else() -> None:
     assert set(ARCHITECTURES) <= set(names())
-    assert not set(names()) & set(registry_of("classification").names())
-    assert {task: registry_of(task).names() for task in REGISTRIES}["video"] == names()
+    assert not set(names()) & set(classification.names())
     assert {auxiliary_weight(arch) for arch in names()} == {0.0}
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as functional
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contracts import Batch, Metric, Task
+from contracts import Batch
 from tasks.classification import IGNORE, LARGEST_LOSS, LOSS_UNIT
 from tasks.video import LARGEST_LOGIT, Video, ViewMean
 from tests.unit.test_classification import rows
@@ -62,20 +62,6 @@ def test_labels_and_videos_of_the_rows() -> None:
     assert {value.dtype for value in found.values()} == {np.dtype(np.int64)}
 
 
-def test_the_task_is_the_contract() -> None:
-    task: Task = Video(LABELS)
-    metric: Metric = task.metric(CPU)
-    assert isinstance(metric, ViewMean) and task.name == "video" and task.best in measured()
-
-
-def test_losses_are_of_clips() -> None:
-    logits, videos = epoch()
-    losses = Video(LABELS).losses(logits.float(), batch_of(videos, np.arange(len(videos)) != 5))
-    expected = functional.cross_entropy(logits, torch.from_numpy(LABELS[videos].astype(np.int64)), reduction="none")
-    expected[5] = 0
-    torch.testing.assert_close(losses, expected.float())
-
-
 # --- figures of videos --------------------------------------------------------------------------------------------------------------
 
 
@@ -113,19 +99,6 @@ def test_neither_order_nor_batches_nor_padding_change_a_bit(permutation: list[in
         given = torch.cat([logits[places], torch.full((padded, CLASSES), data.draw(st.sampled_from([7.0, math.nan])))])
         batches.append((given, batch_of([*videos[places], *[-1] * padded])))
     assert measured(*batches) == expected
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_are_as_one_to_the_last_digit(ranks: int) -> None:
-    """Views of a video are dealt out to all of them."""
-    logits, videos = epoch()
-    expected = measured((logits, batch_of(videos)))
-
-    def work(world: Threads) -> dict[str, float]:
-        mine = torch.arange(world.rank, len(videos), world.size).flip(0)
-        return measured(*[(logits[part], batch_of(videos[part])) for part in mine.split(2)], world=world)
-
-    assert on_ranks(ranks, work) == [expected] * ranks
 
 
 def test_a_rank_without_a_view() -> None:

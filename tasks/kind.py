@@ -1,0 +1,78 @@
+"""A task as train.py sees it: its defaults, what it reads of the settings, and what a run of it is made
+of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from config import COMMON, GROUP_OF, Config
+from contracts import Array, Figure, Plan, Split, Task
+from loaders import OF_MEDIUM, Medium, default_loader
+from models import Native, Registry
+
+Splits = Mapping[str, Split]
+"""{"train": ..., "val": ...}."""
+
+
+class TaskKind(ABC):
+    """The entry of one --task. Its file exports an instance as KIND, and a line of tasks.TASKS names the
+    file."""
+
+    name: str  # as --task has it, and TASKS
+    arch: str  # of --arch, where none is given
+    registry: Registry  # the architectures: a module of models/
+    medium: Medium = "images"  # what the files hold, which says which loaders there are
+    unit: str = "img/s"  # of the rate
+    cpu_precision: str = "auto"  # of --precision auto on a CPU
+    figures: tuple[Figure, ...]  # of a validation, in the order of the table; the first one picks best.pt
+    groups: tuple[str, ...] = ()  # groups of settings that are its own, beside config.COMMON
+    unread: tuple[str, ...] = ()  # settings of config.COMMON that it does not read
+    loss_parts: bool = False  # Task.parts names parts of the loss
+    graphs: bool = True  # every batch has the same shape, so that a step can be a CUDA graph
+
+    @abstractmethod
+    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
+        """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError."""
+
+    @abstractmethod
+    def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
+        """Return the plans of training and of validation. `ranks`: seed, world_size, rank. Raises
+        UserError."""
+
+    @abstractmethod
+    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        """Return what a batch of training means, and one of validation."""
+
+    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+        """Return what Registry.build takes beside the shape and the weights. `columns` are those of
+        training."""
+        return {"classes": len(columns.classes)}
+
+    def facts(self, plan: Any) -> dict[str, Any]:
+        """Return what a summary says of this task's data, in values that JSON has. `plan` is that of
+        training."""
+        return {}
+
+    def bytes_read(self, columns: Any, ids: Array) -> int:
+        """Return how many bytes the files of these samples have; 0 = not known."""
+        return int(columns.size[ids].sum())
+
+    def score(self, config: Config, console: Any) -> int | None:
+        """Do what the settings ask for instead of a run, and return the exit code; None: they ask for a
+        run."""
+        return None
+
+    @property
+    def loaders(self) -> Collection[str]:
+        """The names that --loader takes."""
+        return OF_MEDIUM[self.medium].keys()
+
+    def default_loader(self, *, gpu: bool, files: bool = True) -> str:
+        """Return the loader that --loader auto is; `files`: each sample is a file of its own."""
+        return default_loader(self.medium, gpu=gpu, files=files)
+
+    def reads(self, setting: str) -> bool:
+        """Return whether a setting of config.py means anything to this task."""
+        return GROUP_OF[setting] in (*COMMON, *self.groups) and setting not in self.unread

@@ -1,0 +1,323 @@
+"""The assertions that every plan must pass: plain functions of (make, ...), so that planted faults can be put
+to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from contracts import Array, Plan, Rows
+from plan.boxes import DetectionPlan, DetectionPolicy
+from plan.clips import ClipPlan, ClipPolicy
+from plan.images import ImagePlan, ImagePolicy
+from tests.unit.annotated import columns
+
+Make = Callable[..., Plan]
+"""make(n, training=True, seed=3, batch_size=1, world_size=1, rank=0, accumulate=1) -> the plan of n
+samples."""
+
+KINDS: dict[str, tuple[type, tuple[int, ...]]] = {
+    "ids": (np.int64, ()),
+    "regions": (np.int64, (4,)),
+    "windows": (np.float64, (4,)),
+    "sizes": (np.int64, (2,)),
+    "flips": (np.bool_, ()),
+    "valid": (np.bool_, ()),
+    "frames": (np.int64, (4,)),
+    "colour": (np.float32, (6,)),
+    "places": (np.int64, (4,)),
+}
+"""Field of Rows -> its dtype, and its shape behind the axis of the samples, for the plans below."""
+OPTIONAL = {"frames", "colour", "places"}
+SHORT_SIDES = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
+
+
+@dataclass
+class Videos:
+    """What a plan reads of a manifest: n videos, all different, some segments, one with a single frame."""
+
+    n: int
+    step: int = 512  # ticks from frame to frame
+    time_base: tuple[int, int] = (1, 12800)  # so that a step is 1/25 s
+
+    def __post_init__(self) -> None:
+        ids = np.arange(self.n)
+        self.height = (ids % 37 + 60).astype(np.int32)
+        self.width = (ids % 41 + 55).astype(np.int32)
+        self.first = ids % 5 * 3
+        self.frames = np.where(ids % 7, ids % 23 + 10, 1)
+        self.time_base_num, self.time_base_den = (
+            np.full(self.n, value, np.int32) for value in self.time_base
+        )
+
+    def __len__(self) -> int:
+        return self.n
+
+    def pts(self, sample: int) -> Array:
+        return 1000 + self.step * np.arange(self.first[sample] + self.frames[sample] + 4)
+
+
+def images(n: int) -> SimpleNamespace:
+    """Columns of n images, all different."""
+    heights = np.arange(n, dtype=np.int32) % 37 + 20
+    return SimpleNamespace(height=heights, width=np.arange(n, dtype=np.int32) % 41 + 15)
+
+
+def boxed(n: int) -> SimpleNamespace:
+    """Columns of n images with boxes, of which every fifth has none."""
+    rng = np.random.default_rng(n)
+    sizes = [(int(h), int(w)) for h, w in rng.integers(40, 700, (n, 2))]
+    boxes = [
+        [] if i % 5 == 4 else [(w / 4, h / 4, w / 2, h / 2), (1.0, 2.0, 9.0, 8.0)][: 1 + i % 2]
+        for i, (h, w) in enumerate(sizes)
+    ]
+    return columns(sizes, boxes)
+
+
+def _made(of: Any, source: Any, policies: tuple[Any, Any], n: int, **numbers: Any) -> Plan:
+    """`policies`: of training and of validation."""
+    policy = policies[0] if numbers.get("training", True) else policies[1]
+    made: Plan = of(source(n), policy, **{"seed": 3, "batch_size": 1, **numbers})
+    return made
+
+
+def _detection(**policy: Any) -> Make:
+    training = DetectionPolicy(flip=0.5, **policy)
+    validation = DetectionPolicy(augment="flip", size=training.size, longer=training.longer)
+    return partial(_made, DetectionPlan.of, boxed, (training, validation))
+
+
+def _clips(**policy: Any) -> Make:
+    both = ClipPolicy(
+        **{
+            "frames": 4,
+            "stride": 2,
+            "image_size": 16,
+            "shorter": (18, 24),
+            "resize": 18,
+            "flip": 0.5,
+            **policy,
+        }
+    )
+    return partial(_made, ClipPlan.of, Videos, (both, both))
+
+
+CENTER = ImagePolicy(window="center", image_size=16, resize=18)
+PLANS: dict[str, Make] = {
+    "random-resized": partial(
+        _made, ImagePlan.of, images, (ImagePolicy(window="random-resized", image_size=16, flip=0.5), CENTER)
+    ),
+    "stretched": partial(
+        _made, ImagePlan.of, images, (ImagePolicy(window="stretch", image_size=16, flip=0.5), CENTER)
+    ),
+    "clips": _clips(),
+    "clips-in-time": _clips(fps=20.0),
+    "clips-of-views": _clips(clips=3, crops=3),
+    "boxes": _detection(augment="flip", size=800, longer=1333),
+    "boxes-stretched": _detection(augment="flip", size=300),
+    "boxes-multiscale": _detection(augment="multiscale", size=800, longer=1333, short_sides=SHORT_SIDES),
+    "boxes-lsj": _detection(augment="lsj", size=1024, longer=1333),
+    "boxes-ssd": _detection(augment="ssd", size=300),
+    "boxes-ssdlite": _detection(augment="ssdlite", size=320),
+}
+"""Every plan, as its task makes it; a new one is a line here."""
+
+
+def by_id(rows: Rows) -> dict[int, tuple[str, ...]]:
+    """Return id -> everything that travels with it, of the rows that are no padding; the canvas is the
+    batch's."""
+    found: dict[int, tuple[str, ...]] = {}
+    for i in np.flatnonzero(rows.valid):
+        sample = int(rows.ids[i])
+        assert sample not in found, f"sample {sample} is twice in a batch"
+        found[sample] = _numbers(rows, int(i))
+    return found
+
+
+def _numbers(rows: Rows, i: int) -> tuple[str, ...]:
+    columns = [getattr(rows, field.name) for field in fields(Rows) if field.name != "canvas"]
+    return tuple(repr(column[i].tolist()) for column in columns if column is not None)
+
+
+def epoch_of(
+    make: Make, n: int, epoch: int, first: int, world_size: int, **numbers: Any
+) -> dict[int, tuple[str, ...]]:
+    """Return what by_id says of an epoch of training, over all ranks."""
+    found: dict[int, tuple[str, ...]] = {}
+    for rank in range(world_size):
+        for rows in make(n, world_size=world_size, rank=rank, **numbers).rows(epoch, first):
+            own = by_id(rows)
+            assert not set(own) & set(found), "a sample is in two batches"
+            found |= own
+    return found
+
+
+def ordered(make: Make, n: int, epoch: int, **numbers: Any) -> list[int]:
+    """Return the ids of an epoch of training in their order: one at a time, so that none is dropped."""
+    return [int(rows.ids[0]) for rows in make(n, batch_size=1, **numbers).rows(epoch, 0)]
+
+
+# --- the assertions -----------------------------------------------------------------------------------------
+
+
+def training_is_exact(
+    make: Make,
+    n: int,
+    *,
+    world_size: int,
+    batch_size: int,
+    accumulate: int = 1,
+    first: int = 0,
+    epoch: int = 0,
+) -> None:
+    """Each sample once over the ranks, in the one order; steps and micro-batches agree; nothing is
+    padding."""
+    expected = ordered(make, n, epoch)
+    together = world_size * batch_size * accumulate
+    assert len(set(expected)) == len(expected) == make(n).samples
+    for rank in range(world_size):
+        plan = make(n, world_size=world_size, rank=rank, batch_size=batch_size, accumulate=accumulate)
+        assert (plan.batch_size, plan.global_batch_size, plan.samples) == (
+            batch_size,
+            together,
+            len(expected),
+        )
+        rows = plan.rows(epoch, first)
+        assert plan.steps(first) == max(len(expected) - first, 0) // together
+        assert len(rows) == plan.steps(first) * accumulate
+        for i in range(len(rows)):
+            begin = first + (i * world_size + rank) * batch_size
+            assert rows[i].ids.tolist() == expected[begin : begin + batch_size], (
+                f"rank {rank}, micro-batch {i}"
+            )
+            assert rows[i].valid.all()
+
+
+def validation_is_exact(make: Make, n: int, *, world_size: int, batch_size: int) -> None:
+    """Each view once over the ranks, behind them padding with id -1 and a real row's numbers; the same in
+    every epoch."""
+    plans = [
+        make(n, training=False, world_size=world_size, rank=rank, batch_size=batch_size)
+        for rank in range(world_size)
+    ]
+    ranks = [list(plan.rows(0, 0)) for plan in plans]
+    assert {len(rows) for rows in ranks} == {plan.steps() for plan in plans} == {len(ranks[0])}
+    ids: list[int] = []
+    for rows in chain.from_iterable(zip(*ranks, strict=True)):
+        assert len(rows) == batch_size
+        assert (rows.valid == (rows.ids >= 0)).all() and (rows.ids >= -1).all()
+        assert (rows.regions[:, 2:] > rows.regions[:, :2]).all(), "padding has the numbers of a real sample"
+        ids += rows.ids.tolist()
+    views = plans[0].samples * plans[0].views
+    assert sorted(ids[:views]) == np.repeat(np.arange(n), plans[0].views).tolist()
+    assert set(ids[views:]) <= {-1}
+    for one, other in zip(ranks[0], plans[0].rows(7, 0), strict=True):
+        assert [_numbers(one, i) for i in range(batch_size)] == [
+            _numbers(other, i) for i in range(batch_size)
+        ]
+    alone = [_numbers(rows, 0) for rows in make(n, training=False).rows(0, 0)]
+    drawn = [
+        _numbers(rows, int(i))
+        for rows in chain.from_iterable(zip(*ranks, strict=True))
+        for i in np.flatnonzero(rows.valid)
+    ]
+    assert sorted(drawn) == sorted(alone), "a view's numbers depend on its batch or rank"
+
+
+def a_resume_is_exact(
+    make: Make, n: int, *, before: tuple[int, int], after: tuple[int, int], steps: int, epoch: int = 2
+) -> None:
+    """Another world size and batch go on with the tail of the same epoch, and each sample has the numbers it
+    would have had.
+
+    `before` and `after`: world size and batch size. `steps`: taken before, at most as many as there are.
+    """
+    whole = epoch_of(make, n, epoch, 0, 1, batch_size=1)
+    assert len(whole) == make(n).samples
+    consumed = min(steps, len(whole) // (before[0] * before[1])) * before[0] * before[1]
+    first = epoch_of(make, n, epoch, 0, before[0], batch_size=before[1])
+    rest = epoch_of(make, n, epoch, consumed, after[0], batch_size=after[1])
+    tail = ordered(make, n, epoch)[consumed:]
+    together = after[0] * after[1]
+    assert set(rest) == set(tail[: len(tail) // together * together])
+    for sample, numbers in (*first.items(), *rest.items()):
+        assert numbers == whole[sample], f"sample {sample} was drawn with other numbers"
+
+
+def epochs_and_seeds_differ(make: Make, n: int = 40) -> None:
+    """The same sample has other numbers in another epoch, and with another seed; one in ten may be left as it
+    is by chance."""
+    whole = [
+        [epoch_of(make, n, epoch, 0, 1, seed=seed, batch_size=1) for epoch in range(8)] for seed in (0, 1)
+    ]
+    for same_seed in whole:
+        assert sum(len({epoch[sample] for epoch in same_seed}) == 1 for sample in same_seed[0]) <= n // 10, (
+            "epochs are alike"
+        )
+    by_seed = (
+        [epoch[sample] for epoch in whole[0]] == [epoch[sample] for epoch in whole[1]]
+        for sample in whole[0][0]
+    )
+    assert sum(by_seed) <= n // 10, "seeds are alike"
+
+
+def rows_are_the_contract(make: Make, n: int = 40, *, batch_size: int = 8, epoch: int = 1) -> None:
+    """Types and shapes are those of Rows; regions lie in the image, windows in the region, outputs in the
+    plan's sample_shape."""
+    for training in (True, False):
+        plan: Any = make(n, batch_size=batch_size, training=training)
+        source = plan.columns if hasattr(plan, "columns") else images(n)
+        shapes = set()
+        for rows in plan.rows(epoch, 0):
+            _typed(rows, batch_size)
+            ids = rows.ids[rows.valid]
+            stored = np.stack([source.width[ids], source.height[ids]], axis=1)
+            regions, inner = rows.regions[rows.valid], rows.windows[rows.valid]
+            assert (
+                (regions[:, :2] >= 0).all()
+                and (regions[:, 2:] <= stored).all()
+                and (regions[:, 2:] > regions[:, :2]).all()
+            )
+            extent = regions[:, 2:] - regions[:, :2]
+            assert (
+                (inner[:, :2] >= -1e-6).all()
+                and (inner[:, 2:] <= extent + 1e-6).all()
+                and (inner[:, 2:] > inner[:, :2]).all()
+            )
+            assert (rows.sizes > 0).all() and (rows.sizes <= rows.padded).all()
+            assert (np.array(rows.padded) <= plan.sample_shape[-2:]).all()
+            shapes.add(rows.padded)
+        assert plan.resident > 1 or shapes == {plan.sample_shape[-2:]}, "a plan that says so has one shape"
+        if not training:
+            assert not any(rows.flips.any() for rows in plan.rows(epoch, 0)), (
+                "nothing of a validation is random"
+            )
+
+
+def _typed(rows: Rows, batch_size: int) -> None:
+    for name, (dtype, shape) in KINDS.items():
+        column = getattr(rows, name)
+        assert column is not None or name in OPTIONAL, f"{name} is missing"
+        if column is not None:
+            assert (column.dtype, column.shape) == (dtype, (batch_size, *shape)), name
+    assert rows.canvas is None or [type(side) for side in rows.canvas] == [int, int]
+
+
+class Faulty:
+    """A plan whose rows a fault changes: fault(plan, rows, epoch, first) -> rows."""
+
+    def __init__(self, plan: Any, fault: Callable[..., list[Rows]]) -> None:
+        self._plan = plan
+        self._fault = fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)
+
+    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
+        return self._fault(self._plan, list(self._plan.rows(epoch, first)), epoch, first)

@@ -1,0 +1,297 @@
+"""The assertions that every task must pass: plain functions of a case, so that planted faults can be put to
+them."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from config import COMMON, GROUP_OF, GROUPS, Config, build
+from contracts import Batch, Feed, Plan, Rows, Split, Task, UserError
+from dataset.coco.synthetic import SyntheticInstances
+from dataset.images.synthetic import SyntheticImages
+from dataset.splits import NoBytes
+from dataset.videos.synthetic import SyntheticVideos
+from engine.evaluate import Outcome
+from loaders import open_loader
+from tasks import classification, detection, require_read, video
+from tasks.kind import TaskKind
+from tests.conformance import toy_task
+from tests.unit.test_detection_task import noisy
+from tests.unit.test_meter import alone, on_ranks
+
+CPU = torch.device("cpu")
+TRAIN, VAL, BATCH = 20, 13, 3
+"""Samples of a case, so many that the last batch of validation is padded, and its batch size."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A small run of a task, whose data has no files."""
+
+    kind: TaskKind
+    columns: Callable[[int], Any]  # of so many samples
+    outputs: Callable[
+        [Any, Rows], Any
+    ]  # (columns, rows) -> what a network could say in validation: of the row's numbers alone
+    settings: dict[str, Any] = field(default_factory=dict)
+    light: bool = True  # its network takes less than a second here
+
+    @cached_property
+    def config(self) -> Config:
+        return build({"task": self.kind.name, "batch_size": BATCH, **self.settings})
+
+    @cached_property
+    def splits(self) -> dict[str, Split]:
+        counts = {"train": TRAIN, "val": VAL}
+        return {name: Split(columns=self.columns(n), source=NoBytes(n)) for name, n in counts.items()}
+
+    @property
+    def arch(self) -> str:
+        return self.config.model.arch or self.kind.arch
+
+    def plans(self, *, world_size: int = 1, rank: int = 0) -> tuple[Plan, Plan]:
+        native = self.kind.registry.native(self.arch)
+        native = native._replace(size=self.config.augmentation.image_size or native.size)
+        return self.kind.plans(self.config, self.splits, native, seed=1, world_size=world_size, rank=rank)
+
+    def tasks(self) -> tuple[Task, Task]:
+        return self.kind.tasks(self.config, self.splits, self.kind.registry.auxiliary_weight(self.arch))
+
+    def module(self, plan: Plan) -> torch.nn.Module:
+        torch.manual_seed(0)
+        more = self.kind.building(self.config, self.splits["train"].columns)
+        return self.kind.registry.build(self.arch, shape=(BATCH, *plan.sample_shape), weights=None, **more)[0]
+
+    def batches(self, split: str, task: Task, plan: Plan) -> list[Batch]:
+        """Return the batches of an epoch, as the synthetic loader gives them."""
+        own = self.splits[split]
+        feed = Feed(
+            plan=plan, source=own.source, columns=own.columns, targets=task.targets, device=CPU, workers=0
+        )
+        with open_loader("synthetic", feed) as loader:
+            return list(loader.batches(0, 0))
+
+
+def scores(classes: int) -> Callable[[Any, Rows], torch.Tensor]:
+    """Return outputs that are fp32 [B, classes], drawn for the numbers of a row; of padding they are no
+    number."""
+
+    def outputs(columns: Any, rows: Rows) -> torch.Tensor:
+        frames = rows.frames if rows.frames is not None else rows.regions
+        keys = [
+            zlib.crc32(repr((rows.ids[i], rows.regions[i], frames[i])).encode()) for i in range(len(rows))
+        ]
+        drawn = [torch.randn(classes, generator=torch.Generator().manual_seed(key)) for key in keys]
+        return torch.where(torch.from_numpy(rows.valid)[:, None], torch.stack(drawn), torch.nan)
+
+    return outputs
+
+
+BOXES: dict[str, Any] = {"arch": "fcos_tiny", "image_size": 64, "longer_side": 96}
+CASES: dict[str, Case] = {
+    "classification": Case(
+        kind=classification.KIND,
+        columns=SyntheticImages,
+        outputs=scores(1000),
+        settings={"arch": "resnet18", "image_size": 32},
+    ),
+    "detection": Case(kind=detection.KIND, columns=SyntheticInstances.of, outputs=noisy, settings=BOXES),
+    "detection-masks": Case(
+        kind=detection.KIND,
+        columns=SyntheticInstances.of,
+        outputs=lambda columns, rows: noisy(columns, rows, masks=True),
+        settings={**BOXES, "arch": "maskrcnn_resnet50_fpn"},
+        light=False,
+    ),
+    "detection-keypoints": Case(
+        kind=detection.KIND,
+        columns=lambda count: SyntheticInstances.of(count, keypoints=True),
+        outputs=lambda columns, rows: noisy(columns, rows, keypoints=True),
+        settings={**BOXES, "arch": "keypointrcnn_resnet50_fpn"},
+        light=False,
+    ),
+    "video": Case(
+        kind=video.KIND,
+        columns=SyntheticVideos,
+        outputs=scores(1000),
+        settings={"arch": "r3d_tiny", "image_size": 16, "clip_frames": 4, "val_clips": 2},
+    ),
+    "toy": Case(kind=toy_task.KIND, columns=SyntheticImages, outputs=scores(1), settings={"image_size": 16}),
+}
+"""Small runs of every task; a new task is a line here. Detectors also of what they find beside boxes."""
+
+
+# --- the assertions -----------------------------------------------------------------------------------------
+
+
+def entry_is_whole(case: Case) -> None:
+    """Defaults exist where they are looked up; groups, settings and figures are named once and by names that
+    are there."""
+    kind = case.kind
+    assert kind.arch in kind.registry.names() and case.arch in kind.registry.names()
+    assert kind.default_loader(gpu=False) in kind.loaders and "synthetic" in kind.loaders
+    assert kind.unit.endswith("/s")
+    assert set(kind.groups) <= set(GROUPS) - set(COMMON)
+    assert all(GROUP_OF[name] in COMMON for name in kind.unread)
+    names = [figure.name for figure in kind.figures]
+    assert len(set(names)) == len(names)
+    assert kind.figures[0].title, "the figure that picks best.pt leads the table"
+    assert [task.best for task in case.tasks()] == [kind.figures[0]] * 2
+
+
+def settings_that_it_does_not_read_are_refused(case: Case) -> None:
+    """A setting that is not the default is one that the task reads, or a mistake that names it."""
+    defaults = Config().flat()
+    others = {name for name, group in GROUP_OF.items() if group not in (*COMMON, *case.kind.groups)}
+    refused = set()
+    for name in GROUP_OF:
+        config: Any = SimpleNamespace(
+            model=Config().model, flat=lambda name=name: {**defaults, name: "another"}
+        )
+        try:
+            require_read(config, case.kind)
+            said = ""
+        except UserError as error:
+            said = str(error)
+            refused.add(name)
+        assert not said or (
+            said.startswith(f"--{name.replace('_', '-')} is for --task ") and "\n" not in said
+        )
+    assert refused == others | set(case.kind.unread)
+
+
+def padding_has_no_target(case: Case) -> None:
+    """Targets are a row a sample, an ignored value where the row is padding; or packed by offsets, and
+    padding has none."""
+    plan = case.plans()[1]
+    task = case.tasks()[1]
+    rows = list(plan.rows(0, 0))[-1]
+    padded = ~rows.valid
+    assert padded.any() and rows.valid.any()
+    found = task.targets(rows)
+    offsets = found.get("offsets")
+    for name, values in found.items():
+        if offsets is None:
+            assert len(values) == len(rows), name
+            assert (values[padded] < 0).all() or not np.issubdtype(values.dtype, np.integer), (
+                f"{name} of padding is a real one"
+            )
+        elif name != "offsets":
+            assert len(values) == offsets[-1], name
+    if offsets is not None:
+        assert len(offsets) == len(rows) + 1
+        assert not np.diff(offsets)[padded].any(), "padding has objects"
+
+
+def losses_are_one_a_sample(case: Case) -> None:
+    """fp32 [B], finite, 0 where a sample is not valid, with a finite gradient; parts are scalars where the
+    entry says so."""
+    plan = case.plans()[0]
+    task = case.tasks()[0]
+    module = case.module(plan).train()
+    for lost in (None, 1):
+        batch = masked(case.batches("train", task, plan)[0], lost)
+        outputs = module(*task.inputs(batch))
+        losses = task.losses(outputs, batch)
+        assert losses.dtype == torch.float32 and losses.shape == (BATCH,)
+        assert torch.isfinite(losses).all()
+        assert (losses[~batch.valid] == 0).all() and (losses[batch.valid] != 0).any()
+        module.zero_grad()
+        losses.sum().backward()
+        gradients = [value.grad for value in module.parameters() if value.grad is not None]
+        assert gradients and all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        parts = task.parts(outputs)
+        assert bool(parts) == case.kind.loss_parts
+        assert all(part.dtype == torch.float32 and part.shape == () for part in parts.values())
+
+
+def masked(batch: Batch, lost: int | None) -> Batch:
+    """Return the batch as a loader gives it when the sample at this place cannot be decoded."""
+    assert batch.rows is not None
+    if lost is None:
+        return batch
+    valid = batch.rows.valid & (np.arange(len(batch.ids)) != lost)
+    failed = (int(batch.ids[lost]),)
+    return replace(batch, valid=torch.from_numpy(valid), rows=replace(batch.rows, valid=valid), failed=failed)
+
+
+def probes_run(case: Case) -> None:
+    """The module takes what `probe` makes of images alone, in training and in validation, and gives as many
+    outputs."""
+    plans = case.plans()
+    module = case.module(plans[0])
+    for training, task, plan in zip((True, False), case.tasks(), plans, strict=True):
+        module.train(training)
+        with torch.no_grad():
+            outputs = module(*task.probe(torch.zeros(BATCH, *plan.sample_shape)))
+            batch = case.batches("train" if training else "val", task, plan)[0]
+            expected = module(*task.inputs(batch))
+        assert type(outputs) is type(expected)
+        assert not isinstance(outputs, list | torch.Tensor) or len(outputs) == len(expected)
+
+
+def figures_of(case: Case, world: Any) -> dict[str, Any]:
+    """Return what a validation of this rank's share says, without what is no figure."""
+    columns = case.splits["val"].columns
+    plan = case.plans(world_size=world.size, rank=world.rank)[1]
+    task = case.tasks()[1]
+    metric = task.metric(CPU)
+    for batch in case.batches("val", task, plan):
+        metric.update(case.outputs(columns, cast(Rows, batch.rows)), batch)
+    outcome = Outcome(metric.result(world), failed=[], pass_s=0.0, score_s=0.0)
+    no_figures = ("failed", "seconds", "extras")
+    return {name: value for name, value in outcome.result(world).items() if name not in no_figures}
+
+
+def figures_are_exact(case: Case, sizes: tuple[int, ...] = (2, 3)) -> set[str]:
+    """Figures are the declared ones, the first among them, and the same bits on every rank of any number.
+    Return their names."""
+    whole = figures_of(case, alone())
+    assert set(whole) <= {figure.name for figure in case.kind.figures}, "a figure was not declared"
+    assert case.kind.figures[0].name in whole
+    assert all(isinstance(value, int | float) for value in whole.values())
+    for size in sizes:
+        assert on_ranks(size, lambda world: figures_of(case, world)) == [whole] * size
+    return set(whole)
+
+
+def facts_are_json(case: Case) -> None:
+    """What a summary says of the data comes back from JSON as it was, and bytes are a whole number."""
+    plan = case.plans()[0]
+    facts = case.kind.facts(plan)
+    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    columns = case.splits["train"].columns
+    assert type(case.kind.bytes_read(columns, np.array([0, 2]))) is int
+
+
+class Padding(classification.TopK):
+    """A metric that counts padding."""
+
+    def update(self, outputs: Any, batch: Batch) -> None:
+        super().update(outputs.nan_to_num(), replace(batch, valid=torch.ones_like(batch.valid)))
+
+
+def planted(*, task: dict[str, Any] | None = None, **entry: Any) -> Case:
+    """Return the case of classification with other members of its Task, or of its entry."""
+
+    class Planted(classification.ClassificationKind):
+        def tasks(self, config: Config, splits: Any, auxiliary_weight: float) -> tuple[Task, Task]:
+            made = super().tasks(config, splits, auxiliary_weight)
+            for one in made:
+                for name, member in (task or {}).items():
+                    setattr(one, name, partial(member, one) if callable(member) else member)
+            return made
+
+    kind = Planted()
+    for name, member in entry.items():
+        setattr(kind, name, member)
+    return replace(CASES["classification"], kind=kind)

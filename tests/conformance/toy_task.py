@@ -1,0 +1,84 @@
+"""A task as someone might add it: guess the number of an image's class from its mean colour. One file, and a
+line in tasks.TASKS."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from config import Config
+from contracts import Batch, Figure, Metric, Task, World
+from models import Native
+from tasks.classification import Classification, ClassificationKind
+from tasks.kind import Splits
+
+RMSE = Figure(name="rmse", title="RMSE", unit="classes", chart="error", compared=True, larger_is_better=False)
+
+
+class Registry:
+    """models.Registry of one architecture."""
+
+    def names(self) -> list[str]:
+        return ["mean"]
+
+    def native(self, arch: str, weights: str | None = None) -> Native:
+        return Native(32, (0.5,) * 3, (0.25,) * 3)
+
+    def build(
+        self, arch: str, *, shape: tuple[int, ...], weights: str | None = None
+    ) -> tuple[nn.Module, list[str]]:
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[1], 1)), []
+
+    def auxiliary_weight(self, arch: str) -> float:
+        return 0.0
+
+
+class Guess(Classification):
+    """contracts.Task: the squared error of a class's number. Targets, inputs and probe are those of
+    classification."""
+
+    best = RMSE
+
+    def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
+        return torch.where(batch.valid, (outputs[:, 0].float() - batch.targets["labels"]) ** 2, 0.0)
+
+    def metric(self, device: torch.device) -> Metric:
+        return Errors()
+
+
+class Errors:
+    """contracts.Metric: squared errors in whole millionths, so that their sum does not depend on the
+    order."""
+
+    def __init__(self) -> None:
+        self._counts = np.zeros(2, np.int64)
+
+    def update(self, outputs: torch.Tensor, batch: Batch) -> None:
+        squares = (outputs[:, 0].double() - batch.targets["labels"])[batch.valid] ** 2
+        self._counts += [int((1e6 * squares).round().long().sum()), len(squares)]
+
+    def result(self, world: World) -> dict[str, Any]:
+        total, samples = (int(count) for count in world.sum(self._counts))
+        return {"rmse": (total / 1e6 / max(samples, 1)) ** 0.5, "samples": samples}
+
+
+class GuessKind(ClassificationKind):
+    """Images, and the number of their class; splits and plans are those of classification."""
+
+    name = "toy"
+    arch = "mean"
+    registry = Registry()
+    figures = (RMSE, Figure(name="samples"))
+    unread = ("label_smoothing",)
+
+    def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
+        return Guess(splits["train"].columns.label), Guess(splits["val"].columns.label)
+
+    def building(self, config: Config, columns: Any) -> dict[str, Any]:
+        return {}
+
+
+KIND = GuessKind()
