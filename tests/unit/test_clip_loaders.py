@@ -126,10 +126,10 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
                     assert [number(frame) for frame in upright] == expected, made.names[rows.ids[i]]
         claimed = exact(backend, made.videos, np.arange(len(made.videos)))
         others = {kind(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
-        told = dict(loader.counts.fallbacks)  # type: ignore[attr-defined]
+        told = dict(loader.counts.fallbacks)
         assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}  # decord refuses the one in fragments
-        assert set(loader.counts.refusals) == {words for words in told if words.endswith(REFUSED)}  # type: ignore[attr-defined]
-        assert all(loader.counts.refusals.values())  # type: ignore[attr-defined]
+        assert set(loader.counts.refusals) == {words for words in told if words.endswith(REFUSED)}
+        assert all(loader.counts.refusals.values())
         assert backend != "pyav" or not told
         assert all(told[words] >= 4 for words in others)
 
@@ -273,11 +273,11 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
                         assert shown == expected
                     elif backend == "pyav":  # torn at worst (-1); decord and torchcodec make up what they cannot decode
                         assert all(found in (-1, frame) for found, frame in zip(shown, expected, strict=True)), kinds.names[sample]
-        told = loader.counts.fallbacks  # type: ignore[attr-defined]
+        told = loader.counts.fallbacks
         assert backend != "pyav" or not told
         lost = {kind(kinds.videos, sample) + LOST for sample in failed}
-        assert set(loader.counts.refusals) == lost | {words for words in told if words.endswith(REFUSED)}  # type: ignore[attr-defined]
-        assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)  # type: ignore[attr-defined]
+        assert set(loader.counts.refusals) == lost | {words for words in told if words.endswith(REFUSED)}
+        assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)
     assert failed and not any(sample % 2 for sample in failed)
 
 
@@ -363,7 +363,7 @@ def test_a_thousand_videos_add_nothing(backend: str, many: Any) -> None:
             for name, process in (("a worker", worker), ("this process", me)):
                 mib[name].append(process.memory_info().rss / 2**20)
                 files[name].append(process.num_fds())
-        assert loader.counts.delivered == 2 * EPOCHS * len(many)  # type: ignore[attr-defined]
+        assert loader.counts.delivered == 2 * EPOCHS * len(many)
     assert {child.pid for child in me.children(recursive=True)} <= children
     print(f"{backend}: MiB after each of {EPOCHS} x {len(many):,} videos: {dict(mib)}, files {dict(files)}")
     for name in mib:
