@@ -128,10 +128,8 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
         # the loop
-        failures = Failures(split="train", samples=plan.samples, name_of=source.name, report=reporter)
-        val_failures = Failures(
-            split="val", samples=val_plan.samples, name_of=val.source.name, report=reporter
-        )
+        failed = Failures(split="train", samples=plan.samples, name_of=source.name, report=reporter)
+        val_failed = Failures(split="val", samples=val_plan.samples, name_of=val.source.name, report=reporter)
         saved = {"ordering": plan.ordering, **identity, "config": config.flat()}
         checkpoints = Checkpoints(folder=output, world=world, module=module, step=step, about=saved)
         training = Training(
@@ -146,11 +144,11 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
                 plan=val_plan,
                 open_loader=partial(open_loader, loader_name, val_feed) if config.data.data else None,
                 checkpoints=checkpoints,
-                failures=val_failures,
+                failures=val_failed,
                 report=reporter,
             ),
             checkpoints=checkpoints,
-            failures=failures,
+            failures=failed,
             report=reporter,
             meter=meter,
             profile=stack.enter_context(profile),
