@@ -166,22 +166,20 @@ def test_backends_agree_and_resume(made: Made, backend: str) -> None:
 def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
     given, asked = feed(made.videos, views=3), list[list[int]]()
 
-    def counted(columns: Any) -> Any:
-        def read(sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+    class Counted(Pyav):
+        def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
             asked.append(frames)
-            return Pyav(columns)(sample, path, frames)
-
-        return read
+            return super().__call__(sample, path, frames)
 
     rows = given.plan.rows(0, 0)[0]
     assert views_together(rows) == 3 and rows.frames is not None
     one = part_of(rows, 0, 3)
     slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
-    told = Decoding(given, "pyav", counted, None)(one, slot)
+    told = Decoding(given, "pyav", Counted, None)(one, slot)
     assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
     assert told.decoded == passed(made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0])), "once for three crops"
     assert asked == [rows.frames[0].tolist()]
-    instead = Decoding(given, "toy", Pyav, counted)(one, slot)
+    instead = Decoding(given, "toy", Pyav, Counted)(one, slot)
     assert instead.fallbacks == [kind(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
     clips = slot.reshape(3, T, SIZE, SIZE, 3)
     for clip, flip in zip(clips, one.flips, strict=True):
