@@ -86,6 +86,21 @@ class Batch:
         return int((self.ids >= 0).sum()) - len(self.failed)
 
 
+@dataclass(frozen=True, slots=True)
+class RateWindow:
+    """Samples of all ranks and of this rank, over `seconds` of active wall clock; `epoch` is the one in which it ended."""
+
+    samples: int
+    own_samples: int
+    seconds: float
+    epoch: int
+
+    @property
+    def rate(self) -> float:
+        """Samples a second of all ranks."""
+        return self.samples / self.seconds
+
+
 class World(Protocol):
     """Who takes part. Implemented by engine/distributed.py; the other rooms receive it."""
 
@@ -101,6 +116,27 @@ class World(Protocol):
 
     def gather(self, value: object) -> list[Any]:
         """Every rank's (picklable) value, in rank order, on every rank."""
+
+
+class Phases(Protocol):
+    """A stopwatch for the phases of a step, on the device's own timeline. Implemented by report/phases.py."""
+
+    steps: list[dict[str, float]]  # milliseconds of each phase, for each step that the last `read` covered
+
+    def mark(self, name: str) -> None:
+        """End the phase `name`, which began at the mark before it."""
+
+    def span(self, name: str, start: torch.cuda.Event, end: torch.cuda.Event) -> None:
+        """Add the time between two timed events of another stream, such as a transfer."""
+
+    def step(self) -> None:
+        """Count one step, which is complete."""
+
+    def interrupt(self) -> None:
+        """Leave the time since the last mark out: it belongs to no phase."""
+
+    def read(self) -> dict[str, float]:
+        """Mean milliseconds a step of each phase since the last read. Does not wait for the device."""
 
 
 class Source(Protocol):
@@ -234,7 +270,9 @@ class Loader(Protocol):
         """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
-    # A loader may have notes, lines to say before training; one of clips also has counts: Counts, that a ceiling puts back
+    notes: Sequence[str]  # lines to say before training; () where there is nothing to say
+    reader: str  # name of the decoder that it chose; "" where there is no choice
+    counts: Counts  # of the batches handed over; stays 0 in loaders of still images; a ceiling puts it back
 
     def close(self) -> None:
         """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent; without it they live until the

@@ -1,4 +1,4 @@
-"""Train: config -> manifest -> plan -> loader -> model -> step -> loop. `torchrun train.py --help` lists every setting."""
+"""Train: config -> split -> plan -> loader -> model -> step -> loop. `--help` lists every setting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 
-INTERRUPT = signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # while imports run, Ctrl-C has nothing to tidy up
+INTERRUPT = signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # imports leave nothing to tidy up
 from engine.distributed import ProcessWorld, cores, leave, prepare_process  # noqa: E402
 
 DEVICE = prepare_process()  # before anything starts CUDA or threads
@@ -17,12 +17,15 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 import torch  # noqa: E402
 
 from cli import one_of  # noqa: E402
-from config import Config, as_yaml, parse, recipe  # noqa: E402
+from config import Config, parse, recipe  # noqa: E402
 from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
 from dataset.sources import are_files  # noqa: E402
-from engine import checkpoint, memory, optimizers, precision, schedules  # noqa: E402
-from engine.loop import Run  # noqa: E402
+from engine import memory, optimizers, precision  # noqa: E402
+from engine.checkpoint import Checkpoints, Resume  # noqa: E402
+from engine.failures import Failures  # noqa: E402
+from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
+from engine.validation import Validation  # noqa: E402
 from loaders import open_loader  # noqa: E402
 from models import Unusable  # noqa: E402
 from plan import draws  # noqa: E402
@@ -31,13 +34,18 @@ from report.console import Console  # noqa: E402
 from report.meter import Meter  # noqa: E402
 from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
-from report.reporter import Reporter, facts  # noqa: E402
+from report.reporter import Reporter  # noqa: E402
+from report.summary import describe  # noqa: E402
 from tasks import compared, kind_of, task_with_arch, task_with_loader  # noqa: E402
 
 
 def train(config: Config, world: ProcessWorld, console: Console) -> int:
-    """One run; the exit code. Raises UserError and NotFinite."""
-    run, opt, aug, load, model = config.run, config.optimisation, config.augmentation, config.loading, config.model
+    """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
+    run = config.run
+    opt = config.optimisation
+    aug = config.augmentation
+    load = config.loading
+    model = config.model
     kind = kind_of(config)
     registry = kind.registry
     if (scored := kind.score(config, console)) is not None:
@@ -50,99 +58,108 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     native = registry.native(arch, model.weights)
     native = native._replace(size=aug.image_size or native.size)
     workers = world.workers(load.workers)
-    resume = checkpoint.find(run.resume, run.output, required=run.evaluate and not model.weights)
-    output = record.folder(run.output, resume, evaluate=run.evaluate, name=f"{arch}-{loader_name}-b{load.batch_size}")
+    resume = Resume.find(run, weights=model.weights)
+    output = record.folder(run, resume.path, name=f"{arch}-{loader_name}-b{load.batch_size}")
     with ExitStack() as stack:
-        goes_on = run.resume == "auto" or (resume is not None and resume.parent == output)
-        stack.enter_context(record.claimed(output, resuming=goes_on, enabled=world.rank == 0))
+        stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
         splits = kind.splits(config, loader_name, console)
-        train_set, val_set = splits["train"].columns, splits["val"].columns
-        colours = {"mean": aug.mean or native.mean, "std": aug.std or native.std}
-        named = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers, "unit": kind.unit}
-        plan, val_plan = kind.plans(config, splits, native, seed=run.seed, world_size=world.size, rank=world.rank)
+        train_set = splits["train"].columns
+        source = splits["train"].source
+        val = splits["val"]
+        ranks = {"world_size": world.size, "rank": world.rank}
+        plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **ranks)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
-        torch.backends.cudnn.benchmark = plan.resident == 1  # its search for the fastest kernel begins anew with each shape
-        stack.enter_context(world.joined())
+        torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
+
+        stack.enter_context(world.joined())  # from here on the ranks know each other
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
-        identity = world.agree({"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint})
-        state = checkpoint.read(resume, evaluate=run.evaluate, **identity) if resume else None
+        identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
+        resume.fits(**world.agree(identity))
         torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
-        net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **kind.building(config, train_set))
+        heads = kind.building(config, train_set)
+        net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **heads)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=world.wrap(module, compiled=model.compile, mode=model.compile_mode),
             task=task,
-            optimizer=optimizers.build(module, **optimizers.settings(opt)),
+            optimizer=optimizers.build(module, opt),
+            optimisation=opt,
             precision=precise,
-            accumulate=opt.accumulate,
-            clip_grad_norm=opt.clip_grad_norm,
             world=world,
             draw_key=partial(draws.key, run.seed, draws.Purpose.MODEL),
             phases=Phases(DEVICE),
         )
-        common = Feed(
+        pixels = Pixels(mean=aug.mean or native.mean, std=aug.std or native.std, dtype=step.dtype)
+        feed = Feed(
             plan=plan,
-            source=splits["train"].source,
+            source=source,
             columns=train_set,
             targets=task.targets,
-            pixels=Pixels(**colours, dtype=str(precision.DTYPES[precise]).removeprefix("torch.")),
+            pixels=pixels,
             device=DEVICE,
             workers=workers,
             threads=load.decode_threads or workers,
             reader=load.reader,
             pinned=load.pin_memory,
         )
-        val_feed = replace(common, plan=val_plan, source=splits["val"].source, columns=val_set, targets=val_task.targets)
+        val_feed = replace(feed, plan=val_plan, targets=val_task.targets, source=val.source, columns=val.columns)
         with memory.explained(step, load.batch_size, shape, world):
-            loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, common))
-        checkpoint.restore(state, module, None if run.evaluate else step, opt.optimizer)  # what does not fit leaves the run's files alone
+            loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, feed))
+        resume.into(module, step, optimizer=opt.optimizer)  # what does not fit leaves the run's files alone
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
-        told = facts(config, loader=loader, loader_name=loader_name, world=world, cores=cores(), **named, **kind.facts(plan))
-        resumed_at = state["progress"]["step"] if state else 0 if run.resume == "auto" else None
+        about = {"arch": arch, "loader": loader_name, "precision": precise, "image_size": native.size}
+        about |= {"workers": workers, "unit": kind.unit, **kind.facts(plan)}
         reporter = Reporter.opened(
             output,
             world=world,
             console=console,
             meter=meter,
-            facts=told,
+            description=describe(config, about, loader=loader, world=world, cores=cores()),
             task=kind,
             compared=compared(),
-            config_text=as_yaml(config),
-            resumed_at=resumed_at,
-            **colours,
+            pixels=pixels,
+            resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)
         anew = [f"--weights are for other classes: {', '.join(new)} start anew"] if new else []
-        console.info(*getattr(loader, "notes", ()), *anew, *recipe(config, arch))
-        training = Run(
+        console.info(*(loader.notes if loader else ()), *anew, *recipe(config, arch))
+        resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
+        profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
+        failed = Failures(split="train", samples=plan.samples, name_of=source.name, report=reporter)
+        val_failed = Failures(split="val", samples=val_plan.samples, name_of=val.source.name, report=reporter)
+        saved = {"ordering": plan.ordering, **identity, "config": config.flat()}
+        checkpoints = Checkpoints(folder=output, world=world, module=module, step=step, about=saved)
+        training = Training(
             world=world,
             plan=plan,
-            step=step,
-            module=module,
-            task=val_task,
-            precision=precise,
             loader=loader,
-            open_validation=None if config.data.data is None else lambda: open_loader(loader_name, val_feed),
-            validation_plan=val_plan,
-            learning_rate=partial(schedules.learning_rate, **schedules.settings(opt)),
+            step=step,
+            validation=Validation(
+                world=world,
+                task=val_task,
+                precision=precise,
+                plan=val_plan,
+                open_loader=partial(open_loader, loader_name, val_feed) if config.data.data else None,
+                checkpoints=checkpoints,
+                failures=val_failed,
+                report=reporter,
+            ),
+            checkpoints=checkpoints,
+            failures=failed,
             report=reporter,
             meter=meter,
-            phases=step.phases,
-            measure_ceilings=ceilings.measure if run.ceilings else None,
-            profile=stack.enter_context(profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)),
-            output=output,
-            identity={**identity, "config": config.flat()},
-            **opt.model_dump(include={"epochs", "steps", "seconds"}),
-            **run.model_dump(include={"val_every", "log_every", "save_every_steps", "save_every_minutes"}),
-            bytes_of=lambda ids: kind.bytes_read(train_set, ids),
-            name_of=lambda split, sample: splits[split].source.name(sample),
+            profile=stack.enter_context(profile),
+            measure_ceilings=ceilings.measure,
+            run=run,
+            optimisation=opt,
+            bytes_of=partial(kind.bytes_read, train_set),
+            progress=resume.progress,
         )
-        training.resume(state)
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
             finished = training.validate() if run.evaluate else training.fit()
-        reporter.finish(progress=asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
+        reporter.finish(asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
         return 0 if finished else 128 + max(world.gather(training.stop.signal or 0))
 
 

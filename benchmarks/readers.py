@@ -39,12 +39,12 @@ from benchmarks._suite import (
 )
 from cli import one_of
 from config import NotNegative
-from contracts import Array, UserError
+from contracts import Array, RateWindow, UserError
 from dataset.splits import open_split
 from engine.distributed import cores
 from loaders.images.decoders import READERS, plain_jpeg
 from report.hardware import hardware, versions
-from report.meter import Window, spread, steady
+from report.meter import spread, steady
 
 KNOWN = (*READERS, *OTHERS, DALI)
 BLOCKS = 5
@@ -131,14 +131,14 @@ class Counters:
             return np.array(self._shared[:]).reshape(-1, 3)
 
 
-def between(before: Array, after: Array) -> tuple[Window, float]:
+def between(before: Array, after: Array) -> tuple[RateWindow, float]:
     """The rate of all processes, each by its own clock, and the CPU microseconds of an image. Raises
     UserError when none was decoded."""
     images, seconds, cpu_s = (after - before).T
     total = int(images.sum())
     if not total:
         raise UserError("it refuses every file")
-    return Window(total, total, total / float((images / seconds).sum()), 0), 1e6 * float(cpu_s.sum()) / total
+    return RateWindow(total, total, total / float((images / seconds).sum()), 0), 1e6 * float(cpu_s.sum()) / total
 
 
 def measure(settings: Readers, point: Point, _folder: Path) -> Measured:
@@ -183,7 +183,7 @@ def _one_thread() -> None:
 
 def _timed(
     parts: Callable[[int], Iterator[list[Any]]], processes: int, settings: Readers
-) -> list[tuple[Window, float]]:
+) -> list[tuple[RateWindow, float]]:
     """Blocks until the steady ones make `seconds`. Raises UserError with what a process says."""
     context = multiprocessing.get_context("fork")
     counters = Counters(context, processes)
@@ -209,7 +209,7 @@ def _timed(
 
     try:
         now = after(after(counters.read(), 0.0), settings.warmup_s)
-        blocks: list[tuple[Window, float]] = []
+        blocks: list[tuple[RateWindow, float]] = []
         while (
             len(kept := steady([window for window, _ in blocks])) < LEAST
             or sum(one.seconds for one in kept) < settings.seconds

@@ -20,10 +20,10 @@ from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row,
 from benchmarks.baselines import train as loop_by_hand
 from cli import one_of
 from config import parse
-from contracts import UserError
+from contracts import RateWindow, UserError
 from engine import precision
 from engine.distributed import default_workers
-from report.meter import Window, bound, spread, steady
+from report.meter import bound, spread, steady
 from report.tensorboard import SETTINGS, Board, metrics
 from tasks import compared, kind_named, kind_of
 
@@ -232,7 +232,7 @@ def words(flags: Mapping[str, Any]) -> list[str]:
 def read(point: Point, folder: Path) -> Measured:
     if point["loader"].startswith(BY_HAND):
         told = json.loads((folder / "figures.json").read_text(encoding="utf-8"))
-        kept = steady([Window(samples, samples, seconds, 0) for samples, seconds in told["windows"]])
+        kept = steady([RateWindow(samples, samples, seconds, 0) for samples, seconds in told["windows"]])
         rates = [window.rate for window in kept]  # by the same rule as ours
         found = spread(rates)
         rate = statistics.median(rates) if rates else None

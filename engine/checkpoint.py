@@ -1,4 +1,6 @@
-"""Checkpoints: written under a new name, synced, renamed; loaded without running code."""
+"""Checkpoints: written under a new name, synced, renamed; loaded without running code; and how a run goes on
+from one.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import os
 import shutil
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +17,75 @@ from torch import nn
 
 from config import Data, Run
 from contracts import UserError
+from engine.distributed import ProcessWorld
+from engine.instruments import Report
+from engine.step import Step
 
 FORMAT = 1
 FULL_BYTES = 1 << 20
-"""Less is left of a disk that a checkpoint has filled."""
-HOW_LONG, BY_HOW_MANY = {"steps", "seconds"}, {"workers", "decode_threads", "pin_memory", "read_delay_ms"}
+"""A disk that a checkpoint has filled has less than this left."""
+HOW_LONG = {"steps", "seconds"}
+BY_HOW_MANY = {"workers", "decode_threads", "pin_memory", "read_delay_ms"}
 TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | {*Data.model_fields, *Run.model_fields} - {"seed"}
-"""Settings that a run which goes on may have anew without a word."""
+"""Settings that a resumed run may change without a word."""
+
+
+@dataclass
+class Progress:
+    """Where a run is. (epoch, consumed) is all that a loader needs to go on."""
+
+    epoch: int = 0
+    consumed: int = 0  # samples of this epoch, all ranks
+    step: int = 0  # optimiser steps of the whole run
+    best: float = float("-inf")  # the figure of best.pt
+    dropped: int = 0  # samples that were the tail of an epoch
+
+
+# --- writing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """The checkpoint files of a run, last.pt and best.pt, and what is in them."""
+
+    folder: Path
+    world: ProcessWorld
+    module: nn.Module  # the bare module, without DDP and torch.compile
+    step: Step
+    about: dict[str, Any]  # arch, classes, manifest, config, ordering: what Resume compares
+
+    def content(self, progress: Progress) -> dict[str, Any]:
+        """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live
+        ones.
+        """
+        return {
+            "model": self.module.state_dict(),
+            "optimizer": self.step.optimizer.state_dict(),
+            "scaler": self.step.scaler.state_dict(),
+            "progress": asdict(progress),
+            **self.about,
+        }
+
+    def write(self, name: str, content: dict[str, Any] | None) -> None:
+        """Write rank 0's `content` (others give None) while all ranks wait. Raises UserError on every rank if
+        that fails.
+        """
+        failure = None
+        if content is not None:
+            try:
+                write(self.folder / name, content)
+            except UserError as error:
+                failure = str(error)
+        failure = self.world.gather(failure)[0]
+        if failure is not None:
+            raise UserError(failure)
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Replace `path` by `content` as one act: a kill or a full disk leaves the old file. Raises UserError when it cannot be written."""
+    """Replace `path` by `content` as one act: a kill or a full disk leaves the old file.
+
+    Raises UserError when it cannot be written.
+    """
     new = path.with_name(f".{path.name}.new")  # one name, so that what a kill leaves is written over
     try:
         with new.open("wb") as file:
@@ -37,71 +98,175 @@ def write(path: Path, content: dict[str, Any]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError, in words of its own
-        full = isinstance(error, RuntimeError) and shutil.disk_usage(path.parent).free < FULL_BYTES
+    except (OSError, RuntimeError) as error:
+        reason = _why_unwritten(error, path.parent)
         new.unlink(missing_ok=True)
-        reason = "no space left" if full else getattr(error, "strerror", None) or str(error).splitlines()[0]
-        kept = f"the earlier {path.name} is untouched: mend it, then --resume auto"
-        none = f"there is no {path.name} yet: mend it, or name another folder"
-        raise UserError(f"--output {path.parent}: cannot write {path.name}: {reason}; {kept if path.is_file() else none}") from error
+        if path.is_file():
+            remedy = f"the earlier {path.name} is untouched: mend it, then --resume auto"
+        else:
+            remedy = f"there is no {path.name} yet: mend it, or name another folder"
+        raise UserError(f"--output {path.parent}: cannot write {path.name}: {reason}; {remedy}") from error
+
+
+def _why_unwritten(error: OSError | RuntimeError, folder: Path) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    # torch reports a full disk as RuntimeError, in words of its own
+    if isinstance(error, RuntimeError) and shutil.disk_usage(folder).free < FULL_BYTES:
+        return "no space left"
+    return str(error).splitlines()[0]
 
 
 def on_host(content: Any) -> Any:
-    """A copy of what `write` takes, to be written later: its tensors are a CPU's, and stay as they are now."""
+    """Copy what `write` takes, to be written later: the copy's tensors are a CPU's and stay as they are."""
     if isinstance(content, torch.Tensor):
         return content.detach().to("cpu", copy=True)
     if isinstance(content, dict):
         return {name: on_host(value) for name, value in content.items()}
-    return [on_host(value) for value in content] if isinstance(content, list) else content
-
-
-def find(resume: str | None, output: Path | None, *, required: bool = False) -> Path | None:
-    """The file that --resume names; `auto` is last.pt of the output folder where there is one. `required`: by --evaluate."""
-    if required and (resume is None or (resume == "auto" and output and not (output / "last.pt").is_file())):
-        raise UserError("--evaluate needs a model: --resume FILE, --resume auto with an --output that holds last.pt, or --weights")
-    if resume is None:
-        return None
-    if resume == "auto":
-        if output is None:
-            raise UserError("--resume auto looks for last.pt in --output, which was not given; or name the checkpoint: --resume FILE")
-        return last if (last := output / "last.pt").is_file() else None
-    path = Path(resume)
-    return path / "last.pt" if path.is_dir() else path
-
-
-def read(path: Path, *, arch: str, classes: tuple[str, ...], manifest: str, evaluate: bool = False) -> dict[str, Any]:
-    """A checkpoint that fits this run; to `evaluate` it may be of other training data. Raises UserError naming both values where not."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"--resume {path}: no checkpoint there; '--resume auto' starts anew when there is none") from None
-    except OSError as error:
-        raise UserError(f"--resume {path}: cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # torch raises whatever the bytes make it stumble over
-        reason = str(error).partition("\n")[0].split(". ")[0] if _is_archive(path) else "damaged, or another kind of file"
-        raise UserError(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not {"arch", "classes", "manifest"} <= content.keys():
-        raise UserError(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); to start from plain weights use --weights")
-    other_class = next((pair for pair in zip(content["classes"], classes, strict=False) if pair[0] != pair[1]), ("", ""))
-    for what, there, here in (
-        ("architecture", content["arch"], arch),
-        ("number of classes", len(content["classes"]), len(classes)),
-        ("a class", *other_class),
-        ("training data (manifest fingerprint)", content["manifest"], content["manifest"] if evaluate else manifest),
-    ):
-        if there != here:
-            instead = "" if what == "architecture" else f"; --weights {path} starts from its weights alone"
-            if there == content["manifest"]:
-                instead = f": files were added, removed or changed since{instead}"
-            raise UserError(f"--resume {path}: {what} is {_short(there)} in the checkpoint, {_short(here)} in this run{instead}")
+    if isinstance(content, list):
+        return [on_host(value) for value in content]
     return content
 
 
-def changed(content: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """What a run that goes on, with `config` of Config.flat(), has otherwise than its checkpoint: 'lr 0.1 -> 1.0'."""
-    before = content.get("config", {})
-    told = [name for name in config if name in before and name not in TAKEN_UP_FREELY and before[name] != config[name]]
-    return [f"{name} {before[name]} -> {config[name]}" for name in told]
+# --- going on ---------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Resume:
+    """Where a run begins. `find` the checkpoint, see that it `fits`, load it `into` the network, go on at
+    `progress`.
+
+    Without a checkpoint the run begins anew: `fits` and `into` do nothing, and `progress` is at the start.
+    """
+
+    path: Path | None = None  # None: there is no checkpoint
+    auto: bool = False  # --resume auto, which goes on in --output, be there a checkpoint or not
+    evaluate: bool = False  # the network alone is wanted, to validate it
+    content: dict[str, Any] = field(default_factory=dict)  # what `fits` has read; `into` lets the tensors go
+
+    @classmethod
+    def find(cls, run: Run, *, weights: str | None = None) -> Resume:
+        """The checkpoint that --resume names; with `auto` that is last.pt of --output, where there is one.
+
+        Raises UserError where --resume cannot be followed, or where --evaluate has neither it nor `weights`
+        (--weights).
+        """
+        auto = run.resume == "auto"
+        last = run.output / "last.pt" if run.output else None
+        none_to_evaluate = run.resume is None or (auto and last is not None and not last.is_file())
+        if run.evaluate and not weights and none_to_evaluate:
+            given = "--resume FILE, --resume auto with an --output that holds last.pt, or --weights"
+            raise UserError(f"--evaluate needs a model: {given}")
+        path = None
+        if auto:
+            if last is None:
+                remedy = "or name the checkpoint: --resume FILE"
+                raise UserError(f"--resume auto looks for last.pt in --output, which was not given; {remedy}")
+            path = last if last.is_file() else None
+        elif run.resume is not None:
+            path = Path(run.resume)
+            path = path / "last.pt" if path.is_dir() else path
+        return cls(path=path, auto=auto, evaluate=run.evaluate)
+
+    def within(self, output: Path) -> bool:
+        """Whether the run goes on in the folder `output`, which may then hold files of its earlier part."""
+        return self.auto or (self.path is not None and self.path.parent == output)
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run goes on."""
+        return Progress(**self.content["progress"]) if self.content else Progress()
+
+    @property
+    def resumed_at(self) -> int | None:
+        """The step of the checkpoint, 0 where --resume auto has found none; None for a fresh run."""
+        return self.progress.step if self.content or self.auto else None
+
+    def fits(self, *, arch: str, classes: tuple[str, ...], manifest: str) -> None:
+        """Read the checkpoint and compare it with this run. An evaluation may be of other training data
+        (`manifest`).
+
+        Raises UserError where it cannot be read, or naming both values where it does not fit.
+        """
+        if self.path is None:
+            return
+        content = _read(self.path)
+        trained = content["classes"]
+        from_weights = f"; --weights {self.path} starts from its weights alone"
+        self._same("architecture", content["arch"], arch, "")
+        self._same("number of classes", len(trained), len(classes), from_weights)
+        for there, here in zip(trained, classes, strict=True):
+            self._same("a class", there, here, from_weights)
+        if not self.evaluate:
+            remedy = f": files were added, removed or changed since{from_weights}"
+            self._same("training data (manifest fingerprint)", content["manifest"], manifest, remedy)
+        self.content = content
+
+    def _same(self, what: str, there: object, here: object, instead: str) -> None:
+        if there != here:
+            both = f"{_short(there)} in the checkpoint, {_short(here)} in this run"
+            raise UserError(f"--resume {self.path}: {what} is {both}{instead}")
+
+    def into(self, module: nn.Module, step: Step, *, optimizer: str) -> None:
+        """Load the tensors into the network and, to train, the step's optimiser and scaler; hyper-parameters
+        stay.
+
+        `optimizer` is --optimizer. Raises UserError where the weights, or the optimiser's state, are for
+        another network.
+        """
+        if not self.content:
+            return
+        try:
+            module.load_state_dict(self.content["model"])
+        except RuntimeError as error:  # such as the position embedding of a transformer
+            said = str(error).splitlines()[-1].strip()
+            asked = "was --image-size another one?"
+            raise UserError(f"--resume: the weights do not fit, {asked} {said}") from None
+        if not self.evaluate:
+            load_optimizer(step.optimizer, step.scaler, self.content, optimizer)
+        for name in ("model", "optimizer", "scaler"):
+            self.content.pop(name, None)
+
+    def tell(self, report: Report, *, config: Mapping[str, Any], ordering: str) -> None:
+        """Say what is not as in the checkpoint: settings (`config` is of Config.flat()), and the plan's
+        `ordering`.
+        """
+        others = [] if self.evaluate else self.changed(config)
+        if others:
+            report.info(f"--resume: otherwise than in the checkpoint: {', '.join(others)}")
+        begun = self.content.get("ordering", ordering)
+        if begun != ordering and self.progress.consumed:
+            report.warn(
+                f"--resume: this epoch was begun in another order ({begun}; now {ordering}): "
+                "some of its samples come twice, some not at all"
+            )
+
+    def changed(self, config: Mapping[str, Any]) -> list[str]:
+        """List the settings that are not as in the checkpoint, such as 'lr 0.1 -> 1.0'."""
+        before = self.content.get("config", {})
+        compared = [name for name in config if name in before and name not in TAKEN_UP_FREELY]
+        differ = [name for name in compared if before[name] != config[name]]
+        return [f"{name} {before[name]} -> {config[name]}" for name in differ]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint of this program. Raises UserError for anything else."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        remedy = "'--resume auto' starts anew when there is none"
+        raise UserError(f"--resume {path}: no checkpoint there; {remedy}") from None
+    except OSError as error:
+        raise UserError(f"--resume {path}: cannot be read: {error.strerror or error}") from None
+    except Exception as error:  # torch raises whatever the bytes make it stumble over
+        first = str(error).partition("\n")[0].split(". ")[0]
+        reason = first if _is_archive(path) else "damaged, or another kind of file"
+        raise UserError(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
+    named = isinstance(content, dict) and {"arch", "classes", "manifest"} <= content.keys()
+    if not named or content.get("format") != FORMAT:
+        remedy = "to start from plain weights use --weights"
+        raise UserError(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); {remedy}")
+    return dict(content)
 
 
 def _is_archive(path: Path) -> bool:
@@ -116,38 +281,31 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def restore(content: dict[str, Any] | None, module: nn.Module, step: Any, optimizer: str) -> None:
-    """The tensors of a checkpoint into a network and into the optimiser and scaler of its step; hyper-parameters stay as they are.
+def load_optimizer(
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    content: dict[str, Any],
+    name: str,
+) -> None:
+    """Load the state of a checkpoint's optimiser and scaler; hyper-parameters stay. `name` is --optimizer.
 
-    `step`: None to evaluate, whatever trained it. `optimizer`: of --optimizer. Raises UserError. Nothing happens without a checkpoint.
+    Raises UserError for another optimiser, or another number of parameters.
     """
-    if content is None:
-        return
-    try:
-        module.load_state_dict(content["model"])
-    except RuntimeError as error:  # such as the position embedding of a transformer
-        said = str(error).splitlines()[-1].strip()
-        raise UserError(f"--resume: the weights do not fit, was --image-size another one? {said}") from None
-    if step is not None:
-        load_optimizer(step.optimizer, step.scaler, content, optimizer)
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, content: dict[str, Any], name: str) -> None:
-    """The state of a checkpoint's optimiser and scaler; hyper-parameters stay as they are. `name`: of --optimizer. Raises UserError."""
     there = content["config"]["optimizer"]
     if there != name:
-        raise UserError(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; --weights takes over the weights alone")
-    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    trained, trains = (
-        [len(group["params"]) for group in groups] for groups in (content["optimizer"]["param_groups"], optimizer.param_groups)
-    )
+        remedy = "--weights takes over the weights alone"
+        raise UserError(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; {remedy}")
+    trained = [len(group["params"]) for group in content["optimizer"]["param_groups"]]
+    trains = [len(group["params"]) for group in optimizer.param_groups]
     if trained != trains:
         raise UserError(
-            f"--resume: {sum(trained)} parameters were trained in the checkpoint, {sum(trains)} are in this run: give --weights, "
-            "--weights-backbone and --trainable-layers as it had them"
+            f"--resume: {sum(trained)} parameters were trained in the checkpoint, "
+            f"{sum(trains)} are in this run: give "
+            " --weights, --weights-backbone and --trainable-layers as it had them"
         )
+    own = [dict(group) for group in optimizer.param_groups]
     optimizer.load_state_dict(content["optimizer"])
     for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings)
+        group.update(settings | {"params": group["params"]})
     if content["scaler"]:
         scaler.load_state_dict(content["scaler"])

@@ -1,4 +1,6 @@
-"""The processes of a run: threads, device, process group. Everyone else receives a World and never asks torch.distributed."""
+"""The processes of a run: threads, device, process group. Everyone else receives a World and never asks
+torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +25,24 @@ from contracts import UserError
 from machine import cores
 
 ALONE_AFTER_S = 5.0
-"""What rank 0 needs, at most, to meet and say a mistake that every rank makes."""
+"""Rank 0 needs at most this long to meet and say an error that every rank meets."""
 
 GONE = "Connection reset by peer", "Connection closed by peer", "Broken pipe"
-"""In an error of gloo's, by which ranks vote in every step, of one whose process is no more."""
-MOST_WORKERS_A_CORE, MOST_WORKERS = 64, 256
-"""More of either a rank is a slip: processes would be forked for minutes."""
+"""Words in an error of gloo's, by which ranks vote in every step, when a rank's process is no more."""
+MOST_WORKERS_A_CORE = 64
+MOST_WORKERS = 256
+"""More workers a rank than the larger of these two are a slip: processes would be forked for minutes."""
 
 
 def prepare_process() -> torch.device:
-    """First call of every program: CUDA's variables before CUDA starts, threads, and the device of this rank.
-
-    CUDA maps streams onto 8 hardware queues by default, and a decoder's stream that shares a queue with training makes it
-    wait; this and a stream of its own are part of what the loop by hand lacks in docs/benchmarks/image.md. torchrun sets
-    OMP_NUM_THREADS=1, which would leave a CPU run on one core.
+    """Set CUDA's variables and the number of threads; return the device of this rank. Every program calls it
+    first.
     """
+    # CUDA maps streams onto 8 hardware queues by default, and a decoder's stream that shares a queue with
+    # training makes it wait; docs/benchmarks/image.md has what a loop without this loses
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    local_rank, local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -48,45 +51,56 @@ def prepare_process() -> torch.device:
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         return device
+    # torchrun sets OMP_NUM_THREADS=1, which would leave a run on the CPU on one core
     torch.set_num_threads(max(1, int(cores() // local_size)))
     return torch.device("cpu")
 
 
 def leave(code: int) -> None:
-    """End the process. With other ranks at once: tearing down would wait for ranks that wait for us after an error, and gloo's
-    threads sometimes outlive what they use (exit code -6, "terminate called without an active exception", after all was written)."""
+    """End the process with this exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # With other ranks at once: tearing down would wait for ranks that wait for us after an error, and gloo's
+    # threads sometimes outlive what they use (exit code -6, "terminate called without an active exception").
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         os._exit(code)
     sys.exit(code)
 
 
 def default_workers(ranks: int = 1) -> int:
-    """Worker processes of each of so many ranks of this machine: its share of the cores, less one."""
+    """Return how many worker processes each of `ranks` on this machine starts: its share of the cores, less
+    one.
+    """
     return max(1, int(cores() // ranks) - 1)
 
 
 class ProcessWorld:
-    """contracts.World over torch.distributed: gloo for host values, NCCL for device tensors; one process needs neither."""
+    """A contracts.World over torch.distributed: gloo for host values, NCCL for device tensors; one process
+    needs neither.
+    """
 
     def __init__(self, device: torch.device) -> None:
-        self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.local_rank, self.local_size = int(os.environ.get("LOCAL_RANK", 0)), int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        self.rank = int(os.environ.get("RANK", 0))
+        self.size = int(os.environ.get("WORLD_SIZE", 1))
+        self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = device
 
     def workers(self, asked: int | None) -> int:
-        """Of a rank: as asked, or its share of the cores less one. Raises UserError for more than any machine can use."""
+        """Return how many workers this rank starts: as asked, or its share of the cores less one.
+
+        Raises UserError for more than any machine can use.
+        """
         if asked is None:
             return default_workers(self.local_size)
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
         if asked > most:
-            raise UserError(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; leave it out for one a core, less one")
+            remedy = "leave it out for one a core, less one"
+            raise UserError(f"--workers {asked}: at most {most} a rank on {cores():.3g} cores; {remedy}")
         return asked
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """Inside, the ranks know each other. Call once the data is scanned: joining has a time-out."""
+        """Let the ranks know each other inside. Call it once the data is scanned: joining has a time-out."""
         if self.size == 1:
             yield
             return
@@ -99,23 +113,30 @@ class ProcessWorld:
             yield
         except RuntimeError as error:
             if any(sign in str(error) for sign in GONE):
-                raise UserError("another rank has ended: its own line or the system's log says why; go on with --resume auto") from None
+                why = "its own line or the system's log says why"
+                raise UserError(f"another rank has ended: {why}; go on with --resume auto") from None
             raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective
 
     def agree(self, what: dict[str, Any]) -> dict[str, Any]:
-        """`what`. Raises UserError, on every rank, naming what the ranks do not see alike, such as the data set."""
+        """Return `what`. Raises UserError, on every rank, naming what the ranks do not see alike, such as the
+        data set.
+        """
         first, *others = self.gather(what)
         for rank, other in enumerate(others, start=1):
-            apart = [name for name in first if other[name] != first[name]]
-            said = [f"{name} is {str(first[name])[:80]} on rank 0, {str(other[name])[:80]} on rank {rank}" for name in apart]
+            said = [
+                f"{name} is {str(first[name])[:80]} on rank 0, {str(other[name])[:80]} on rank {rank}"
+                for name in first
+                if other[name] != first[name]
+            ]
             if said:
                 raise UserError(f"the ranks see different data: {'; '.join(said)}")
         return what
 
     def complain(self, line: str) -> None:
-        """Say what went wrong, once: rank 0's end ends the others; a rank that is still there later has met it alone."""
+        """Say what went wrong, once for all ranks that meet it."""
         if self.rank > 0:
+            # rank 0's end ends the others; a rank that is still there has met it alone
             time.sleep(ALONE_AFTER_S)
         print(line, file=sys.stderr, flush=True)
 
@@ -125,13 +146,15 @@ class ProcessWorld:
             torch.cuda.synchronize(self.device)
 
     def await_batch(self) -> None:
-        """Wait until the current stream has its batch; what the loader does on other streams meanwhile is not waited for."""
+        """Wait until the current stream has its batch; not for the loader's other streams."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
     @contextmanager
     def own_stream(self) -> Iterator[None]:
-        """Inside, work goes to a stream that no library waits for by default, as some do with the legacy default stream."""
+        """Send work inside to a stream that no library waits for by default, as some do with the legacy
+        default stream.
+        """
         if self.device.type != "cuda":
             yield
             return
@@ -143,8 +166,13 @@ class ProcessWorld:
         torch.cuda.current_stream().wait_stream(stream)
 
     def wrap(self, module: nn.Module, *, compiled: bool, mode: str = "default") -> nn.Module:
-        """The module as the step calls it; `mode` is torch.compile's. Batch-norm statistics are each rank's own until validation."""
-        called: nn.Module = torch.compile(module, mode=mode) if compiled else module  # type: ignore[assignment]
+        """Return the module as the step calls it; `mode` is torch.compile's.
+
+        Batch-norm statistics are each rank's own until validation.
+        """
+        called = module
+        if compiled:
+            called = torch.compile(module, mode=mode)  # type: ignore[assignment]
         if self.size == 1:
             return called
         where = [self.device] if self.device.type == "cuda" else None
@@ -172,14 +200,14 @@ class ProcessWorld:
         return out
 
     def broadcast_buffers(self, module: torch.nn.Module) -> None:
-        """Rank 0's batch-norm statistics to everyone: each rank's own follow its own samples."""
+        """Send rank 0's batch-norm statistics to everyone: each rank's own follow its own samples."""
         if self.size > 1:
             for buffer in module.buffers():
                 dist.broadcast(buffer, src=0)
 
 
 class Vote:
-    """Flags that any rank may raise and all ranks see at the same step: started in step s, read in step s + 1."""
+    """Flags that any rank may raise and all ranks see at the same step: sent in step s, read in s + 1."""
 
     FLAGS = ("stop", "window", "save", "enough")
 

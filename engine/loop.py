@@ -1,405 +1,347 @@
-"""What happens over a run: epochs of steps, validation, checkpoints, stopping. Knows no loader, model or task by name."""
+"""What happens over a run: epochs of steps, validation, checkpoints, stopping. Knows no loader, model or task
+by name.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
 
-from contracts import Batch, Loader, NotFinite, Plan, Task, UserError
-from engine import checkpoint, memory
+from config import Optimisation, Run
+from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError
+from engine import schedules
+from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote
-from engine.evaluate import Outcome, Validated, evaluate, told_by
+from engine.failures import Failures
+from engine.instruments import MeasureCeilings, Meter, Profile, Report
 from engine.recent import Recent
 from engine.step import Step
 from engine.stop import StopRequest
+from engine.validation import Validation
 
 
-@dataclass
-class Progress:
-    """Where a run is. (epoch, consumed) is all that a loader needs to go on."""
+class ClosedWindow(NamedTuple):
+    """A window of the rate that has just been closed, and is told one step later."""
 
-    epoch: int = 0
-    consumed: int = 0  # samples of this epoch, all ranks
-    step: int = 0  # optimiser steps of the whole run
-    best: float = float("-inf")
-    dropped: int = 0  # samples that were the tail of an epoch
+    window: RateWindow
+    step: int  # the one it ends with
+    read_bytes: int  # by this rank, in the window
 
 
 @dataclass(kw_only=True)
-class Run:
-    """Everything a run is made of, and its loop. `report` is called on every rank and speaks on rank 0."""
+class Training:
+    """The loop of a run, and all that takes part in it. Every rank runs it; `report` speaks on rank 0."""
 
     world: ProcessWorld
     plan: Plan
-    step: Step
-    module: nn.Module  # the bare module, whose state is saved
-    task: Task
-    precision: str
     loader: Loader | None  # None: to validate alone
-    open_validation: Callable[[], Loader] | None
-    validation_plan: Plan
-    learning_rate: Callable[[float], float]
-    report: Any
-    meter: Any
-    phases: Any
-    measure_ceilings: Callable[[Run, Batch], bool] | None  # whether it measured, and was not asked to stop
-    profile: Any
-    output: Path
-    identity: dict[str, Any]  # arch, classes, manifest: what a checkpoint must agree with; config
-    epochs: int
-    steps: int | None
-    seconds: float | None
-    val_every: int
-    log_every: int
-    save_every_steps: int
-    save_every_minutes: float
-    bytes_of: Callable[[np.ndarray], int]
-    name_of: Callable[[str, int], str]  # split, sample
+    step: Step
+    validation: Validation
+    checkpoints: Checkpoints
+    failures: Failures  # of training
+    report: Report
+    meter: Meter
+    profile: Profile
+    measure_ceilings: MeasureCeilings  # asked if --ceilings
+    run: Run
+    optimisation: Optimisation
+    bytes_of: Callable[[np.ndarray], int]  # of the files of these samples
     progress: Progress = field(default_factory=Progress)
-    failed: set[int] = field(default_factory=set)
     stop: StopRequest = field(default_factory=StopRequest)
 
     def __post_init__(self) -> None:
         self.vote = Vote(self.world)
-        self._recent = Recent(self.log_every, self.world)
-        self._saved_at, self._asked = time.monotonic(), False
-        self._skipped = 0
-        self._kept: Batch | None = None  # the last of the epoch
-        self._last_batch: Batch | None = None  # what ceilings are measured with
+        self._recent = Recent(self.run.log_every, self.world)
+        self._saved_at = time.monotonic()
+        self._save_is_asked_for = False
+        self._skipped_steps = 0
         self._last_scale: float | None = None
-        self._epoch_failed: set[int] = set()
-        self._failed_in_validation: set[int] = set()
-        self._validation_noted = False
-        self._outstanding: Validated | None = None
+        self._seen: list[Batch] = []  # the batches of the step under way
+        self._epochs_last_batch: Batch | None = None
+        self._ceilings_batch: Batch | None = None  # what ceilings are measured with, once they were
+        self._failed_in_epoch: set[int] = set()
         self._read_bytes = 0
-        self._measured = False
-        self._time_is_up = False
+        self._has_measured = False  # this rank's rate, for --seconds
+        self._time_is_up = False  # the ranks agreed on that
 
-    # -- the run ------------------------------------------------------------------------------------------------------
+    @property
+    def failed(self) -> set[int]:
+        """The training samples that could not be decoded."""
+        return self.failures.ids
+
+    # -- the run ---------------------------------------------------------------------------------------------
 
     def fit(self) -> bool:
-        """Train to the end. False when a signal ended it early; a checkpoint has then been written."""
-        with self._dropping():
+        """Train to the end. Returns False when a signal ended it early; a checkpoint was then written."""
+        with self.validation.cancelled_on_error():
             try:
                 return self._fit()
             except NotFinite:  # on every rank
-                self._settle()
+                self.validation.settle(self.progress)
                 raise
 
-    @contextmanager
-    def _dropping(self) -> Iterator[None]:
-        """Of a validation whose figures are still being made when an error ends the run."""
-        try:
-            yield
-        finally:
-            if self._outstanding is not None:
-                self._outstanding.outcome.drop()
+    def validate(self) -> bool:
+        """Validate, tell the figures, and keep nothing. Returns False when a signal came."""
+        with self.validation.cancelled_on_error():
+            passed = self._start_validation(None)
+            self.validation.settle(self.progress)
+        return passed
 
     def _fit(self) -> bool:
-        while self.progress.epoch < self.epochs and not self._enough():
+        while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():
                 self.save()
                 return False
             self.save()  # resumes into the validation
-            if not self._ceilings():
+            if not self._first_ceilings():
                 return False
             if self._enough() and self.plan.steps(self.progress.consumed) > 0:
                 break  # --steps ended it in mid-epoch
             if not self._validate():
                 return False
             self.progress = self._next_epoch()
-            if self._outstanding is None:  # until its figures are known, last.pt resumes into the validation
+            # until its figures are known, last.pt resumes into the validation
+            if not self.validation.unsettled:
                 self.save()
         if self.progress.consumed and not self._validate():
             return False
-        if self.progress.consumed or self._outstanding is not None:
+        if self.progress.consumed or self.validation.unsettled:
             self.save()
         self.meter.flush()
-        if self._last_batch is not None and self.report.above_ceiling():
-            self.measure_ceilings(self, self._last_batch)  # type: ignore[misc]
+        if self._ceilings_batch is not None and self.report.above_ceiling():
+            self._measure_ceilings(self._ceilings_batch)
         return True
 
     def _next_epoch(self) -> Progress:
         """Where the run is once this epoch is over; its tail is dropped."""
         now = self.progress
-        return replace(now, epoch=now.epoch + 1, consumed=0, dropped=now.dropped + self.plan.samples - now.consumed)
+        tail = self.plan.samples - now.consumed
+        return replace(now, epoch=now.epoch + 1, consumed=0, dropped=now.dropped + tail)
 
     def _enough(self) -> bool:
-        return self._time_is_up or (self.steps is not None and self.progress.step >= self.steps)
+        """Whether --seconds or --steps end the run."""
+        steps = self.optimisation.steps
+        return self._time_is_up or (steps is not None and self.progress.step >= steps)
+
+    # -- an epoch --------------------------------------------------------------------------------------------
 
     def _epoch(self) -> bool:
-        """The rest of an epoch. False when a signal ended it."""
-        progress, total = self.progress, self.plan.steps(self.progress.consumed)
-        if total == 0:
+        """Train the rest of an epoch. Returns False when a signal ended it."""
+        progress = self.progress
+        steps = self.plan.steps(progress.consumed)
+        if steps == 0:
             return True
-        kept: Batch | None = None
         assert self.loader is not None
-        batches = self._noting(self.loader.batches(progress.epoch, progress.consumed))
-        self._epoch_failed = set()
-        self.module.train()
-        self.phases.interrupt()
-        self.meter.resume(progress.epoch)
-        with self.report.epoch(
-            progress.epoch, self.epochs, progress.consumed + total * self.plan.global_batch_size, progress.consumed
-        ) as bar:
-            closed: tuple[Any, int, int] | None = None
-            decided, mistake = {"stop": False}, None
-            for _ in range(total):
+        batches = self._remembering(self.loader.batches(progress.epoch, progress.consumed))
+        self._failed_in_epoch = set()
+        self.checkpoints.module.train()
+        self._start_clocks()
+        # without the tail, which is no whole step
+        trained = progress.consumed + steps * self.plan.global_batch_size
+        with self.report.epoch(progress.epoch, self.optimisation.epochs, trained, progress.consumed):
+            closed: ClosedWindow | None = None
+            decided = {"stop": False}
+            loaders_error: UserError | None = None
+            for _ in range(steps):
                 epoch = progress.epoch + progress.consumed / self.plan.samples
-                lr = self.learning_rate(epoch)
-                logging = (progress.step + 1) % self.log_every == 0
-                self._seen: list[Batch] = []
+                lr = schedules.learning_rate(epoch, self.optimisation)
+                logging = (progress.step + 1) % self.run.log_every == 0
+                self._seen = []
                 try:
-                    outcome = self.step(batches, lr=lr, epoch=progress.epoch, position=progress.consumed, want_norm=logging)
+                    outcome = self.step(
+                        batches,
+                        lr=lr,
+                        epoch=progress.epoch,
+                        position=progress.consumed,
+                        want_norm=logging,
+                    )
                 except UserError as error:  # a file of the data is gone, or a worker
                     if self.plan.global_batch_size > self.plan.batch_size:
                         raise  # other ranks wait in their step, or this one is half done
-                    mistake = error
+                    loaders_error = error
                     break
-                self.phases.step()
-                progress.step += 1
-                progress.consumed += self.plan.global_batch_size
                 self._count(outcome)
-                self.profile.step()
-                kept = self._seen[-1]
-                if progress.step == 1:
-                    self.report.images(kept)
-                self._asked = (due := self._save_due()) or self._asked  # the others decide a step later
-                decided = self.vote.exchange(stop=self.stop(), window=self.meter.due(), save=due, enough=self._measured)
-                self._time_is_up |= decided["enough"]
+                decided = self._vote()
                 if logging or self._recent.full():
-                    self._log(lr, bar, everything=False)
-                self._window(closed)  # of the step before: now the device has something to do meanwhile
+                    self._log(lr, everything=False)
+                self._tell_window(closed)  # of the step before: now the device has something to do meanwhile
                 closed = self._closed(self.meter.point()) if decided["window"] else None
                 if decided["stop"] or self._enough():
                     break
                 if decided["save"]:
-                    self._log(lr, bar)
-                    self._window(self._closed(self.meter.pause()))
+                    self._log(lr)
+                    self._tell_window(self._closed(self.meter.pause()))
                     self.save()
-                    self.phases.interrupt()
-                    self.meter.resume(progress.epoch)
+                    self._start_clocks()
             last = self.vote.drain()  # an epoch may be one step long
-            stopped = last["stop"] or decided["stop"]
             self._time_is_up |= last["enough"]
-            self._window(closed)
-            self._log(lr, bar)
-            self._window(self._closed(self.meter.pause()))
-        self._kept = kept
-        if mistake is not None:
+            self._tell_window(closed)
+            self._log(lr)
+            self._tell_window(self._closed(self.meter.pause()))
+        if loaders_error is not None:
             self.save()
-            raise mistake
-        return not stopped
+            raise loaders_error
+        return not (last["stop"] or decided["stop"])
 
-    def _ceilings(self) -> bool:
-        """Once, after the first epoch, with its last batch. False when a signal has come."""
-        if self.measure_ceilings is None or self._last_batch is not None or self._kept is None:
-            return True
-        self.vote.exchange(stop=self.stop())
-        if self.vote.drain()["stop"]:
-            return False
-        self._last_batch = self._kept
-        return self.measure_ceilings(self, self._kept)
+    def _start_clocks(self) -> None:
+        self.step.phases.interrupt()
+        self.meter.resume(self.progress.epoch)
 
-    def _noting(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Batches on their way into the step, remembered until it is counted."""
+    def _remembering(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Pass batches on to the step, and remember them until it is counted."""
         for batch in batches:
             self._seen.append(batch)
             yield batch
 
     def _count(self, outcome: torch.Tensor) -> None:
-        ids = [batch.ids for batch in self._seen]
+        """Count a step that was taken, and its batches."""
+        self.step.phases.step()
+        self.progress.step += 1
+        self.progress.consumed += self.plan.global_batch_size
         for batch in self._seen:
-            self._epoch_failed.update(batch.failed)
+            self._failed_in_epoch.update(batch.failed)
             self.meter.add(batch.delivered)
             self._read_bytes += self.bytes_of(batch.ids[batch.ids >= 0])
-        self._recent.add(self.progress.step, outcome, ids, self.step.parts)
+        ids = [batch.ids for batch in self._seen]
+        self._recent.add(self.progress.step, outcome, ids, self.step.loss_terms)
+        self.profile.step()
+        self._epochs_last_batch = self._seen[-1]
+        if self.progress.step == 1:
+            self.report.images(self._epochs_last_batch)
 
-    # -- telling ------------------------------------------------------------------------------------------------------
+    def _vote(self) -> dict[str, bool]:
+        """Raise this rank's flags; return what the ranks have decided with those of the step before."""
+        save = self._save_due()
+        self._save_is_asked_for |= save  # the others decide a step later, and until then nobody asks again
+        decided = self.vote.exchange(
+            stop=self.stop(),
+            window=self.meter.due(),
+            save=save,
+            enough=self._has_measured,
+        )
+        self._time_is_up |= decided["enough"]
+        return decided
 
-    def _log(self, lr: float, bar: Any, *, everything: bool = True) -> None:
+    # -- ceilings --------------------------------------------------------------------------------------------
+
+    def _first_ceilings(self) -> bool:
+        """Measure the ceilings once, after the first epoch. Returns False when a signal has come."""
+        is_measured = self._ceilings_batch is not None
+        if not self.run.ceilings or is_measured or self._epochs_last_batch is None:
+            return True
+        self.vote.exchange(stop=self.stop())
+        if self.vote.drain()["stop"]:
+            return False
+        self._ceilings_batch = self._epochs_last_batch
+        return self._measure_ceilings(self._ceilings_batch)
+
+    def _measure_ceilings(self, batch: Batch) -> bool:
+        """Measure and tell. Returns False when a signal came."""
+        assert self.loader is not None
+        self.report.info("measuring the two ceilings: the step alone, the loader alone")
+        found = self.measure_ceilings(
+            batch,
+            epoch=self.progress.epoch + 1,
+            stop=self.stop,
+            step=self.step,
+            loader=self.loader,
+            plan=self.plan,
+            world=self.world,
+        )
+        if found is None:
+            return False
+        self.report.ceilings(compute=found["compute"], loader=found["loader"], step=self.progress.step)
+        return True
+
+    # -- telling ---------------------------------------------------------------------------------------------
+
+    def _log(self, lr: float, *, everything: bool = True) -> None:
+        """Tell the steps whose outcomes are there, or with `everything` wait for all of them."""
         points = self._recent.read(everything=everything)
         if not points:
             return
         for point in points:
             if self._last_scale is not None and point["loss_scale"] < self._last_scale:
-                self._skipped += 1
+                self._skipped_steps += 1  # the scale was too high
             self._last_scale = point["loss_scale"]
-        self._check_failed()
+        everyones = self.world.gather(sorted(self._failed_in_epoch))
+        self.failures.check({sample for ids in everyones for sample in ids})
         unread = self.progress.step - int(points[-1]["step"])
+        consumed = self.progress.consumed - unread * self.plan.global_batch_size
+        phases = self.step.phases
         self.report.train(
             points,
-            progress=asdict(self.progress) | {"consumed": self.progress.consumed - unread * self.plan.global_batch_size},
+            progress=asdict(self.progress) | {"consumed": consumed},
             lr=lr,
-            skipped_steps=self._skipped,
-            phases=self.phases.read(),
-            steps=self.phases.steps,
-            bar=bar,
+            skipped_steps=self._skipped_steps,
+            phases=phases.read(),
+            steps=phases.steps,  # of this read
         )
 
-    def _check_failed(self) -> None:
-        """Every rank's failed samples; too many end the run. A sample may fail once an epoch, and is counted once."""
-        failed = {sample for ids in self.world.gather(sorted(self._epoch_failed)) for sample in ids}
-        new, self.failed = failed - self.failed, self.failed | failed
-        self._judge(failed, new, self.plan.samples, "train")
-
-    def _judge(self, failed: set[int], new: set[int], samples: int, split: str) -> None:
-        if new:
-            self.report.failed(split, [self.name_of(split, sample) for sample in sorted(new)])
-        limit = max(10, samples // 100)
-        if len(failed) > limit:
-            named = ", ".join(self.name_of(split, sample) for sample in sorted(failed)[:3])
-            raise UserError(f"{len(failed)} samples of {split} cannot be decoded in this epoch (more than {limit}), such as {named}")
-
-    def _closed(self, window: Any) -> tuple[Any, int, int] | None:
-        """A window that has just closed, the step it ends with, and the bytes that were read for it."""
+    def _closed(self, window: RateWindow | None) -> ClosedWindow | None:
         if window is None:
             return None
-        read, self._read_bytes = self._read_bytes, 0
-        return window, self.progress.step, read
+        read_bytes = self._read_bytes
+        self._read_bytes = 0
+        return ClosedWindow(window, self.progress.step, read_bytes)
 
-    def _window(self, closed: tuple[Any, int, int] | None) -> None:
-        if closed is not None:
-            window, step, read = closed
-            total = float(self.world.sum(np.array([read], np.float64))[0])
-            self._measured = self.seconds is not None and self.meter.has_measured(self.seconds)
-            self.report.window(window, step=step, mib_per_s=total / 2**20 / window.seconds)
+    def _tell_window(self, closed: ClosedWindow | None) -> None:
+        if closed is None:
+            return
+        read_bytes = float(self.world.sum(np.array([closed.read_bytes], np.float64))[0])
+        seconds = self.optimisation.seconds
+        self._has_measured = seconds is not None and self.meter.has_measured(seconds)
+        mib_per_s = read_bytes / 2**20 / closed.window.seconds
+        self.report.window(closed.window, step=closed.step, mib_per_s=mib_per_s)
 
-    # -- validation and checkpoints -----------------------------------------------------------------------------------
+    # -- validation and checkpoints --------------------------------------------------------------------------
 
     def _validate(self) -> bool:
-        """False when a signal came; the epoch's checkpoint, already written, resumes into validation."""
+        """Validate if it is due. Returns False when a signal came; last.pt, already written, resumes into
+        validation.
+        """
         epoch = self.progress.epoch
-        last = epoch + 1 >= self.epochs or self._enough()
-        due = self.val_every > 0 and (last or (epoch + 1) % self.val_every == 0)
-        if self.open_validation is None or not due:
+        is_last = epoch + 1 >= self.optimisation.epochs or self._enough()
+        every = self.run.val_every
+        due = every > 0 and (is_last or (epoch + 1) % every == 0)
+        if not self.validation.possible or not due:
             return True
-        if not self._pass_over(picks=True):
-            return False
-        if self._outstanding is not None and not self._outstanding.outcome.later:
-            self._settle()
-        return True
+        epoch_is_over = self.plan.steps(self.progress.consumed) == 0
+        goes_on_at = self._next_epoch() if epoch_is_over else self.progress
+        return self._start_validation(goes_on_at)
 
-    def validate(self) -> bool:
-        """Validate, and tell the figures. False when a signal came."""
-        with self._dropping():
-            passed = self._pass_over(picks=False)
-            self._settle()
-        return passed
-
-    def _pass_over(self, *, picks: bool) -> bool:
-        """Open the validation loader, pass over it once, close it: it holds no memory while training runs. False when a signal came."""
-        if self.open_validation is None:
-            raise UserError("--evaluate needs --data: there is nothing to validate on")
-        plan = self.validation_plan
-        with memory.validating(plan.batch_size), self.open_validation() as loader, self.report.validation(plan.samples * plan.views) as bar:
-            outcome = evaluate(
-                self.module,
-                loader.batches(0, 0),
-                task=self.task,
-                precision=self.precision,
-                world=self.world,
-                vote=self.vote,
-                stop_requested=self.stop,
-                progress=bar,
-            )
-            if outcome is not None:
-                self._outstanding = self._validated(outcome, loader, picks=picks)
-            notes = getattr(loader, "notes", ())
-        del loader  # and with it all that it still holds
-        for line in () if self._validation_noted else notes:
-            self.report.info(f"val: {line}")
-        self._validation_noted = True
-        if self.world.device.type == "cuda":
-            torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
-        if outcome is None:
-            return False
-        failed = set(outcome.failed)
-        self._judge(failed, failed - self._failed_in_validation, plan.samples, "val")
-        self._failed_in_validation |= failed
-        return True
-
-    def _validated(self, outcome: Outcome, loader: Loader, *, picks: bool) -> Validated:
-        """With the state that was validated, if it may become best.pt."""
-        progress = self.progress
-        epoch = progress.epoch if progress.consumed else progress.epoch - 1  # at its start: of the one before
-        state = None
-        if picks and self.world.rank == 0:
-            over = self.plan.steps(progress.consumed) == 0
-            state = self._state(self._next_epoch() if over else progress)
-            state = checkpoint.on_host(state) if outcome.later else state
-        trained = epoch if epoch >= 0 else None
-        return Validated(outcome=outcome, loading=told_by(loader), step=progress.step, epoch=trained, state=state, picks=picks)
-
-    def _settle(self) -> None:
-        """Wait for a validation's figures, tell them, and keep what was validated if it is the best. Every rank calls it."""
-        if self._outstanding is None:
-            return
-        validated, self._outstanding = self._outstanding, None
-        result = validated.outcome.result(self.world)
-        self.report.validated(result, loading=validated.loading, step=validated.step, epoch=validated.epoch)
-        best = self.task.best
-        worst = -np.inf if best.larger_is_better else np.inf
-        figure = float(np.nan_to_num(result[best.name], nan=worst))  # AP where there is nothing to find
-        better = figure > self.progress.best if best.larger_is_better else figure < self.progress.best
-        if validated.picks and (better or np.isneginf(self.progress.best)):
-            self.progress.best = figure
-            if validated.state is not None:
-                validated.state["progress"]["best"] = figure
-            self._write("best.pt", validated.state)
+    def _start_validation(self, best_goes_on_at: Progress | None) -> bool:
+        return self.validation.start(
+            self.progress,
+            best_goes_on_at=best_goes_on_at,
+            vote=self.vote,
+            stop=self.stop,
+        )
 
     def _save_due(self) -> bool:
-        """Rank 0 says, once. When a validation's figures have come, what was trained since is kept with them; till then it would wait."""
-        if self.world.rank != 0 or self._asked:
+        """Whether rank 0 wants a checkpoint, and has not said so yet."""
+        if self.world.rank != 0 or self._save_is_asked_for:
             return False
-        if self._outstanding is not None:
-            return self._outstanding.outcome.done()
-        by_steps = self.save_every_steps > 0 and self.progress.step % self.save_every_steps == 0
-        return by_steps or 0 < 60 * self.save_every_minutes <= time.monotonic() - self._saved_at
+        if self.validation.unsettled:
+            # what was trained since is kept with the figures; to save before they are there would be to wait
+            return self.validation.figures_are_there()
+        every = self.run.save_every_steps
+        if every > 0 and self.progress.step % every == 0:
+            return True
+        return 0 < 60 * self.run.save_every_minutes <= time.monotonic() - self._saved_at
 
     def save(self) -> None:
-        """Write last.pt from rank 0, once a validation is settled; the others wait. Nothing is saved past a loss that is not finite."""
-        self._settle()
+        """Write last.pt, once a validation is settled; all ranks wait. Raises NotFinite rather than save past
+        such a loss.
+        """
+        self.validation.settle(self.progress)
         self._recent.read()
-        self._write("last.pt", self._state(self.progress) if self.world.rank == 0 else None)
-        self._saved_at, self._asked = time.monotonic(), False
-
-    def _write(self, name: str, state: dict[str, Any] | None) -> None:
-        error = None
-        if state is not None:
-            try:
-                checkpoint.write(self.output / name, state)
-            except UserError as mistake:
-                error = str(mistake)
-        if (error := self.world.gather(error)[0]) is not None:
-            raise UserError(error)
-
-    def _state(self, progress: Progress) -> dict[str, Any]:
-        return {
-            "model": self.module.state_dict(),
-            "optimizer": self.step.optimizer.state_dict(),
-            "scaler": self.step.scaler.state_dict(),
-            "progress": asdict(progress),
-            "ordering": self.plan.ordering,
-            **self.identity,
-        }
-
-    def resume(self, content: dict[str, Any] | None) -> None:
-        """Where a checkpoint left off; checkpoint.restore has taken up its tensors. None: from the beginning."""
-        if content is None:
-            return
-        self.progress = Progress(**content["progress"])
-        if self.loader is not None and (others := checkpoint.changed(content, self.identity.get("config", {}))):
-            self.report.info(f"--resume: otherwise than in the checkpoint: {', '.join(others)}")
-        ordering = content.get("ordering", self.plan.ordering)
-        if ordering != self.plan.ordering and self.progress.consumed:
-            orders = f"{ordering}; now {self.plan.ordering}"
-            self.report.warn(f"--resume: this epoch was begun in another order ({orders}): some of its samples come twice, some not at all")
+        content = self.checkpoints.content(self.progress) if self.world.rank == 0 else None
+        self.checkpoints.write("last.pt", content)
+        self._saved_at = time.monotonic()
+        self._save_is_asked_for = False

@@ -6,8 +6,10 @@ import gc
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from contracts import Task, UserError, World
 from engine import precision as precisions
@@ -21,12 +23,15 @@ GOT_NONE = {
     "bytes on device": "DALI got no memory",
     "CUDA allocation failed": "DALI got no memory",
 }
-"""In an error -> what it says."""
+"""Words in an error's text -> the reason that the user is told."""
 
 
 @contextmanager
 def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World) -> Iterator[None]:
-    """Turns running out of memory into a UserError that names a batch size which was tried and fits. `shape` is that of a sample."""
+    """Turn running out of memory into a UserError that names a batch size which was tried and fits.
+
+    `shape` is that of a sample.
+    """
     try:
         yield
         return
@@ -36,49 +41,64 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
         failed = error.__traceback__
     traceback.clear_frames(failed)  # which hold what the step had made
     fits = largest_fit(step, batch_size, shape, world.device)
-    advice = (
-        f"--batch-size {fits} fits" if fits else "no smaller one did in what memory is left here: a far smaller one, --arch or --image-size"
-    )
-    raise UserError(f"--batch-size {batch_size} does not fit ({reason}); {advice}, with --accumulate to keep the step's size")
+    if fits:
+        advice = f"--batch-size {fits} fits"
+    else:
+        advice = "no smaller one did in what memory is left here: a far smaller one, --arch or --image-size"
+    keeping = "with --accumulate to keep the step's size"
+    raise UserError(f"--batch-size {batch_size} does not fit ({reason}); {advice}, {keeping}")
 
 
 @contextmanager
 def validating(batch_size: int) -> Iterator[None]:
-    """Turns running out of memory in a validation into a UserError that names its batch size."""
+    """Turn running out of memory in a validation into a UserError that names its batch size."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if (reason := _lack(error)) is None:
             raise
-        raise UserError(f"a validation batch of {batch_size} does not fit ({reason}): a smaller --val-batch-size needs less") from None
+        remedy = "a smaller --val-batch-size needs less"
+        raise UserError(f"a validation batch of {batch_size} does not fit ({reason}): {remedy}") from None
 
 
 def _lack(error: BaseException) -> str | None:
-    """Which memory ran out; None where the error is of another kind."""
+    """Say which memory ran out; None where the error is about something else."""
     if isinstance(error, torch.OutOfMemoryError):
         return str(error).split(".")[0]
-    if (words := next((words for sign, words in GOT_NONE.items() if sign in str(error)), None)) is not None:
-        return words
-    return "the machine has not enough memory" if isinstance(error, MemoryError) else None  # Python's and NumPy's
+    for sign, reason in GOT_NONE.items():
+        if sign in str(error):
+            return reason
+    # Python's and NumPy's own
+    return "the machine has not enough memory" if isinstance(error, MemoryError) else None
 
 
 def largest_fit(step: Step, batch_size: int, shape: tuple[int, ...], device: torch.device) -> int:
-    """The largest of batch_size * 3/4, 1/2, 3/8, 1/4, ... whose forward and backward pass run; 0 when none does."""
-    sizes = sorted({batch_size * 3 // 4 >> k for k in range(24)} | {batch_size // 2 >> k for k in range(24)}, reverse=True)
-    module = getattr(step.module, "module", step.module)  # without DDP: other ranks do not take part
-    for size in sizes:
+    """Find the largest of batch_size * 3/4, 1/2, 3/8, 1/4, ... whose forward and backward pass run; 0 when
+    none does.
+    """
+    three_quarters = {batch_size * 3 // 4 >> k for k in range(24)}
+    halves = {batch_size // 2 >> k for k in range(24)}
+    module = step.module
+    if isinstance(module, DistributedDataParallel):
+        module = module.module  # other ranks do not take part
+    for size in sorted(three_quarters | halves, reverse=True):
         if size > 0 and _runs(module, step.task, (size, *shape), device, step.precision):
             return size
     return 0
 
 
-def _runs(module: torch.nn.Module, task: Task, shape: tuple[int, ...], device: torch.device, precision: str) -> bool:
+def _runs(
+    module: torch.nn.Module,
+    task: Task,
+    shape: tuple[int, ...],
+    device: torch.device,
+    precision: str,
+) -> bool:
     try:
         images = torch.zeros(shape, device=device).to(memory_format=CHANNELS_LAST[len(shape)])
         with precisions.autocast(precision, device):
             outputs = module(*task.probe(images))
-        several = outputs.values() if isinstance(outputs, dict) else [outputs if isinstance(outputs, torch.Tensor) else outputs[0]]
-        torch.stack([one.float().sum() for one in several]).sum().backward()
+        torch.stack([tensor.float().sum() for tensor in _tensors(outputs)]).sum().backward()
         return True
     except (torch.OutOfMemoryError, RuntimeError):
         return False
@@ -87,3 +107,12 @@ def _runs(module: torch.nn.Module, task: Task, shape: tuple[int, ...], device: t
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def _tensors(outputs: Any) -> list[torch.Tensor]:
+    """List what a backward pass begins with: a detector's losses, or logits, which may be beside an auxiliary
+    head's.
+    """
+    if isinstance(outputs, dict):
+        return list(outputs.values())
+    return [outputs if isinstance(outputs, torch.Tensor) else outputs[0]]

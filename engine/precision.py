@@ -8,7 +8,11 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str:
-    """`auto` resolved: fp16 on CUDA; on a CPU `on_cpu`, whose `auto` is bf16 where that is native, else fp32 (fp16 is 12x slower there)."""
+    """Resolve `auto`: fp16 on CUDA; on a CPU `on_cpu`, whose own `auto` is bf16 where that is native, else
+    fp32.
+
+    fp16 is 12 times slower there.
+    """
     if precision == "auto":
         precision = "fp16" if device.type == "cuda" else on_cpu
     if precision == "auto":
@@ -19,16 +23,18 @@ def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str
 def _cpu_has_bf16() -> bool:
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="ignore") as info:
-            return any(line.startswith("flags") and ("avx512_bf16" in line or "amx_bf16" in line) for line in info)
+            flags = [line for line in info if line.startswith("flags")]
+            return any("avx512_bf16" in line or "amx_bf16" in line for line in flags)
     except OSError:
         return False
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
-    """The context of a forward pass."""
-    return torch.autocast(device.type, dtype=DTYPES[precision] if precision != "fp32" else None, enabled=precision != "fp32")
+    """Return the context of a forward pass in this precision."""
+    enabled = precision != "fp32"
+    return torch.autocast(device.type, dtype=DTYPES[precision] if enabled else None, enabled=enabled)
 
 
 def loss_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """Dynamic loss scale for fp16, a pass-through otherwise."""
+    """Return a dynamic loss scale for fp16, a pass-through otherwise."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -1,4 +1,6 @@
-"""Outcomes of the last steps, read from the device together and a little late, so that reading does not hold it up."""
+"""Outcomes of the last steps, read from the device together and a little late, so that reading does not hold
+it up.
+"""
 
 from __future__ import annotations
 
@@ -10,47 +12,61 @@ from engine.distributed import ProcessWorld
 
 
 class Recent:
-    """Device ring of the last steps' outcomes and host ring of their ids, read together every few steps.
+    """A ring of the last steps' outcomes on the device, and their ids on the host, read together every few
+    steps.
 
-    In mid-flight the last two steps are left for the next time: the device may not have finished them, and a host that waits
-    for it would have nothing ready for the device to do next.
+    In mid-flight the last two steps are left for the next time: the device may not have finished them, and a
+    host that waits for it would have nothing ready for the device to do next.
     """
 
     LEFT = 2
+    """Steps that a read in mid-flight leaves."""
 
     def __init__(self, size: int, world: ProcessWorld) -> None:
         cuda = world.device.type == "cuda"
         self._size = size + self.LEFT
         self._ring = torch.zeros(2 * self._size, 0, device=world.device)
         self._steps: list[tuple[int, np.ndarray, torch.cuda.Event | None]] = []
-        self._begin = 0  # place of the first unread step in the ring
-        self._parts: tuple[str, ...] = ()
+        self._begin = 0  # slot of the first unread step in the ring
+        self._loss_terms: tuple[str, ...] = ()
         self._world = world
         self._stream = torch.cuda.current_stream(world.device) if cuda else None  # of the steps
+        # to copy on, so that a read does not wait for the steps after it
         self._side = torch.cuda.Stream(world.device) if cuda else None
 
-    def add(self, step: int, outcome: torch.Tensor, ids: list[np.ndarray], parts: tuple[str, ...] = ()) -> None:
-        """`outcome` as Step returns it; `parts` names what it has beside the first four."""
-        self._parts = parts
-        if self._ring.shape[1] != len(outcome):  # the first
+    def add(
+        self,
+        step: int,
+        outcome: torch.Tensor,
+        ids: list[np.ndarray],
+        loss_terms: tuple[str, ...] = (),
+    ) -> None:
+        """Keep an `outcome` as Step returns it; `loss_terms` names what it has behind the first four."""
+        self._loss_terms = loss_terms
+        if self._ring.shape[1] != len(outcome):  # the first one says how many terms there are
             self._ring = outcome.new_zeros(len(self._ring), len(outcome))
-        self._ring[(self._begin + len(self._steps)) % len(self._ring)] = outcome
-        self._steps.append((step, np.concatenate(ids), self._stream.record_event() if self._stream else None))
+        slot = (self._begin + len(self._steps)) % len(self._ring)
+        self._ring[slot] = outcome
+        done = self._stream.record_event() if self._stream else None
+        self._steps.append((step, np.concatenate(ids), done))
 
     def full(self) -> bool:
+        """Whether it must be read before the next step is added."""
         return len(self._steps) >= self._size
 
     def read(self, *, everything: bool = True) -> list[dict[str, float]]:
-        """One dict a step since the last read: step, loss (mean over all ranks), grad_norm, loss_scale, and the parts of the loss by
-        name. All ranks call it together.
+        """Return one dict a step since the last read: step, loss, grad_norm, loss_scale, and the terms of the
+        loss by name.
 
-        The loss of a step without a valid sample is nan.
-        Raises NotFinite, on every rank, naming the first step whose loss is not finite, and that rank's samples.
+        The loss and its terms are means over the valid samples of all ranks, nan in a step without one. All
+        ranks call it together. Raises NotFinite, on every rank, naming the first step whose loss is not
+        finite, and that rank's samples.
         """
         count = len(self._steps) if everything else max(len(self._steps) - self.LEFT, 0)
         if count == 0:
             return []
-        steps, self._steps = self._steps[:count], self._steps[count:]
+        steps = self._steps[:count]
+        self._steps = self._steps[count:]
         own = self._to_host(count, steps[-1][2])
         self._begin = (self._begin + count) % len(self._ring)
         bad = next((i for i in range(count) if not np.isfinite(own[i, 0])), None)
@@ -58,20 +74,25 @@ class Recent:
         first = min((t for t in self._world.gather(told) if t is not None), key=lambda t: t[0], default=None)
         if first is not None:
             step, value, ids = first
-            raise NotFinite(
-                f"the loss is {value} at step {step}; samples {ids}; nothing was saved after it. A lower --lr or --precision fp32/bf16?"
-            )
-        total, valid, *of_parts = self._world.sum(np.delete(own, (2, 3), axis=1)).T
+            remedy = "A lower --lr or --precision fp32/bf16?"
+            where = f"at step {step}; samples {ids}"
+            raise NotFinite(f"the loss is {value} {where}; nothing was saved after it. {remedy}")
+        # norm and scale are the same on every rank, the other columns are sums over its samples
+        loss, valid, *terms = self._world.sum(np.delete(own, (2, 3), axis=1)).T
+        names = ("loss", *self._loss_terms)
         with np.errstate(invalid="ignore", divide="ignore"):  # a step without a valid sample
-            means = {name: sums / valid for name, sums in zip(("loss", *self._parts), (total, *of_parts), strict=True)}
-        columns = {"step": [step for step, _, _ in steps], "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
+            means = {name: sums / valid for name, sums in zip(names, (loss, *terms), strict=True)}
+        numbers = [step for step, _, _ in steps]
+        columns = {"step": numbers, "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:
-        """float64 [count, 4 + P], as Step returns them; waits for the last of these steps and for nothing after it."""
-        places = (self._begin + np.arange(count)) % len(self._ring)
+        """Return float64 [count, 4 + P], as Step returns them; wait for the last of these steps and for
+        nothing after it.
+        """
+        slots = (self._begin + np.arange(count)) % len(self._ring)
         if self._side is None or last is None:
-            return self._ring[places].double().numpy()
+            return self._ring[slots].double().numpy()
         with torch.cuda.stream(self._side):
             self._side.wait_event(last)
-            return self._ring.cpu()[places].double().numpy()
+            return self._ring.cpu()[slots].double().numpy()

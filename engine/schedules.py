@@ -3,47 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 from config import Optimisation
 
 WARMUP_START = 0.01
 
 
-def settings(optimisation: Optimisation) -> dict[str, Any]:
-    """The keyword arguments of `learning_rate` that a configuration decides."""
-    return {
-        "peak": optimisation.lr,
-        "epochs": optimisation.epochs,
-        "schedule": optimisation.schedule,
-        "warmup": optimisation.warmup_epochs,
-        "final": optimisation.final_lr,
-        "step_epochs": optimisation.lr_step_epochs,
-        "milestones": optimisation.lr_milestones,
-        "gamma": optimisation.lr_gamma,
-    }
+def learning_rate(epoch: float, optimisation: Optimisation) -> float:
+    """Return the rate at `epoch`: a linear warm-up from 1 % of the peak (--lr), then the schedule.
 
-
-def learning_rate(
-    epoch: float,
-    *,
-    peak: float,
-    epochs: float,
-    schedule: str,
-    warmup: float,
-    final: float,
-    step_epochs: float,
-    gamma: float,
-    milestones: Sequence[float] | None = None,
-) -> float:
-    """Linear warm-up from 1 % of `peak` over `warmup` epochs, then cosine to `final`, drops by `gamma`, or constant."""
+    That is a cosine to --final-lr, drops by --lr-gamma every --lr-step-epochs or at --lr-milestones, or
+    constant.
+    """
+    peak = optimisation.lr
+    warmup = optimisation.warmup_epochs
     if epoch < warmup:
         return peak * (WARMUP_START + (1 - WARMUP_START) * epoch / warmup)
-    if schedule == "cosine":
-        share = min((epoch - warmup) / max(epochs - warmup, 1e-9), 1.0)
+    if optimisation.schedule == "cosine":
+        final = optimisation.final_lr
+        share = min((epoch - warmup) / max(optimisation.epochs - warmup, 1e-9), 1.0)
         return final + (peak - final) * 0.5 * (1 + math.cos(math.pi * share))
-    if schedule == "step":
-        drops = math.floor(epoch / step_epochs) if milestones is None else sum(at <= epoch for at in milestones)
-        return peak * gamma**drops
+    if optimisation.schedule == "step":
+        return peak * optimisation.lr_gamma ** _drops(epoch, optimisation)
     return peak
+
+
+def _drops(epoch: float, optimisation: Optimisation) -> int:
+    """Count the drops of a step schedule up to `epoch`."""
+    if optimisation.lr_milestones is None:
+        return math.floor(epoch / optimisation.lr_step_epochs)
+    return sum(at <= epoch for at in optimisation.lr_milestones)

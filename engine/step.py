@@ -1,24 +1,29 @@
-"""The training step: wait, forward, loss, backward, scale, clip, update. The only training step of the project."""
+"""The training step: wait, forward, loss, backward, scale, clip, update. The only training step of the
+project.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from contracts import Batch, Task, World
+from config import Optimisation
+from contracts import Batch, Phases, Task, World
 from engine import precision as precisions
 
 
 class Step:
-    """Calling it takes `accumulate` batches and moves the weights once. Precision, DDP and compile wrap it, none forks it.
+    """Calling it takes --accumulate batches and moves the weights once. Precision, DDP and compile wrap it,
+    none forks it.
 
-    Returns float32 [4 + P] on the device: sum of losses, valid samples (both of this rank), gradient norm (nan unless it was
-    asked for or clips), loss scale before the update, and the sums of the P parts of the loss, whose names are in `parts`.
+    Returns float32 [4 + P] on the device: sum of losses, valid samples (both of this rank), gradient norm
+    (nan unless it was asked for or clips), loss scale before the update, and the sums of the P terms of the
+    loss, which `loss_terms` names.
     """
 
     def __init__(
@@ -27,74 +32,105 @@ class Step:
         module: nn.Module,
         task: Task,
         optimizer: torch.optim.Optimizer,
+        optimisation: Optimisation,
         precision: str,
-        accumulate: int,
-        clip_grad_norm: float,
         world: World,
         draw_key: Callable[[int, int, int, int], int],
-        phases: Any,
+        phases: Phases,
     ) -> None:
-        self.module, self.optimizer = module, optimizer
+        """`draw_key` turns (epoch, position, micro-batch, rank) into the seed of dropout and the like."""
+        self.module = module
+        self.task = task
+        self.optimizer = optimizer
+        self.precision = precision
         self.scaler = precisions.loss_scaler(precision, world.device)
-        self.task, self.precision = task, precision
-        self._accumulate, self._clip = accumulate, clip_grad_norm
-        self._world, self._draw_key, self.phases = world, draw_key, phases
-        self.parts: tuple[str, ...] = ()
+        self.phases = phases
+        self.loss_terms: tuple[str, ...] = ()
+        self._accumulate = optimisation.accumulate
+        self._clip = optimisation.clip_grad_norm
+        self._world = world
+        self._draw_key = draw_key
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._unscaled, self._nan = torch.ones((), device=world.device), torch.full((), torch.nan, device=world.device)
+        self._unscaled = torch.ones((), device=world.device)
+        self._nan = torch.full((), torch.nan, device=world.device)
 
-    def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int, want_norm: bool = False) -> torch.Tensor:
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype that images come in, such as float16."""
+        return str(precisions.DTYPES[self.precision]).removeprefix("torch.")
+
+    def __call__(
+        self,
+        batches: Iterator[Batch],
+        *,
+        lr: float,
+        epoch: int,
+        position: int,
+        want_norm: bool = False,
+    ) -> torch.Tensor:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        loss_sum = valid = part_sums = torch.zeros((), device=self._world.device)
-        counting, whole = None, self._world.size == 1
+        loss_sum = valid = term_sums = torch.zeros((), device=self._world.device)
+        counting: dist.Work | None = None
+        complete = self._world.size == 1  # whether the host knows that every row of every rank has a sample
         for micro in range(self._accumulate):
             batch = next(batches)
             self.phases.mark("data_wait")
-            # dropout and the like: keyed by (seed, epoch, position, rank), so no generator state is saved
+            # keyed by (seed, epoch, position, rank), so no generator state is saved
             seed(self._draw_key(epoch, position, micro, self._world.rank), self._world.device)
             last = micro + 1 == self._accumulate
-            whole = whole and complete(batch)
+            complete = complete and is_complete(batch)
             count = batch.valid.sum(dtype=torch.float32)
             valid = valid + count
             if last and self._world.size > 1:
+                # beside the backward pass; its outcome is needed after that
                 everyone = valid.clone()
                 counting = dist.all_reduce(everyone, async_op=True)
-            with nullcontext() if last or self._world.size == 1 else self.module.no_sync():  # type: ignore[operator]
+            with self._gradients_stay_here() if not last else nullcontext():
                 with precisions.autocast(self.precision, self._world.device):
                     outputs = self.module(*self.task.inputs(batch))
                     losses = self.task.losses(outputs, batch)
                 self.phases.mark("forward")
-                mine = losses.sum()
-                scaled = self.scaler.scale(mine / (len(batch.ids) * self._accumulate))
+                own_loss = losses.sum()
+                scaled = self.scaler.scale(own_loss / (len(batch.ids) * self._accumulate))
                 batch.launched()
                 scaled.backward()
                 self.phases.mark("backward")
-            loss_sum = loss_sum + mine.detach()
-            if parts := self.task.parts(outputs):
-                self.parts = tuple(parts)
-                part_sums = part_sums + torch.stack([*parts.values()]) * count
+            loss_sum = loss_sum + own_loss.detach()
+            if terms := self.task.parts(outputs):
+                self.loss_terms = tuple(terms)
+                term_sums = term_sums + torch.stack([*terms.values()]) * count
             if batch.transfer is not None:
                 self.phases.span("transfer", *batch.transfer)
-        everywhere = valid if counting is None else (counting.wait(), everyone)[1]
-        norm = self._rescale(None if whole else everywhere, len(batch.ids), want_norm)
+        valid_of_all = valid
+        if counting is not None:
+            counting.wait()
+            valid_of_all = everyone
+        norm = self._rescale(None if complete else valid_of_all, len(batch.ids), want_norm)
         outcome = torch.stack([loss_sum, valid, norm, self._loss_scale()])
-        if self.parts:
-            outcome = torch.cat([outcome, part_sums])
+        if self.loss_terms:
+            outcome = torch.cat([outcome, term_sums])
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self.phases.mark("update")
         return outcome
 
-    def _rescale(self, valid: torch.Tensor | None, batch_size: int, want_norm: bool) -> torch.Tensor:
-        """Mean over places -> mean over valid samples of all ranks, which is None where every place has one; then clip.
+    def _gradients_stay_here(self) -> AbstractContextManager[None]:
+        """Return the context of a micro-batch after which the ranks do not yet share their gradients."""
+        if isinstance(self.module, DistributedDataParallel):
+            return self.module.no_sync()
+        return nullcontext()
 
-        Returns the norm before clipping.
+    def _rescale(self, valid: torch.Tensor | None, batch_size: int, want_norm: bool) -> torch.Tensor:
+        """Turn the mean over rows into the mean over the valid samples of all ranks, then clip.
+
+        `valid` counts these; None says that every row has one. Returns the norm before clipping.
         """
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        factor, norm = None, self._nan
+        factor = None
+        norm = self._nan
         if valid is not None:
             factor = torch.where(valid > 0, batch_size * self._accumulate * self._world.size / valid, 0.0)
         if want_norm or self._clip > 0:
@@ -108,25 +144,35 @@ class Step:
         return norm
 
     def _loss_scale(self) -> torch.Tensor:
-        scale = getattr(self.scaler, "_scale", None)  # the device tensor: get_scale() would wait for the device
+        """Copy the loss scale, float32 [] on the device; 1 without one."""
+        # the device tensor: get_scale() would wait for the device
+        scale = self.scaler._scale if self.scaler.is_enabled() else None
         return self._unscaled if scale is None else scale.clone()
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """Every tensor that a step changes and a later step reads; what is restored after a ceiling was measured."""
-        module_state = [*self.module.parameters(), *self.module.buffers()]
-        optimizer_state = [v for state in self.optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
-        scaler_state = [t for name in ("_scale", "_growth_tracker") if (t := getattr(self.scaler, name, None)) is not None]
-        return [*module_state, *optimizer_state, *scaler_state]
+        """List every tensor that a step changes and a later step reads; restored after a ceiling was
+        measured.
+        """
+        states = self.optimizer.state.values()
+        optimizer_state = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
+        scaler_state: list[torch.Tensor] = []
+        if self.scaler.is_enabled():
+            both = (self.scaler._scale, self.scaler._growth_tracker)
+            scaler_state = [tensor for tensor in both if tensor is not None]
+        return [*self.module.parameters(), *self.module.buffers(), *optimizer_state, *scaler_state]
 
 
-def complete(batch: Batch) -> bool:
-    """Whether every place of a batch has a sample, as far as the host knows."""
+def is_complete(batch: Batch) -> bool:
+    """Whether every row of a batch has a sample, as far as the host knows."""
     return batch.rows is not None and bool(batch.rows.valid.all())
 
 
 def seed(key: int, device: torch.device) -> None:
-    """Of the host's generator and the device's. torch.manual_seed is for all kinds of accelerators, and formats the stack for each that
-    is not here, in case it starts later."""
+    """Seed the host's generator and the device's.
+
+    torch.manual_seed is for all kinds of accelerators, and formats the stack for each that is not here, in
+    case it starts later.
+    """
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
         torch.cuda.manual_seed(key)  # of the current device, which is this process's

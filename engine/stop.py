@@ -9,11 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 ECHO_S = 3.0
-"""Signals so soon after the first one are the same request: torchrun passes on what the terminal has sent to all."""
+"""Signals that come this soon after the first one are the same request: torchrun passes on what the terminal
+sent to all.
+"""
 
 
 class StopRequest:
-    """SIGTERM or Ctrl-C as a flag. For a loop that never looks a second Ctrl-C is a KeyboardInterrupt, and a third ends the process."""
+    """SIGTERM or Ctrl-C as a flag: calling it says whether one has come.
+
+    For a loop that never looks a second Ctrl-C is a KeyboardInterrupt, and a third ends the process.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -24,6 +29,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
+        """Hear both signals inside."""
         before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         for number in before:
             signal.signal(number, self._hear)
@@ -36,8 +42,10 @@ class StopRequest:
 
     def _hear(self, number: int, _frame: object) -> None:
         if self.signal is None:
-            self.signal, self._heard_s = number, time.monotonic()
-            _say(f"stopping after this step; Ctrl-C {ECHO_S:.0f} s from now or later ends without a checkpoint")
+            self.signal = number
+            self._heard_s = time.monotonic()
+            later = f"Ctrl-C {ECHO_S:.0f} s from now or later ends without a checkpoint"
+            _say(f"stopping after this step; {later}")
         elif number == signal.SIGINT and time.monotonic() - self._heard_s > ECHO_S:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)  # closing may hang too
@@ -46,7 +54,8 @@ class StopRequest:
 
 
 def _say(line: str) -> None:
-    """Once, not by every rank; past Python's streams, in whose middle a signal may come."""
+    """Say a line once, and not on every rank."""
     if int(os.environ.get("RANK", 0)) == 0:
         with suppress(OSError):
+            # past Python's streams, in whose middle the signal may have come
             os.write(2, f"train.py: {line}\n".encode())

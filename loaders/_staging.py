@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from contracts import Batch, Feed, Rows, nothing
+from contracts import Batch, Counts, Feed, Rows, nothing
 from loaders._colour import distort
 from loaders._places import filled
 from plan import geometry
@@ -356,8 +356,11 @@ class Staging:
     """
 
     in_flight: int
+    notes: Sequence[str] = ()
+    reader = ""
 
     def __init__(self, feed: Feed, *, depth: int = 2, window: int = 1) -> None:
+        self.counts = Counts()
         self._feed, self._depth = feed, depth
         self._stager = Stager(feed, ahead=depth + window - 1)
         self._ahead: Ahead | None = None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from contracts import Batch, Feed, Rows
+from contracts import Batch, Counts, Feed, Rows
 from loaders._staging import DTYPES, Staged, batch_of, hand_over, sleeping_event
 
 OPENS_FILES = False
@@ -17,8 +17,11 @@ class Synthetic:
     """Pixels never change; ids, labels and padding follow the plan, so that resuming and exactness can be tested."""
 
     in_flight = 0
+    notes: Sequence[str] = ()
+    reader = ""
 
     def __init__(self, feed: Feed) -> None:
+        self.counts = Counts()
         self._feed = feed
         generator = torch.Generator(feed.device).manual_seed(0)
         largest = feed.plan.batch_size * math.prod(feed.plan.sample_shape)

@@ -1,4 +1,6 @@
-"""The two ceilings beside a rate: the step without a loader, the loader without a step. Receives both; knows neither."""
+"""The two ceilings beside a rate: the step without a loader, the loader without a step. Receives both; knows
+neither.
+"""
 
 from __future__ import annotations
 
@@ -8,54 +10,101 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from contracts import Batch, Loader, Plan, World, nothing
+from contracts import Batch, Loader, Phases, Plan, World, nothing
 from report.meter import spread
 
 LEAST_S = 2.0
+"""Seconds that a ceiling is measured for, at least."""
 BLOCKS = 5
+"""Windows, or blocks of steps, that these seconds are cut into."""
 LONGEST_S = 10.0
-"""After which a loader's ceiling is content with one whole window."""
+"""Seconds after which a loader's ceiling is content with one whole window."""
 LOOKED_AT = 256
-"""Batches of an epoch whose sizes are looked at, where they differ."""
+"""Batches of an epoch whose sizes are looked at, where sizes differ."""
+
+
+class MeasuredStep(Protocol):
+    """What is asked of a training step (engine/step.py), to measure it and put it back."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Its optimiser, of which the learning rates and the state are put back."""
+
+    @property
+    def phases(self) -> Phases:
+        """The stopwatch of its phases."""
+
+    def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int) -> object:
+        """Take the batches of one step."""
+
+    def state_tensors(self) -> list[torch.Tensor]:
+        """List every tensor that a step changes and a later step reads."""
+
+
+class DeviceWorld(World, Protocol):
+    """A World that can wait for its device."""
+
+    def synchronise(self) -> None:
+        """Wait for all that was launched."""
+
+    def await_batch(self) -> None:
+        """Wait until the current stream has its batch."""
 
 
 class Stopped(Exception):
     """Some rank is asked to stop; raised on all."""
 
 
-def measure(run: Any, batch: Batch) -> bool:
-    """Both ceilings of a run that has just finished an epoch; the batch is its last one. False, and no result, when it is asked to stop."""
-    synchronise = run.world.synchronise
-    run.report.info("measuring the two ceilings: the step alone, the loader alone")
-    counts = deepcopy(getattr(run.loader, "counts", None))
+def measure(
+    batch: Batch,
+    *,
+    epoch: int,
+    stop: Callable[[], bool],
+    step: MeasuredStep,
+    loader: Loader,
+    plan: Plan,
+    world: DeviceWorld,
+) -> dict[str, dict[str, Any]] | None:
+    """Measure both ceilings of a run that has just finished an epoch. `batch` is its last one, `epoch` the
+    next one.
+
+    Returns {"compute": ..., "loader": ...}; None when a rank was asked to stop.
+    """
+    counts = deepcopy(loader.counts)
     try:
         compute = compute_ceiling(
-            run.step,
-            [batch] if run.plan.resident == 1 else typical(run.plan, run.loader, epoch=run.progress.epoch + 1, world=run.world),
-            accumulate=run.plan.global_batch_size // (run.world.size * run.plan.batch_size),
-            world=run.world,
-            synchronise=synchronise,
-            stop=run.stop,
+            step,
+            [batch] if plan.resident == 1 else typical(plan, loader, epoch=epoch, world=world),
+            accumulate=plan.global_batch_size // (world.size * plan.batch_size),
+            world=world,
+            synchronise=world.synchronise,
+            stop=stop,
         )
-        loader = loader_ceiling(run.loader, epoch=run.progress.epoch + 1, world=run.world, synchronise=run.world.await_batch, stop=run.stop)
+        without_step = loader_ceiling(
+            loader,
+            epoch=epoch,
+            world=world,
+            synchronise=world.await_batch,
+            stop=stop,
+        )
     except Stopped:
-        return False
+        return None
     finally:
-        if counts is not None:
-            run.loader.counts = counts  # what a ceiling takes is not trained on
-    run.report.ceilings(compute=compute, loader=loader, step=run.progress.step)
-    return True
+        loader.counts = counts  # what a ceiling takes is not trained on
+    return {"compute": compute, "loader": without_step}
 
 
 def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator[Batch]:
-    """`plan.resident` batches of that epoch whose sizes stand for all of its batches: each valid until the next is asked for.
+    """Yield `plan.resident` batches of that epoch whose sizes stand for all of its batches, the same on every
+    rank.
 
-    Of LOOKED_AT batches, evenly spaced, those in the middle of as many groups of like size; the same ones on every rank.
+    LOOKED_AT batches, evenly spaced, are grouped by size; the one in the middle of each group is chosen. Each
+    is valid until the next is asked for.
     """
     rows = plan.rows(epoch, 0)
     looked_at = np.unique(np.linspace(0, len(rows) - 1, LOOKED_AT).astype(np.int64))
@@ -69,11 +118,12 @@ def typical(plan: Plan, loader: Loader, *, epoch: int, world: World) -> Iterator
 
 
 def never() -> bool:
+    """Never ask to stop."""
     return False
 
 
 def compute_ceiling(
-    step: Any,
+    step: MeasuredStep,
     batches: Iterable[Batch],
     *,
     accumulate: int,
@@ -81,13 +131,14 @@ def compute_ceiling(
     synchronise: Callable[[], None],
     stop: Callable[[], bool] = never,
 ) -> dict[str, Any]:
-    """Samples/s of all ranks of the very step object on resident batches, in turns; whatever it changed is put back bit for bit.
+    """Measure the samples/s of all ranks of the very step object on resident batches, in turns.
 
-    Raises Stopped once `stop` says so on some rank.
+    Whatever it changed is put back bit for bit. Raises Stopped once `stop` says so on some rank.
     """
     resident = [_copied(batch) for batch in batches]
     saved = [tensor.detach().to("cpu", copy=True) for tensor in step.state_tensors()]
-    untouched = not step.optimizer.state  # AdamW when every step so far was skipped, for a loss scale that was too high
+    # AdamW's, when every step so far was skipped for a loss scale that was too high
+    untouched = not step.optimizer.state
     lr = [group["lr"] for group in step.optimizer.param_groups]
 
     def run(count: int) -> float:
@@ -109,7 +160,8 @@ def compute_ceiling(
     try:
         run(max(3, len(resident)))
         guess = run(5) / 5
-        count = -(-max(2, math.ceil(LEAST_S / guess / BLOCKS)) // len(resident)) * len(resident)  # whole rounds
+        wanted = max(2, math.ceil(LEAST_S / guess / BLOCKS))
+        count = math.ceil(wanted / len(resident)) * len(resident)  # whole rounds
         seconds = [run(count) for _ in range(BLOCKS)]
     finally:
         if untouched:
@@ -126,13 +178,19 @@ def compute_ceiling(
 
 
 def loader_ceiling(
-    loader: Loader, *, epoch: int, world: World, synchronise: Callable[[], None], stop: Callable[[], bool] = never
+    loader: Loader,
+    *,
+    epoch: int,
+    world: World,
+    synchronise: Callable[[], None],
+    stop: Callable[[], bool] = never,
 ) -> dict[str, Any]:
-    """Samples/s of all ranks of the open loader with nobody computing; each batch is awaited on the device.
+    """Measure the samples/s of all ranks of the open loader with nobody computing; each batch is awaited on
+    the device.
 
-    What may be ready before anyone asks (`loader.in_flight` batches) is discarded first. A small data set is passed
-    over several times, as training does. The median of windows of LEAST_S / BLOCKS, as the other ceiling; of at least three, unless one
-    takes seconds. Raises Stopped once `stop` says so on some rank; it is asked at every batch.
+    It is the median of at least three windows of LEAST_S / BLOCKS, fewer if one takes seconds. A small data
+    set is passed over several times, as training does. Raises Stopped once `stop` says so on some rank; it is
+    asked at every batch.
     """
 
     def endless() -> Generator[Batch]:
@@ -142,7 +200,7 @@ def loader_ceiling(
     batches = endless()
 
     def take(count: int) -> int | None:
-        """Samples of the next batches. None = this rank is asked to stop."""
+        """Count the samples of the next batches. None = this rank is asked to stop."""
         samples = 0
         for batch in itertools.islice(batches, count):
             batch.launched()
@@ -153,13 +211,21 @@ def loader_ceiling(
         return samples
 
     rates: list[float] = []
-    taken = take(loader.in_flight)
+    taken = take(loader.in_flight)  # what may be ready before anyone asks is no part of the rate
     world.barrier()
     began = last = time.perf_counter()
-    while taken is not None and (last - began < LEAST_S or len(rates) < 3) and (last - began < LONGEST_S or not rates):
-        samples, now = 0, last
+
+    def wants_more() -> bool:
+        passed = last - began
+        enough = passed >= LEAST_S and len(rates) >= 3
+        return not enough and (passed < LONGEST_S or not rates)
+
+    while taken is not None and wants_more():
+        samples = 0
+        now = last
         while taken is not None and now - last < LEAST_S / BLOCKS:
-            taken = take(max(loader.in_flight, 1))  # whole rounds of what is in flight: workers deliver in bursts
+            # whole rounds of what is in flight: workers deliver in bursts
+            taken = take(max(loader.in_flight, 1))
             samples += taken or 0
             now = time.perf_counter()
         rates.append(samples / (now - last))
@@ -174,7 +240,7 @@ def loader_ceiling(
 
 
 def _copied(batch: Batch) -> Batch:
-    """In memory of its own, every row valid."""
+    """Copy a batch into memory of its own, with every row valid."""
     return replace(
         batch,
         rows=None if batch.rows is None else replace(batch.rows, valid=np.ones_like(batch.rows.valid)),

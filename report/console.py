@@ -1,4 +1,5 @@
-"""What a person sees while a run goes on: one bar an epoch on a terminal, plain lines elsewhere, a table at the end.
+"""What a person sees while a run goes on: one bar an epoch on a terminal, plain lines elsewhere, a table at
+the end.
 
 Must not know: ranks (others than 0 get `enabled` False), how a figure is measured, TensorBoard.
 """
@@ -26,28 +27,55 @@ from contracts import Figure, Reported
 from report.advice import advice
 from report.meter import STEAL
 
-WIDTH = 80  # of the table, and of plain output
-LIVE_S, PLAIN_S = 0.2, 10.0  # least time between two pictures of a bar, between two plain lines
+WIDTH = 80
+"""Columns of the table, and of plain output."""
+LIVE_S = 0.2
+"""Least seconds between two pictures of a bar."""
+PLAIN_S = 10.0
+"""Least seconds between two plain lines."""
 CEILINGS = ("compute", "loader")
 
 
 class Bar:
-    """One epoch or validation. `update` is cheap: it draws about five times a second, or prints every ten seconds."""
+    """One epoch or validation. `update` is cheap: it draws about five times a second, or prints every ten
+    seconds.
+    """
 
     def __init__(
-        self, say: Callable[[Bar, bool], None], clock: Callable[[], float], *, title: str, total: int, unit: str, first: int, every_s: float
+        self,
+        say: Callable[[Bar, bool], None],
+        clock: Callable[[], float],
+        *,
+        title: str,
+        total: int,
+        item: str,
+        first: int,
+        every_s: float,
     ) -> None:
-        self.title, self.total, self.unit, self.samples = title, total, unit, first
+        self.title = title
+        self.total = total
+        self.samples = first
+        self._item = item  # what is counted: img, clip, items
         self.rate: float | None = None
         self.loss: float | None = None
         self.wait_ms: float | None = None
-        self._say, self._clock, self._first, self._every_s = say, clock, first, every_s
+        self._say = say
+        self._clock = clock
+        self._first = first
+        self._every_s = every_s
         self._began = self._said = clock()
 
     def update(
-        self, *, step: int, samples: int, rate: float | None = None, loss: float | None = None, wait_ms: float | None = None
+        self,
+        *,
+        samples: int,
+        rate: float | None = None,
+        loss: float | None = None,
+        wait_ms: float | None = None,
     ) -> None:
-        """`samples` of the epoch so far, those before a resume counted. A figure that is None keeps its last value."""
+        """Show `samples` of the epoch so far, those before a resume counted. A figure that is None keeps its
+        last value.
+        """
         self.samples = samples
         self.rate = self.rate if rate is None else rate
         self.loss = self.loss if loss is None else loss
@@ -58,14 +86,17 @@ class Bar:
             self._say(self, False)
 
     def end(self) -> None:
+        """Show the last figures."""
         self._say(self, True)
 
     def words(self, *, ended: bool) -> str:
-        """Rate, loss, data wait and the time left, as far as they are known; once ended the rate of all and the time it took."""
+        """Say rate, loss, data wait and the time left, as far as they are known; once ended the mean rate and
+        the time it took.
+        """
         took = self._clock() - self._began
         own = (self.samples - self._first) / took if took > 0 and self.samples > self._first else None
         rate = own if ended else self.rate or own
-        said = [f"{number(rate)} {self.unit}/s"]
+        said = [f"{number(rate)} {self._item}/s"]
         said += [f"loss {self.loss:.3f}"] if self.loss is not None else []
         said += [f"wait {self.wait_ms:.1f} ms"] if self.wait_ms is not None else []
         if ended:
@@ -76,54 +107,86 @@ class Bar:
 
 
 class Console:
-    """Rank 0 talks; with `enabled` False every method is silent. A terminal that went away ends the talking, not the run."""
+    """Rank 0 talks; with `enabled` False every method is silent. A terminal that went away ends the talking,
+    not the run.
+    """
 
-    def __init__(self, *, enabled: bool = True, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._enabled, self._clock = stream or sys.stdout, enabled, clock
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream or sys.stdout
+        self._enabled = enabled
+        self._clock = clock
         live = enabled and self._stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
         self._terminal = Terminal(file=self._stream, highlight=False, force_terminal=True) if live else None
 
     def info(self, *lines: str) -> None:
+        """Say lines."""
         for line in lines:
             self._print(line)
 
     def warn(self, line: str) -> None:
+        """Say a line that asks for attention."""
         self._print(f"warning: {line}", style="yellow")
 
     @contextlib.contextmanager
     def counting(self, what: str) -> Iterator[Callable[[int, int, str], None]]:
-        """Yields callback(done, total, step) for a scan of `what`; `total` may be 0 while it is not known."""
+        """Yield callback(done, total, step) for a scan of `what`; `total` may be 0 while it is not known."""
         with contextlib.ExitStack() as stack:
-            bars: list[Bar] = []  # none before there is something to tell: a manifest that is found again says nothing
+            # none before there is something to tell: a manifest that is found again says nothing
+            bars: list[Bar] = []
 
             def callback(done: int, total: int, step: str) -> None:
                 title = f"{what}: {step}"
                 if not bars:
-                    bars.append(stack.enter_context(self.epoch(title=title, total=total, unit="items")))
+                    bars.append(stack.enter_context(self.epoch(title=title, total=total, item="items")))
                 bars[0].title, bars[0].total = title, total
-                bars[0].update(step=done, samples=done)
+                bars[0].update(samples=done)
 
             yield callback
 
     @contextlib.contextmanager
-    def epoch(self, *, title: str, total: int, unit: str = "img", first: int = 0) -> Iterator[Bar]:
-        """A bar from `first` (samples done before a resume) to `total`; ends with its last figures also when the body raises."""
+    def epoch(self, *, title: str, total: int, item: str = "img", first: int = 0) -> Iterator[Bar]:
+        """Show a bar from `first` (samples done before a resume) to `total` inside.
+
+        It ends with its last figures also when the body raises.
+        """
         progress = self._progress() if self._terminal else None
-        task = progress.add_task("", title=title, total=total or None, completed=first, words="") if progress else None
+        task = None
+        if progress:
+            task = progress.add_task("", title=title, total=total or None, completed=first, words="")
 
         def say(bar: Bar, ended: bool) -> None:
             share = f"{bar.samples / bar.total:4.0%}" if bar.total else ""
             if progress is None or task is None:
                 of = f"/{bar.total:,}" if bar.total else ""
-                self._print(
-                    "  ".join(part for part in (bar.title, share, f"{bar.samples:,}{of} {bar.unit}", bar.words(ended=ended)) if part)
-                )
+                columns = [bar.title, share, f"{bar.samples:,}{of} {item}", bar.words(ended=ended)]
+                self._print("  ".join(filter(None, columns)))
                 return
             words = f"{share}  {bar.words(ended=ended)}"
             with self._listening():
-                progress.update(task, title=bar.title, total=bar.total or None, completed=bar.samples, words=words, refresh=True)
+                progress.update(
+                    task,
+                    title=bar.title,
+                    total=bar.total or None,
+                    completed=bar.samples,
+                    words=words,
+                    refresh=True,
+                )
 
-        bar = Bar(say, self._clock, title=title, total=total, unit=unit, first=first, every_s=LIVE_S if progress else PLAIN_S)
+        bar = Bar(
+            say,
+            self._clock,
+            title=title,
+            total=total,
+            item=item,
+            first=first,
+            every_s=LIVE_S if progress else PLAIN_S,
+        )
         with self._listening():
             if progress:
                 progress.start()
@@ -136,14 +199,24 @@ class Console:
                     progress.stop()
 
     def result(self, summary: Mapping[str, Any], task: Reported, *, folder: Path | None = None) -> None:
-        """The final table: what came out, how fast, what held it back, what to change first; where it is, in lines one can copy."""
-        title = " · ".join(str(summary[name]) for name in ("arch", "loader", "precision") if summary.get(name)) or "result"
+        """Print the final table: what came out, how fast, what held it back, what to change first.
+
+        Behind it `folder`, where the run is, in lines one can copy.
+        """
+        chosen = [str(summary[name]) for name in ("arch", "loader", "precision") if summary.get(name)]
+        title = " · ".join(chosen) or "result"
         if self._terminal:
-            table = Table(title=Text(title, style="bold"), box=box.ROUNDED, show_header=False, width=min(WIDTH, self._terminal.width))
+            table = Table(
+                title=Text(title, style="bold"),
+                box=box.ROUNDED,
+                show_header=False,
+                width=min(WIDTH, self._terminal.width),
+            )
             table.add_column(style="cyan", no_wrap=True)
             table.add_column(overflow="fold")
             for name, value in rows(summary, task):
-                table.add_row(name, Text(self._sayable(value), style="bold" if name in ("rate", "change first") else ""))
+                style = "bold" if name in ("rate", "change first") else ""
+                table.add_row(name, Text(self._sayable(value), style=style))
             with self._listening():
                 self._terminal.print(table)
         else:
@@ -154,7 +227,7 @@ class Console:
             self._print(f"TensorBoard:  tensorboard --logdir {shlex.quote(str(folder.parent))}")
 
     def _progress(self) -> Progress:
-        # no refresh thread: a bar is drawn from update(), and takes nothing from the training thread in between
+        # no refresh thread: a bar is drawn from update(), and takes nothing from training in between
         columns = (
             TextColumn("{task.fields[title]}", markup=False),
             BarColumn(bar_width=None),
@@ -173,7 +246,9 @@ class Console:
                 print(line, file=self._stream, flush=True)
 
     def _sayable(self, text: str) -> str:
-        """With a question mark for what the stream's encoding has not: an error would look like the end of the stream."""
+        """Put a question mark for what the stream's encoding has not: an error would look like the end of the
+        stream.
+        """
         encoding = self._stream.encoding or "utf-8"
         return text.encode(encoding, "replace").decode(encoding)
 
@@ -182,13 +257,21 @@ class Console:
         try:
             yield
         except (OSError, ValueError):  # the pipe or the terminal behind the stream was closed
-            self._enabled, self._terminal = False, None
+            self._enabled = False
+            self._terminal = None
 
 
 def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
-    """(name, value) lines of the final table; '-' for what was not measured. Without training, of the validation alone."""
-    rate, ceiling, validation = (_part(summary, name) for name in ("rate", "ceiling", "validation"))
-    unit, efficiency, failed = rate.get("unit") or "img/s", summary.get("efficiency"), summary.get("samples_failed")
+    """Return (name, value) lines of the final table; '-' for what was not measured.
+
+    Without training they are the validation's alone.
+    """
+    rate = _section(summary, "rate")
+    ceiling = _section(summary, "ceiling")
+    validation = _section(summary, "validation")
+    unit = rate.get("unit") or "img/s"
+    efficiency = summary.get("efficiency")
+    failed = summary.get("samples_failed")
     titled = [figure for figure in task.figures if figure.title]
     told = [(figure.title, _metric(figure, validation[figure.name])) for figure in titled if figure.name in validation]
     told = told or [(titled[0].title, "-")]
@@ -199,25 +282,27 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
     return [
         best,
         ("rate", _rate(rate.get("steady"), None if rate.get("short") else rate.get("spread"), unit)),
-        *((f"{name} ceiling", _rate(_part(ceiling, name).get("rate"), _part(ceiling, name).get("spread"), unit)) for name in CEILINGS),
+        *((f"{name} ceiling", _ceiling(_section(ceiling, name), unit)) for name in CEILINGS),
         ("efficiency", "-" if efficiency is None else f"{efficiency:.1%} of the lower ceiling"),
         ("bound by", str(summary.get("bound") or "-")),
         ("data wait", _wait(summary.get("data_wait"))),
-        *_steal(_part(summary, "cpu").get("steal")),
-        *_clips(_part(summary, "clips")),
-        *_detection(_part(summary, "detection")),
+        *_steal(_section(summary, "cpu").get("steal")),
+        *_clips(_section(summary, "clips")),
+        *_detection(_section(summary, "detection")),
         *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
         ("change first", advice(summary, graphs=task.graphs)),
     ]
 
 
 def number(value: float | None) -> str:
+    """Say a number with three digits, or whole from 100 on; '-' for None."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def duration(seconds: float) -> str:
+    """Say a time as minutes:seconds, or hours:minutes:seconds."""
     minutes, left = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{left:02}" if minutes >= 60 else f"{minutes}:{left:02}"
 
@@ -231,8 +316,12 @@ def _rate(value: float | None, spread: Mapping[str, Any] | None, unit: str) -> s
     return f"{number(value)} {unit}   ({number(spread['min'])} to {number(spread['max'])} in {windows})"
 
 
+def _ceiling(ceiling: Mapping[str, Any], unit: str) -> str:
+    return _rate(ceiling.get("rate"), ceiling.get("spread"), unit)
+
+
 def figures(result: Mapping[str, Any], declared: Sequence[Figure]) -> str:
-    """Return the figures of a validation in one line, in the order of the result."""
+    """Say the figures of a validation in one line, in the order of the result."""
     by_name = {figure.name: figure for figure in declared}
     words = []
     for name, value in result.items():
@@ -249,7 +338,9 @@ def figures(result: Mapping[str, Any], declared: Sequence[Figure]) -> str:
 
 
 def took(seconds: Mapping[str, float] | None) -> str:
-    """How long the pass and the waiting for its figures took, and how long the making of these, which may be beside training."""
+    """Say how long a pass and the wait for its figures took, and how long these were made, which may be
+    beside training.
+    """
     if not seconds:
         return ""
     standing = f"  in {seconds['pass'] + seconds['waited']:.1f} s"
@@ -258,7 +349,8 @@ def took(seconds: Mapping[str, float] | None) -> str:
 
 
 def _metric(figure: Figure, value: float | None) -> str:
-    if not isinstance(value, int | float) or math.isnan(value):  # nan is text in a summary that was read again
+    # nan is text in a summary that was read again
+    if not isinstance(value, int | float) or math.isnan(value):
         return "-"
     if figure.unit == "%":
         return f"{value:.2%}"
@@ -266,18 +358,22 @@ def _metric(figure: Figure, value: float | None) -> str:
 
 
 def _steal(share: float | None) -> list[tuple[str, str]]:
-    """Where it is enough to tell in a rate."""
-    return [("CPU steal", f"{share:.1%} of the cores' time went to other virtual machines")] if share and share >= STEAL else []
+    """Say how much time other virtual machines took, where it is enough to tell in a rate."""
+    if not share or share < STEAL:
+        return []
+    return [("CPU steal", f"{share:.1%} of the cores' time went to other virtual machines")]
 
 
 def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of clips: frames a second, what a decoder goes through for them, and files that another decoder took."""
+    """Say frames a second, what a decoder goes through for them, and files that another decoder took."""
     if not clips:
         return []
-    per, others = clips.get("decoded_per_delivered"), clips.get("fallbacks") or {}
+    per = clips.get("decoded_per_delivered")
+    others = clips.get("fallbacks") or {}
     decoded = f"   ({per:.2f} decoded for each)" if per else ""
-    kinds = "; ".join(f"{count:,} {kind}" for kind, count in sorted(others.items(), key=lambda one: -one[1]))
-    instead = [("fallback", f"{sum(others.values()):,} clips by pyav instead ({kinds})")] if others else []
+    most_first = sorted(others.items(), key=lambda one: -one[1])
+    sorts = "; ".join(f"{count:,} {sort}" for sort, count in most_first)
+    instead = [("fallback", f"{sum(others.values()):,} clips by pyav instead ({sorts})")] if others else []
     for sort, why in (clips.get("refusals") or {}).items():
         its, _, fate = sort.rpartition(", ")
         instead += [(fate, f"{its}: {why}")]
@@ -285,18 +381,21 @@ def _clips(clips: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _detection(detection: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Of detectors: boxes a second, and what of the pixels no image covers."""
+    """Say boxes a second, and the share of the pixels that no image covers."""
     if not detection:
         return []
     padding = f", {detection['padding']:.1%} of the pixels show no image"
-    said = f"{number(detection.get('instances_per_s'))} box/s   ({detection['instances_per_image']:.1f} an image{padding})"
-    return [("instances", said)]
+    rate = number(detection.get("instances_per_s"))
+    return [("instances", f"{rate} box/s   ({detection['instances_per_image']:.1f} an image{padding})")]
 
 
 def _wait(wait: float | Mapping[str, Any] | None) -> str:
-    """Milliseconds, or {ms, share}."""
+    """Say the wait for data: milliseconds, or {ms, share}."""
     milliseconds, share = (wait.get("ms"), wait.get("share")) if isinstance(wait, Mapping) else (wait, None)
-    return "-" if milliseconds is None else f"{milliseconds:.2f} ms a step" + (f", {share:.1%} of the time" if share is not None else "")
+    if milliseconds is None:
+        return "-"
+    of_time = "" if share is None else f", {share:.1%} of the time"
+    return f"{milliseconds:.2f} ms a step{of_time}"
 
 
 def _folded(name: str, value: str) -> list[str]:
@@ -304,6 +403,6 @@ def _folded(name: str, value: str) -> list[str]:
     return [f"{name if index == 0 else '':<16}  {line}" for index, line in enumerate(folded)]
 
 
-def _part(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = summary.get(name)
-    return part if isinstance(part, Mapping) else {}
+def _section(summary: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = summary.get(name)
+    return section if isinstance(section, Mapping) else {}

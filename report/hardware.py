@@ -1,4 +1,5 @@
-"""What a run stood on and how busy it was: versions, machine, GPU and CPU load, memory. A reading that cannot be had is None.
+"""What a run stood on and how busy it was: versions, machine, GPU and CPU load, memory. A reading that cannot
+be had is None.
 
 Must not know: what trains, the figures' use. Nothing here raises for a missing GPU, driver or library.
 """
@@ -23,7 +24,20 @@ from machine import CGROUP, memory_bytes
 GIB = 1 << 30
 # name told -> distribution; the first that is installed, by prefix, for NVIDIA's carry the CUDA version
 DISTRIBUTIONS = {
-    **{name: name for name in ("torch", "torchvision", "triton", "numpy", "tensorboard", "decord", "av", "torchcodec", "pycocotools")},
+    **{
+        name: name
+        for name in (
+            "torch",
+            "torchvision",
+            "triton",
+            "numpy",
+            "tensorboard",
+            "decord",
+            "av",
+            "torchcodec",
+            "pycocotools",
+        )
+    },
     "pillow": "pillow",
     "pillow-simd": "pillow-simd",
     "opencv": "opencv-python",
@@ -35,12 +49,16 @@ DISTRIBUTIONS = {
 
 
 def versions() -> dict[str, str]:
-    """Of what is installed and can change a figure. Imports none of it (torch is imported already)."""
-    installed = {str(dist.metadata["Name"]).lower().replace("_", "-"): dist.version for dist in metadata.distributions() if dist.metadata}
+    """Return the versions of what is installed and can change a figure. Imports none of it (torch is imported
+    already).
+    """
+    distributions = [distribution for distribution in metadata.distributions() if distribution.metadata]
+    installed = {str(one.metadata["Name"]).lower().replace("_", "-"): one.version for one in distributions}
     found: dict[str, str | None] = {"python": platform.python_version()}
     for name, distribution in DISTRIBUTIONS.items():
         family = distribution[-1].isalpha() and distribution.startswith(("nvidia-", "opencv-"))
-        names = sorted(known for known in installed if known == distribution or (family and known.startswith(distribution)))
+        members = {known for known in installed if family and known.startswith(distribution)}
+        names = sorted(members | ({distribution} & installed.keys()))
         found[name] = installed[names[0]] if names else None
     found["torch"] = torch.__version__
     found["cuda"] = torch.version.cuda
@@ -51,7 +69,9 @@ def versions() -> dict[str, str]:
 
 
 def hardware(device: torch.device, cores: float) -> dict[str, Any]:
-    """The machine as this process may use it: gpu gpus gpu_gib (None without one) cpu cores ram_gib shm_gib."""
+    """Describe the machine as this process may use it: gpu gpus gpu_gib (None without one) cpu cores ram_gib
+    shm_gib.
+    """
     cuda = device.type == "cuda" and torch.cuda.is_available()
     gpu = torch.cuda.get_device_properties(device) if cuda else None
     return {
@@ -66,7 +86,10 @@ def hardware(device: torch.device, cores: float) -> dict[str, Any]:
 
 
 def host_gib(pid: int | None = None) -> float:
-    """Memory of the process and all its children: PSS, so that shared pages count once; RSS where the kernel has no PSS. Costs ms."""
+    """Return the memory of the process and all its children, GiB. Takes milliseconds.
+
+    It is the PSS, so that shared pages count once; the RSS where the kernel has no PSS.
+    """
     total = 0
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)
@@ -77,7 +100,7 @@ def host_gib(pid: int | None = None) -> float:
 
 
 def device_gib(device: torch.device) -> float | None:
-    """Memory in use on the device by everything on it, other processes and libraries too."""
+    """Return the memory in use on the device by everything on it, other processes and libraries too, GiB."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -85,7 +108,7 @@ def device_gib(device: torch.device) -> float | None:
 
 
 def shm_free_bytes() -> int:
-    """Room in /dev/shm, where worker processes hand batches over; 0 where there is none."""
+    """Return the free bytes in /dev/shm, where worker processes hand batches over; 0 where there is none."""
     try:
         room = os.statvfs("/dev/shm")
     except OSError:
@@ -94,13 +117,16 @@ def shm_free_bytes() -> int:
 
 
 def over_ranks(readings: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    """Means of what each rank has read of its own GPU; a rank without a reading is left out."""
-    known = {name: [value for its in readings if (value := its[name]) is not None] for name in readings[0]}
-    return {name: sum(values) / len(values) if values else None for name, values in known.items()}
+    """Return the means of what each rank has read of its own GPU; a rank without a reading is left out."""
+    means: dict[str, float | None] = {}
+    for name in readings[0]:
+        known = [value for own in readings if (value := own[name]) is not None]
+        means[name] = sum(known) / len(known) if known else None
+    return means
 
 
 LOADS = ("cpu_utilisation", "cpu_steal", "gpu_utilisation", "power_w", "sm_mhz", "throttled")
-"""Of what a Sampler reads, how busy the machine is and at which clocks."""
+"""Those of a Sampler's readings that say how busy the machine is, and at which clocks."""
 SLOWED = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 """nvml.h, nvmlClocksEventReason*: power cap, hardware slowdown, thermal (software, hardware), power brake."""
 HOST_EVERY = 4
@@ -108,24 +134,44 @@ HOST_EVERY = 4
 
 
 class Sampler:
-    """Reads GPU and CPU load, of `cores`, about once a second in a daemon thread. `read()` gives the means since the last one.
+    """Reads GPU and CPU load about once a second in a daemon thread. `read()` gives the means since the last
+    one.
 
-    Clocks and throttling are of the readings in which the GPU was busy. `host`: read the host memory of the process tree too, which takes
-    tens of milliseconds.
+    `cores`: how many this process may use. Clocks and throttling are of the readings in which the GPU was
+    busy. `host`: read the host memory of the process tree too, which takes tens of milliseconds.
     """
 
-    NAMES = ("gpu_utilisation", "power_w", "sm_mhz", "throttled", "device_gib", "cpu_utilisation", "cpu_steal", "host_gib")
+    NAMES = (
+        "gpu_utilisation",
+        "power_w",
+        "sm_mhz",
+        "throttled",
+        "device_gib",
+        "cpu_utilisation",
+        "cpu_steal",
+        "host_gib",
+    )
 
-    def __init__(self, device: torch.device, *, cores: float, every_s: float = 1.0, host: bool = True) -> None:
-        self._every_s, self._host = every_s, host
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        cores: float,
+        every_s: float = 1.0,
+        host: bool = True,
+    ) -> None:
+        self._every_s = every_s
+        self._host = host
         self._handle = _nvml_handle(device)
         self._sums: dict[str, tuple[float, int]] = {}
         self._lock = threading.Lock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._cpu, self._steal = _cpu_load(cores), _cpu_steal()
+        self._cpu = _cpu_load(cores)
+        self._steal = _cpu_steal()
 
     def start(self) -> Sampler:
+        """Start the thread, unless it runs."""
         if self._thread is None:
             self._end.clear()
             for load in (self._cpu, self._steal):
@@ -135,18 +181,20 @@ class Sampler:
         return self
 
     def stop(self) -> None:
+        """End the thread."""
         self._end.set()
         if self._thread is not None:
             self._thread.join(timeout=5)
             self._thread = None
 
     def read(self) -> dict[str, float | None]:
-        """Shares 0..1: gpu_utilisation, cpu_utilisation, of which cpu_steal, throttled; power_w, sm_mhz, device_gib, host_gib.
+        """Return the means since the last call by NAMES, None where nothing was read.
 
-        None where unread.
+        gpu_utilisation, cpu_utilisation, cpu_steal (a part of it) and throttled are shares, 0..1.
         """
         with self._lock:
-            sums, self._sums = self._sums, {}
+            sums = self._sums
+            self._sums = {}
         return {name: sums[name][0] / sums[name][1] if name in sums else None for name in self.NAMES}
 
     def _run(self) -> None:
@@ -171,16 +219,24 @@ class Sampler:
         return {
             "gpu_utilisation": busy,
             "power_w": at and _nvml(lambda nvml: nvml.nvmlDeviceGetPowerUsage(at) / 1000),
-            "sm_mhz": at_work and _nvml(lambda nvml: float(nvml.nvmlDeviceGetClockInfo(at, nvml.NVML_CLOCK_SM))),
-            "throttled": at_work and _nvml(lambda nvml: float(bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(at) & SLOWED))),
+            "sm_mhz": at_work and _nvml(lambda nvml: _sm_mhz(nvml, at)),
+            "throttled": at_work and _nvml(lambda nvml: _is_slowed(nvml, at)),
             "device_gib": at and _nvml(lambda nvml: nvml.nvmlDeviceGetMemoryInfo(at).used / GIB),
             "cpu_utilisation": next(self._cpu),
             "cpu_steal": next(self._steal),
         }
 
 
+def _sm_mhz(nvml: Any, handle: Any) -> float:
+    return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+
+
+def _is_slowed(nvml: Any, handle: Any) -> float:
+    return float(bool(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle) & SLOWED))
+
+
 def _nvml(read: Callable[[Any], Any]) -> Any:
-    """What `read(pynvml)` gives, or None. nvmlInit counts its calls and is cheap after the first."""
+    """Return what `read(pynvml)` gives, or None. nvmlInit counts its calls and is cheap after the first."""
     try:
         import pynvml
 
@@ -194,7 +250,8 @@ def _nvml(read: Callable[[Any], Any]) -> Any:
 
 
 def _nvml_handle(device: torch.device) -> Any:
-    """NVML counts GPUs in its own order and does not know CUDA_VISIBLE_DEVICES: match by UUID."""
+    """Return NVML's handle of the device, or None."""
+    # NVML counts GPUs in its own order and does not know CUDA_VISIBLE_DEVICES: match by UUID
     if device.type != "cuda":
         return None
     uuid = str(torch.cuda.get_device_properties(device).uuid)
@@ -207,11 +264,12 @@ def _nvml_handle(device: torch.device) -> Any:
 
 
 def _cpu_load(cores: float) -> Iterator[float | None]:
-    """Busy share of the cores this process may use, of each call since the one before."""
+    """Yield the busy share of the cores that this process may use, each time since the time before."""
     allowed = os.sched_getaffinity(0)
 
     def read() -> tuple[float, float] | None:
-        used = [*(us / 1e6 for us in _cgroup("cpu.stat", "usage_usec")), *(ns / 1e9 for ns in _cgroup("cpuacct/cpuacct.usage"))]
+        used = [microseconds / 1e6 for microseconds in _cgroup("cpu.stat", "usage_usec")]
+        used += [nanoseconds / 1e9 for nanoseconds in _cgroup("cpuacct/cpuacct.usage")]
         if cores < len(allowed) and used:  # a container's own clock: /proc/stat is the whole machine's
             return used[0], time.monotonic() * cores
         if not (times := _cpu_times(allowed)):
@@ -223,7 +281,9 @@ def _cpu_load(cores: float) -> Iterator[float | None]:
 
 
 def _cpu_steal() -> Iterator[float | None]:
-    """Share of the time of these cores in which they were wanted and the host ran other virtual machines on them, likewise."""
+    """Yield, likewise, the share of their time in which they were wanted and the host ran other virtual
+    machines on them.
+    """
     allowed = os.sched_getaffinity(0)
 
     def read() -> tuple[float, float] | None:
@@ -235,7 +295,11 @@ def _cpu_steal() -> Iterator[float | None]:
 
 
 def _shares(read: Callable[[], tuple[float, float] | None]) -> Iterator[float | None]:
-    """By how much the first has grown since the call before, of what the second has, in 0..1; None at first, and of what cannot be read."""
+    """Yield the growth of the first number that `read` returns over that of the second, since the time
+    before, in 0..1.
+
+    It is None the first time, and where nothing can be read.
+    """
     before: tuple[float, float] | None = None
     while True:
         if (now := read()) is None:
@@ -247,7 +311,7 @@ def _shares(read: Callable[[], tuple[float, float] | None]) -> Iterator[float | 
 
 
 def _cpu_times(cores: set[int]) -> list[Any]:
-    """psutil's, of each of these; none where they cannot be read."""
+    """Return psutil's times of each of these cores; none where they cannot be read."""
     try:
         return [core for index, core in enumerate(psutil.cpu_times(percpu=True)) if index in cores]
     except OSError:  # no descriptor for it, say
@@ -255,7 +319,7 @@ def _cpu_times(cores: set[int]) -> list[Any]:
 
 
 def _cgroup(name: str, key: str = "") -> list[int]:
-    """The file's numbers (of the line that starts with `key`); none when it is missing or says 'max'."""
+    """Return the file's numbers, of the lines that start with `key`; none where it is missing or 'max'."""
     try:
         lines = (CGROUP / name).read_text().splitlines()
     except OSError:

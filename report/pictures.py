@@ -1,4 +1,5 @@
-"""Training images as a person sees them: the pixels that the step got, shrunk where they are large, with the boxes that it learns.
+"""Training images as a person sees them: the pixels that the step got, shrunk where they are large, with the
+boxes that it learns.
 
 Must not know: where they are shown, what a class is called.
 """
@@ -12,13 +13,19 @@ import torch
 
 from contracts import Array, Batch
 
-MOST = 16  # images
-SIDE = 384  # pixels: larger ones are shrunk
-GOLDEN = 0.618034  # steps of the hue from one class to the next
+MOST = 16
+"""Images that are shown of a batch, at most."""
+SIDE = 384
+"""Pixels of the longer side, at most; larger images are shrunk."""
+GOLDEN = 0.618034
+"""Step of the hue, in 0..1, from one class to the next."""
 
 
 def augmented(batch: Batch, mean: torch.Tensor, std: torch.Tensor) -> Array:
-    """uint8 [n, H, W, 3], the first images, of clips the frame in the middle; boxes where the batch's host arrays have some."""
+    """Return the first images as uint8 [n, H, W, 3], of clips the frame in the middle.
+
+    Boxes are drawn where the batch's host arrays have some.
+    """
     images = batch.images[:MOST].float()
     images = images if images.ndim == 4 else images[:, :, images.shape[2] // 2]
     height, width = images.shape[2:]
@@ -30,20 +37,20 @@ def augmented(batch: Batch, mean: torch.Tensor, std: torch.Tensor) -> Array:
     shown: Array = (pixels.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
     if {"boxes", "labels", "offsets"} <= batch.host.keys():
         offsets = batch.host["offsets"]
-        for place, picture in enumerate(shown):
-            own = slice(offsets[place], offsets[place + 1])
+        for index, picture in enumerate(shown):
+            own = slice(offsets[index], offsets[index + 1])
             for box, label in zip(batch.host["boxes"][own] * scale, batch.host["labels"][own], strict=True):
                 _outline(picture, box, int(label))
     return shown
 
 
 def _outline(picture: Array, box: Array, label: int) -> None:
-    """A line of one pixel along the inside of x0 y0 x1 y1, in the colour of the class."""
+    """Draw a line of one pixel along the inside of `box`, x0 y0 x1 y1, in the colour of the class."""
     height, width = picture.shape[:2]
-    x0, y0 = (min(max(int(value), 0), most - 1) for value, most in zip(box[:2], (width, height), strict=True))
-    x1, y1 = (
-        min(max(int(np.ceil(value)) - 1, least), most - 1) for value, least, most in zip(box[2:], (x0, y0), (width, height), strict=True)
-    )
-    colour = [round(255 * part) for part in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.7, 1.0)]
+    x0 = min(max(int(box[0]), 0), width - 1)
+    y0 = min(max(int(box[1]), 0), height - 1)
+    x1 = min(max(int(np.ceil(box[2])) - 1, x0), width - 1)
+    y1 = min(max(int(np.ceil(box[3])) - 1, y0), height - 1)
+    colour = [round(255 * channel) for channel in colorsys.hsv_to_rgb(label * GOLDEN % 1, 0.7, 1.0)]
     picture[[y0, y1], x0 : x1 + 1] = colour
     picture[y0 : y1 + 1, [x0, x1]] = colour

@@ -14,12 +14,19 @@ import torch
 
 from report.record import replace, unwritable
 
-SKIPPED, WARMUP, STEPS = 5, 3, 10  # buffers and autotuning settle; the profiler's own start-up; recorded
+SKIPPED = 5
+"""Steps in which buffers and autotuning settle."""
+WARMUP = 3
+"""Steps of the profiler's own start-up."""
+STEPS = 10
+"""Steps that are recorded."""
 
 
 class Steps(Protocol):
+    """A profiler that wants to know where a step ends."""
+
     def step(self) -> None:
-        """One training step is over."""
+        """Count one training step."""
 
 
 class _Off:
@@ -29,7 +36,8 @@ class _Off:
 
 @contextlib.contextmanager
 def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str], None]) -> Iterator[Steps]:
-    """Writes trace-rank<r>.json.gz (chrome://tracing, ui.perfetto.dev) and operators-rank<r>.txt, a table of the costliest operators.
+    """Write trace-rank<r>.json.gz (chrome://tracing, ui.perfetto.dev) and operators-rank<r>.txt, the
+    costliest operators.
 
     `warn` gets a line when there were too few steps for a whole trace.
     """
@@ -40,7 +48,8 @@ def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str]
 
     def write(profile: torch.profiler.profile) -> None:
         target = folder / "profile"
-        table = profile.key_averages().table(sort_by=f"self_{'cuda' if cuda else 'cpu'}_time_total", row_limit=40)
+        most_time = f"self_{'cuda' if cuda else 'cpu'}_time_total"
+        table = profile.key_averages().table(sort_by=most_time, row_limit=40)
         try:
             target.mkdir(parents=True, exist_ok=True)
             profile.export_chrome_trace(str(target / f"trace-rank{rank}.json.gz"))
@@ -48,7 +57,9 @@ def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str]
             raise unwritable(folder, error) from None
         replace(target / f"operators-rank{rank}.txt", table.encode())
 
-    activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if cuda else [])]
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if cuda:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
     schedule = torch.profiler.schedule(skip_first=SKIPPED, wait=0, warmup=WARMUP, active=STEPS, repeat=1)
     # acc_events: with one cycle nothing accumulates, and torch 2.11 warns without it
     with torch.profiler.profile(
@@ -56,6 +67,8 @@ def profiler(folder: Path, *, enabled: bool, rank: int = 0, warn: Callable[[str]
     ) as profile:
         yield profile
         steps = profile.step_num
-    if steps < SKIPPED + WARMUP + STEPS:
+    needed = SKIPPED + WARMUP + STEPS
+    if steps < needed:
         said = "cut short" if steps >= SKIPPED + WARMUP else "not written"
-        warn(f"--profile: the trace is {said}: it takes {SKIPPED + WARMUP + STEPS} steps and there were {steps}; more --steps or --epochs")
+        why = f"it takes {needed} steps and there were {steps}"
+        warn(f"--profile: the trace is {said}: {why}; more --steps or --epochs")

@@ -20,35 +20,45 @@ from typing import Any
 
 import numpy as np
 
+from config import Run
 from contracts import UserError
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""
-LEFT_BY_A_RUN = ("config.yaml", "metrics.jsonl", "summary.json", FAILED, "last.pt", "best.pt", "events.out.tfevents.*")
+LEFT_BY_A_RUN = (
+    "config.yaml",
+    "metrics.jsonl",
+    "summary.json",
+    FAILED,
+    "last.pt",
+    "best.pt",
+    "events.out.tfevents.*",
+)
 
 
-def folder(chosen: Path | None, resume: Path | None, *, evaluate: bool, name: str) -> Path:
-    """`chosen`, or a new one below runs/: by date, so that each run is a row of TensorBoard over runs/.
+def folder(run: Run, resume: Path | None, *, name: str) -> Path:
+    """Return --output, or a new folder below runs/: by date, so that each is a row of TensorBoard there.
 
-    Evaluating a run's checkpoint goes below that run's own folder, whose files stay as they are.
+    Evaluating a run's checkpoint (`resume`) goes below that run's own folder, whose files stay as they are.
     """
     now = time.strftime("%Y%m%d-%H%M%S")
-    if chosen is None:
+    if run.output is None:
         new = Path("runs") / f"{now}-{name}"
-    elif evaluate and resume and resume.parent == chosen:
-        new = chosen / f"evaluate-{now}"
+    elif run.evaluate and resume and resume.parent == run.output:
+        new = run.output / f"evaluate-{now}"
     else:
-        return chosen
+        return run.output
     names = (new.with_name(new.name + more) for more in ("", *(f"-{n}" for n in range(2, 100))))
     return next((path for path in names if not path.exists()), new)
 
 
 @contextlib.contextmanager
 def claimed(folder: Path, *, resuming: bool, enabled: bool = True) -> Iterator[None]:
-    """Inside, `folder` is there and no other process of this machine claims it; if it was made here and is still empty, it goes again.
+    """Hold `folder` inside, so that no other process of this machine claims it.
 
-    Rank 0 claims; elsewhere `enabled` is False and nothing happens. Raises UserError when the folder is claimed, holds another
-    run, is no folder, or cannot be written.
+    It is made where it is not there; if it is still empty in the end, it goes again. Rank 0 claims; elsewhere
+    `enabled` is False and nothing happens. Raises UserError when the folder is claimed, holds another run, is
+    no folder, or cannot be written.
     """
     if not enabled:
         yield
@@ -72,7 +82,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 _locks: set[int] = set()
-"""Open descriptors of this process."""
+"""Descriptors of the folders that this process has locked."""
 
 
 def _in_child() -> None:
@@ -85,14 +95,16 @@ os.register_at_fork(after_in_child=_in_child)  # a worker that outlives a killed
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """A file system without locks is taken as it is."""
+    """Hold the lock of `folder` inside; a file system without locks is taken as it is."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     _locks.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"--output {folder}: another run is writing there; wait for its end, or name another folder") from None
+            raise UserError(
+                f"--output {folder}: another run is writing there; wait for its end, or name another folder",
+            ) from None
         except OSError:
             pass
         yield
@@ -104,7 +116,8 @@ def _locked(folder: Path) -> Iterator[None]:
 def _check(folder: Path, resuming: bool) -> None:
     held = sorted(path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern))
     if held and not resuming:
-        raise UserError(f"--output {folder} holds a run ({held[0]}); continue it with --resume auto, or name another folder")
+        remedy = "continue it with --resume auto, or name another folder"
+        raise UserError(f"--output {folder} holds a run ({held[0]}); {remedy}")
     probe = folder / f".probe-{os.getpid()}"
     try:
         with probe.open("wb") as file:
@@ -117,11 +130,12 @@ def _check(folder: Path, resuming: bool) -> None:
 
 
 def unwritable(folder: Path, error: OSError) -> UserError:
-    """The one line for a write into the run folder that failed; what the folder held before is unharmed."""
+    """Return the one line for a write into the run folder that failed; what the folder held before is
+    unharmed.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return UserError(
-            f"--output {folder}: no space left; what is there is complete: free some, then --resume auto, or name another folder"
-        )
+        remedy = "free some, then --resume auto, or name another folder"
+        return UserError(f"--output {folder}: no space left; what is there is complete: {remedy}")
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         return UserError(f"--output {folder}: this, or a part of it, is a file; name a folder")
     said = (error.strerror or str(error)).lower()
@@ -129,7 +143,7 @@ def unwritable(folder: Path, error: OSError) -> UserError:
 
 
 class Appender:
-    """A file that only grows, by whole pieces: one that does not fit is taken back, and UserError is raised."""
+    """A file that only grows, by whole pieces: one that does not fit is taken back and raises UserError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -140,6 +154,7 @@ class Appender:
             raise unwritable(path.parent, error) from None
 
     def append(self, piece: bytes) -> None:
+        """Add a piece; it is whole in the file when this returns."""
         written = 0
         try:
             while written < len(piece):
@@ -152,18 +167,21 @@ class Appender:
         self._end += written
 
     def sync(self) -> None:
-        """Onto the disk, where the file system can."""
+        """Bring all pieces onto the disk, where the file system can."""
         with contextlib.suppress(OSError):
             os.fsync(self._file)
 
     def close(self) -> None:
+        """Close the file; again without effect."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write to a new name, sync, rename: `path` is the old or the new content, never a part. Raises UserError."""
+    """Write to a new name, sync, rename: `path` is the old or the new content, never a part. Raises
+    UserError.
+    """
     # TensorBoard reads every name with "tfevents" in it; and ranks may write beside each other
     new = path.with_name(f".unfinished-{zlib.crc32(os.fsencode(path.name)):08x}")
     try:
@@ -184,7 +202,10 @@ def replace(path: Path, content: bytes) -> None:
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON has it: NumPy scalars as Python's, paths as text, 'nan', 'inf', '-inf' (what float() reads) for those."""
+    """Return `value` as JSON has it: NumPy scalars as Python's, paths as text.
+
+    What is not finite becomes 'nan', 'inf' or '-inf', which float() reads.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not math.isfinite(value):
@@ -197,10 +218,11 @@ def plain(value: Any) -> Any:
 
 
 class Record:
-    """The run's files in a folder that is `claimed`, written by rank 0; elsewhere `enabled` is False and nothing happens.
+    """The run's files in a folder that is `claimed`, written by rank 0; elsewhere `enabled` is False and
+    nothing happens.
 
-    A resumed run (`resume_step`: last step of the checkpoint) cuts metrics.jsonl after that step; a point that is there
-    already (a validation repeated at the checkpoint's own step) is not written twice.
+    A resumed run (`resume_step`: last step of the checkpoint) cuts metrics.jsonl after that step; a point
+    that is there already (a validation repeated at the checkpoint's own step) is not written twice.
     """
 
     def __init__(self, folder: Path, *, enabled: bool = True, resume_step: int | None = None) -> None:
@@ -214,39 +236,43 @@ class Record:
             self._points = Appender(folder / "metrics.jsonl")
 
     @property
-    def go_on(self) -> str:
+    def how_to_resume(self) -> str:
         """What to do where the run was stopped."""
         return f"go on with --output {shlex.quote(str(self.folder))} --resume auto"
 
     def config(self, text: str) -> None:
+        """Write config.yaml."""
         if self.enabled:
             replace(self.folder / "config.yaml", text.encode())
 
     def point(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        """One line of metrics.jsonl, complete in the file when this returns; floats read back bit for bit."""
+        """Add a line to metrics.jsonl, complete there when this returns; floats read back bit for bit."""
         if self._points is not None and (kind, step) not in self._kept:
             line = json.dumps({"kind": kind, "step": step, **plain(values)}, allow_nan=False)
             self._points.append(line.encode() + b"\n")
 
     def file(self, name: str, content: bytes) -> None:
-        """A file of the run's folder, complete or as it was before."""
+        """Write a file of the run's folder, complete or as it was before."""
         if self.enabled:
             replace(self.folder / name, content)
 
     def lines(self, name: str, lines: Sequence[str]) -> None:
-        """Add lines to a file of the run's folder, those that it has not."""
+        """Add those lines to a file of the run's folder that it has not."""
         if self.enabled:
             path = self.folder / name
             before = path.read_bytes().splitlines() if path.exists() else []
-            new = [line.replace("\n", "\\n").replace("\r", "\\r").encode("utf-8", "surrogateescape") for line in lines]
+            plain_lines = [line.replace("\n", "\\n").replace("\r", "\\r") for line in lines]
+            new = [line.encode("utf-8", "surrogateescape") for line in plain_lines]
             replace(path, b"".join(line + b"\n" for line in dict.fromkeys([*before, *new])))
 
     def summary(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json."""
         if self.enabled:
-            replace(self.folder / "summary.json", (json.dumps(plain(values), indent=2, allow_nan=False) + "\n").encode())
+            text = json.dumps(plain(values), indent=2, allow_nan=False) + "\n"
+            replace(self.folder / "summary.json", text.encode())
 
     def earlier_summary(self) -> dict[str, Any] | None:
-        """What an earlier part of the run has left, None where there is nothing to read."""
+        """Return the summary that an earlier part of the run has left, None where there is none to read."""
         try:
             found = json.loads((self.folder / "summary.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -254,13 +280,14 @@ class Record:
         return found if isinstance(found, dict) else None
 
     def close(self) -> None:
+        """Close metrics.jsonl; again without effect."""
         if self._points is not None:
             self._points.sync()
             self._points.close()
             self._points = None
 
     def _cut(self, resume_step: int) -> None:
-        """Keep whole lines up to the step."""
+        """Cut metrics.jsonl down to whole lines up to the step."""
         path = self.folder / "metrics.jsonl"
         kept = []
         before = path.read_bytes() if path.exists() else b""

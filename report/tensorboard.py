@@ -1,8 +1,9 @@
 """What TensorBoard shows of a run: scalars, images, the HPARAMS row, the layout, in the run's own folder.
 
-Must not know: how a figure came about. Events are written here, at once, rather than through SummaryWriter: its thread dies with a
-traceback when the disk is full and leaves half a record, and its `purge_step` purges nothing in TensorBoard 2.21's Python server and only
-tags that come again in its fast one (both measured), so a resumed curve was doubled.
+Must not know: how a figure came about. Events are written here, at once, rather than through SummaryWriter:
+its thread dies with a traceback when the disk is full and leaves half a record, and its `purge_step` purges
+nothing in TensorBoard 2.21's Python server and only tags that come again in its fast one (both measured), so
+a resumed curve was doubled.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import numpy as np
 
 from contracts import Reported
 from report.record import Appender, replace
+from report.summary import PHASES
 
 if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
-# The HPARAMS page takes its columns from the first run it meets and drops what only others have (tensorboard#5596,
-# pytorch#32651, #39250). So every run names all of these, and each keeps its type; a new one goes here.
-FIRST = ("arch", "batch_size", "loader", "precision", "world_size")  # the page opens with five columns of settings, and five metrics
+# The HPARAMS page takes its columns from the first run it meets and drops what only others have
+# (tensorboard#5596, pytorch#32651, #39250). So every run names all of these, and each keeps its type.
+FIRST = ("arch", "batch_size", "loader", "precision", "world_size")
+"""The page opens with five columns of settings, which are these, and five of metrics."""
 SETTINGS: dict[str, type] = {
     "arch": str,
     "batch_size": int,
@@ -56,7 +59,7 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
         "efficiency": ["efficiency"],
         "per GPU": ["per_gpu"],
     },
-    "time": {"one step, ms": [f"{part}_ms" for part in ("data_wait", "transfer", "forward", "backward", "update")]},
+    "time": {"one step, ms": [f"{phase}_ms" for phase in PHASES]},
     "memory": {"GiB": ["allocated_gib", "reserved_gib", "device_gib", "host_gib"]},
     "val": {},  # the task's figures
     "gpu": {"utilisation": ["utilisation"], "power, W": ["power_w"], "SM clock, MHz": ["sm_mhz"]},
@@ -64,7 +67,10 @@ LAYOUT: dict[str, dict[str, list[str]]] = {
 
 
 def metrics(compared: Sequence[str]) -> tuple[str, ...]:
-    """Return the metrics of the HPARAMS page, by their scalars' tags. `compared`: figures of every task, whichever is run."""
+    """Return the metrics of the HPARAMS page, by their scalars' tags.
+
+    `compared`: figures of every task, whichever is run.
+    """
     return (*RATES, *(f"val/{name}" for name in compared), *MACHINE)
 
 
@@ -74,15 +80,16 @@ def layout(task: Reported) -> dict[str, dict[str, list[str]]]:
     for figure in task.figures:
         if figure.chart:
             charts.setdefault(figure.chart, []).append(figure.name)
-    parts = {"loss": {"parts of the loss": [".*"]}} if task.loss_parts else {}
-    return {**LAYOUT, "val": charts, **parts}
+    terms = {"loss": {"parts of the loss": [".*"]}} if task.loss_parts else {}
+    return {**LAYOUT, "val": charts, **terms}
 
 
 class Board:
-    """The event file of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens. All methods raise UserError on a full disk.
+    """The event file of a run. Rank 0 writes; elsewhere `enabled` is False and nothing happens.
 
-    A resumed run gives `purge_step`, its first new step: every point from there on is taken out of the earlier event files, so each
-    reader sees each step once. What is there already at the step before (a repeated validation) or of images is not written twice.
+    A resumed run gives `purge_step`, its first new step: every point from there on is taken out of the
+    earlier event files, so each reader sees each step once. What is there already at the step before (a
+    repeated validation) or of images is not written twice. All methods raise UserError on a full disk.
     """
 
     def __init__(self, folder: Path, *, enabled: bool = True, purge_step: int | None = None) -> None:
@@ -100,7 +107,7 @@ class Board:
         self._event(file_version="brain.Event:2")
 
     def scalars(self, values: Mapping[str, float | int | None], step: int) -> None:
-        """One point a tag; None and what is not finite is left out."""
+        """Write one point a tag; None and what is not finite is left out."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         points = [
@@ -112,7 +119,10 @@ class Board:
             self._event(step=step, summary=Summary(value=points))
 
     def images(self, tag: str, images: Array, step: int, *, once: bool = True) -> None:
-        """uint8 [N, H, W, 3] as one grid, row by row. `once`: a run, also a resumed one, keeps the first; else one each step."""
+        """Write uint8 [N, H, W, 3] as one grid, row by row.
+
+        `once`: a run, also a resumed one, keeps the first; else one each step.
+        """
         if self._file is None or (tag in self._images if once else (tag, step) in self._kept):
             return
         from torch.utils.tensorboard.summary import image
@@ -126,14 +136,20 @@ class Board:
         metrics: Sequence[str],
         columns: Mapping[str, type] = SETTINGS,
     ) -> None:
-        """The run's row of the HPARAMS page: settings named in `columns`, metrics by their scalar's tag. Left out = an empty cell."""
+        """Write the run's row of the HPARAMS page: settings named in `columns`, metrics by their scalar's
+        tag.
+
+        What is left out is an empty cell.
+        """
         unknown = sorted(set(settings) - set(columns))
         if unknown:
-            raise ValueError(f"no HPARAMS column for {', '.join(unknown)}; a column is added in SETTINGS, so that every run has it")
+            remedy = "a column is added in SETTINGS, so that every run has it"
+            raise ValueError(f"no HPARAMS column for {', '.join(unknown)}; {remedy}")
         from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
         from torch.utils.tensorboard.summary import hparams
 
-        named, _, _ = hparams({name: _cell(kind()) for name, kind in columns.items()}, dict.fromkeys(metrics, 0.0))
+        empty = {name: _cell(column_type()) for name, column_type in columns.items()}
+        named, _, _ = hparams(empty, dict.fromkeys(metrics, 0.0))
         _, row, _ = hparams({name: _cell(columns[name](value)) for name, value in settings.items()}, {})
         content = HParamsPluginData.FromString(named.value[0].metadata.plugin_data.content)
         for info in content.experiment.hparam_infos:
@@ -144,17 +160,16 @@ class Board:
         self._named = True
 
     def layout(self, layout: Mapping[str, Mapping[str, Sequence[str]]]) -> None:
-        """The CUSTOM SCALARS page: {group of tags: {title of a chart: names in the group}}."""
+        """Write the CUSTOM SCALARS page: {group of tags: {title of a chart: names in the group}}."""
         from torch.utils.tensorboard.summary import custom_scalars
 
-        charts = {
-            group: {title: ["Multiline", [f"^{group}/{name}$" for name in names]] for title, names in charts.items()}
-            for group, charts in layout.items()
-        }
+        charts = {}
+        for group, its_charts in layout.items():
+            charts[group] = {title: _chart(group, names) for title, names in its_charts.items()}
         self._event(summary=custom_scalars(charts))
 
     def close(self, *, finished: bool = True) -> None:
-        """`finished` False: stopped or failed; the HPARAMS page then has its status as unknown."""
+        """Close the file. A run that is not `finished` has the status unknown on the HPARAMS page."""
         if self._file is None:
             return
         try:
@@ -178,7 +193,9 @@ class Board:
         self._file.append(record.getvalue())
 
     def _cut(self, path: Path, purge_step: int) -> None:
-        """Take out the points from `purge_step` on, a half-written end, and the settings and layout, which each run writes anew."""
+        """Take out the points from `purge_step` on, a half-written end, and settings and layout, which each
+        run writes anew.
+        """
         from tensorboard.compat.proto.event_pb2 import Event
 
         before = path.read_bytes()
@@ -197,13 +214,18 @@ class Board:
             replace(path, after)
 
 
+def _chart(group: str, names: Sequence[str]) -> list[Any]:
+    return ["Multiline", [f"^{group}/{name}$" for name in names]]
+
+
 def _cell(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value  # a bool would show as 0 or 1
 
 
 def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """(whole record, its data) of an event file: length uint64, its CRC, data, its CRC; ends before a record that is cut off."""
+    """Yield (whole record, its data) of an event file; end before a record that is cut off."""
     at = 0
+    # a record: length uint64, its CRC of 4 bytes, data, its CRC
     while at + 12 <= len(content):
         (length,) = struct.unpack_from("<Q", content, at)
         end = at + 12 + length + 4
@@ -214,7 +236,10 @@ def _records(content: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _name_after(earlier: Sequence[Path]) -> str:
-    """TensorBoard reads a folder's files in the order of their names: later than all, also after a clock set back."""
+    """Return a name that sorts behind those of `earlier` files, also after a clock was set back.
+
+    TensorBoard reads a folder's files in the order of their names.
+    """
     seconds = int(time.time())
     for path in earlier:
         digits = path.name.split(".")[3]
@@ -224,13 +249,15 @@ def _name_after(earlier: Sequence[Path]) -> str:
 
 def _grid(images: Array) -> Array:
     if images.ndim != 4 or images.shape[3] != 3 or images.dtype != np.uint8 or not len(images):
-        raise ValueError(f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {images.dtype} {list(images.shape)}")
+        got = f"{images.dtype} {list(images.shape)}"
+        raise ValueError(f"an image grid takes uint8 [N, H, W, 3] with N > 0, got {got}")
     count, height, width, _ = images.shape
     columns = math.ceil(math.sqrt(count))
     rows = math.ceil(count / columns)
     gap = 2
     grid = np.full((rows * (height + gap) - gap, columns * (width + gap) - gap, 3), 255, np.uint8)
     for index in range(count):
-        y, x = index // columns * (height + gap), index % columns * (width + gap)
+        y = index // columns * (height + gap)
+        x = index % columns * (width + gap)
         grid[y : y + height, x : x + width] = images[index]
     return grid

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Counts, Feed, Rows
+from contracts import Array, Feed, Rows
 from loaders import Undecodable
 from loaders._staging import COPIES, DTYPES, Slot, Staged, Staging, sleeping_event
 from loaders._workers import some
@@ -146,7 +146,6 @@ class MixedLoader(Staging):
         units = len(rows[0]) // self._views if len(rows) else 1
         self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
         super().__init__(feed, window=self._window)
-        self.counts = Counts()
         self.notes = notes(backend, feed.columns, able)
         self._able = able
         self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Counts, Feed, Rows, UserError
+from contracts import Array, Feed, Rows, UserError
 from dataset.manifest import printable
 from dataset.sources.folder import MEND
 from loaders import Undecodable
@@ -44,10 +44,11 @@ def passed(keys: Array, frames: Array) -> int:
 
 
 class Reader(Protocol):
-    """Decodes frames of one file. Made in the worker process that uses it.
+    """Decodes frames of one file. Made in the worker process that uses it."""
 
-    One that leaves out frames which no wanted one is made from counts those that it decodes for a clip as `decoded`.
-    """
+    @property
+    def decoded(self) -> int | None:
+        """Frames that it decoded for the last clip. None: all from the key frame before, see passed()."""
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises Undecodable.
@@ -115,7 +116,6 @@ class ClipLoader(Staging):
     def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
         super().__init__(feed)
         compile_kernels()
-        self.counts = Counts()
         able = exact(backend, feed.columns, np.arange(len(feed.columns)))
         self.notes = notes(backend, feed.columns, able)
         rows, plan = feed.plan.rows(0, 0), feed.plan
@@ -257,5 +257,4 @@ class Decoding:
                 fitters[which].fill(out[i, t, :height, :width], picture)
         if came != len(shown):
             raise Undecodable(f"{came} of {len(shown)} frames came")
-        decoded = getattr(reader, "decoded", None)
-        return passed(columns.keys(sample), np.array(sorted(shown))) if decoded is None else int(decoded)
+        return passed(columns.keys(sample), np.array(sorted(shown))) if reader.decoded is None else reader.decoded

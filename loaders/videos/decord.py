@@ -18,6 +18,8 @@ OPENS_FILES = True
 class Decord:
     """loaders.videos._worker.Reader. A reader lives for one clip: it indexes the whole file, and its memory grows with every seek."""
 
+    decoded = None
+
     def __init__(self, columns: Any) -> None:
         import decord
 

@@ -18,6 +18,8 @@ OPENS_FILES = True
 class Torchcodec:
     """loaders.videos._worker.Reader."""
 
+    decoded = None
+
     def __init__(self, columns: Any) -> None:
         from torchcodec.decoders import VideoDecoder
 

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from contracts import Array, Batch, Feed, Rows
+from contracts import Array, Batch, Counts, Feed, Rows
 from tests.conformance import moving, pictures
 
 
@@ -23,9 +23,12 @@ class Plain:
     """contracts.Loader without threads, processes or faults: Pillow (videos: PyAV, all frames of a file) and the plan."""
 
     in_flight = 0
+    notes: Sequence[str] = ()
+    reader = ""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
+        self.counts = Counts()
 
     def __enter__(self) -> Plain:
         return self

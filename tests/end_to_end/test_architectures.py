@@ -85,16 +85,13 @@ def test_one_step(name: str) -> None:
     module, _ = registry.build(arch, classes=CLASSES, shape=(BATCH, 3, size, size))
     module.to(memory_format=torch.channels_last)
     task = Classification(np.arange(BATCH), auxiliary_weight=registry.auxiliary_weight(arch))
-    recipe = Optimisation()
+    optimisation = Optimisation(weight_decay=0.0)
     step = Step(
         module=module,
         task=task,
-        optimizer=optimizers.build(
-            module, name="sgd", lr=recipe.lr, weight_decay=0.0, norm_weight_decay=0.0, momentum=recipe.momentum, nesterov=True
-        ),
+        optimizer=optimizers.build(module, optimisation),
+        optimisation=optimisation,
         precision="fp32",
-        accumulate=1,
-        clip_grad_norm=0.0,
         world=world,
         draw_key=unused,
         phases=Phases(world.device),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from config import parse
+from config import Run, parse
 from report import record
 from report.tensorboard import layout, metrics
 from tasks import compared
@@ -162,9 +162,9 @@ def test_console(run: Runner) -> None:
 def test_two_runs_of_one_second_get_two_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record.time, "strftime", lambda form: "now")
     monkeypatch.chdir(tmp_path)
-    first = record.folder(None, None, evaluate=False, name="resnet18")
+    first = record.folder(Run(), None, name="resnet18")
     first.mkdir(parents=True)
-    second = record.folder(None, None, evaluate=False, name="resnet18")
+    second = record.folder(Run(), None, name="resnet18")
     assert (str(first), str(second)) == ("runs/now-resnet18", "runs/now-resnet18-2")
 
 

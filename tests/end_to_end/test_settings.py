@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._dynamo import OptimizedModule
 
-from config import parse
+from config import Optimisation, parse
 from engine.distributed import ProcessWorld
 from engine.schedules import learning_rate
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
@@ -101,13 +102,16 @@ def test_optimizers_resume_exactly(train: Runner, pictures: Path, optimizer: str
 @pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
 def test_schedules(train: Runner, pictures: Path, schedule: str) -> None:
     """The rate of each step is the schedule at the samples consumed before it; three epochs, half of one to warm up."""
+    settings: dict[str, Any] = {"schedule": schedule, "lr": 0.01, "epochs": 3, "warmup_epochs": 0.5, "final_lr": 0.001}
+    settings |= {"lr_step_epochs": 1, "lr_gamma": 0.5}
+    optimisation = Optimisation(**settings)
     flags = ("--schedule", schedule, "--epochs", 3, "--batch-size", 48, "--lr", 0.01, "--warmup-epochs", 0.5)
     own = {"cosine": ("--final-lr", 0.001), "step": ("--lr-step-epochs", 1, "--lr-gamma", 0.5), "constant": ()}
     output = run(train, pictures, "run", *flags, *own[schedule])
     rates = {point["step"]: point["lr"] for point in points(output, "train")}
     assert max(rates) == 6
     for step, rate in rates.items():
-        expected = learning_rate((step - 1) / 2, peak=0.01, epochs=3, schedule=schedule, warmup=0.5, final=0.001, step_epochs=1, gamma=0.5)
+        expected = learning_rate((step - 1) / 2, optimisation)
         assert rate == pytest.approx(expected)
 
 

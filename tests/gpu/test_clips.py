@@ -179,7 +179,7 @@ def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: tor
                     expected = [made.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
                     assert [number(frame) for frame in upright] == expected, made.names[rows.ids[place]]
                     assert apart[place] <= APART, made.names[rows.ids[place]]
-        told = dict(loading.counts.fallbacks)  # type: ignore[attr-defined]
+        told = dict(loading.counts.fallbacks)
         print(f"{name}: {told}")
         may_refuse = None if name == "nvdec+decord" else 0
     of_parts = "h264 in mp4, edit list, refused"  # clips of both parts of h264-parts.mp4
@@ -215,7 +215,7 @@ def test_sizes_that_are_coded_alike(name: str, order: int, tmp_path: Path, devic
                     shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.flips[place] else 1]]
                     assert shown == rows.frames[place].tolist(), kinds.names[rows.ids[place]]
                     assert apart[place] <= APART, kinds.names[rows.ids[place]]
-        print(f"{name}: {dict(loading.counts.fallbacks)}")  # type: ignore[attr-defined]
+        print(f"{name}: {dict(loading.counts.fallbacks)}")
 
 
 @pytest.mark.parametrize("name", LOADERS)
@@ -239,7 +239,7 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
             for place in np.flatnonzero(rows.valid).tolist():
                 file = os.path.basename(os.fsdecode(videos.path(int(rows.ids[place]))))
                 apart[file] = max(apart.get(file, 0.0), float(levels_apart[place]))
-        print(f"{name}: {apart}; {dict(loading.counts.fallbacks)}")  # type: ignore[attr-defined]
+        print(f"{name}: {apart}; {dict(loading.counts.fallbacks)}")
         assert max(apart.values()) <= APART
 
 
@@ -284,7 +284,7 @@ def test_memory_and_files_stay_flat(name: str, kind: str, tmp_path: Path, device
                 pass
             look()
         elsewhere = {("dali-video", "codecs"), ("nvdec+decord", "sizes"), ("nvdec+decord", "codecs")}
-        assert bool(loading.counts.fallbacks) <= ((name, kind) in elsewhere)  # type: ignore[attr-defined]
+        assert bool(loading.counts.fallbacks) <= ((name, kind) in elsewhere)
     print(f"{name}, {kind}: device {on_device}, host {on_host}, files {files}")
     assert max(on_device[16:]) - max(on_device[8:16]) <= 16
     assert max(on_host[16:]) - max(on_host[8:16]) <= 32

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from config import Optimisation
 from contracts import Feed, Pixels
 from dataset.coco.scan import open_coco
 from dataset.sources.folder import Folder
@@ -56,14 +57,13 @@ def made(arch: str, root: Path, cache: Path, device: torch.device) -> tuple[Step
     module, _ = registry.build(arch, classes=len(columns.classes), shape=(BATCH, *plan.sample_shape), keypoints=keypoints)
     module = module.to(device).to(memory_format=torch.channels_last)
     task = Detection(columns, masks="mask" in arch, keypoints="keypoint" in arch, centred=policy.centred)
-    settings: dict[str, Any] = {"lr": 1e-4, "weight_decay": 1e-4, "norm_weight_decay": 0.0, "momentum": 0.9, "nesterov": False}
+    optimisation = Optimisation(lr=1e-4, nesterov=False)
     step = Step(
         module=module,
         task=task,
-        optimizer=optimizers.build(module, name="sgd", **settings),
+        optimizer=optimizers.build(module, optimisation),
+        optimisation=optimisation,
         precision="fp16" if device.type == "cuda" else "fp32",
-        accumulate=1,
-        clip_grad_norm=0.0,
         world=ProcessWorld(device),
         draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
         phases=Phases(device),

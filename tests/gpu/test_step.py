@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from config import Optimisation
 from contracts import Batch
 from engine import optimizers
 from engine.distributed import ProcessWorld
@@ -38,13 +39,13 @@ def made_step(arch: str, device: torch.device, image_size: int) -> Step:
     module, _ = registry.build(arch, classes=CLASSES, shape=(2, 3, image_size, image_size))
     module = module.to(device).to(memory_format=torch.channels_last)
     task = Classification(LABELS, auxiliary_weight=registry.auxiliary_weight(arch))
+    optimisation = Optimisation(lr=0.01)
     return Step(
         module=module,
         task=task,
-        optimizer=optimizers.build(module, name="sgd", lr=0.01, weight_decay=1e-4, norm_weight_decay=0.0, momentum=0.9, nesterov=True),
+        optimizer=optimizers.build(module, optimisation),
+        optimisation=optimisation,
         precision="fp16",
-        accumulate=1,
-        clip_grad_norm=0.0,
         world=ProcessWorld(device),
         draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
         phases=Phases(device),

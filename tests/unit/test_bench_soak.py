@@ -12,7 +12,7 @@ import subprocess
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from benchmarks import _leaks, _show, soak
 from benchmarks._leaks import margin, slope, verdict
 from benchmarks._suite import Measured, Row, run
 from benchmarks.soak import Soak
-from contracts import Batch, Feed, UserError
+from contracts import Batch, Counts, Feed, UserError
 from engine.distributed import ProcessWorld
 from loaders import open_loader
 from report.hardware import LOADS
@@ -121,6 +121,8 @@ class Leaks:
 
     def __init__(self, name: str, feed: Feed, mib: int) -> None:
         self.inner, self.mib, self.in_flight = open_loader(name, feed), mib, 0
+        self.notes: Sequence[str] = ()
+        self.reader, self.counts = "", Counts()
         self.kept: list[bytes] = []
         self.files: list[int] = []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch
+from config import Optimisation
+from contracts import Batch, Counts
 from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
@@ -45,14 +46,14 @@ def net() -> nn.Module:
 
 
 def step_of(module: nn.Module, *, optimizer: str = "sgd", precision: str = "fp32", accumulate: int = 1) -> Step:
-    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 1e-3, "norm_weight_decay": 0.0, "momentum": 0.9, "nesterov": True}
+    settings: dict[str, Any] = {"optimizer": optimizer, "accumulate": accumulate, "weight_decay": 1e-3}
+    optimisation = Optimisation(**settings)
     return Step(
         module=module,
         task=Classification(np.zeros(SIZE, np.int64)),
-        optimizer=optimizers.build(module, name=optimizer, **settings),
+        optimizer=optimizers.build(module, optimisation),
+        optimisation=optimisation,
         precision=precision,
-        accumulate=accumulate,
-        clip_grad_norm=0.0,
         world=ProcessWorld(CPU),
         draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
         phases=Phases(CPU),
@@ -262,6 +263,8 @@ class FakeLoader:
         failed: int = 0,
     ) -> None:
         self.seconds, self.sleep, self.in_flight = seconds, sleep, in_flight
+        self.notes: Sequence[str] = ()
+        self.reader, self.counts = "", Counts()
         self.ready, self.epoch_batches, self.failed = ready, epoch_batches, failed
         self.asked: list[tuple[int, int]] = []
         self.abandoned = 0

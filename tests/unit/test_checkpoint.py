@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from config import parse
+from config import Run, parse
 from contracts import UserError
 from engine import checkpoint
-from engine.checkpoint import changed
+from engine.checkpoint import Resume
 
 ROOT = Path(__file__).resolve().parents[2]
 FITS: dict[str, Any] = {"arch": "resnet18", "classes": ["ant", "bee", "cow"], "manifest": "a1b2c3"}
@@ -30,9 +30,16 @@ CONTENT: dict[str, Any] = {
 }
 
 
+def read(path: Path, **fits: Any) -> dict[str, Any]:
+    """The content of a checkpoint that fits."""
+    resume = Resume(path=path)
+    resume.fits(**FITS | fits)
+    return resume.content
+
+
 def refusal(path: Path, **fits: Any) -> str:
     with pytest.raises(UserError) as caught:
-        checkpoint.read(path, **FITS | fits)
+        read(path, **fits)
     said = str(caught.value)
     assert "\n" not in said and said.startswith(f"--resume {path}: ")
     return said
@@ -45,7 +52,7 @@ def written(tmp_path: Path) -> Path:
 
 
 def test_round_trip(written: Path) -> None:
-    found = checkpoint.read(written, **FITS)
+    found = read(written)
     assert torch.equal(found["model"]["weight"], CONTENT["model"]["weight"])
     assert {name: found[name] for name in ("progress", "arch", "classes", "manifest")} == {
         name: CONTENT[name] for name in ("progress", "arch", "classes", "manifest")
@@ -121,7 +128,7 @@ def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypa
         checkpoint.write(written, {"arch": "other"})
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
-    assert checkpoint.read(written, **FITS)["arch"] == "resnet18"
+    assert read(written)["arch"] == "resnet18"
     assert [left.name for left in written.parent.iterdir()] == ["last.pt"]
 
 
@@ -181,7 +188,7 @@ def test_one_class_of_a_thousand_is_named(tmp_path: Path) -> None:
     checkpoint.write(tmp_path / "last.pt", {**CONTENT, "classes": MANY})
     said = refusal(tmp_path / "last.pt", classes=[*MANY[:-1], "another"])
     assert "class 999" in said and "another" in said and len(said) < 300
-    checkpoint.read(tmp_path / "last.pt", **FITS | {"classes": MANY})
+    read(tmp_path / "last.pt", classes=MANY)
 
 
 class Evil:
@@ -221,7 +228,7 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
             damaged[places.randrange(len(whole))] = places.randrange(256)
         written.write_bytes(damaged if places.random() < 0.7 else damaged[: places.randrange(len(whole))])
         try:
-            checkpoint.read(written, **FITS)
+            read(written)
         except UserError as mistake:
             refused += 1
             assert "\n" not in str(mistake)  # noqa: PT017
@@ -232,14 +239,17 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
 
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:
-    assert checkpoint.find(None, tmp_path) is None
-    assert checkpoint.find("auto", tmp_path) is None, "starts anew"
+    def found(resume: str | None, output: Path | None) -> Path | None:
+        return Resume.find(Run(resume=resume, output=output)).path
+
+    assert found(None, tmp_path) is None
+    assert found("auto", tmp_path) is None, "starts anew"
     (tmp_path / "last.pt").touch()
-    assert checkpoint.find("auto", tmp_path) == tmp_path / "last.pt"
-    assert checkpoint.find(str(tmp_path), None) == tmp_path / "last.pt"
-    assert checkpoint.find("x/best.pt", tmp_path) == Path("x/best.pt")
+    assert found("auto", tmp_path) == tmp_path / "last.pt"
+    assert found(str(tmp_path), None) == tmp_path / "last.pt"
+    assert found("x/best.pt", tmp_path) == Path("x/best.pt")
     with pytest.raises(UserError, match="--output, which was not given"):
-        checkpoint.find("auto", None)
+        found("auto", None)
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -249,5 +259,11 @@ def test_nothing_there(tmp_path: Path) -> None:
 def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
     before = parse(["--lr", "0.1", "--crop-scale", "0.1", "1", "--workers", "2", "--output", "a"]).flat()
     now = parse(["--lr", "1", "--crop-scale", "0.2", "1", "--workers", "3", "--output", "b", "--steps", "9", "--seed", "1"]).flat()
-    assert sorted(changed({"config": before}, now)) == ["crop_scale [0.1, 1.0] -> [0.2, 1.0]", "lr 0.1 -> 1.0", "seed 0 -> 1"]
-    assert changed({"config": now}, now) == [] and changed({}, now) == [], "a checkpoint that does not say"
+    changed = Resume(content={"config": before}).changed(now)
+    assert sorted(changed) == [
+        "crop_scale [0.1, 1.0] -> [0.2, 1.0]",
+        "lr 0.1 -> 1.0",
+        "seed 0 -> 1",
+    ]
+    assert Resume(content={"config": now}).changed(now) == []
+    assert Resume().changed(now) == [], "a checkpoint that does not say"

@@ -126,10 +126,10 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
                     assert [number(frame) for frame in upright] == expected, made.names[rows.ids[i]]
         claimed = exact(backend, made.videos, np.arange(len(made.videos)))
         others = {kind(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
-        told = dict(loader.counts.fallbacks)  # type: ignore[attr-defined]
+        told = dict(loader.counts.fallbacks)
         assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}  # decord refuses the one in fragments
-        assert set(loader.counts.refusals) == {words for words in told if words.endswith(REFUSED)}  # type: ignore[attr-defined]
-        assert all(loader.counts.refusals.values())  # type: ignore[attr-defined]
+        assert set(loader.counts.refusals) == {words for words in told if words.endswith(REFUSED)}
+        assert all(loader.counts.refusals.values())
         assert backend != "pyav" or not told
         assert all(told[words] >= 4 for words in others)
 
@@ -166,22 +166,20 @@ def test_backends_agree_and_resume(made: Made, backend: str) -> None:
 def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
     given, asked = feed(made.videos, views=3), list[list[int]]()
 
-    def counted(columns: Any) -> Any:
-        def read(sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
+    class Counted(Pyav):
+        def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
             asked.append(frames)
-            return Pyav(columns)(sample, path, frames)
-
-        return read
+            return super().__call__(sample, path, frames)
 
     rows = given.plan.rows(0, 0)[0]
     assert views_together(rows) == 3 and rows.frames is not None
     one = part_of(rows, 0, 3)
     slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
-    told = Decoding(given, "pyav", counted, None)(one, slot)
+    told = Decoding(given, "pyav", Counted, None)(one, slot)
     assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
     assert told.decoded == passed(made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0])), "once for three crops"
     assert asked == [rows.frames[0].tolist()]
-    instead = Decoding(given, "toy", Pyav, counted)(one, slot)
+    instead = Decoding(given, "toy", Pyav, Counted)(one, slot)
     assert instead.fallbacks == [kind(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
     clips = slot.reshape(3, T, SIZE, SIZE, 3)
     for clip, flip in zip(clips, one.flips, strict=True):
@@ -273,11 +271,11 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
                         assert shown == expected
                     elif backend == "pyav":  # torn at worst (-1); decord and torchcodec make up what they cannot decode
                         assert all(found in (-1, frame) for found, frame in zip(shown, expected, strict=True)), kinds.names[sample]
-        told = loader.counts.fallbacks  # type: ignore[attr-defined]
+        told = loader.counts.fallbacks
         assert backend != "pyav" or not told
         lost = {kind(kinds.videos, sample) + LOST for sample in failed}
-        assert set(loader.counts.refusals) == lost | {words for words in told if words.endswith(REFUSED)}  # type: ignore[attr-defined]
-        assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)  # type: ignore[attr-defined]
+        assert set(loader.counts.refusals) == lost | {words for words in told if words.endswith(REFUSED)}
+        assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)
     assert failed and not any(sample % 2 for sample in failed)
 
 
@@ -363,7 +361,7 @@ def test_a_thousand_videos_add_nothing(backend: str, many: Any) -> None:
             for name, process in (("a worker", worker), ("this process", me)):
                 mib[name].append(process.memory_info().rss / 2**20)
                 files[name].append(process.num_fds())
-        assert loader.counts.delivered == 2 * EPOCHS * len(many)  # type: ignore[attr-defined]
+        assert loader.counts.delivered == 2 * EPOCHS * len(many)
     assert {child.pid for child in me.children(recursive=True)} <= children
     print(f"{backend}: MiB after each of {EPOCHS} x {len(many):,} videos: {dict(mib)}, files {dict(files)}")
     for name in mib:

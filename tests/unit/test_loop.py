@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +16,14 @@ import pytest
 import torch
 from torch import nn
 
-from contracts import Batch, Figure, NotFinite, UserError
-from engine import checkpoint
+from config import Optimisation, Run
+from contracts import Batch, Counts, NotFinite, UserError
+from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
-from engine.loop import Progress, Run
+from engine.failures import Failures
+from engine.loop import Training
+from engine.validation import Validation
 
 SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
 
@@ -55,10 +58,11 @@ class Toy:
         self.report.validated.side_effect = lambda result, step, **_: self.hear(step, result["ap"])
         outstanding = iter(self.later)
         metric = SimpleNamespace(update=lambda outputs, batch: None, result=lambda world: next(outstanding))
-        loader = MagicMock(notes=())
+        loader = MagicMock(notes=(), counts=Counts(), reader="")
         loader.batches = self.batches
         loader.__enter__.return_value = loader
-        validating = MagicMock(notes=(), batches=lambda *_: self.batches(0, SAMPLES - BATCH, failed=list(self.failing)))
+        validating = MagicMock(notes=(), counts=Counts(), reader="")
+        validating.batches = lambda *_: self.batches(0, SAMPLES - BATCH, failed=list(self.failing))
         validating.__enter__.return_value = validating
         meter = MagicMock(**{"due.return_value": False, "pause.return_value": None})
         plan: Any = SimpleNamespace(
@@ -70,39 +74,47 @@ class Toy:
             steps=lambda done: (SAMPLES - done) // BATCH,
         )
         step: Any = MagicMock(
-            side_effect=self.step, parts=(), **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}}
+            side_effect=self.step, loss_terms=(), **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}}
         )
-        self.run = Run(
-            world=ProcessWorld(torch.device("cpu")),
+        world = ProcessWorld(torch.device("cpu"))
+        task: Any = SimpleNamespace(best="ap", metric=lambda device: metric, inputs=lambda batch: (batch.images,))
+        checkpoints = Checkpoints(folder=folder, world=world, module=self.module, step=step, about={})
+
+        def failures(split: str) -> Failures:
+            return Failures(split=split, samples=SAMPLES, name_of=lambda sample: "", report=self.report)
+
+        self.training = Training(
+            world=world,
             plan=plan,
             step=step,
-            module=self.module,
-            task=SimpleNamespace(best=Figure(name="ap"), metric=lambda device: metric, inputs=lambda batch: (batch.images,)),
-            precision="fp32",
             loader=loader,
-            open_validation=lambda: validating,
-            validation_plan=plan,
-            learning_rate=lambda epoch: 0.1,
+            validation=Validation(
+                world=world,
+                task=task,
+                precision="fp32",
+                plan=plan,
+                open_loader=lambda: validating,
+                checkpoints=checkpoints,
+                failures=failures("val"),
+                report=self.report,
+            ),
+            checkpoints=checkpoints,
+            failures=failures("train"),
             report=self.report,
             meter=meter,
-            phases=MagicMock(),
-            measure_ceilings=None,
             profile=MagicMock(),
-            output=folder,
-            identity={},
-            epochs=epochs,
-            steps=None,
-            seconds=None,
-            val_every=1,
-            log_every=100,
-            save_every_steps=0,
-            save_every_minutes=0.0,
+            measure_ceilings=MagicMock(),
+            run=Run(ceilings=False, log_every=100, save_every_minutes=0.0),
+            optimisation=Optimisation(epochs=epochs),
             bytes_of=lambda ids: 0,
-            name_of=lambda split, sample: "",
         )
 
+    def set(self, **settings: Any) -> None:
+        """Change settings of the run."""
+        self.training.run = self.training.run.model_copy(update=settings)
+
     def hear(self, validated: int, figure: float) -> None:
-        self.told.append((self.run.progress.step, validated, figure))
+        self.told.append((self.training.progress.step, validated, figure))
 
     def batches(self, epoch: int, consumed: int, failed: Sequence[int] = ()) -> Iterator[Any]:
         for first in range(consumed, SAMPLES, BATCH):
@@ -114,7 +126,7 @@ class Toy:
         next(batches)
         with torch.no_grad():
             self.module.weight += 1
-        self.at.get(self.run.progress.step + 1, lambda: None)()
+        self.at.get(self.training.progress.step + 1, lambda: None)()
         return self.outcome
 
     def kept(self, name: str) -> tuple[float, dict[str, Any]]:
@@ -136,7 +148,7 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
         assert STEPS + 2 <= weight == progress["step"] < 2 * STEPS and (progress["epoch"], progress["best"]) == (1, 0.25)
 
     toy = Toy(tmp_path, epochs=2, figures=[0.25, 0.125], at={STEPS + 2: arrive, 2 * STEPS: look})
-    assert toy.run.fit()
+    assert toy.training.fit()
     (done, validated, figure), second = toy.told
     assert STEPS + 2 <= done < 2 * STEPS and (validated, figure) == (STEPS, 0.25) and second == (2 * STEPS, 2 * STEPS, 0.125)
     weight, progress = toy.kept("best.pt")
@@ -148,14 +160,14 @@ def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
 
 def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=3, figures=[0.1, 0.3, 0.2])
-    assert toy.run.fit() and [later.waited for later in toy.later] == [1, 1, 1]
+    assert toy.training.fit() and [later.waited for later in toy.later] == [1, 1, 1]
     assert toy.told == [(2 * STEPS, STEPS, 0.1), (3 * STEPS, 2 * STEPS, 0.3), (3 * STEPS, 3 * STEPS, 0.2)]
     assert toy.kept("best.pt")[0] == 2 * STEPS
 
 
 def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:
-    toy = Toy(tmp_path, epochs=2, figures=[0.25], at={STEPS + 1: lambda: setattr(toy.run.stop, "signal", 15)})
-    assert not toy.run.fit()
+    toy = Toy(tmp_path, epochs=2, figures=[0.25], at={STEPS + 1: lambda: setattr(toy.training.stop, "signal", 15)})
+    assert not toy.training.fit()
     assert [(validated, figure) for _, validated, figure in toy.told] == [(STEPS, 0.25)] and toy.later[0].waited == 1
     weight, progress = toy.kept("last.pt")
     assert weight == progress["step"] > STEPS and progress["epoch"] == 1 and progress["best"] == 0.25
@@ -168,7 +180,7 @@ def test_an_error_meanwhile_ends_the_scoring(tmp_path: Path) -> None:
 
     toy = Toy(tmp_path, epochs=2, figures=[0.25], at={STEPS + 2: fail})
     with pytest.raises(RuntimeError, match="out of memory"):
-        toy.run.fit()
+        toy.training.fit()
     assert toy.later[0].dropped and not toy.told
     weight, progress = toy.kept("last.pt")
     assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES), "it resumes into the validation"
@@ -178,7 +190,7 @@ def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(tmp_path: Pat
     toy = Toy(tmp_path, epochs=2, figures=[0.25])
     toy.at[STEPS + 2] = lambda: setattr(toy, "outcome", torch.tensor([np.nan, 0, 0, 0]))
     with pytest.raises(NotFinite):
-        toy.run.fit()
+        toy.training.fit()
     assert [figure for _, _, figure in toy.told] == [0.25] and toy.kept("best.pt")[0] == STEPS
     assert toy.kept("last.pt")[0] == STEPS
 
@@ -188,16 +200,16 @@ def test_a_validation_that_ends_the_run_ends_its_scoring(evaluated: bool, tmp_pa
     toy = Toy(tmp_path, epochs=1, figures=[0.25])
     toy.failing = range(12)
     with pytest.raises(UserError, match="samples of val cannot be decoded"):
-        toy.run.validate() if evaluated else toy.run.fit()
+        toy.training.validate() if evaluated else toy.training.fit()
     assert toy.later[0].dropped and not toy.told
 
 
 def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[])
-    toy.run.identity = {"config": {"lr": 0.2, "steps": 5}}
     for before, said in (({"lr": 0.1, "steps": 3}, ["lr 0.1 -> 0.2"]), ({"lr": 0.2, "steps": 3}, [])):
         toy.report.info.reset_mock()
-        toy.run.resume({"progress": asdict(toy.run.progress), "config": before})
+        resume = Resume(content={"progress": asdict(Progress()), "config": before})
+        resume.tell(toy.report, config={"lr": 0.2, "steps": 5}, ordering="one")
         assert [call.args[0].rpartition(": ")[2] for call in toy.report.info.call_args_list] == said
 
 
@@ -205,13 +217,14 @@ def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> Non
 def test_rank_0_says_when_a_checkpoint_is_due(rank: int, tmp_path: Path) -> None:
     """The others' part of a validation is done at once, and asking for a checkpoint then would be to wait for the figures."""
     toy = Toy(tmp_path, epochs=1, figures=[])
-    toy.run.save_every_steps, toy.run.progress.step = 2, 4
-    toy.run.world = MagicMock(rank=rank)
-    assert toy.run._save_due() is (rank == 0)
-    toy.run._outstanding = outstanding = MagicMock()
+    toy.set(save_every_steps=2)
+    toy.training.progress.step = 4
+    toy.training.world = MagicMock(rank=rank)
+    assert toy.training._save_due() is (rank == 0)
+    toy.training.validation._unsettled = unsettled = MagicMock()
     for done in (False, True):
-        outstanding.outcome.done.return_value = done
-        assert toy.run._save_due() is (rank == 0 and done)
+        unsettled.outcome.done.return_value = done
+        assert toy.training._save_due() is (rank == 0 and done)
 
 
 def test_seconds_of_a_validation_are_told_apart() -> None:
@@ -231,9 +244,9 @@ def test_a_validation_that_does_not_fit_names_its_batch(tmp_path: Path) -> None:
     def validating() -> Any:
         raise MemoryError("Unable to allocate")
 
-    toy.run.open_validation = validating
+    toy.training.validation.open_loader = validating
     with pytest.raises(UserError, match=f"a validation batch of {BATCH} does not fit"):
-        toy.run.fit()
+        toy.training.fit()
 
 
 def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:
@@ -242,38 +255,41 @@ def test_a_checkpoint_is_asked_for_once(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=2, figures=[0.5, 0.5])
     for one in toy.later:
         one.arrived.set()
-    toy.run.save_every_minutes, toy.run._saved_at = 1e-9, 0.0
-    write = toy.run._write
+    toy.set(save_every_minutes=1e-9)
+    toy.training._saved_at = 0.0
 
-    def noted(name: str, state: dict[str, Any] | None) -> None:
-        saved.extend([toy.run.progress.step] if name == "last.pt" else [])
-        write(name, state)
+    class Noted(Checkpoints):
+        def write(self, name: str, content: dict[str, Any] | None) -> None:
+            saved.extend([toy.training.progress.step] if name == "last.pt" else [])
+            super().write(name, content)
 
-    toy.run._write = noted  # type: ignore[method-assign]
-    toy.run.fit()
+    toy.training.checkpoints = Noted(**vars(toy.training.checkpoints))
+    toy.training.fit()
     assert [step for step in saved if step % STEPS] == [2, STEPS + 2], "asked for in the step before"
 
 
 def test_an_evaluation_takes_no_optimiser(tmp_path: Path) -> None:
     """A checkpoint is evaluated whatever trained it."""
     toy = Toy(tmp_path, epochs=1, figures=[])
-    content = {"model": {"weight": torch.full((1, 1), 3.0)}, "progress": asdict(Progress(step=7)), "config": {"optimizer": "adamw"}}
+    weights = {"weight": torch.full((1, 1), 3.0)}
+    progress = asdict(Progress(step=7))
+    resume = Resume(content={"model": weights, "progress": progress, "config": {"optimizer": "adamw"}})
     with pytest.raises(UserError, match="--optimizer is adamw"):
-        checkpoint.restore(content, toy.module, toy.run.step, "sgd")
-    checkpoint.restore(content, toy.module, None, "sgd")
-    toy.run.resume(content)
-    assert (toy.module.weight.item(), toy.run.progress.step) == (3.0, 7)
+        resume.into(toy.module, toy.training.step, optimizer="sgd")
+    resume = replace(resume, evaluate=True)
+    resume.into(toy.module, toy.training.step, optimizer="sgd")
+    assert (toy.module.weight.item(), resume.progress.step) == (3.0, 7)
 
 
 def test_an_evaluation_tells_its_figures_and_keeps_nothing(tmp_path: Path) -> None:
     toy = Toy(tmp_path, epochs=1, figures=[0.25])
-    assert toy.run.validate() and toy.told == [(0, 0, 0.25)] and not [*tmp_path.iterdir()]
-    assert toy.run.progress.best == float("-inf"), "of training"
+    assert toy.training.validate() and toy.told == [(0, 0, 0.25)] and not [*tmp_path.iterdir()]
+    assert toy.training.progress.best == float("-inf"), "of training"
 
 
 def test_the_bar_counts_what_is_trained(tmp_path: Path) -> None:
     """A tail that is no whole step is no part of it: it ends at 100 %."""
     toy = Toy(tmp_path, epochs=1, figures=[1.0])
-    toy.run.plan.samples = SAMPLES + 1  # type: ignore[misc]
-    toy.run.fit()
-    assert toy.run.report.epoch.call_args.args == (0, 1, SAMPLES, 0)
+    toy.training.plan.samples = SAMPLES + 1  # type: ignore[misc]
+    toy.training.fit()
+    assert toy.report.epoch.call_args.args == (0, 1, SAMPLES, 0)

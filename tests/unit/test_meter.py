@@ -12,7 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from report.meter import STEADY_WITHIN, Meter, Window, bound, bound_of, spread, steady
+from contracts import RateWindow
+from report.meter import STEADY_WITHIN, Meter, bound, bound_of, spread, steady
 
 
 class Threads:
@@ -151,8 +152,8 @@ def test_windows_leave_no_gap() -> None:
 # --- what is said of them -------------------------------------------------------------------------------------------------------------
 
 
-def windows(*rates: float, epoch: int = 0) -> list[Window]:
-    return [Window(samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch) for rate in rates]
+def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
+    return [RateWindow(samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch) for rate in rates]
 
 
 @pytest.mark.parametrize(

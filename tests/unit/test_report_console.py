@@ -88,7 +88,7 @@ def train(console: Console, clock: Clock, *, steps: int = 60, step_s: float = 0.
     with console.epoch(title="epoch 1/2", total=steps * 100) as bar:
         for step in range(1, steps + 1):
             clock.now += step_s
-            bar.update(step=step, samples=step * 100, rate=100 / step_s if step > 5 else None, loss=3.0 / step, wait_ms=0.31)
+            bar.update(samples=step * 100, rate=100 / step_s if step > 5 else None, loss=3.0 / step, wait_ms=0.31)
     return bar
 
 
@@ -120,7 +120,7 @@ def test_a_line_said_during_an_epoch_stands_above_the_bar(terminal: tuple[Any, A
     with console.epoch(title="epoch 1/1", total=10) as bar:
         console.warn("cannot be decoded: [red]a[/red].jpg " + "x" * 90)
         clock.now += 1
-        bar.update(step=1, samples=10)
+        bar.update(samples=10)
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen())
     assert "warning: cannot be decoded: [red]a[/red].jpg " + "x" * 90 in drawn, "as it was said, in one line"
 
@@ -197,7 +197,7 @@ def test_the_last_line_of_an_epoch_has_the_rate_of_all_of_it() -> None:
     stream, clock = io.StringIO(), Clock()
     with Console(stream=stream, clock=clock).epoch(title="epoch 1/1", total=2000, first=500) as bar:
         clock.now += 15
-        bar.update(step=1, samples=2000, rate=400.0)
+        bar.update(samples=2000, rate=400.0)
     during, last = stream.getvalue().splitlines()
     assert "  400 img/s  eta" in during
     assert last == "epoch 1/1  100%  2,000/2,000 img  100 img/s  in 0:15"
@@ -207,7 +207,7 @@ def test_a_resumed_epoch_counts_its_own_samples_for_its_rate() -> None:
     stream, clock = io.StringIO(), Clock()
     with Console(stream=stream, clock=clock).epoch(title="epoch 3/9", total=2000, first=1000) as bar:
         clock.now += 10
-        bar.update(step=1, samples=1500)
+        bar.update(samples=1500)
     assert stream.getvalue().splitlines()[0] == "epoch 3/9   75%  1,500/2,000 img  50 img/s  eta 0:10"
 
 
@@ -226,7 +226,7 @@ def test_other_ranks_are_silent(terminal: tuple[Any, Any]) -> None:
 def test_the_bar_ends_when_the_epoch_raises() -> None:
     stream = io.StringIO()
     with contextlib.suppress(RuntimeError), Console(stream=stream).epoch(title="epoch 1/1", total=10) as bar:
-        bar.update(step=1, samples=4)
+        bar.update(samples=4)
         raise RuntimeError
     assert "4/10" in stream.getvalue()
 

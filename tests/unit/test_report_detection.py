@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from contracts import Batch
+from contracts import Batch, Pixels
 from engine.distributed import ProcessWorld
 from report import pictures
 from report.console import Console, figures, rows, took
@@ -50,7 +50,7 @@ def extras(value: int) -> dict[str, Any]:
     }
 
 
-def reporter_in(folder: Path, stream: io.StringIO, *, resumed_at: int | None = None, **facts: Any) -> Reporter:
+def reporter_in(folder: Path, stream: io.StringIO, *, resumed_at: int | None = None, **about: Any) -> Reporter:
     world = ProcessWorld(CPU)
     return Reporter(
         world=world,
@@ -58,11 +58,10 @@ def reporter_in(folder: Path, stream: io.StringIO, *, resumed_at: int | None = N
         meter=Meter(world, min_window_s=1.0, synchronise=lambda: None),
         board=Board(folder, purge_step=None if resumed_at is None else resumed_at + 1),
         record=Record(folder, resume_step=resumed_at),
-        facts={"task": "detection", "hardware": {"cores": 2.0}, "settings": {}, "title": "a run", **facts},
+        description={"task": "detection", "hardware": {"cores": 2.0}, "settings": {}, "title": "a run", **about},
         task=KIND,
         compared=(),
-        mean=(0.5,) * 3,
-        std=(0.25,) * 3,
+        pixels=Pixels(),
     )
 
 

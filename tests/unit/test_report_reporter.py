@@ -16,11 +16,11 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from contracts import Counts
+from contracts import Counts, Pixels, RateWindow
 from engine.distributed import ProcessWorld
 from report.console import Console, rows
 from report.hardware import Sampler
-from report.meter import Meter, Window
+from report.meter import Meter
 from report.record import Record
 from report.reporter import SAID, Reporter
 from report.tensorboard import Board
@@ -36,10 +36,10 @@ class Told:
         self.folder, self.stream, self.world = folder, io.StringIO(), ProcessWorld(CPU)
         self.console = Console(stream=self.stream)
         self.meter = Meter(self.world, min_window_s=1.0, synchronise=lambda: None)
-        facts = {"hardware": {"cores": 2.0}, "settings": {}, "title": "a run"}
+        description = {"hardware": {"cores": 2.0}, "settings": {}, "title": "a run"}
         here: dict[str, Any] = {"board": Board(folder), "record": Record(folder), "console": self.console}
-        here |= {"task": KIND, "compared": (), "mean": (0.5,) * 3, "std": (0.5,) * 3}
-        self.reporter = Reporter(world=self.world, meter=self.meter, facts=facts, **here)
+        here |= {"task": KIND, "compared": (), "pixels": Pixels()}
+        self.reporter = Reporter(world=self.world, meter=self.meter, description=description, **here)
 
     def points(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
@@ -76,8 +76,8 @@ def test_a_loss_of_no_sample_does_not_count(told: Told) -> None:
     def train(*losses: float) -> str:
         points = [{"step": step, "loss": loss, "grad_norm": math.nan, "loss_scale": 1.0} for step, loss in enumerate(losses)]
         progress = {"epoch": 0, "consumed": 8}
-        with told.console.epoch(title="epoch", total=8) as bar:
-            told.reporter.train(points, progress=progress, lr=0.1, skipped_steps=0, phases={}, steps=[], bar=bar)
+        with told.reporter.epoch(0, 1, 8, 0):
+            told.reporter.train(points, progress=progress, lr=0.1, skipped_steps=0, phases={}, steps=[])
         return told.stream.getvalue().splitlines()[-1]
 
     assert "loss" not in train(math.nan, math.nan)
@@ -97,14 +97,14 @@ def test_samples_that_failed_are_all_in_a_file_and_the_first_are_said(told: Told
 
 
 @pytest.mark.parametrize(("loader", "advice"), [(object(), "go on with --output "), (None, "run it again")])
-def test_what_to_do_after_a_stop(told: Told, loader: object, advice: str) -> None:
+def test_what_to_do_after_a_stop(told: Told, loader: Any, advice: str) -> None:
     """A validation alone writes no checkpoint."""
     told.reporter.finish(progress={"epoch": 0, "step": 3, "dropped": 0}, failed=set(), finished=False, loader=loader)
     assert f"stopped at step 3; {advice}" in told.stream.getvalue()
 
 
 def test_a_failed_check_names_no_bound(told: Told) -> None:
-    told.meter.windows.append(Window(samples=110, own_samples=110, seconds=1.0, epoch=0))
+    told.meter.windows.append(RateWindow(samples=110, own_samples=110, seconds=1.0, epoch=0))
     told.meter.add(110)
     ceiling = {"rate": 100.0, "spread": None}
     told.reporter.ceilings(compute=ceiling, loader={**ceiling, "rate": 500.0}, step=1)
@@ -118,7 +118,7 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(told: Told, monkeypatch: pytes
     """Rank 0's GPU draws 200 W, the other's 600 W."""
     load: dict[str, float | None] = dict.fromkeys(Sampler.NAMES)
     monkeypatch.setattr(told.reporter._sampler, "read", lambda: load | {"power_w": 200.0, "gpu_utilisation": 0.5})
-    told.reporter.window(Window(samples=10, own_samples=5, seconds=2.0, epoch=0), step=1, mib_per_s=1.0)
+    told.reporter.window(RateWindow(samples=10, own_samples=5, seconds=2.0, epoch=0), step=1, mib_per_s=1.0)
 
     def both(own: Any) -> list[Any]:
         return [own, own | {"power_w": 600.0, "utilisation": 1.0}] if isinstance(own, dict) else [own, own]
@@ -151,14 +151,14 @@ def test_host_memory_is_all_ranks(told: Told, monkeypatch: pytest.MonkeyPatch) -
 
 def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clips that another decoder did are summed over ranks; of each sort the first reason is told, rank 0's before the other's."""
-    told.reporter._facts["clip_frames"] = 4
+    told.reporter._description["clip_frames"] = 4
     sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
     own = Counts(decoded=6, delivered=4, fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "3 of 4 frames did not come"})
     other = Counts(fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"})
     validation = Counts(fallbacks=Counter({"vp8 in mkv, refused": 1}), refusals={"vp8 in mkv, refused": "why"})
-    told.reporter._validated_with = {"counts": validation}
+    told.reporter._validation_counts = validation
     monkeypatch.setattr(told.world, "gather", lambda mine: [mine, (other, replace(validation, refusals={}))])
-    loader = SimpleNamespace(counts=own)
+    loader: Any = SimpleNamespace(counts=own)
     clips = told.reporter._clips(loader, 10.0)
     assert clips is not None and clips["decoded_per_delivered"] == 1.5
     assert clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}

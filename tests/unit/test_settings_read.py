@@ -17,13 +17,15 @@ PRODUCTION = {"train", *MAY_IMPORT} - {"config", "contracts"}
 class Reads(ast.NodeVisitor):
     """Settings that code reads from an object of config.py, known by a parameter's annotation and by what it is assigned to.
 
-    `settings.lr`, `config.optimisation.lr`, `opt.model_dump(include={"lr"})`, `getattr(opt, "lr")`. The same name of another
+    `settings.lr`, `config.optimisation.lr`, `self.opt.lr` of an annotated field,
+    `opt.model_dump(include={"lr"})`, `getattr(opt, "lr")`. The same name of another
     object is no read, nor is config.flat(), which has them all.
     """
 
     def __init__(self) -> None:
         self.found: set[str] = set()
         self.known: dict[str, str] = {}  # a name in this function -> the group it is, "" for all of Config
+        self.fields: dict[str, str] = {}  # a field of this class, likewise
 
     def group(self, node: ast.AST) -> str | None:
         """The group that an expression is, "" for all of Config, None for anything else."""
@@ -31,7 +33,15 @@ class Reads(ast.NodeVisitor):
             return self.known.get(node.id)
         if isinstance(node, ast.Attribute) and self.group(node.value) == "" and node.attr in GROUPS:
             return node.attr
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
+            return self.fields.get(node.attr)
         return None
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        fields = [(field.target, CLASSES.get(ast.unparse(field.annotation))) for field in node.body if isinstance(field, ast.AnnAssign)]
+        self.fields = {target.id: group for target, group in fields if isinstance(target, ast.Name) and group is not None}
+        self.generic_visit(node)
+        self.fields = {}
 
     def read(self, owner: ast.expr, *names: object) -> None:
         group = self.group(owner)
@@ -106,7 +116,9 @@ def test_every_setting_is_read() -> None:
         ("def f(x: Data): return {'folder': 1}[x.source]", {"source"}),
         ("def f(c: Config): return c.data.data, c.optimisation.model_dump(include={'lr', 'momentum'})", {"data", "lr", "momentum"}),
         ("def f(x: Loading): return getattr(x, 'reader')", {"reader"}),
+        ("class A:\n    x: Optimisation\n    def f(self): return self.x.lr", {"lr"}),
         # of another object, or of another group
+        ("class A:\n    x: Optimisation\nclass B:\n    def f(self): return self.x.lr", set()),
         ("def f(feed: Feed): return feed.reader, splits['train'].source", set()),
         ("def f(self): return self.seed, args.lr", set()),
         ("def f(x: Data): return x.lr", set()),

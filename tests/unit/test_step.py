@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import nn
 
+from config import Optimisation
 from contracts import Batch, Rows
 from engine import optimizers
 from engine.distributed import ProcessWorld
@@ -72,14 +73,13 @@ def batch_of(seed: int, valid: list[int] | None = None) -> Batch:
 
 
 def step_of(net: nn.Module, *, accumulate: int = 1, clip: float = 0.0, smoothing: float = 0.0, seed: int = 0, **more: Any) -> Step:
-    settings = SETTINGS | {"name": "sgd"} | more
+    optimisation = Optimisation(**SETTINGS | {"accumulate": accumulate, "clip_grad_norm": clip} | more)
     return Step(
         module=net,
         task=Classification(np.zeros(1, np.int64), label_smoothing=smoothing),
-        optimizer=optimizers.build(net, **settings),
+        optimizer=optimizers.build(net, optimisation),
+        optimisation=optimisation,
         precision="fp32",
-        accumulate=accumulate,
-        clip_grad_norm=clip,
         world=ProcessWorld(CPU),
         draw_key=partial(draws.key, seed, draws.Purpose.MODEL),
         phases=Phases(CPU),
@@ -280,7 +280,7 @@ def test_the_scale_leaves_no_trace_in_the_weights(clip: float) -> None:
 
 def test_adamw_follows_pytorchs() -> None:
     net, reference = Net(), Net()
-    step = step_of(net, name="adamw")
+    step = step_of(net, optimizer="adamw")
     groups = [
         {"params": [p for p in reference.parameters() if p.ndim > 1], "weight_decay": SETTINGS["weight_decay"]},
         {"params": [p for p in reference.parameters() if p.ndim <= 1], "weight_decay": SETTINGS["norm_weight_decay"]},
@@ -299,12 +299,12 @@ def test_adamw_follows_pytorchs() -> None:
 
 def test_no_decay_on_biases_and_norms() -> None:
     net = Net()
-    decayed, rest = optimizers.build(net, name="sgd", **SETTINGS | {"norm_weight_decay": 0.0}).param_groups
+    decayed, rest = optimizers.build(net, Optimisation(**SETTINGS | {"norm_weight_decay": 0.0})).param_groups
     assert {id(p) for p in decayed["params"]} == {id(net.conv.weight), id(net.head.weight)} and decayed["weight_decay"] == 0.02
     assert {id(p) for p in rest["params"]} == {id(net.conv.bias), id(net.norm.weight), id(net.norm.bias), id(net.head.bias)}
     assert rest["weight_decay"] == 0.0
 
 
 def test_zero_momentum_is_plain_sgd() -> None:
-    optimizer = optimizers.build(Net(), name="sgd", **SETTINGS | {"momentum": 0.0})
+    optimizer = optimizers.build(Net(), Optimisation(**SETTINGS | {"momentum": 0.0}))
     assert not optimizer.param_groups[0]["nesterov"] and not optimizer.state

@@ -1,0 +1,175 @@
+"""Validation beside training: its loader, its figures, which may come late, and best.pt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from contracts import Counts, Loader, Plan, Task, UserError
+from engine import checkpoint, memory
+from engine.checkpoint import Checkpoints, Progress
+from engine.distributed import ProcessWorld, Vote
+from engine.evaluate import Outcome, evaluate
+from engine.failures import Failures
+from engine.instruments import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unsettled:
+    """A pass whose figures nobody has heard of yet, and what must be known of it then."""
+
+    outcome: Outcome
+    reader: str  # of the loader, which is closed by now
+    counts: Counts
+    step: int  # the last one trained
+    epoch: int | None  # the last one trained
+    picks_best: bool  # whether best.pt may become `content`
+    content: dict[str, Any] | None  # what a checkpoint held when this pass began; on rank 0, if it picks
+
+
+@dataclass(kw_only=True)
+class Validation:
+    """The validation of a run. Every rank calls it.
+
+    `start` passes over the validation set. Its figures are there at once, or made in the background while
+    training goes on: then `unsettled` holds until `settle` has waited for them. What becomes best.pt are the
+    weights that were validated, not those trained meanwhile.
+    """
+
+    world: ProcessWorld
+    task: Task
+    precision: str
+    plan: Plan
+    open_loader: Callable[[], Loader] | None  # None: there is no data to validate on
+    checkpoints: Checkpoints
+    failures: Failures
+    report: Report
+
+    _unsettled: _Unsettled | None = field(default=None, init=False)
+    _notes_are_said: bool = field(default=False, init=False)
+
+    @property
+    def possible(self) -> bool:
+        """Whether there is data to validate on."""
+        return self.open_loader is not None
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether a pass is over whose figures nobody has heard of."""
+        return self._unsettled is not None
+
+    def figures_are_there(self) -> bool:
+        """Whether `settle` would not have to wait on rank 0."""
+        return self._unsettled is None or self._unsettled.outcome.done()
+
+    def start(
+        self,
+        progress: Progress,
+        *,
+        best_goes_on_at: Progress | None,
+        vote: Vote,
+        stop: Callable[[], bool],
+    ) -> bool:
+        """Pass over the validation set once; settle, unless the figures are made in the background.
+
+        `best_goes_on_at`: where a run goes on that starts from best.pt, if this becomes it; None where
+        nothing is kept. Returns False when a signal came. Raises UserError when there is no data or too much
+        of it cannot be decoded.
+        """
+        if self.open_loader is None:
+            raise UserError("--evaluate needs --data: there is nothing to validate on")
+        with (
+            memory.validating(self.plan.batch_size),
+            self.open_loader() as loader,  # for the pass alone: it holds no memory while training runs
+            self.report.validation(self.plan.samples * self.plan.views) as advance,
+        ):
+            outcome = evaluate(
+                self.checkpoints.module,
+                loader.batches(0, 0),
+                task=self.task,
+                precision=self.precision,
+                world=self.world,
+                vote=vote,
+                stop=stop,
+                advance=advance,
+            )
+            if outcome is not None:
+                self._unsettled = self._remembered(outcome, loader, progress, best_goes_on_at)
+            notes = loader.notes
+        del loader  # and with it all that it still holds
+        if not self._notes_are_said:
+            for line in notes:
+                self.report.info(f"val: {line}")
+        self._notes_are_said = True
+        if self.world.device.type == "cuda":
+            torch.cuda.empty_cache()  # what validation alone had needed goes back to the device
+        if outcome is None:
+            return False
+        self.failures.check(set(outcome.failed))
+        if not outcome.in_background:
+            self.settle(progress)
+        return True
+
+    def _remembered(
+        self,
+        outcome: Outcome,
+        loader: Loader,
+        progress: Progress,
+        best_goes_on_at: Progress | None,
+    ) -> _Unsettled:
+        content = None
+        if best_goes_on_at is not None and self.world.rank == 0:
+            content = self.checkpoints.content(best_goes_on_at)
+            if outcome.in_background:
+                content = checkpoint.on_host(content)  # training will move the weights meanwhile
+        # at the start of an epoch it is the one before that was trained
+        epoch = progress.epoch if progress.consumed else progress.epoch - 1
+        return _Unsettled(
+            outcome=outcome,
+            reader=loader.reader,
+            counts=loader.counts,
+            step=progress.step,
+            epoch=epoch if epoch >= 0 else None,
+            picks_best=best_goes_on_at is not None,
+            content=content,
+        )
+
+    def settle(self, progress: Progress) -> None:
+        """Wait for a pass's figures, tell them, and write best.pt, with its figure to `progress.best`, if it
+        is the best.
+        """
+        if self._unsettled is None:
+            return
+        settled = self._unsettled
+        self._unsettled = None
+        result = settled.outcome.result(self.world)
+        self.report.validated(
+            result,
+            step=settled.step,
+            epoch=settled.epoch,
+            reader=settled.reader,
+            counts=settled.counts,
+        )
+        best = self.task.best
+        # nan is an AP where there is nothing to find
+        figure = float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))
+        is_better = figure > progress.best if best.larger_is_better else figure < progress.best
+        if settled.picks_best and (is_better or np.isneginf(progress.best)):
+            progress.best = figure
+            if settled.content is not None:
+                settled.content["progress"]["best"] = figure
+            self.checkpoints.write("best.pt", settled.content)
+
+    @contextmanager
+    def cancelled_on_error(self) -> Iterator[None]:
+        """Cancel a validation in the background when the body raises."""
+        try:
+            yield
+        finally:
+            if self._unsettled is not None:
+                self._unsettled.outcome.cancel()

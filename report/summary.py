@@ -1,0 +1,158 @@
+"""Parts of a run's summary: how it is described before it begins, and what its steps and loaders add up to.
+Pure.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from config import Config, as_yaml
+from contracts import Array, Counts, Loader, World
+from report.hardware import hardware
+from report.meter import too_high
+
+PHASES = ("data_wait", "transfer", "forward", "backward", "update")
+"""Phases of a step, in their order; see report/phases.py."""
+DETECTION = ("instances_per_image", "padding")
+"""What tasks/detection.py says of its plan; told apart, beside the rate of instances."""
+
+
+def describe(
+    config: Config,
+    chosen: Mapping[str, Any],
+    *,
+    loader: Loader | None,
+    world: World,
+    cores: float,
+) -> dict[str, Any]:
+    """Describe a run before it begins, for its summary: what was `chosen` for it, by name, and where it runs.
+
+    `settings` is its row of the HPARAMS page, `title` the first line that it says, `config` its preset.
+    """
+    batch_size = config.loading.batch_size
+    accumulate = config.optimisation.accumulate
+    device = _device_name(world.device)
+    about = {
+        "task": config.model.task,
+        **chosen,
+        "reader": loader.reader if loader else "",
+        "world_size": world.size,
+        "batch_size": batch_size,
+    }
+    factors = [world.size, batch_size]
+    if accumulate > 1:
+        factors.append(accumulate)
+    words = [
+        about["arch"],
+        about["loader"],
+        about["precision"],
+        f"{about['image_size']} px",
+        f"{' x '.join(str(factor) for factor in factors)} samples a step",
+        device,
+    ]
+    return {
+        **about,
+        "compile": config.model.compile_mode if config.model.compile else None,
+        "accumulate": accumulate,
+        "command": shlex.join(sys.argv),
+        "hardware": hardware(world.device, cores),
+        "settings": {**config.flat(), **about, "gpu": device},
+        "title": " · ".join(words),
+        "config": as_yaml(config),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def clips(
+    training: Sequence[Counts],
+    validation: Sequence[Counts],
+    *,
+    frames: int,
+    rate: float | None,
+) -> dict[str, Any]:
+    """Sum what the ranks' loaders of clips have done, in training and in the last validation.
+
+    `frames` are those of a clip, `rate` is in clips a second.
+    """
+    decoded = sum(counts.decoded for counts in training)
+    delivered = sum(counts.delivered for counts in training)
+    return {
+        "frames": frames,
+        "frames_per_s": rate and rate * frames,
+        "decoded_per_delivered": decoded / delivered if delivered else None,
+        "fallbacks": _fallbacks(training),
+        "val_fallbacks": _fallbacks(validation),
+        "refusals": _refusals(training),
+        "val_refusals": _refusals(validation),
+    }
+
+
+def detection(description: Mapping[str, Any], rate: float | None) -> dict[str, Any] | None:
+    """Return the boxes to learn, an image and a second, and the share of pixels that is padding.
+
+    None for another task. `rate` is in images a second.
+    """
+    if not all(name in description for name in DETECTION):
+        return None
+    of_plan = {name: description[name] for name in DETECTION}
+    return {**of_plan, "instances_per_s": rate and rate * of_plan["instances_per_image"]}
+
+
+def _fallbacks(ranks: Sequence[Counts]) -> dict[str, int]:
+    """Sum the clips that another decoder did, by sort of file."""
+    return dict(sum((counts.fallbacks for counts in ranks), Counter[str]()))
+
+
+def _refusals(ranks: Sequence[Counts]) -> dict[str, str]:
+    """Merge the reasons, by sort of file; where several ranks have one, the first rank's stands."""
+    return dict(chain.from_iterable(counts.refusals.items() for counts in reversed(ranks)))
+
+
+def durations(steps: Mapping[str, Array]) -> Array:
+    """Return the milliseconds from the end of the step before to the end of each; the transfer runs beside
+    it.
+    """
+    found: Array = np.nansum([ms for name, ms in steps.items() if name != "transfer"], axis=0)
+    return found
+
+
+def step_times(steps: Mapping[str, Array]) -> dict[str, float] | None:
+    """Return number, median and 99th percentile of the durations, milliseconds; None without a step."""
+    found = durations(steps)
+    if not len(found):
+        return None
+    return {"n": len(found), **{f"p{p}": float(np.percentile(found, p)) for p in (50, 99)}}
+
+
+def data_wait(steps: Mapping[str, Array]) -> dict[str, float] | None:
+    """Return the mean wait for data, milliseconds, and its share of the steps' time; None without a step."""
+    count = len(steps["data_wait"])
+    if not count:
+        return None
+    wait = float(np.nansum(steps["data_wait"]))
+    whole = float(durations(steps).sum())
+    return {"ms": wait / count, "share": wait / whole if whole else 0.0}
+
+
+def split(steps: Mapping[str, Array]) -> dict[str, float]:
+    """Return the mean milliseconds a step of each phase that was timed."""
+    timed = {name: ms for name, ms in steps.items() if not np.isnan(ms).all()}
+    return {name: float(np.nansum(ms)) / len(ms) for name, ms in timed.items()}
+
+
+def check(efficiency: float | None) -> str | None:
+    """Say whether an efficiency can be; None where there is none."""
+    if efficiency is None:
+        return None
+    return "failed: efficiency above 103 %" if too_high(efficiency) else "passed"
