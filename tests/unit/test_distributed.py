@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 from torch import nn
 
-import contracts
+import machine
 from contracts import UserError, World
 from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
@@ -280,7 +280,7 @@ def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
 def test_cores_respect_the_containers_quota(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], expected: float
 ) -> None:
-    monkeypatch.setattr(contracts, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -297,7 +297,7 @@ def test_cores_respect_the_containers_quota(
     [({}, False), ({"memory.max": "max"}, False), ({"memory.max": "4096"}, True), ({"memory/memory.limit_in_bytes": "4096"}, True)],
 )
 def test_memory_is_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], least: bool) -> None:
-    monkeypatch.setattr(contracts, "CGROUP", tmp_path)
+    monkeypatch.setattr(machine, "CGROUP", tmp_path)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content + "\n")

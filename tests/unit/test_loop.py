@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from config import Optimisation, Run
-from contracts import Batch, Counts, NotFinite, UserError
+from contracts import Batch, Counts, Figure, NotFinite, UserError
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
 from engine.evaluate import Outcome
@@ -77,7 +77,7 @@ class Toy:
             side_effect=self.step, loss_terms=(), **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}}
         )
         world = ProcessWorld(torch.device("cpu"))
-        task: Any = SimpleNamespace(best="ap", metric=lambda device: metric, inputs=lambda batch: (batch.images,))
+        task: Any = SimpleNamespace(best=Figure(name="ap"), metric=lambda device: metric, inputs=lambda batch: (batch.images,))
         checkpoints = Checkpoints(folder=folder, world=world, module=self.module, step=step, about={})
 
         def failures(split: str) -> Failures:
