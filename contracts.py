@@ -24,6 +24,13 @@ class UserError(Exception):
     """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2."""
 
 
+class FaultyPlan(ValueError):
+    """A plan has drawn rows that no loader can follow: an error of the plan's code, and of no file.
+
+    Says plan, field and row.
+    """
+
+
 class NotFinite(Exception):
     """The loss stopped being a number; names the step and the samples. Exit code 3."""
 
@@ -32,24 +39,61 @@ class NotFinite(Exception):
 class Rows:
     """One micro-batch of one rank, as numbers. Drawn by the plan, carried through every room unchanged.
 
-    A padded place has id -1, `valid` False, and the numbers of some real row. Axes: B samples, T frames, K colour draws.
+    What one row says, with x to the right and y down:
+
+        stored image                          canvas of the batch, its height and width are `padded`
+        +-----------------------------+       +-----------------------------+
+        |    region                   |       | output, `sizes`             |
+        |    +--------------------+   |       |--------------------+        |
+        |    |  window            |   |       |     place          |        |
+        |    |  +------------+    |   | resize|     +---------+    |        |
+        |    |  |            |    |   | ----> |     |         |    |   0    |
+        |    |  |            |    |   |  turn |     |         |    |        |
+        |    |  +------------+    |   |       |     +---------+    |        |
+        |    +--------------------+   |       |          0         |        |
+        |                             |       |--------------------+        |
+        +-----------------------------+       |             0               |
+                                              +-----------------------------+
+
+    The region is decoded, and nothing outside of it is seen. The window, a part of the region, fills the
+    place, a part of the output. The output lies at the top left of the canvas. What no place covers is 0 once
+    normalised.
+
+    A turn permutes the pixels of the whole output, after the resize: bit 2 transposes it (row y, column x
+    becomes row x, column y), then bit 1 flips it top to bottom, then bit 0 mirrors it left to right. `sizes`,
+    `places` and `canvas` are those AFTER the turn: of a row that is transposed, the image is resized to a
+    height that is the width of its place. A turn acts on each frame of a clip.
+
+    A padded row has id -1, `valid` False, and the numbers of some real row. Axes: B samples, T frames, N
+    operations of P numbers.
     """
 
     ids: Array  # int64 [B], index into the manifest
-    regions: Array  # int64 [B, 4], x0 y0 x1 y1 in stored pixels: decode this, nothing outside is seen
-    windows: Array  # float64 [B, 4], x0 y0 x1 y1 in REGION coordinates: this part fills the output
+    regions: Array  # int64 [B, 4], x0 y0 x1 y1 in stored pixels, of videos in displayed ones
+    windows: Array  # float64 [B, 4], x0 y0 x1 y1 in REGION coordinates
     sizes: Array  # int64 [B, 2], height and width of the output in pixels
-    flips: Array  # bool [B], mirror left to right after the resize
+    turns: Array  # uint8 [B], 0 to 7: mirror 1 + flip 2 + transpose 4
     valid: Array  # bool [B]
     frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
-    colour: Array | None = None  # float32 [B, K], see plan/colour.py
-    places: Array | None = (
-        None  # int64 [B, 4], x0 y0 x1 y1 in the output: what the window fills, once mirrored; the rest is 0 when normalised
-    )
-    canvas: tuple[int, int] | None = None  # height and width of the batch's images; None = the largest of `sizes`
+    ops: Array | None = None  # float32 [B, N, 1 + P], in order: which operation (plan/ops.py), its numbers
+    places: Array | None = None  # int64 [B, 4], x0 y0 x1 y1 in the output; None = all of it
+    canvas: tuple[int, int] | None = None  # height and width of the batch's images; None = the largest size
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def placed(self) -> Array:
+        """int64 [B, 4], x0 y0 x1 y1 of what the windows fill in the outputs: `places`, or all of them."""
+        if self.places is not None:
+            return self.places
+        return np.concatenate([np.zeros_like(self.sizes), self.sizes[:, ::-1]], axis=1)
+
+    @property
+    def filled(self) -> bool:
+        """Whether every window fills all of the canvas, so that nothing is left to be 0."""
+        height, width = self.padded
+        return bool((self.placed == (0, 0, width, height)).all())
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -69,16 +113,22 @@ class Batch:
     pixels, and everything launched there before you ask for the next batch may still read this one.
     """
 
-    images: torch.Tensor  # [B, 3, H, W] channels_last (clips: [B, 3, T, H, W]), normalised, in the step's input dtype
+    images: (
+        torch.Tensor
+    )  # [B, 3, H, W] channels_last (clips: [B, 3, T, H, W]), normalised, in the step's input dtype
     sizes: torch.Tensor  # int64 [B, 2], the part of each image that is no padding
     targets: dict[str, torch.Tensor]
     valid: torch.Tensor  # bool [B], on the device
     ids: Array  # int64 [B], on the HOST; -1 for padding
     failed: tuple[int, ...] = ()  # ids whose pixels could not be decoded; their `valid` is False
     rows: Rows | None = None  # what the batch was made of, on the HOST; `valid` is the batch's
-    host: dict[str, Array] = field(default_factory=dict)  # the targets before they were copied: cuts packed ones without asking the device
+    host: dict[str, Array] = field(
+        default_factory=dict
+    )  # the targets before they were copied: cuts packed ones without asking the device
     transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
-    launched: Callable[[], None] = nothing  # call it, or not, when you need the interpreter no more for a while: the loader then goes on
+    launched: Callable[[], None] = (
+        nothing  # call it, or not, when you need the interpreter no more for a while: the loader then goes on
+    )
 
     @property
     def delivered(self) -> int:
@@ -217,6 +267,22 @@ class Plan(Protocol):
         """How many batches stand for all in a compute ceiling: 1 where every batch has the same shape."""
 
     @property
+    def filled(self) -> bool:
+        """Whether `Rows.filled` holds for every batch: all images have one size, and leave nothing free."""
+
+    @property
+    def operates(self) -> bool:
+        """Whether batches have operations, `Rows.ops`."""
+
+    @property
+    def transposes(self) -> bool:
+        """Whether a row may be transposed: before that, images may be higher or wider than `sample_shape`."""
+
+    @property
+    def same_frames(self) -> int:
+        """How many rows that follow one another show the same frames: in a validation the crops of a clip."""
+
+    @property
     def ordering(self) -> str:
         """What the order of an epoch depends on, beside the data: an epoch that was begun with another cannot be gone on with exactly."""
 
@@ -242,7 +308,9 @@ class Feed:
 
     plan: Plan
     source: Source
-    columns: Any  # the manifest's columns that decoding may need: .height .width .format .components .depth .size
+    columns: (
+        Any  # the manifest's columns that decoding may need: .height .width .format .components .depth .size
+    )
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
     workers: int  # processes or threads that read and decode; as many reads are under way at once, or more for the GPU's engines
@@ -259,7 +327,9 @@ class Counts:
     decoded: int = 0  # frames that decoders went through
     delivered: int = 0  # frames that clips have
     fallbacks: Counter[str] = field(default_factory=Counter)  # sort of file -> clips that another decoder did
-    refusals: dict[str, str] = field(default_factory=dict)  # sort, and ", refused" or ", lost" -> why, of the first clip
+    refusals: dict[str, str] = field(
+        default_factory=dict
+    )  # sort, and ", refused" or ", lost" -> why, of the first clip
 
 
 @runtime_checkable

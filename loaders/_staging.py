@@ -1,9 +1,20 @@
-"""From decoded pixels on the host to a Batch on the device: what every loader that decodes on the CPU shares.
+"""From decoded pixels to a Batch on the device: what all loaders share, and the door that batches leave by.
+
+    levels         grey levels as they were decoded and resized, upright, on the host or on the device; of the
+    whole batch
+      | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)
+      | turn       mirror, flip, transpose, `Rows.turns`: an exact permutation of each row's output, within
+      its own size | normalise  (level / 255 - mean) / std, in the step's dtype | blacken    0 outside of the
+      places, and in rows that are padding or could not be decoded
+    Batch          with the targets, sizes and ids of its rows
+
+`Stager.finish` does that, and nothing else makes a Batch of a file. Loaders see rows that are not turned
+(plan.geometry.upright).
 
 On CUDA a slot is (pinned bytes, device bytes, device output); a thread fills slots ahead of the consumer:
 
     thread   [copy to pinned 1][copy to pinned 2]...          waits for `done` of the slot's last user
-    stream          [to device 1][normalise 1][to device 2]...
+    stream          [to device 1][finish 1][to device 2]...
     consumer                     step 0 ......[wait ready 1] step 1 ......
 
 Must not know where the pixels come from.
@@ -23,14 +34,14 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from contracts import Batch, Counts, Feed, Rows, nothing
-from loaders._colour import distort
-from loaders._places import filled
-from plan import geometry
+from contracts import Array, Batch, Counts, Feed, Rows, nothing
+from loaders._ops import images_shape, operated, turned
 
 Item = TypeVar("Item")
 COPIES = 2
 """Copies to the device that may be under way: page-locked memory that was staged three batches ago is free again."""
+PIECE = 1 << 25
+"""Numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many."""
 ALIGNED = 16
 """Bytes: numbers of every dtype may begin there."""
 HEARS_S = 1.0
@@ -66,7 +77,10 @@ class Slot:
 
 
 class Stager:
-    """uint8 [B, H, W, 3], or [B, T, H, W, 3], on the host -> Batch. `ahead` batches may be staged before the consumer asks."""
+    """Makes Batches of levels [B, H, W, 3], or [B, T, H, W, 3].
+
+    `ahead` batches may be staged before the consumer asks.
+    """
 
     def __init__(self, feed: Feed, *, ahead: int = 2) -> None:
         self._feed = feed
@@ -81,56 +95,64 @@ class Stager:
         self._recent: deque[Slot] = deque()
         self.stream = torch.cuda.Stream(feed.device) if self._cuda else None
 
-    def stage(self, pixels: torch.Tensor, rows: Rows, valid: np.ndarray, *, pinned: bool = False) -> Staged:
-        """Copy, normalise, attach the targets. May be called from a thread of its own.
+    def stage(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, pinned: bool = False) -> Staged:
+        """Return the batch of uint8 levels on the host: copied, and finished on the device.
+
+        May be called from a thread of its own.
 
         `valid`: bool [B], which of the rows that were valid were also decoded.
-        `pinned`: `pixels` is page-locked and stays as it is until three more batches were staged; else it may be written
-        again as soon as this returns.
+        `pinned`: `pixels` is page-locked and stays as it is until three more batches were staged; else it may be
+        written again as soon as this returns.
         """
         if not self._cuda:
-            return Staged(self.batch(self._finished(pixels, rows), rows, valid))
-        slot = self.take(pixels.shape)
+            return Staged(self.finish(pixels, rows, valid))
+        slot = self.take(pixels.shape, rows)
         assert self.stream is not None and slot.bytes_ is not None and slot.images is not None
         if not pinned and self._feed.pinned:
             slot.pinned = fitted(slot.pinned, pixels.shape, dtype=torch.uint8, pin_memory=True)
             pixels = slot.pinned.copy_(pixels)
-        begin, slot.copied, ready = torch.cuda.Event(enable_timing=True), sleeping_event(timed=True), torch.cuda.Event()
+        begin = torch.cuda.Event(enable_timing=True)
+        slot.copied = sleeping_event(timed=True)
+        ready = torch.cuda.Event()
         with torch.cuda.stream(self.stream):
             self.stream.wait_event(slot.done)
             begin.record()
             slot.bytes_.copy_(pixels, non_blocking=True)
             slot.copied.record()
-            slot.images.copy_(self._finished(slot.bytes_, rows).movedim(1, -1))
-            batch = self.batch(slot.images.movedim(-1, 1), rows, valid)
+            batch = self.finish(slot.bytes_, rows, valid, into=slot.images)
             batch.transfer = (begin, slot.copied)
             ready.record()
         return Staged(batch, ready, slot.done)
 
     def close(self) -> None:
-        """Until nothing on the device reads or writes the slots any more; then they may go."""
+        """Wait until nothing on the device reads or writes the slots any more; then they may go."""
         if self._cuda:
             torch.cuda.synchronize(self._feed.device)
         self._slots = []
         self._recent.clear()
 
     def wait_for_copies(self) -> None:
-        """Until no copy to the device reads host memory any more."""
+        """Wait until no copy to the device reads host memory any more."""
         for slot in self._slots:
             if slot.copied is not None:
                 slot.copied.synchronize()
 
-    def take(self, shape: torch.Size) -> Slot:
-        """The next slot, once the device has copied what was in it; the copy of the batch HELD before this one is then over too."""
+    def take(self, shape: Sequence[int], rows: Rows) -> Slot:
+        """Return the next slot, for levels of this shape, once the device has copied what was in it.
+
+        The copy of the batch COPIES before this one is then over too.
+        """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
         assert self.stream is not None
         with torch.cuda.stream(self.stream):
-            grows = too_small(slot.images, shape)
+            grows = too_small(slot.bytes_, shape) or too_small(slot.images, images_shape(shape, rows))
             if grows:
                 slot.done.synchronize()  # memory that goes back to the allocator has no reader left
             slot.bytes_ = fitted(slot.bytes_, shape, dtype=torch.uint8, device=self._feed.device)
-            slot.images = fitted(slot.images, shape, dtype=self._dtype, device=self._feed.device)
+            slot.images = fitted(
+                slot.images, images_shape(shape, rows), dtype=self._dtype, device=self._feed.device
+            )
             if grows:
                 self.stream.synchronize()  # nor has memory that comes from it: other streams may write it now
         self._recent.append(slot)
@@ -140,47 +162,76 @@ class Stager:
             slot.copied.synchronize()
         return slot
 
-    def on_device(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Staged:
-        """A batch that a decoder wrote to the device on the current stream: [B, H, W, 3], normalised or, as uint8, not yet."""
+    def on_device(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, normalised: bool) -> Staged:
+        """Return the batch of what a decoder has written on the current stream, as `finish` takes it."""
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        if too_small(slot.images, images.shape):
+        shape = images_shape(pixels.shape, rows)
+        if too_small(slot.images, shape):
             slot.done.synchronize()
-        slot.images = fitted(slot.images, images.shape, dtype=self._dtype, device=images.device)
-        stream, ready = torch.cuda.current_stream(), torch.cuda.Event()
-        if images.dtype == torch.uint8:
-            images = self._finished(images, rows).movedim(1, -1)
-        stream.wait_event(slot.done)
-        slot.images.copy_(images)
-        batch = self.batch(slot.images.permute(0, 3, 1, 2), rows, valid)
+        slot.images = fitted(slot.images, shape, dtype=self._dtype, device=pixels.device)
+        ready = torch.cuda.Event()
+        torch.cuda.current_stream().wait_event(slot.done)
+        batch = self.finish(pixels, rows, valid, into=slot.images, normalised=normalised)
         ready.record()
         return Staged(batch, ready, slot.done)
 
-    def _finished(self, pixels: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """As `normalise`, with the rows' colours distorted before."""
-        if rows.colour is None:
-            return self.normalise(pixels)
-        return self.normalise(255 * distort(pixels.to(torch.float32) / 255, self._to_device(rows.colour)))
+    def finish(
+        self,
+        pixels: torch.Tensor,
+        rows: Rows,
+        valid: Array,
+        *,
+        into: torch.Tensor | None = None,
+        normalised: bool = False,
+    ) -> Batch:
+        """Return the batch of upright pixels [B, ..., H, W, 3], on its device, which stay as they are.
 
-    def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
-        """uint8, or fp32 that nobody needs any more, [B, ..., 3] -> [B, 3, ...], channels last in memory, in the step's dtype."""
-        levels = pixels.to(torch.float32)
-        return torch.addcmul(self._shift, levels, self._scale, out=levels).to(self._dtype).movedim(-1, 1)
+        This is the only way to a Batch of files.
 
-    def batch(self, images: torch.Tensor, rows: Rows, valid: np.ndarray) -> Batch:
-        """Everything but the pixels; 0 where no image is, and in rows that are not valid."""
-        if not filled(rows):
-            images.masked_fill_(outside(self._to_device(geometry.places(rows)), images), 0)
+        `pixels`: uint8 or fp32 grey levels; or, `normalised`, what the decoder itself has normalised, of rows
+        without operations. `valid`: bool [B], rows that are no padding and were decoded. `into`: memory for
+        the images, images_shape(...); None = new. The host waits for nothing: which rows an operation, a turn
+        or a failure meets is known here.
+        """
+        if rows.ops is not None:
+            if normalised:
+                raise ValueError("operations act on levels: who decodes must not normalise for such a plan")
+            pixels = operated(pixels, rows.ops, self._to_device)
+        pixels = turned(pixels, rows, self._to_device)
+        if into is None:
+            into = torch.empty(pixels.shape, dtype=self._dtype, device=pixels.device)
+        if normalised:
+            into.copy_(pixels)
+        else:
+            for part, levels in zip(_pieces(into), _pieces(pixels), strict=True):
+                fresh = levels.to(torch.float32, copy=True)
+                part.copy_(torch.addcmul(self._shift, fresh, self._scale, out=fresh))
+        images = into.movedim(-1, 1)
+        if not rows.filled:
+            (places,) = self._to_device([rows.placed])
+            images.masked_fill_(outside(places, images), 0)
         if not valid.all():
-            images[torch.from_numpy(np.flatnonzero(~valid)).to(images.device)] = 0
-        return batch_of(images, replace(rows, valid=valid), self._feed, failed=tuple(rows.ids[rows.valid & ~valid].tolist()))
+            (lost,) = self._to_device([np.flatnonzero(~valid)])
+            images.index_fill_(0, lost, 0)
+        return batch_of(
+            images,
+            replace(rows, valid=valid),
+            self._feed,
+            failed=tuple(rows.ids[rows.valid & ~valid].tolist()),
+        )
 
-    def _to_device(self, values: np.ndarray) -> torch.Tensor:
-        return to_device([values], self._feed.device)[0]
+    def _to_device(self, values: list[Array]) -> list[torch.Tensor]:
+        return to_device(values, self._feed.device)
+
+
+def _pieces(pixels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Cut a batch into pieces of about PIECE numbers: temporary memory then does not grow with it."""
+    return pixels.split(max(PIECE // max(pixels[0].numel(), 1), 1))
 
 
 def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ...] = ()) -> Batch:
-    """A batch of these images, with all that the rows and the task say of them."""
+    """Return a batch of these images, with all that the rows and the task say of them."""
     targets = feed.targets(rows)
     sizes, valid, *values = to_device([rows.sizes, rows.valid, *targets.values()], feed.device)
     return Batch(
@@ -195,7 +246,7 @@ def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ..
     )
 
 
-def to_device(values: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
     """Host numbers, on the CPU in the same memory; a GPU's current stream waits for their one copy, and the host does not."""
     tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
     if device.type != "cuda":
@@ -245,9 +296,9 @@ def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) ->
     return memory.as_strided((math.prod(shape),), (1,), 0).view(tuple(shape))
 
 
-def without(rows: Rows, failed: Sequence[int]) -> np.ndarray:
-    """bool [B], the valid rows but those of these samples."""
-    valid: np.ndarray = rows.valid & ~np.isin(rows.ids, failed)
+def without(rows: Rows, failed: Sequence[int]) -> Array:
+    """Return bool [B], the valid rows but those of these samples."""
+    valid: Array = rows.valid & ~np.isin(rows.ids, failed)
     return valid
 
 

@@ -33,6 +33,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from contracts import Array, Rows, UserError
 from machine import memory_bytes
+from plan.geometry import upright
 from processes import Stop, begin, starting
 
 PREFETCH = 4
@@ -47,7 +48,7 @@ QUEUES_BYTES = 16 << 20
 
 
 class Work(Protocol):
-    """What a worker does with rows: fills `slot` (uint8, 1-D) and returns what else there is to say of it."""
+    """What a worker does with upright rows: fill `slot` (uint8, 1-D), return what else there is to say."""
 
     def __call__(self, rows: Rows, slot: Array) -> Any: ...
 
@@ -73,7 +74,9 @@ class Shared:
     def pin(self) -> None:
         """Make the slots page-locked, so that the device copies from them directly. After the fork: workers need no part of it."""
         if self._wanted and not self.pinned:
-            self.pinned = int(torch.cuda.cudart().cudaHostRegister(self.slots.ctypes.data, self.slots.nbytes, 0)) == 0
+            self.pinned = (
+                int(torch.cuda.cudart().cudaHostRegister(self.slots.ctypes.data, self.slots.nbytes, 0)) == 0
+            )
 
     def close(self) -> None:
         if self.pinned:
@@ -86,7 +89,8 @@ class Workers:
     """`run(rows)` yields (slot, rows, what the work returned for each part). A slot is valid until HELD more were taken.
 
     A part has `part_rows` rows, and `part_bytes(count)` is the most room that so many take in a slot. Part p begins at p times the room of
-    a whole part: part_bytes(part_rows), or part_rows * row_bytes(rows) where the rows of a batch say how large each of them is.
+    a whole part: part_bytes(part_rows), or part_rows * row_bytes(rows) where the upright rows of a batch say
+    how large each of them is.
     """
 
     def __init__(
@@ -105,8 +109,15 @@ class Workers:
         self.part_bytes = part_bytes(self.part_rows)
         parts = -(-batch_size // self.part_rows)
         self.in_flight = -(-workers * PREFETCH // parts)
-        self._count = self.in_flight + 1 + HELD  # + 1: a batch is begun while the one before it is not complete
-        self._memory = Shared(self._count, parts * self.part_bytes, f"--batch-size {batch_size} with --workers {workers}", pinned=pinned)
+        self._count = (
+            self.in_flight + 1 + HELD
+        )  # + 1: a batch is begun while the one before it is not complete
+        self._memory = Shared(
+            self._count,
+            parts * self.part_bytes,
+            f"--batch-size {batch_size} with --workers {workers}",
+            pinned=pinned,
+        )
         self._stop = Stop()
         self._row_bytes = row_bytes
         self._sampler = _PartSampler(self._count, self.part_rows, self._room)
@@ -128,7 +139,10 @@ class Workers:
                 iter(self._loader)
 
     def run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
-        """In the order of `rows`. Calling it again abandons the sequence before. Raises UserError where a worker has died."""
+        """Yield in the order of `rows`, and these as they were given, though workers get them upright.
+
+        Calling it again abandons the sequence before. Raises UserError where a worker has died.
+        """
         try:
             yield from self._run(rows)
         except RuntimeError:
@@ -164,13 +178,23 @@ class Workers:
 
     def _died(self) -> str:
         """Of a worker process that has ended though nobody asked for it; empty where none has."""
-        processes = () if self._stop.said else getattr(getattr(self._loader, "_iterator", None), "_workers", ())
+        processes = (
+            () if self._stop.said else getattr(getattr(self._loader, "_iterator", None), "_workers", ())
+        )
         ended = next((process for process in processes if process.exitcode is not None), None)
         if ended is None:
             return ""
         code = ended.exitcode
-        how = f"was ended by signal {-code}, {signal.strsignal(-code)}" if code < 0 else f"ended with exit code {code}"
-        short = "; the system kills workers when memory is short: fewer --workers need less" if code == -signal.SIGKILL else ""
+        how = (
+            f"was ended by signal {-code}, {signal.strsignal(-code)}"
+            if code < 0
+            else f"ended with exit code {code}"
+        )
+        short = (
+            "; the system kills workers when memory is short: fewer --workers need less"
+            if code == -signal.SIGKILL
+            else ""
+        )
         return f"a worker process (pid {ended.pid}) {how}{short}; go on with --resume auto"
 
     def _room(self, rows: Rows) -> int:
@@ -220,7 +244,7 @@ def _unchanged(result: Any) -> Any:
 
 
 class _PartSampler:
-    """The plan's rows in parts, each with the number of its slot and its bytes there, from and to."""
+    """Cuts the plan's rows, upright, into parts, each with the number of its slot and its bytes there."""
 
     def __init__(self, slots: int, part_rows: int, room: Callable[[Rows], int]) -> None:
         self._slots, self._part_rows, self._room = slots, part_rows, room
@@ -236,9 +260,9 @@ class _PartSampler:
     def __iter__(self) -> Iterator[tuple[int, int, int, Rows]]:
         sent = self.sent
         for at in range(len(self._rows)):
-            rows = self._rows[at]
+            sent.append(self._rows[at])
+            rows = upright(sent[-1])
             room = self._room(rows)
-            sent.append(rows)
             for part in range(self.parts(len(rows))):
                 its = part_of(rows, part * self._part_rows, (part + 1) * self._part_rows)
                 yield at % self._slots, part * room, (part + 1) * room, its
@@ -254,8 +278,12 @@ def part_of(rows: Rows, begin: int, end: int) -> Rows:
 
 def some(rows: Rows, places: slice | Array) -> Rows:
     """The rows at these places of a batch, on its canvas."""
-    columns: dict[str, Any] = {column.name: getattr(rows, column.name) for column in fields(rows) if column.name != "canvas"}
-    taken: dict[str, Any] = {name: None if column is None else column[places] for name, column in columns.items()}
+    columns: dict[str, Any] = {
+        column.name: getattr(rows, column.name) for column in fields(rows) if column.name != "canvas"
+    }
+    taken: dict[str, Any] = {
+        name: None if column is None else column[places] for name, column in columns.items()
+    }
     return Rows(**taken, canvas=rows.padded)
 
 

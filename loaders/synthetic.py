@@ -14,7 +14,11 @@ OPENS_FILES = False
 
 
 class Synthetic:
-    """Pixels never change; ids, labels and padding follow the plan, so that resuming and exactness can be tested."""
+    """Pixels never change; ids, labels and padding follow the plan, so that resuming can be tested.
+
+    There are no levels to finish: noise is as good turned as not, and to change what is resident would cost
+    what this leaves out.
+    """
 
     in_flight = 0
     notes: Sequence[str] = ()
@@ -25,7 +29,9 @@ class Synthetic:
         self._feed = feed
         generator = torch.Generator(feed.device).manual_seed(0)
         largest = feed.plan.batch_size * math.prod(feed.plan.sample_shape)
-        self._noise = torch.randn(largest, generator=generator, device=feed.device).to(DTYPES[feed.pixels.dtype])
+        self._noise = torch.randn(largest, generator=generator, device=feed.device).to(
+            DTYPES[feed.pixels.dtype]
+        )
 
     def __enter__(self) -> Synthetic:
         return self

@@ -1,4 +1,7 @@
-"""The plan of detection: how large, which part, where in the output, in which groups, with which colours. Knows no model and no mask."""
+"""The plan of detection: how large, which part, where in the output, in which groups, with which operations.
+
+Knows no model and no mask.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from contracts import Array, Rows, UserError
-from plan import colour, geometry, order, windows
+from plan import geometry, ops, order, windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
 from plan.targets import usable_boxes
@@ -39,16 +42,26 @@ class DetectionPolicy:
 
     def __post_init__(self) -> None:
         if not self._shorter:
-            raise UserError("--augment multiscale draws from --short-sides, which has none; at least one, in pixels")
+            raise UserError(
+                "--augment multiscale draws from --short-sides, which has none; at least one, in pixels"
+            )
         if self.longer is None and self.augment == "multiscale":
             raise UserError(
                 f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; flip, lsj, ssd or ssdlite"
             )
         if self.longer is not None and self.augment in CENTRED:
-            raise UserError(f"--augment {self.augment} stretches images, this architecture keeps their shape; flip, multiscale or lsj")
+            raise UserError(
+                f"--augment {self.augment} stretches images, this architecture keeps their shape; flip, multiscale or lsj"
+            )
         if self.longer is not None and self.longer < max(self._shorter):
-            side = f"--image-size {self.size}" if self.augment != "multiscale" else f"--short-sides up to {max(self._shorter)}"
-            raise UserError(f"{side} is more than the longer side may have, {self.longer}; a larger --longer-side")
+            side = (
+                f"--image-size {self.size}"
+                if self.augment != "multiscale"
+                else f"--short-sides up to {max(self._shorter)}"
+            )
+            raise UserError(
+                f"{side} is more than the longer side may have, {self.longer}; a larger --longer-side"
+            )
 
     @property
     def _shorter(self) -> tuple[int, ...]:
@@ -58,6 +71,16 @@ class DetectionPolicy:
     def varies(self) -> bool:
         """Whether outputs have different sizes."""
         return self.longer is not None and self.augment != "lsj"
+
+    @property
+    def filled(self) -> bool:
+        """Whether images fill their canvas: such as keep their shape, are jittered or zoomed out do not."""
+        return self.longer is None and self.augment not in ("lsj", "ssd")
+
+    @property
+    def operates(self) -> bool:
+        """Whether colours are distorted."""
+        return self.augment == "ssd"
 
     @property
     def centred(self) -> bool:
@@ -71,7 +94,9 @@ class DetectionPolicy:
         assert self.longer is not None
         sides = np.array(self._shorter)
         drawn = uniforms(seed, epoch, Purpose.SCALE, ids, 1)[:, 0] if len(sides) > 1 else np.zeros(len(ids))
-        return np.stack(windows.fitted(heights, widths, sides[(drawn * len(sides)).astype(np.int64)], self.longer), axis=1)
+        return np.stack(
+            windows.fitted(heights, widths, sides[(drawn * len(sides)).astype(np.int64)], self.longer), axis=1
+        )
 
     def largest(self, heights: Array, widths: Array) -> tuple[int, int]:
         """Height and width that a batch of such images can have."""
@@ -80,38 +105,43 @@ class DetectionPolicy:
         assert self.longer is not None
         return canvas(np.stack(windows.fitted(heights, widths, max(self._shorter), self.longer), axis=1))
 
-    def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array, boxes: Array, which: Array) -> dict[str, Any]:
+    def frame(
+        self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array, boxes: Array, which: Array
+    ) -> dict[str, Any]:
         """The fields of Rows that say where the pixels go, of samples `ids`; the canvas for a batch of them.
 
         Crops by overlap read `boxes`, float64 [M, 4], x0 y0 x1 y1 in stored pixels, of samples ids[which]; `which` ascends.
         """
-        flips = uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
+        turns = geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip)
         sizes = self.outputs(seed, epoch, ids, heights, widths)
-        places = colours = None
+        places = None
+        distortions = None
         if self.augment == "lsj":
             draws = uniforms(seed, epoch, Purpose.SCALE, ids, 2)
             regions, inner, places = windows.jittered(heights, widths, draws, size=self.size)
         elif self.augment in CENTRED:
             draws = uniforms(seed, epoch, Purpose.ZOOM, ids, 4)
-            images, extents = windows.zoomed_out(heights, widths, draws, probability=0.5 if self.augment == "ssd" else 0.0)
+            images, extents = windows.zoomed_out(
+                heights, widths, draws, probability=0.5 if self.augment == "ssd" else 0.0
+            )
             crops = crops_by_overlap(seed, epoch, ids, extents, boxes + np.tile(images[which, :2], 2), which)
             regions, inner, places = windows.placed(images, crops, self.size)
             if self.augment == "ssd":
-                colours = colour.distortions(seed, epoch, ids)
+                distortions = ops.alone(ops.DISTORT, ops.distortions(seed, epoch, ids))
             else:
                 places = None  # a crop of the image itself fills the output
         else:
             regions = windows.whole(heights, widths)
             inner = windows.filling(regions)
         if places is not None:
-            places = windows.mirrored(places, flips, self.size)
+            places = geometry.turned_places(places, turns, sizes)
         return {
             "regions": regions,
             "windows": inner,
             "sizes": sizes,
-            "flips": flips,
+            "turns": turns,
             "places": places,
-            "colour": colours,
+            "ops": distortions,
             "canvas": canvas(sizes) if self.longer and len(ids) else None,
         }
 
@@ -134,14 +164,18 @@ def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: A
     for round_ in range(ROUNDS):
         # a counter for each (sample, round): draws of one round do not depend on how many there were
         turns = ids[open_rows] * ROUNDS + round_
-        overlaps = np.array(OVERLAPS)[(uniforms(seed, epoch, Purpose.OVERLAP, turns, 1)[:, 0] * len(OVERLAPS)).astype(np.int64)]
+        overlaps = np.array(OVERLAPS)[
+            (uniforms(seed, epoch, Purpose.OVERLAP, turns, 1)[:, 0] * len(OVERLAPS)).astype(np.int64)
+        ]
         open_rows, turns, overlaps = (part[overlaps < 1] for part in (open_rows, turns, overlaps))
         if not len(open_rows):
             break
         mine = np.isin(which, open_rows)
         owner = np.searchsorted(open_rows, which[mine])
         # axes: [rows, TRIALS, 4]
-        draws = uniforms(seed, epoch, Purpose.CROP, (turns[:, None] * TRIALS + np.arange(TRIALS)).ravel(), 4).reshape(-1, TRIALS, 4)
+        draws = uniforms(
+            seed, epoch, Purpose.CROP, (turns[:, None] * TRIALS + np.arange(TRIALS)).ravel(), 4
+        ).reshape(-1, TRIALS, 4)
         tried = _tried(extents[open_rows], draws)
         fits = _overlapping(tried, boxes[mine], owner, overlaps)
         chosen, found = fits.argmax(axis=1), fits.any(axis=1)
@@ -171,7 +205,9 @@ def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> A
     x0, y0, x1, y1 = (side[:, None] for side in boxes.T)
     middle_x, middle_y = (x0 + x1) / 2, (y0 + y1) / 2
     inside = (left < middle_x) & (middle_x < right) & (top < middle_y) & (middle_y < bottom)
-    common = np.maximum(np.minimum(right, x1) - np.maximum(left, x0), 0) * np.maximum(np.minimum(bottom, y1) - np.maximum(top, y0), 0)
+    common = np.maximum(np.minimum(right, x1) - np.maximum(left, x0), 0) * np.maximum(
+        np.minimum(bottom, y1) - np.maximum(top, y0), 0
+    )
     either = (right - left) * (bottom - top) + (x1 - x0) * (y1 - y0) - common
     good = inside & (common >= overlaps[owner, None] * either)
     starts = np.searchsorted(owner, np.arange(len(tried)))
@@ -196,7 +232,9 @@ class DetectionPlan(EpochPlan):
         every = np.arange(len(self.columns.height))
         ids = every if self.keep_empty or not self.training else np.asarray(self.columns.with_boxes)
         object.__setattr__(self, "_ids", ids)
-        object.__setattr__(self, "_largest", self.policy.largest(*self._stored(ids)) if len(ids) else (self.policy.size,) * 2)
+        object.__setattr__(
+            self, "_largest", self.policy.largest(*self._stored(ids)) if len(ids) else (self.policy.size,) * 2
+        )
 
     @staticmethod
     def of(columns: Any, policy: DetectionPolicy, **numbers: Any) -> DetectionPlan:
@@ -229,13 +267,29 @@ class DetectionPlan(EpochPlan):
         return 8 if self.policy.varies else 1
 
     @property
+    def filled(self) -> bool:
+        return self.policy.filled
+
+    @property
+    def operates(self) -> bool:
+        return self.policy.operates
+
+    @property
+    def stored(self) -> tuple[Array, Array]:
+        return self.columns.height, self.columns.width
+
+    @property
     def together(self) -> int:
         return 1  # a canvas is a batch's
 
     @property
     def ordering(self) -> str:
         own = self.policy
-        sizes = f", sizes of {own.augment} {own.size} {own.longer} {' '.join(map(str, own.short_sides))}".rstrip() if own.varies else ""
+        sizes = (
+            f", sizes of {own.augment} {own.size} {own.longer} {' '.join(map(str, own.short_sides))}".rstrip()
+            if own.varies
+            else ""
+        )
         return f"seed {self.seed}{sizes}{', with empty images' if self.keep_empty else ''}"
 
     def ordered(self, epoch: int) -> Array:
@@ -249,7 +303,6 @@ class DetectionPlan(EpochPlan):
         return ids[order.by_size(heights, widths)]
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        """Regions and windows in stored pixels, places in those of the outputs."""
         boxes, which = np.zeros((0, 4)), np.zeros(0, np.int64)
         if self.policy.centred:
             _, which, boxes = usable_boxes(self.columns, ids)
@@ -261,7 +314,8 @@ class DetectionPlan(EpochPlan):
 
 def padding(batches: Sequence[Rows]) -> float:
     """Share of the pixels of batches that no image covers, 0..1: beside the outputs on their canvas, and within them beside `places`."""
-    placed = [geometry.places(rows) for rows in batches]
-    covered = sum(int((place[:, 2:] - place[:, :2]).prod(axis=1).sum()) for place in placed)
+    covered = sum(
+        int((place[:, 2:] - place[:, :2]).prod(axis=1).sum()) for place in (rows.placed for rows in batches)
+    )
     whole = sum(len(rows) * rows.padded[0] * rows.padded[1] for rows in batches)
     return 1 - covered / whole if whole else 0.0

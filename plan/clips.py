@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, UserError
-from plan import windows
+from plan import geometry, windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
 
@@ -55,19 +55,25 @@ def by_time(pts: Array, start: int, count: int, step: float) -> Array:
     return np.where(wanted - pts[before] <= np.abs(pts[after] - wanted), before, after)
 
 
-def random_window(heights: Array, widths: Array, draws: Array, *, shorter: tuple[int, int], crop: int) -> tuple[Array, Array]:
+def random_window(
+    heights: Array, widths: Array, draws: Array, *, shorter: tuple[int, int], crop: int
+) -> tuple[Array, Array]:
     """(regions, windows): resize to a random shorter side, cut out a random square of `crop` pixels.
 
     The side is uniform between the two of `shorter` and rounded, as SlowFast trains on Kinetics (transform.random_short_side_scale_jitter
     without inverse_uniform_sampling: DATA.INV_UNIFORM_SAMPLE is set for Charades and SSv2 alone). `draws`: float64 [B, UNIFORMS].
     """
     low, high = shorter
-    new_h, new_w = windows.resized(heights, widths, np.rint(low + draws[:, 0] * (high - low)).astype(np.int64))
+    new_h, new_w = windows.resized(
+        heights, widths, np.rint(low + draws[:, 0] * (high - low)).astype(np.int64)
+    )
     left, top = np.floor(draws[:, 1] * (new_w - crop + 1)), np.floor(draws[:, 2] * (new_h - crop + 1))
     return windows.preimage(heights, widths, new_h, new_w, left, top, crop)
 
 
-def fixed_window(heights: Array, widths: Array, place: Array, *, resize: int, crop: int) -> tuple[Array, Array]:
+def fixed_window(
+    heights: Array, widths: Array, place: Array, *, resize: int, crop: int
+) -> tuple[Array, Array]:
     """(regions, windows): resize to a shorter side, cut out the square at `place` of the longer side: 0 its begin, 1 middle, 2 end.
 
     SlowFast's transform.uniform_crop: left to right, or top to bottom where the height is larger; the other side is centred.
@@ -78,7 +84,15 @@ def fixed_window(heights: Array, widths: Array, place: Array, *, resize: int, cr
     along, across = np.where(upright, free_h, free_w), np.where(upright, free_w, free_h)
     along = np.choose(place, [np.zeros_like(along), -(-along // 2), along])
     across = -(-across // 2)
-    return windows.preimage(heights, widths, new_h, new_w, np.where(upright, across, along), np.where(upright, along, across), crop)
+    return windows.preimage(
+        heights,
+        widths,
+        new_h,
+        new_w,
+        np.where(upright, across, along),
+        np.where(upright, along, across),
+        crop,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,31 +102,46 @@ class ClipPolicy:
     frames: int  # of a clip
     image_size: int
     stride: int = 1  # from one frame to the next: frames of the video, or of `fps`
-    fps: float | None = None  # frames a second to sample at: the nearest in time; None = every video at its own rate
-    shorter: tuple[int, int] = (256, 320)  # training: the side to which a video is scaled before the random crop, pixels
+    fps: float | None = (
+        None  # frames a second to sample at: the nearest in time; None = every video at its own rate
+    )
+    shorter: tuple[int, int] = (
+        256,
+        320,
+    )  # training: the side to which a video is scaled before the random crop, pixels
     flip: float = 0.0  # training: probability, one draw a clip
     clips: int = 1  # validation: of a video
     crops: int = 1  # validation: of a clip, 1 in the middle or 3 along the longer side
-    resize: int = 256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
+    resize: int = (
+        256  # validation: shorter side before the crops, pixels; SlowFast takes `image_size` for 3 crops
+    )
 
     def __post_init__(self) -> None:
-        for flag, side in (("--short-side", self.shorter[0]), ("--short-side", self.shorter[1]), ("--val-resize", self.resize)):
+        for flag, side in (
+            ("--short-side", self.shorter[0]),
+            ("--short-side", self.shorter[1]),
+            ("--val-resize", self.resize),
+        ):
             if side < self.image_size:
-                raise UserError(f"{flag} {side} is smaller than --image-size {self.image_size}; the crop would leave the video")
+                raise UserError(
+                    f"{flag} {side} is smaller than --image-size {self.image_size}; the crop would leave the video"
+                )
         if self.crops not in (1, 3):
             raise UserError(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")
 
-    def training(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
-        """(regions, windows, flips) of samples `ids`, displayed at `heights` x `widths`."""
+    def training(
+        self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
+    ) -> tuple[Array, Array, Array]:
+        """Return (regions, windows, turns) of samples `ids`, displayed at `heights` x `widths`."""
         draws = uniforms(seed, epoch, Purpose.WINDOW, ids, UNIFORMS)
         regions, inner = random_window(heights, widths, draws, shorter=self.shorter, crop=self.image_size)
-        return regions, inner, uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
+        return regions, inner, geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip)
 
     def validation(self, crop: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
-        """The same of crops number `crop`."""
+        """Return (regions, windows, turns) of crops number `crop`, none of which is turned."""
         place = crop if self.crops == 3 else np.ones_like(crop)
         regions, inner = fixed_window(heights, widths, place, resize=self.resize, crop=self.image_size)
-        return regions, inner, np.zeros(len(crop), bool)
+        return regions, inner, np.zeros(len(crop), np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,27 +176,49 @@ class ClipPlan(EpochPlan):
     def views(self) -> int:
         return 1 if self.training else self.policy.clips * self.policy.crops
 
+    @property
+    def same_frames(self) -> int:
+        return 1 if self.training else self.policy.crops
+
+    @property
+    def stored(self) -> tuple[Array, Array]:
+        return self.columns.height, self.columns.width
+
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        """Regions and windows in displayed pixels; frames int64 [B, T], counted from the first of the file."""
-        heights, widths = (np.asarray(column[ids]) for column in (self.columns.height, self.columns.width))
+        heights, widths = (np.asarray(column[ids]) for column in self.stored)
         clip, crop = np.divmod(views, self.policy.crops)
         if self.training:
-            regions, inner, flips = self.policy.training(self.seed, epoch, ids, heights, widths)
+            regions, inner, turns = self.policy.training(self.seed, epoch, ids, heights, widths)
         else:
-            regions, inner, flips = self.policy.validation(crop, heights, widths)
-        return {"regions": regions, "windows": inner, "flips": flips, "frames": self._frames(epoch, ids, clip)}
+            regions, inner, turns = self.policy.validation(crop, heights, widths)
+        return {
+            "regions": regions,
+            "windows": inner,
+            "turns": turns,
+            "frames": self._frames(epoch, ids, clip),
+        }
 
     def _frames(self, epoch: int, ids: Array, clip: Array) -> Array:
         policy, columns = self.policy, self.columns
         first, frames = columns.first[ids], columns.frames[ids]
         if policy.fps is None:
             last = last_start(frames, policy.frames, policy.stride)
-            return first[:, None] + by_stride(self._starts(epoch, ids, clip, last), frames, policy.frames, policy.stride)
+            return first[:, None] + by_stride(
+                self._starts(epoch, ids, clip, last), frames, policy.frames, policy.stride
+            )
         steps = policy.stride / policy.fps * columns.time_base_den[ids] / columns.time_base_num[ids]
-        pts = [columns.pts(sample)[begin : begin + count] for sample, begin, count in zip(ids, first, frames, strict=True)]
-        last = np.array([last_start_in_time(own, policy.frames, step) for own, step in zip(pts, steps, strict=True)])
+        pts = [
+            columns.pts(sample)[begin : begin + count]
+            for sample, begin, count in zip(ids, first, frames, strict=True)
+        ]
+        last = np.array(
+            [last_start_in_time(own, policy.frames, step) for own, step in zip(pts, steps, strict=True)]
+        )
         starts = self._starts(epoch, ids, clip, last)
-        picked = [by_time(own, start, policy.frames, step) for own, start, step in zip(pts, starts, steps, strict=True)]
+        picked = [
+            by_time(own, start, policy.frames, step)
+            for own, start, step in zip(pts, starts, steps, strict=True)
+        ]
         return first[:, None] + np.stack(picked)
 
     def _starts(self, epoch: int, ids: Array, clip: Array, last: Array) -> Array:

@@ -1,4 +1,7 @@
-"""The plan: which sample, which frames, which window, which flip, in which order, for one rank. Knows no loader, no label, no device."""
+"""The plan: which sample, which frames, which window, which turn, in which order, for one rank.
+
+Knows no loader, no label, no device.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any, overload
 import numpy as np
 
 from contracts import Array, Rows, UserError
-from plan import order
+from plan import checks, order
 
 TOGETHER = 64
 """Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and other threads stand still."""
@@ -47,6 +50,27 @@ class EpochPlan(ABC):
         return 1
 
     @property
+    def filled(self) -> bool:
+        return True
+
+    @property
+    def operates(self) -> bool:
+        return False
+
+    @property
+    def transposes(self) -> bool:
+        return False
+
+    @property
+    def same_frames(self) -> int:
+        return 1
+
+    @property
+    @abstractmethod
+    def stored(self) -> tuple[Array, Array]:
+        """The columns of heights and widths, pixels [n], that regions lie in; of videos as displayed."""
+
+    @property
     def together(self) -> int:
         """Micro-batches that are drawn at once."""
         return max(TOGETHER // self.batch_size, 1)
@@ -78,7 +102,11 @@ class EpochPlan(ABC):
         """Raise UserError when not even one step fits, naming the largest batch that would."""
         if self.training and self.steps() == 0:
             largest = self.samples // (self.world_size * self.accumulate)
-            fits = f"the largest that fits is --batch-size {largest}" if largest else "too few samples for this many ranks"
+            fits = (
+                f"the largest that fits is --batch-size {largest}"
+                if largest
+                else "too few samples for this many ranks"
+            )
             got = f"--batch-size {self.batch_size} x {self.world_size} ranks x --accumulate {self.accumulate} = {self.global_batch_size}"
             raise UserError(f"{got} samples a step, but there are {self.samples} training samples; {fits}")
 
@@ -93,14 +121,21 @@ class EpochPlan(ABC):
         return np.arange(self.samples * self.views, dtype=np.int64)
 
     def draw(self, epoch: int, places: Array, count: int = 0) -> Rows:
-        """The rows of any places, padded with id -1 to `count`, or to the batch size."""
+        """Return the rows of any places, padded with id -1 to `count`, or to the batch size.
+
+        Raises FaultyPlan. Here alone are rows made, and so here alone are they checked.
+        """
         real, count = len(places), count or self.batch_size
         if real < count:
             places = np.concatenate([places, np.full(count - real, places[-1] if real else 0)])
         ids, views = np.divmod(places, self.views)
         valid = np.arange(len(ids)) < real
-        sizes = np.full((len(ids), 2), self.image_size, np.int64)
-        return Rows(**{"ids": np.where(valid, ids, -1), "valid": valid, "sizes": sizes, **self.frame(epoch, ids, views)})
+        checks.require_ids(self, ids[:real])  # first: `frame` reads columns at these
+        framed = {"sizes": np.full((len(ids), 2), self.image_size, np.int64), **self.frame(epoch, ids, views)}
+        checks.require_fields(self, framed)
+        rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **framed)
+        checks.require_sound(self, rows, ids)
+        return rows
 
 
 class _EpochRows(Sequence[Rows]):
@@ -109,7 +144,12 @@ class _EpochRows(Sequence[Rows]):
     def __init__(self, plan: EpochPlan, epoch: int, first: int, ordered: Array) -> None:
         self._plan, self._epoch, self._first, self._ordered = plan, epoch, first, ordered
         self._count = order.micro_batches(
-            len(ordered), first, batch_size=plan.batch_size, world_size=plan.world_size, accumulate=plan.accumulate, training=plan.training
+            len(ordered),
+            first,
+            batch_size=plan.batch_size,
+            world_size=plan.world_size,
+            accumulate=plan.accumulate,
+            training=plan.training,
         )
         self._drawn: tuple[range, list[Rows]] = range(0), []
 
@@ -136,7 +176,11 @@ class _EpochRows(Sequence[Rows]):
         """These micro-batches; only the last of an epoch may be short."""
         plan, size = self._plan, self._plan.batch_size
         numbers = {"first": self._first, "batch_size": size, "world_size": plan.world_size, "rank": plan.rank}
-        rows = plan.draw(self._epoch, np.concatenate([order.share(self._ordered, i, **numbers) for i in which]), size * len(which))
+        rows = plan.draw(
+            self._epoch,
+            np.concatenate([order.share(self._ordered, i, **numbers) for i in which]),
+            size * len(which),
+        )
         if len(which) == 1:
             return [rows]
         assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"

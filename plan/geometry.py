@@ -1,4 +1,6 @@
-"""Where a point of an image lies in the output of its row, and back: one exact affine map a row. Knows no annotation.
+"""Where a point of an image lies in the output of its row, and back; and turns. Knows no annotation.
+
+There is one exact affine map a row.
 
 A point (x, y) is in pixels from the top left corner of the image, so that a pixel's centre is at a half. An output is as large as
 `Rows.sizes` says and lies at the top left of the batch's canvas: its coordinates are those of the canvas.
@@ -6,38 +8,121 @@ A point (x, y) is in pixels from the top left corner of the image, so that a pix
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 
-from contracts import Array, Rows
+from contracts import Array, Plan, Rows
+
+MIRROR = 1  # left to right, last
+FLIP = 2  # top to bottom, before it
+TRANSPOSE = 4  # rows become columns, first
+TURNS = 8
+"""`Rows.turns` are below: a sum of the three."""
 
 
-def places(rows: Rows) -> Array:
-    """int64 [B, 4], x0 y0 x1 y1 of what the windows fill in the outputs: all of them, where the plan says nothing else."""
-    if rows.places is not None:
-        return rows.places
-    return np.concatenate([np.zeros_like(rows.sizes), rows.sizes[:, ::-1]], axis=1)
+def mirror(chosen: Array) -> Array:
+    """Return uint8 [B], turns that mirror the chosen rows, bool [B], and leave the others as they are."""
+    return chosen.astype(np.uint8) * np.uint8(MIRROR)
+
+
+def transposed(turns: Array) -> Array:
+    """Return bool, whether a turn swaps height and width."""
+    return turns & TRANSPOSE > 0
+
+
+def reflected(turns: Array) -> Array:
+    """Return bool, whether a turn makes a left hand a right one: an odd number of the three does."""
+    odd: Array = (turns & MIRROR > 0) ^ (turns & FLIP > 0) ^ transposed(turns)
+    return odd
+
+
+def turned_places(places: Array, turns: Array, sizes: Array) -> Array:
+    """Return int64 [B, 4], places x0 y0 x1 y1 of outputs before their turns, as they lie after them.
+
+    `sizes`: int64 [B, 2], height and width of the outputs after the turn.
+    """
+    return _reversed(np.where(transposed(turns)[:, None], places[:, [1, 0, 3, 2]], places), turns, sizes)
+
+
+def upright_places(places: Array, turns: Array, sizes: Array) -> Array:
+    """Return the places before the turns, of those after them: what `turned_places` was given."""
+    before = _reversed(places, turns, sizes)
+    return np.where(transposed(turns)[:, None], before[:, [1, 0, 3, 2]], before)
+
+
+def _reversed(places: Array, turns: Array, sizes: Array) -> Array:
+    """Mirror and flip places, which undoes itself."""
+    x0, y0, x1, y1 = places.T
+    height, width = sizes.T
+    other_x = np.where(turns & MIRROR > 0, [width - x1, width - x0], [x0, x1])
+    other_y = np.where(turns & FLIP > 0, [height - y1, height - y0], [y0, y1])
+    return np.stack([other_x[0], other_y[0], other_x[1], other_y[1]], axis=1)
+
+
+def upright(rows: Rows) -> Rows:
+    """Return the rows as a loader decodes and resizes them, with sizes, places and canvas before the turns.
+
+    Turns are the same permutation whoever decodes, so they are done behind the loader (loaders/_staging.py).
+    """
+    if not rows.turns.any():
+        return rows
+    swapped = transposed(rows.turns)
+    sizes = np.where(swapped[:, None], rows.sizes[:, ::-1], rows.sizes)
+    canvas = rows.padded
+    if swapped.any():
+        canvas = int(sizes[:, 0].max()), int(sizes[:, 1].max())
+    places = None if rows.places is None else upright_places(rows.places, rows.turns, rows.sizes)
+    return replace(rows, turns=np.zeros_like(rows.turns), sizes=sizes, places=places, canvas=canvas)
+
+
+def largest_upright(plan: Plan) -> tuple[int, ...]:
+    """Return the `sample_shape` of outputs before they are turned: a batch may have high and wide ones."""
+    if not plan.transposes:
+        return plan.sample_shape
+    side = max(plan.sample_shape[-2:])
+    return (*plan.sample_shape[:-2], side, side)
 
 
 def affine(rows: Rows) -> tuple[Array, Array]:
-    """(scale, shift), float64 [B, 2] of x and y: output = image * scale + shift. A flipped row has a negative scale of x."""
-    place = places(rows)
-    scale = (place[:, 2:] - place[:, :2]) / (rows.windows[:, 2:] - rows.windows[:, :2])
-    start = place[:, :2].astype(np.float64)
-    start[:, 0] = np.where(rows.flips, place[:, 2], place[:, 0])
-    scale[:, 0] = np.where(rows.flips, -scale[:, 0], scale[:, 0])
-    return scale, start - (rows.regions[:, :2] + rows.windows[:, :2]) * scale
+    """Return (scale, shift), float64 [B, 2] of the output's x and y: output = image * scale + shift.
+
+    Of a transposed row it is the image's y that becomes the output's x. A mirrored row has a negative scale
+    of x, a flipped one of y.
+    """
+    place = rows.placed
+    swapped = transposed(rows.turns)[:, None]
+    extent = rows.windows[:, 2:] - rows.windows[:, :2]
+    corner = rows.regions[:, :2] + rows.windows[:, :2]
+    extent = np.where(swapped, extent[:, ::-1], extent)
+    corner = np.where(swapped, corner[:, ::-1], corner)
+    # axes: [B, 2], x and y
+    backwards = np.stack([rows.turns & MIRROR, rows.turns & FLIP], axis=1) > 0
+    scale = (place[:, 2:] - place[:, :2]) / extent
+    scale = np.where(backwards, -scale, scale)
+    return scale, np.where(backwards, place[:, 2:], place[:, :2]) - corner * scale
 
 
 def to_output(rows: Rows, which: Array, points: Array) -> Array:
-    """float64 [M, ..., 2], the points of images in output pixels. `which` [M]: the row that each one is of. Nothing is clipped."""
+    """Return float64 [M, ..., 2], the points of images in output pixels. `which` [M]: the row of each.
+
+    Nothing is clipped.
+    """
     scale, shift = (_along(part[which], points) for part in affine(rows))
-    return points * scale + shift
+    return _swapped(rows, which, points) * scale + shift
 
 
 def to_image(rows: Rows, which: Array, points: Array) -> Array:
-    """The same the other way: points of outputs in stored pixels of the image."""
+    """Return float64 [M, ..., 2], points of outputs in stored pixels of the image: `to_output` backwards."""
     scale, shift = (_along(part[which], points) for part in affine(rows))
-    return (points - shift) / scale
+    return _swapped(rows, which, (points - shift) / scale)
+
+
+def _swapped(rows: Rows, which: Array, points: Array) -> Array:
+    """The points, those of transposed rows with x and y swapped."""
+    swapped: Any = transposed(rows.turns[which]).reshape(len(which), *[1] * (points.ndim - 1))
+    return np.where(swapped, points[..., ::-1], points)
 
 
 def _along(numbers: Array, points: Array) -> Array:
@@ -46,12 +131,15 @@ def _along(numbers: Array, points: Array) -> Array:
 
 
 def boxes_to_output(rows: Rows, which: Array, boxes: Array) -> Array:
-    """float64 [M, 4], boxes x0 y0 x1 y1 of images in output pixels, x0 <= x1 under a flip too. Nothing is clipped."""
+    """Return float64 [M, 4], boxes x0 y0 x1 y1 of images in output pixels, x0 <= x1 under a turn too.
+
+    Nothing is clipped.
+    """
     return _ordered(to_output(rows, which, boxes.reshape(-1, 2, 2)))
 
 
 def boxes_to_image(rows: Rows, which: Array, boxes: Array) -> Array:
-    """The same the other way: what a detector found, in stored pixels of the image."""
+    """Return float64 [M, 4], boxes of outputs, as a detector finds them, in stored pixels of the image."""
     return _ordered(to_image(rows, which, boxes.reshape(-1, 2, 2)))
 
 
@@ -60,6 +148,6 @@ def _ordered(corners: Array) -> Array:
 
 
 def clipped(boxes: Array, heights: Array, widths: Array) -> Array:
-    """The boxes, cut at the edges of images of heights x widths [M]; one that lies outside has no area left."""
+    """Return the boxes, cut at the edges of images of heights x widths [M]; outside no area is left."""
     limit = np.stack([widths, heights, widths, heights], axis=1)
     return np.clip(boxes, 0, limit)

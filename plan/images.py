@@ -1,4 +1,4 @@
-"""The plan of images with a label: which window and which flip. Knows no loader, no label, no device."""
+"""The plan of images with a label: which window and which turn. Knows no loader, no label, no device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from contracts import Array, UserError
-from plan import windows
+from plan import geometry, windows
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
 
@@ -26,21 +26,26 @@ class ImagePolicy:
 
     def __post_init__(self) -> None:
         if self.window == "center" and self.resize < self.image_size:
-            raise UserError(f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; the crop would leave the image")
+            raise UserError(
+                f"--val-resize {self.resize} is smaller than --image-size {self.image_size}; the crop would leave the image"
+            )
 
-    def frame(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
-        """(regions, windows, flips) of samples `ids`, whose stored sizes are `heights` x `widths`."""
+    def frame(
+        self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array
+    ) -> tuple[Array, Array, Array]:
+        """Return (regions, windows, turns) of samples `ids`, whose stored sizes are `heights` x `widths`."""
         if self.window == "random-resized":
             draws = uniforms(seed, epoch, Purpose.WINDOW, ids, windows.UNIFORMS)
             regions = windows.random_resized(heights, widths, draws, scale=self.scale, ratio=self.ratio)
         elif self.window == "stretch":
             regions = windows.whole(heights, widths)
         else:
-            regions, inner = windows.resize_then_center(heights, widths, resize=self.resize, crop=self.image_size)
+            regions, inner = windows.resize_then_center(
+                heights, widths, resize=self.resize, crop=self.image_size
+            )
         if self.window != "center":
             inner = windows.filling(regions)
-        flips = uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip
-        return regions, inner, flips
+        return regions, inner, geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +69,12 @@ class ImagePlan(EpochPlan):
     def image_size(self) -> int:
         return self.policy.image_size
 
+    @property
+    def stored(self) -> tuple[Array, Array]:
+        return self.heights, self.widths
+
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        """Regions and windows in stored pixels."""
-        heights, widths = np.asarray(self.heights[ids]), np.asarray(self.widths[ids])
-        regions, inner, flips = self.policy.frame(self.seed, epoch, ids, heights, widths)
-        return {"regions": regions, "windows": inner, "flips": flips}
+        heights = np.asarray(self.heights[ids])
+        widths = np.asarray(self.widths[ids])
+        regions, inner, turns = self.policy.frame(self.seed, epoch, ids, heights, widths)
+        return {"regions": regions, "windows": inner, "turns": turns}

@@ -44,7 +44,9 @@ def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
     return annotations, which, geometry.clipped(boxes, columns.height[ids][which], columns.width[ids][which])
 
 
-def packed(columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: bool = False) -> dict[str, Array]:
+def packed(
+    columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: bool = False
+) -> dict[str, Array]:
     """Host arrays of the M boxes to train on, in the order of the rows; nothing of a row that is not valid.
 
     offsets int64 [B + 1]; boxes float32 [M, 4], x0 y0 x1 y1 in output pixels, cut at the output's edges, none without area; labels
@@ -58,7 +60,9 @@ def packed(columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: b
     which = real[which]
     heights, widths = rows.sizes[which].T
     whole = geometry.boxes_to_output(rows, which, boxes)
-    boxes = geometry.clipped(whole, heights, widths).astype(np.float32)  # before it is asked for its area: rounding may take that
+    boxes = geometry.clipped(whole, heights, widths).astype(
+        np.float32
+    )  # before it is asked for its area: rounding may take that
     kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     if centred:
         middle = (whole[:, :2] + whole[:, 2:]) / 2
@@ -77,10 +81,14 @@ def packed(columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: b
 
 
 def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
-    """float32 [M, K, 3], x y in output pixels and visibility; under a flip a left hand becomes a right one."""
+    """Return float32 [M, K, 3], x y in output pixels and visibility; turns may swap left and right."""
     # axes: [M, K, 3]
     points = np.asarray(columns.keypoints[annotations])
-    points = np.where(rows.flips[which, None, None], points[:, np.asarray(columns.keypoint_mirror)], points)
+    points = np.where(
+        geometry.reflected(rows.turns)[which, None, None],
+        points[:, np.asarray(columns.keypoint_mirror)],
+        points,
+    )
     place = geometry.to_output(rows, which, points[..., :2])
     inside = ((place >= 0) & (place < rows.sizes[which, None, ::-1])).all(axis=2) & (points[..., 2] > 0)
     moved = np.concatenate([place, points[..., 2:]], axis=2)
@@ -90,7 +98,7 @@ def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) 
 def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
     """uint8 [M, H, W], 1 inside; of polygons as pycocotools draws them, of run lengths the nearest pixel. Nothing outside of the image."""
     masks = np.zeros((len(annotations), *rows.padded), np.uint8)
-    place = geometry.places(rows)[which]
+    place = rows.placed[which]
     counts = columns.polygon_offsets[annotations + 1] - columns.polygon_offsets[annotations]
     polygons, owner = spans(columns.polygon_offsets[annotations], counts)
     corners = columns.point_offsets[polygons + 1] - columns.point_offsets[polygons]
@@ -124,14 +132,27 @@ def _sample(mask: Array, place: Array, columns: Any, rows: Rows, annotation: int
     runs = np.asarray(columns.rle[columns.rle_offsets[annotation] : columns.rle_offsets[annotation + 1]])
     if len(runs):
         height, width = int(columns.height[rows.ids[row]]), int(columns.width[rows.ids[row]])
-        stored = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8).reshape(width, height).T  # column by column
+        stored = (
+            np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8).reshape(width, height).T
+        )  # column by column
         x0, y0, x1, y1 = place.tolist()
-        # axes: columns and rows are sampled apart, since the map has no shear
-        xs = _stored_pixels(rows, row, np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1))[:, 0]
-        ys = _stored_pixels(rows, row, np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1))[:, 1]
-        mask[y0:y1, x0:x1] = stored[np.minimum(ys, height - 1)[:, None], np.minimum(xs, width - 1)]
+        # columns and rows are sampled apart, since the map has no shear; a column of a transposed row is
+        # one of the stored rows
+        limit = np.array([width - 1, height - 1])
+        across = np.minimum(
+            _stored_pixels(rows, row, np.stack([np.arange(x0, x1), np.full(x1 - x0, y0)], axis=1)), limit
+        )
+        down = np.minimum(
+            _stored_pixels(rows, row, np.stack([np.full(y1 - y0, x0), np.arange(y0, y1)], axis=1)), limit
+        )
+        if geometry.transposed(rows.turns[row]):
+            mask[y0:y1, x0:x1] = stored[across[:, 1], down[:, :1]]
+        else:
+            mask[y0:y1, x0:x1] = stored[down[:, 1:], across[:, 0]]
 
 
 def _stored_pixels(rows: Rows, row: int, pixels: Array) -> Array:
     """int64 [N, 2], x y of the stored pixels at the centres of output pixels; those of a row's place lie in its image, but for rounding."""
-    return np.maximum(np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0).astype(np.int64)
+    return np.maximum(np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0).astype(
+        np.int64
+    )

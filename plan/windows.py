@@ -1,4 +1,4 @@
-"""Regions, windows and flips as numbers, for a whole batch at a time. Pure functions of image sizes and uniforms.
+"""Regions, windows and places as numbers, a whole batch at a time: pure functions of sizes and uniforms.
 
 A region is what is decoded (x0 y0 x1 y1, whole pixels of the stored image). A window is the part of the region that fills
 the output (x0 y0 x1 y1 in region coordinates, may be fractional).
@@ -15,7 +15,12 @@ UNIFORMS = 2 * TRIES + 2  # (area, ratio) a try, then the corner
 
 
 def random_resized(
-    heights: Array, widths: Array, draws: Array, *, scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    heights: Array,
+    widths: Array,
+    draws: Array,
+    *,
+    scale: tuple[float, float] = (0.08, 1.0),
+    ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Array:
     """int64 [B, 4], regions with the distribution of torchvision.transforms.RandomResizedCrop.get_params.
 
@@ -63,21 +68,31 @@ def resize_then_center(heights: Array, widths: Array, *, resize: int, crop: int)
     `crop` must not exceed `resize`.
     """
     new_h, new_w = resized(heights, widths, resize)
-    return preimage(heights, widths, new_h, new_w, np.rint((new_w - crop) / 2.0), np.rint((new_h - crop) / 2.0), crop)
+    return preimage(
+        heights, widths, new_h, new_w, np.rint((new_w - crop) / 2.0), np.rint((new_h - crop) / 2.0), crop
+    )
 
 
 def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array, Array]:
     """int64 [B] each, height and width after Resize to that shorter side (one, or one a sample); rounded as torchvision and SlowFast do."""
-    other = (shorter * np.maximum(heights, widths) / np.minimum(heights, widths)).astype(np.int64)  # int() there
+    other = (shorter * np.maximum(heights, widths) / np.minimum(heights, widths)).astype(
+        np.int64
+    )  # int() there
     return np.where(heights <= widths, shorter, other), np.where(widths <= heights, shorter, other)
 
 
-def preimage(heights: Array, widths: Array, new_h: Array, new_w: Array, left: Array, top: Array, crop: int) -> tuple[Array, Array]:
+def preimage(
+    heights: Array, widths: Array, new_h: Array, new_w: Array, left: Array, top: Array, crop: int
+) -> tuple[Array, Array]:
     """(regions, windows) of the square crop at (left, top) of images resized to new_h x new_w."""
-    return crop_of_resized(heights, widths, new_h, new_w, np.stack([left, top, left + crop, top + crop], axis=1))
+    return crop_of_resized(
+        heights, widths, new_h, new_w, np.stack([left, top, left + crop, top + crop], axis=1)
+    )
 
 
-def crop_of_resized(heights: Array, widths: Array, new_h: Array, new_w: Array, crops: Array) -> tuple[Array, Array]:
+def crop_of_resized(
+    heights: Array, widths: Array, new_h: Array, new_w: Array, crops: Array
+) -> tuple[Array, Array]:
     """(regions, windows) of `crops` [B, 4], x0 y0 x1 y1, of images resized to new_h x new_w.
 
     The region is the window widened by the support of the antialiased triangle filter, so that resizing the window of the region equals
@@ -120,12 +135,19 @@ def jittered(
     top, left = (np.floor(np.maximum(new - size, 0) * draws[:, 1]).astype(np.int64) for new in (new_h, new_w))
     seen = np.stack([np.minimum(new_w, size), np.minimum(new_h, size)], axis=1)
     corner = np.stack([left, top], axis=1)
-    regions, inner = crop_of_resized(heights, widths, new_h, new_w, np.concatenate([corner, corner + seen], axis=1))
+    regions, inner = crop_of_resized(
+        heights, widths, new_h, new_w, np.concatenate([corner, corner + seen], axis=1)
+    )
     return regions, inner, np.concatenate([np.zeros_like(seen), seen], axis=1)
 
 
 def zoomed_out(
-    heights: Array, widths: Array, draws: Array, *, sides: tuple[float, float] = (1.0, 4.0), probability: float = 0.5
+    heights: Array,
+    widths: Array,
+    draws: Array,
+    *,
+    sides: tuple[float, float] = (1.0, 4.0),
+    probability: float = 0.5,
 ) -> tuple[Array, Array]:
     """(images, fields): int64 [B, 4], x0 y0 x1 y1 of the image in a larger field, and [B, 2], width and height of that.
 
@@ -157,9 +179,3 @@ def placed(images: Array, crops: Array, size: int) -> tuple[Array, Array, Array]
     inner = np.clip(np.concatenate([begin, end], axis=1), 0, np.tile(high - low, 2))
     regions = np.concatenate([low - images[:, :2], high - images[:, :2]], axis=1)
     return regions, inner, np.concatenate([first, last], axis=1)
-
-
-def mirrored(places: Array, flips: Array, width: int) -> Array:
-    """The places, those of flipped rows counted from the right of an output `width` pixels wide."""
-    other = np.stack([width - places[:, 2], places[:, 1], width - places[:, 0], places[:, 3]], axis=1)
-    return np.where(flips[:, None], other, places)

@@ -1,6 +1,6 @@
 """Rows as DALI takes them: which files it decodes as PIL does, what stands for the others, and the numbers beside them.
 
-    rows -> Prepared: paths or bytes, regions, windows, flips and places as arrays
+    rows -> Prepared: paths or bytes, regions, windows, sizes and places as arrays
 
 Must not know DALI, nor the order of an epoch.
 """
@@ -18,10 +18,9 @@ from PIL import Image
 
 from contracts import Array, Feed, FileSource, Rows, UserError
 from loaders import Undecodable
-from loaders._places import placing
 from loaders._workers import some
 from loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
-from plan import geometry
+from plan.geometry import upright
 
 PLACEHOLDER_SIDE = 16
 FEW = 0.01
@@ -34,12 +33,12 @@ PIECE = 1 << 18
 class Prepared:
     """One batch as DALI takes it. Axes: B samples; (y, x) as DALI orders them."""
 
-    rows: Rows
+    rows: Rows  # the plan's; the numbers are those of its upright rows
     data: Any  # uint8 [B, L] paths padded with NUL, or a list of B arrays of bytes
     starts: Array  # int32 [B, 2]
     shapes: Array  # int32 [B, 2]
     windows: Array  # float32 [B, 4], y0 x0 y1 x1 inside the region
-    flips: Array  # int32 [B]
+    sizes: Array  # float32 [B, 2], of what the window is resized to
     places: dict[str, Array] = field(default_factory=dict)  # what only a graph that places images takes
     failed: tuple[int, ...] = ()
     own_bytes: Array | None = None  # bool [B], rows whose bytes are the sample's file
@@ -48,9 +47,13 @@ class Prepared:
     def only(self, row: int) -> Prepared:
         """A batch of this row alone; the substitutes stay this one's."""
         part = slice(row, row + 1)
-        arrays: dict[str, Any] = {name: getattr(self, name)[part] for name in ("data", "starts", "shapes", "windows", "flips")}
+        arrays: dict[str, Any] = {
+            name: getattr(self, name)[part] for name in ("data", "starts", "shapes", "windows", "sizes")
+        }
         places = {name: values[part] for name, values in self.places.items()}
-        return replace(self, rows=some(self.rows, part), places=places, failed=(), own_bytes=None, files=[], **arrays)
+        return replace(
+            self, rows=some(self.rows, part), places=places, failed=(), own_bytes=None, files=[], **arrays
+        )
 
     def forget(self) -> None:
         """Remove the substitutes."""
@@ -68,12 +71,17 @@ class Known:
 
 def plain(columns: Any, ids: Array) -> Array:
     """bool [B]: files that every decoder turns into the same pixels. The others are decoded by PIL and handed over as PNG."""
-    return plain_jpeg(columns, ids) | ((columns.format[ids] == PNG) & (columns.depth[ids] == 8) & columns.whole[ids])
+    return plain_jpeg(columns, ids) | (
+        (columns.format[ids] == PNG) & (columns.depth[ids] == 8) & columns.whole[ids]
+    )
 
 
 def notes(columns: Any) -> list[str]:
     """A line where many files are not plain and DALI reads the files: each is then decoded, and written for DALI, in one thread."""
-    odd = sum(int((~plain(columns, np.arange(at, min(at + PIECE, len(columns))))).sum()) for at in range(0, len(columns), PIECE))
+    odd = sum(
+        int((~plain(columns, np.arange(at, min(at + PIECE, len(columns))))).sum())
+        for at in range(0, len(columns), PIECE)
+    )
     if odd <= FEW * len(columns):
         return []
     return [
@@ -107,32 +115,34 @@ def nothing(batch_size: int, size: tuple[int, int]) -> Rows:
         regions=zeros.astype(np.int64),
         windows=zeros,
         sizes=np.tile(np.array(size, np.int64), (batch_size, 1)),
-        flips=np.zeros(batch_size, bool),
+        turns=np.zeros(batch_size, np.uint8),
         valid=np.zeros(batch_size, bool),
     )
 
 
 def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
-    """The arrays of a Prepared; an absent row takes the placeholder whole. `placed`: for a graph that places images."""
+    """Return the arrays of a Prepared; an absent row takes the placeholder whole.
+
+    `placed`: for a graph that places images.
+    """
+    rows = upright(rows)
     regions, windows = rows.regions.copy(), rows.windows.copy()
     regions[absent] = windows[absent] = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)
     y_x = [1, 0]
+    places = rows.placed
     return {
         "starts": np.ascontiguousarray(regions[:, y_x], np.int32),
         "shapes": np.ascontiguousarray((regions[:, 2:] - regions[:, :2])[:, y_x], np.int32),
         "windows": np.ascontiguousarray(windows[:, [1, 0, 3, 2]], np.float32),
-        "flips": rows.flips.astype(np.int32),
+        "sizes": np.ascontiguousarray((places[:, 2:] - places[:, :2])[:, ::-1], np.float32),
         "places": placed_at(rows) if placed else {},
     }
 
 
 def placed_at(rows: Rows) -> dict[str, Array]:
-    """How large each image is resized, float32 [B, 2], and where the canvas begins in it, int32 [B, 2], which is [B, 2] large."""
-    places = geometry.places(rows)
-    corners = np.ascontiguousarray(-places[:, [1, 0]], np.int32)
+    """Return where the canvas begins in each image, int32 [B, 2], and how large it is, int32 [B, 2]."""
     return {
-        "sizes": np.ascontiguousarray((places[:, 2:] - places[:, :2])[:, ::-1], np.float32),
-        "corners": corners,
+        "corners": np.ascontiguousarray(-rows.placed[:, [1, 0]], np.int32),
         "canvases": np.tile(np.array(rows.padded, np.int32), (len(rows), 1)),
     }
 
@@ -148,7 +158,7 @@ class PathPreparer:
         self._placeholder.write_bytes(placeholder())
         self._made = 0
         self._batch_size, self._image_size = feed.plan.batch_size, feed.plan.image_size
-        self.placed = placing(feed.plan)
+        self.placed = not feed.plan.filled
         self.notes = notes(feed.columns)
 
     def __call__(self, rows: Rows, known: Known) -> Prepared:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Feed, UserError
+from contracts import Feed, Plan, UserError
 from loaders._dali import import_dali, memory_named, said
 from loaders._staging import Staged, Stager, without
 from loaders.images._dali_rows import Known, Prepared
@@ -54,22 +54,38 @@ def build(
         seed=0,
     )
     with pipeline:
-        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=not reads)  # files' bytes stay where they are
+        data = fn.external_source(
+            name="data", dtype=types.UINT8, ndim=1, no_copy=not reads
+        )  # files' bytes stay where they are
         start = fn.external_source(name="starts", dtype=types.INT32, ndim=1)
         shape = fn.external_source(name="shapes", dtype=types.INT32, ndim=1)
         window = fn.external_source(name="windows", dtype=types.FLOAT, ndim=1)
         size = fn.external_source(name="sizes", dtype=types.FLOAT, ndim=1)
-        flip = fn.external_source(name="flips", dtype=types.INT32, ndim=0)
         if reads and read_delay_s:
             data = _delayed(data, read_delay_s)
         encoded_ = fn.io.file.read(data, dont_use_mmap=True) if reads else data
-        options: dict[str, Any] = {"start": start, "shape": shape, "axes": [0, 1], "adjust_orientation": False, "output_type": types.RGB}
+        options: dict[str, Any] = {
+            "start": start,
+            "shape": shape,
+            "axes": [0, 1],
+            "adjust_orientation": False,
+            "output_type": types.RGB,
+        }
         if device is not None:
-            options |= {"device": "mixed", "hw_decoder_load": HARDWARE_SHARE, "jpeg_fancy_upsampling": FANCY_UPSAMPLING}
+            options |= {
+                "device": "mixed",
+                "hw_decoder_load": HARDWARE_SHARE,
+                "jpeg_fancy_upsampling": FANCY_UPSAMPLING,
+            }
         image = fn.decoders.image_slice(encoded_, **options)
-        image = fn.resize(image, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True)
-        if placed or device is None or pixels is None:
-            image = fn.flip(image, horizontal=flip)
+        image = fn.resize(
+            image,
+            size=size,
+            roi_start=window[0:2],
+            roi_end=window[2:4],
+            interp_type=types.INTERP_LINEAR,
+            antialias=True,
+        )
         if placed:
             corner = fn.external_source(name="corners", dtype=types.INT32, ndim=1)
             canvas = fn.external_source(name="canvases", dtype=types.INT32, ndim=1)
@@ -77,7 +93,6 @@ def build(
         if device is not None and pixels is not None:
             image = fn.crop_mirror_normalize(
                 image,
-                mirror=0 if placed else flip,
                 mean=[255 * value for value in pixels.mean],
                 std=[255 * value for value in pixels.std],
                 dtype=types.FLOAT16 if pixels.dtype == "float16" else types.FLOAT,
@@ -88,17 +103,25 @@ def build(
     return pipeline
 
 
+def dali_normalises(plan: Plan) -> bool:
+    """Return whether DALI normalises on the GPU, where that is free: operations have to come before it."""
+    return not plan.operates
+
+
 class GpuOutputs:
     """Takes DALI's outputs on a stream of its own: a copy of 0.1 ms, after which DALI has its buffer back."""
 
     def __init__(self, feed: Feed, stager: Stager) -> None:
+        self._normalised = dali_normalises(feed.plan)
         self._stream = torch.cuda.Stream(feed.device)
         self._stager = stager
         self.raw_stream = self._stream.cuda_stream
 
     def stage(self, images: Any, batch: Prepared) -> Staged:
         with torch.cuda.stream(self._stream):
-            return self._stager.on_device(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
+            pixels = torch.from_dlpack(images.as_tensor())
+            valid = without(batch.rows, batch.failed)
+            return self._stager.on_device(pixels, batch.rows, valid, normalised=self._normalised)
 
 
 class Runner:
@@ -117,7 +140,13 @@ class Runner:
         again: Callable[[Prepared, Known], Prepared],
         output_stream: Any = None,
     ) -> None:
-        self._make, self._warm, self._diagnose, self._again, self._stream = make, warm, diagnose, again, output_stream
+        self._make, self._warm, self._diagnose, self._again, self._stream = (
+            make,
+            warm,
+            diagnose,
+            again,
+            output_stream,
+        )
         self._pipeline: Any = None
         self._refused_in_a_row = 0
         self.known = Known()
@@ -230,8 +259,7 @@ def _input(pipeline: Any, batch: Prepared) -> None:
         "starts": batch.starts,
         "shapes": batch.shapes,
         "windows": batch.windows,
-        "sizes": batch.rows.sizes.astype(np.float32),
-        "flips": batch.flips,
+        "sizes": batch.sizes,
         **batch.places,
     }
     for name, value in values.items():
@@ -244,7 +272,9 @@ def _delayed(paths: Any, delay_s: float) -> Any:
         from numba import types as numba_types  # noqa: F401
         from nvidia.dali.plugin.numba.fn.experimental import numba_function
     except ImportError as error:
-        raise UserError(f"--read-delay-ms with a DALI reader needs numba ({error}): pip install numba") from None
+        raise UserError(
+            f"--read-delay-ms with a DALI reader needs numba ({error}): pip install numba"
+        ) from None
     import ctypes
 
     import nvidia.dali.types as types
@@ -258,5 +288,11 @@ def _delayed(paths: Any, delay_s: float) -> Any:
         out[:] = given[:]
 
     return numba_function(
-        paths, run_fn=copy_late, in_types=[types.UINT8], ins_ndim=[1], out_types=[types.UINT8], outs_ndim=[1], batch_processing=False
+        paths,
+        run_fn=copy_late,
+        in_types=[types.UINT8],
+        ins_ndim=[1],
+        out_types=[types.UINT8],
+        outs_ndim=[1],
+        batch_processing=False,
     )

@@ -18,11 +18,19 @@ from dataset.images.headers import JPEG, parse
 from dataset.manifest import Rejected
 from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
-from loaders._places import colouring, placing
 from loaders._staging import Staged, Staging, without
 from loaders._workers import Workers
-from loaders.images._dali_rows import Known, Prepared, encoded, nothing, numbers, placeholder, plain, whole_image
-from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build
+from loaders.images._dali_rows import (
+    Known,
+    Prepared,
+    encoded,
+    nothing,
+    numbers,
+    placeholder,
+    plain,
+    whole_image,
+)
+from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
 
 OPENS_FILES = False
 
@@ -90,7 +98,7 @@ class DaliFed(Staging):
             part_bytes=lambda rows: _room(feed, rows),
         )
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
-        self._placed, coloured = placing(feed.plan), colouring(feed.plan)
+        self._placed = not feed.plan.filled
         side = feed.plan.image_size
         self._runner = Runner(
             partial(
@@ -99,10 +107,12 @@ class DaliFed(Staging):
                 threads=feed.threads or max(feed.workers, 1),
                 device=feed.device if self._gpu else None,
                 reads=False,
-                pixels=None if coloured else feed.pixels,  # the stager normalises then, after it has distorted
+                pixels=feed.pixels if dali_normalises(feed.plan) else None,
                 placed=self._placed,
             ),
-            warm=self._prepare(nothing(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, Known()),
+            warm=self._prepare(
+                nothing(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, Known()
+            ),
             diagnose=self._diagnose,
             again=lambda batch, known: self._prepare(batch.rows, batch.data, known, batch.failed),
             output_stream=self._gpu.raw_stream if self._gpu else None,
@@ -122,7 +132,9 @@ class DaliFed(Staging):
             if self._gpu:
                 yield self._gpu.stage(images, batch)
             else:
-                yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
+                yield self._stager.stage(
+                    torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed)
+                )
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         for slot, its_rows, parts in self._workers.run(rows):
@@ -144,7 +156,12 @@ class DaliFed(Staging):
         for i in np.flatnonzero(np.isin(rows.ids, list(known.odd)) & ~absent):
             pixels = whole_image(given[i].tobytes(), self._feed.columns, int(rows.ids[i]))
             given[i] = np.frombuffer(encoded(pixels), np.uint8)
-        return Prepared(rows, given, **numbers(rows, absent, placed=self._placed), failed=tuple(int(sample) for sample in rows.ids[gone]))
+        return Prepared(
+            rows,
+            given,
+            **numbers(rows, absent, placed=self._placed),
+            failed=tuple(int(sample) for sample in rows.ids[gone]),
+        )
 
     def _diagnose(self, batch: Prepared) -> set[int]:
         found = set()

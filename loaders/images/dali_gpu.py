@@ -9,10 +9,9 @@ import numpy as np
 
 from contracts import Feed, Rows, UserError
 from loaders._dali import import_dali, release_memory
-from loaders._places import colouring
 from loaders._staging import Staged, Staging
 from loaders.images._dali_rows import PathPreparer, Prepared
-from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build
+from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
 
 OPENS_FILES = True
 
@@ -30,7 +29,6 @@ class DaliGpu(Staging):
         self._prepare = PathPreparer(feed)
         self.notes = self._prepare.notes
         self._gpu = GpuOutputs(feed, self._stager)
-        coloured = colouring(feed.plan)  # then the stager normalises, after it has distorted
         self._runner = Runner(
             partial(
                 build,
@@ -38,7 +36,7 @@ class DaliGpu(Staging):
                 threads=max(feed.workers, 1),
                 device=feed.device,
                 reads=True,
-                pixels=None if coloured else feed.pixels,
+                pixels=feed.pixels if dali_normalises(feed.plan) else None,
                 read_delay_s=feed.source.read_delay_s,
                 placed=self._prepare.placed,
             ),

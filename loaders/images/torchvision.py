@@ -1,4 +1,4 @@
-"""`torchvision`: DataLoader workers decode a region, resize, flip and place it; pixels travel as uint8 and are normalised on the device."""
+"""`torchvision`: DataLoader workers decode a region, resize and place it; the device does the rest."""
 
 from __future__ import annotations
 
@@ -14,8 +14,17 @@ from contracts import Feed, Rows
 from loaders import Undecodable
 from loaders._staging import Staged, Staging, without
 from loaders._workers import PART, Workers
-from loaders.images.decoders import READERS, Decode, choose, decode_many, exactly, plain_jpeg, resize_pil, resize_window
-from plan import geometry
+from loaders.images.decoders import (
+    READERS,
+    Decode,
+    choose,
+    decode_many,
+    exactly,
+    plain_jpeg,
+    resize_pil,
+    resize_window,
+)
+from plan.geometry import largest_upright, upright
 
 OPENS_FILES = False
 PART_PIXELS = PART * 224 * 224
@@ -23,18 +32,21 @@ PART_PIXELS = PART * 224 * 224
 
 
 class TorchvisionLoader(Staging):
-    """contracts.Loader. rows -> [worker: read, decode, resize, flip] -> uint8 in shared memory -> pinned -> device."""
+    """contracts.Loader.
+
+    rows -> [worker: read, decode, resize] -> uint8 in shared memory -> pinned -> device.
+    """
 
     def __init__(self, feed: Feed) -> None:
         super().__init__(feed)
         self.reader = choose(feed.reader)
-        plan = feed.plan
+        largest = largest_upright(feed.plan)
         self._workers = Workers(
             lambda: Decoding(feed, self.reader),
             workers=feed.workers,
-            batch_size=plan.batch_size,
-            part_bytes=lambda rows: rows * math.prod(plan.sample_shape),
-            part_rows=min(max(PART_PIXELS // math.prod(plan.sample_shape[1:]), 1), PART),
+            batch_size=feed.plan.batch_size,
+            part_bytes=lambda rows: rows * math.prod(largest),
+            part_rows=min(max(PART_PIXELS // math.prod(largest[1:]), 1), PART),
             row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,
         )
@@ -48,7 +60,7 @@ class TorchvisionLoader(Staging):
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         for slot, its_rows, parts in self._workers.run(rows):
-            shape = (len(its_rows), *its_rows.padded, 3)
+            shape = (len(its_rows), *upright(its_rows).padded, 3)
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
             failed = [sample for part in parts for sample in part]
             yield self._stager.stage(pixels, its_rows, without(its_rows, failed), pinned=self._workers.pinned)
@@ -73,19 +85,32 @@ class Decoding:
         for i in np.flatnonzero(rows.valid).tolist():
             with suppress(OSError):
                 files[i] = self._source.read(int(rows.ids[i]))
-        regions = {i: (int(x0), int(y0), int(x1), int(y1)) for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)}
-        plain = [i for i, is_plain in zip(files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True) if is_plain]
+        regions = {
+            i: (int(x0), int(y0), int(x1), int(y1))
+            for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)
+        }
+        plain = [
+            i
+            for i, is_plain in zip(files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True)
+            if is_plain
+        ]
         decoded = decode_many(self._decode, [files[i] for i in plain], [regions[i] for i in plain])
-        pixels, places = dict(zip(plain, decoded, strict=True)), geometry.places(rows).tolist()
+        pixels = dict(zip(plain, decoded, strict=True))
+        places = rows.placed.tolist()
         for i in np.flatnonzero(rows.valid).tolist():
             left, top, right, bottom = places[i]
             try:
                 if i not in files:
                     raise Undecodable("cannot be read")
                 region = pixels.get(i)
-                if region is None or region.shape[:2] != (regions[i][3] - regions[i][1], regions[i][2] - regions[i][0]):
-                    region = exactly(self._pil, files[i], regions[i])  # it has the last word on what can be decoded
-                self._resize(out[i, top:bottom, left:right], region, rows.windows[i], bool(rows.flips[i]))
+                if region is None or region.shape[:2] != (
+                    regions[i][3] - regions[i][1],
+                    regions[i][2] - regions[i][0],
+                ):
+                    region = exactly(
+                        self._pil, files[i], regions[i]
+                    )  # it has the last word on what can be decoded
+                self._resize(out[i, top:bottom, left:right], region, rows.windows[i])
             except Undecodable:
                 failed.append(int(rows.ids[i]))
         return tuple(failed)

@@ -18,6 +18,7 @@ from typing import Any
 from contracts import Array, Rows
 from loaders._workers import some
 from loaders.videos._worker import clips
+from plan.geometry import upright
 
 AHEAD = 256
 """Batches that are opened before they are begun, at most, in search of work for the workers: each has to be drawn."""
@@ -99,7 +100,9 @@ class Deal:
         self._rows, self._views, self._able, self._pace = rows, views, able, pace
         self._lock = threading.Lock()
         self._opened: deque[tuple[Rows, list[Unit]]] = deque()  # not yet begun
-        self._coming: deque[tuple[int, Rows, Unit]] = deque()  # that no worker was offered yet; its number in the epoch
+        self._coming: deque[tuple[int, Rows, Unit]] = (
+            deque()
+        )  # that no worker was offered yet; its number in the epoch
         self._next = self._numbered = self._begun = 0
         self._last = float("-inf")
 
@@ -116,7 +119,10 @@ class Deal:
             return Dealt(rows, tuple(unit for unit in units if unit.taken or not unit.able), device)
 
     def unit(self) -> tuple[Rows, Unit] | None:
-        """The next one for a worker, with its rows; None = none for now. They come in the order of the batches."""
+        """Return the next one for a worker, with its rows, upright; None = none for now.
+
+        They come in the order of the batches.
+        """
         with self._lock:
             for _ in range(AT_ONCE):
                 while self._coming:
@@ -146,9 +152,14 @@ class Deal:
         if self._next == len(self._rows):
             return False
         rows = self._rows[self._next]
-        units = [Unit(its, bool(self._able[rows.ids[its[0]]])) for its in clips(rows, self._views) if rows.valid[its[0]]]
+        units = [
+            Unit(its, bool(self._able[rows.ids[its[0]]]))
+            for its in clips(rows, self._views)
+            if rows.valid[its[0]]
+        ]
         self._next += 1
         self._opened.append((rows, units))
-        self._coming.extend((self._numbered + i, rows, unit) for i, unit in enumerate(units))
+        decoded = upright(rows)
+        self._coming.extend((self._numbered + i, decoded, unit) for i, unit in enumerate(units))
         self._numbered += len(units)
         return True

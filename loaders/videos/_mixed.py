@@ -1,7 +1,10 @@
 """Clips of one batch from two sides at once: threads that decode on the device, and worker processes that decode on the CPU.
 
-    rows -> [deal] -> units -> [worker: read] -> [thread: decode, resize, normalise on a stream of its own] -> its rows of the batch's slot
-                            -> [worker: as loaders/videos/_worker.py] -> uint8 -> [copy, normalise] -> its rows of the same slot
+    rows -> [deal] -> units -> [worker: read] -> [thread: decode, resize on a stream of its own] -> its rows
+    of the slot's levels
+                            -> [worker: as loaders/videos/_worker.py] -> uint8 -> [copy] -> its rows of the
+                            same levels
+    the levels of a whole batch -> Stager.finish
 
 A unit is a clip with its views in a batch; _deal.py says who gets it, _reading.py reads, _pool.py has the workers.
 """
@@ -22,15 +25,16 @@ import torch
 
 from contracts import Array, Feed, Rows
 from loaders import Undecodable
-from loaders._staging import COPIES, DTYPES, Slot, Staged, Staging, sleeping_event
+from loaders._staging import COPIES, Slot, Staged, Staging, sleeping_event
 from loaders._workers import some
 from loaders.videos._deal import Deal, Dealt, Pace, Unit
 from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
 from loaders.videos._reading import Read, ReadAhead, ReadClip
-from loaders.videos._worker import LOST, REFUSED, Decoding, MakeReader, Told, count, reason, slot_shape, views_together
+from loaders.videos._worker import LOST, REFUSED, Decoding, MakeReader, Told, count, reason, slot_shape
 from loaders.videos.exact import kind, notes
 from loaders.videos.pyav import Pyav
+from plan.geometry import largest_upright, upright
 
 LEAST_WINDOW = 3
 """Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
@@ -46,14 +50,15 @@ class Fills(Protocol):
         """Frames that the decoder went through, so far."""
 
     def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
-        """Fill out[place], of [B, T, H, W, 3], with the frames of these rows, which show the same ones, normalised. Raises Undecodable."""
+        """Fill out[place], of uint8 [B, T, H, W, 3], with the levels of these upright rows.
+
+        They show the same frames. Raises Undecodable.
+        """
 
     def close(self) -> None: ...
 
 
-Normalise = Callable[[torch.Tensor], torch.Tensor]
-"""Grey levels [N, H, W, 3] -> what a batch holds, of the same shape."""
-MakeFills = Callable[[int, Normalise], Fills]
+MakeFills = Callable[[int], Fills]
 """(raw stream of the thread, 0 = none) -> Fills."""
 
 
@@ -69,7 +74,8 @@ class _Batch:
     """Under way."""
 
     dealt: Dealt
-    images: torch.Tensor  # [B, T, H, W, 3]
+    rows: Rows  # of it, upright
+    levels: torch.Tensor  # uint8 [B, T, H, W, 3], of the upright rows
     slot: Slot | None
     jobs: list[Future[Done]] = field(default_factory=list)
 
@@ -77,24 +83,33 @@ class _Batch:
 class _Thread:
     """What one of the threads owns."""
 
-    def __init__(self, feed: Feed, backend: str, reads: ReadAhead, make: MakeFills, normalise: Normalise, stream: Any, able: Array) -> None:
-        self._backend, self._reads, self._normalise, self._stream = backend, reads, normalise, stream
+    def __init__(
+        self, feed: Feed, backend: str, reads: ReadAhead, make: MakeFills, stream: Any, able: Array
+    ) -> None:
+        self._backend = backend
+        self._reads = reads
+        self._stream = stream
         self._able, self._columns = able, feed.columns
         self._host = Decoding(feed, "pyav", Pyav, None)
-        self._fills = make(stream.cuda_stream if stream else 0, normalise)
+        self._fills = make(stream.cuda_stream if stream else 0)
 
     def run(self, unit: Unit, batch: _Batch) -> Done:
         if self._stream is None:
-            return Done(self._decode(batch.dealt.rows, unit, batch.images), None)
+            return Done(self._decode(batch.rows, unit, batch.levels), None)
         with torch.cuda.stream(self._stream):
             assert batch.slot is not None
             self._stream.wait_event(batch.slot.done)
-            told, written = self._decode(batch.dealt.rows, unit, batch.images), torch.cuda.Event()
+            told, written = self._decode(batch.rows, unit, batch.levels), torch.cuda.Event()
             written.record()
             return Done(told, written)
 
     def _decode(self, rows: Rows, unit: Unit, out: torch.Tensor) -> Told:
-        places, sample, began, before = unit.places, int(rows.ids[unit.places[0]]), time.monotonic(), self._fills.decoded
+        places, sample, began, before = (
+            unit.places,
+            int(rows.ids[unit.places[0]]),
+            time.monotonic(),
+            self._fills.decoded,
+        )
         if not self._able[sample]:
             told = self._by_pyav(sample, some(rows, places), places, out)
         else:
@@ -103,16 +118,20 @@ class _Thread:
                     self._fills(read, rows, places, out)
                 told = Told([], [], self._fills.decoded - before, len(places) * out.shape[1], 0.0, {})
             except (Undecodable, OSError) as error:
-                told = self._by_pyav(sample, some(rows, places), places, out, refused=reason(self._backend, error))
+                told = self._by_pyav(
+                    sample, some(rows, places), places, out, refused=reason(self._backend, error)
+                )
         return told._replace(seconds=time.monotonic() - began)
 
-    def _by_pyav(self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None) -> Told:
+    def _by_pyav(
+        self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None
+    ) -> Told:
         """Which has the last word on a file. `refused`: why the device's decoder could not."""
         pixels = np.empty(slot_shape(rows), np.uint8)
         told = self._host(rows, pixels.reshape(-1))
         good = np.delete(np.arange(len(places)), told.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
-            out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(torch.from_numpy(clip).to(out.device))
+            out[place] = torch.from_numpy(clip).to(out.device)
         sort = kind(self._columns, sample) + ("" if refused is None else REFUSED)
         refusals = told.refusals | ({sort: refused} if refused is not None and len(good) else {})
         return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals)
@@ -141,18 +160,21 @@ class MixedLoader(Staging):
     ) -> None:
         """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips."""
         compile_kernels()
-        rows = feed.plan.rows(0, 0)
-        self._views = views_together(rows[0]) if len(rows) else 1
-        units = len(rows[0]) // self._views if len(rows) else 1
-        self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / max(units, 1)))
+        self._views = feed.plan.same_frames
+        units = max(feed.plan.batch_size // self._views, 1)
+        self._window = max(LEAST_WINDOW, 1 + math.ceil(2 * threads / units))
         super().__init__(feed, window=self._window)
         self.notes = notes(backend, feed.columns, able)
         self._able = able
-        self._copied: deque[tuple[torch.cuda.Event, int]] = deque()  # slots of the pool that the device may still read
+        self._copied: deque[tuple[torch.cuda.Event, int]] = (
+            deque()
+        )  # slots of the pool that the device may still read
         self._pool: Pool | None = None
         self._pace: Pace | None = None
         # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who reads waits more than it works
-        self._reads = ReadAhead(feed, make_read, workers=min(threads, feed.workers) if beside else feed.workers, threads=threads)
+        self._reads = ReadAhead(
+            feed, make_read, workers=min(threads, feed.workers) if beside else feed.workers, threads=threads
+        )
         if feed.workers and (beside or not able.all()):
             name, own, other = beside or ("pyav", Pyav, None)
             # the threads, and who reads for them, take cores too: with a worker on each of them both sides were slower than with fewer
@@ -161,15 +183,19 @@ class MixedLoader(Staging):
             self._pool = Pool(
                 lambda: Decoding(feed, name, own, other),
                 workers=workers,
-                slot_bytes=self._views * math.prod(feed.plan.sample_shape),
+                slot_bytes=self._views * math.prod(largest_upright(feed.plan)),
                 pinned=feed.device.type == "cuda" and feed.pinned,
             )
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would fill
-        self.in_flight = self._window + self._depth + (math.ceil(len(self._pool.slots) / max(units, 1)) if self._pool else 0)
+        self.in_flight = (
+            self._window + self._depth + (math.ceil(len(self._pool.slots) / units) if self._pool else 0)
+        )
         streams = device_streams(feed.device, threads)
-        self._idle = [_Thread(feed, backend, self._reads, make_fills, self._levels, stream, able) for stream in streams]
+        self._idle = [_Thread(feed, backend, self._reads, make_fills, stream, able) for stream in streams]
         self._all = list(self._idle)
-        self._threads = ThreadPoolExecutor(threads, "saturate-device", initializer=_enter, initargs=(feed.device,))
+        self._threads = ThreadPoolExecutor(
+            threads, "saturate-device", initializer=_enter, initargs=(feed.device,)
+        )
 
     def close(self) -> None:
         self._reads.stop()
@@ -210,13 +236,14 @@ class MixedLoader(Staging):
                         job.exception()  # waits: it writes into a slot
 
     def _begin(self, dealt: Dealt) -> _Batch:
-        shape = torch.Size(slot_shape(dealt.rows))
+        rows = upright(dealt.rows)
+        shape = slot_shape(rows)
         if self._feed.device.type == "cuda":
-            slot = self._stager.take(shape)
-            assert slot.images is not None
-            batch = _Batch(dealt, slot.images, slot)
+            slot = self._stager.take(shape, dealt.rows)
+            assert slot.bytes_ is not None
+            batch = _Batch(dealt, rows, slot.bytes_, slot)
         else:
-            batch = _Batch(dealt, torch.zeros(shape, dtype=DTYPES[self._feed.pixels.dtype]), None)
+            batch = _Batch(dealt, rows, torch.zeros(shape, dtype=torch.uint8), None)
         self._reads.add(dealt.rows, dealt.device)
         batch.jobs = [self._threads.submit(self._run, unit, batch) for unit in dealt.device]
         if self._pool is not None:
@@ -266,24 +293,22 @@ class MixedLoader(Staging):
             self._pace.learn(side, told.seconds)
 
     def _place(self, slot: int, unit: Unit, batch: _Batch) -> None:
-        """Bring what a worker has decoded to its rows on the device."""
+        """Bring what a worker has decoded to its rows of the levels on the device."""
         assert self._pool is not None
-        shape = slot_shape(some(batch.dealt.rows, unit.places))
+        shape = slot_shape(some(batch.rows, unit.places))
         pixels = torch.from_numpy(self._pool.slots[slot][: np.prod(shape)].reshape(shape))
         if batch.slot is None:
             for place, clip in zip(unit.places.tolist(), pixels, strict=True):
-                batch.images[place] = self._levels(clip)
+                batch.levels[place] = clip
             self._pool.release(slot)
             return
-        assert self._stager.stream is not None and batch.slot.bytes_ is not None
+        assert self._stager.stream is not None
         with torch.cuda.stream(self._stager.stream):
             self._stager.stream.wait_event(batch.slot.done)
             for place, clip in zip(unit.places.tolist(), pixels, strict=True):
-                batch.slot.bytes_[place].copy_(clip, non_blocking=True)  # page-locked, or else it waits
+                batch.levels[place].copy_(clip, non_blocking=True)  # page-locked, or else it waits
             self._copied.append((sleeping_event(), slot))
             self._copied[-1][0].record()
-            for place in unit.places.tolist():
-                batch.images[place].copy_(self._levels(batch.slot.bytes_[place]))
         self._release(COPIES)
 
     def _release(self, left: int) -> None:
@@ -294,20 +319,19 @@ class MixedLoader(Staging):
             assert self._pool is not None
             self._pool.release(slot)
 
-    def _levels(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Normalise."""
-        return self._stager.normalise(pixels).movedim(1, -1)
-
     def _staged_batch(self, batch: _Batch, valid: Array) -> Staged:
-        rows, images = batch.dealt.rows, batch.images.movedim(-1, 1)
+        rows = batch.dealt.rows
         if batch.slot is None:
-            return Staged(self._stager.batch(images, rows, valid))
+            return Staged(self._stager.finish(batch.levels, rows, valid))
         ready = torch.cuda.Event()
         assert self._stager.stream is not None
         with torch.cuda.stream(self._stager.stream):
             self._stager.stream.wait_event(batch.slot.done)
-            made = self._stager.batch(images, rows, valid)
+            made = self._stager.finish(batch.levels, rows, valid, into=batch.slot.images)
             ready.record()
+            # if nobody takes the batch, threads may write these levels again then; else hand_over records it
+            # once more
+            batch.slot.done.record()
         return Staged(made, ready, batch.slot.done)
 
 

@@ -13,7 +13,13 @@ import numpy as np
 
 from contracts import Array
 
-MATRICES = {1: (0.2126, 0.0722), 4: (0.30, 0.11), 7: (0.212, 0.087), 9: (0.2627, 0.0593), 10: (0.2627, 0.0593)}
+MATRICES = {
+    1: (0.2126, 0.0722),
+    4: (0.30, 0.11),
+    7: (0.212, 0.087),
+    9: (0.2627, 0.0593),
+    10: (0.2627, 0.0593),
+}
 """Kr and Kb by the number that ITU-T H.273 gives to a stream's matrix coefficients."""
 BT601 = (0.299, 0.114)
 """Of every other number, and of streams that do not say: what swscale takes, whatever the size of the picture."""
@@ -61,22 +67,32 @@ def rgb(pixels: Array) -> Picture:
 class Fitter:
     """Fills outputs from the window of pictures of one layout: filters are made once a clip."""
 
-    def __init__(self, picture: Picture, region: Array, window: Array, size: tuple[int, int], flip: bool) -> None:
-        """`region` int [4] in displayed pixels, `window` float [4] in region coordinates, `size` (height, width) of the output."""
+    def __init__(self, picture: Picture, region: Array, window: Array, size: tuple[int, int]) -> None:
+        """`region`: int [4], displayed pixels. `window`: float [4], in it. `size`: height, width to fill."""
         turns = picture.turns % 4
         corner = np.tile(np.asarray(region[:2], np.float64), 2)
         whole = picture.shape
         seen = stored(np.asarray(region, np.float64), whole, turns)
         taken = stored(np.asarray(window, np.float64) + corner, whole, turns)
         height, width = size if turns % 2 == 0 else size[::-1]
-        self._turns, self._flip, self._filters = turns, flip, dict[tuple[int, int], tuple[Array, ...]]()
+        self._turns = turns
+        self._filters = dict[tuple[int, int], tuple[Array, ...]]()
         first = picture.planes[0]
         for plane in picture.planes:
             if (shape := (plane.height, plane.width)) not in self._filters:
                 down, across = plane.height / first.height, plane.width / first.width
                 self._filters[shape] = (
-                    *triangle(taken[0] * across, taken[2] * across, width, seen[0] * across, seen[2] * across, plane.width),
-                    *triangle(taken[1] * down, taken[3] * down, height, seen[1] * down, seen[3] * down, plane.height),
+                    *triangle(
+                        taken[0] * across,
+                        taken[2] * across,
+                        width,
+                        seen[0] * across,
+                        seen[2] * across,
+                        plane.width,
+                    ),
+                    *triangle(
+                        taken[1] * down, taken[3] * down, height, seen[1] * down, seen[3] * down, plane.height
+                    ),
                 )
         self._levels = [np.empty((height, width, plane.channels), np.float32) for plane in picture.planes]
         self._pixels = np.empty((height, width, 3), np.uint8)
@@ -84,10 +100,17 @@ class Fitter:
     def fill(self, out: Array, picture: Picture) -> None:
         """`out` uint8 [height, width, 3]; `picture` of the layout that this was made for."""
         for levels, plane in zip(self._levels, picture.planes, strict=True):
-            resample(plane.data, plane.stride, plane.channels, *self._filters[plane.height, plane.width], levels)
-        colour(self._levels[0], self._levels[1 % len(self._levels)], self._levels[-1], *offsets_and_factors(picture), self._pixels)
-        turned = np.rot90(self._pixels, self._turns)
-        np.copyto(out, turned[:, ::-1] if self._flip else turned)
+            resample(
+                plane.data, plane.stride, plane.channels, *self._filters[plane.height, plane.width], levels
+            )
+        colour(
+            self._levels[0],
+            self._levels[1 % len(self._levels)],
+            self._levels[-1],
+            *offsets_and_factors(picture),
+            self._pixels,
+        )
+        np.copyto(out, np.rot90(self._pixels, self._turns))
 
 
 def stored(box: Array, shape: tuple[int, int], turns: int) -> Array:
@@ -95,13 +118,17 @@ def stored(box: Array, shape: tuple[int, int], turns: int) -> Array:
     height, width = shape
     x0, y0, x1, y1 = box
     return np.array(
-        {0: (x0, y0, x1, y1), 1: (height - y1, x0, height - y0, x1), 2: (width - x1, height - y1, width - x0, height - y0)}.get(
-            turns, (y0, width - x1, y1, width - x0)
-        )
+        {
+            0: (x0, y0, x1, y1),
+            1: (height - y1, x0, height - y0, x1),
+            2: (width - x1, height - y1, width - x0, height - y0),
+        }.get(turns, (y0, width - x1, y1, width - x0))
     )
 
 
-def triangle(begin: float, end: float, count: int, low: float, high: float, length: int) -> tuple[Array, Array]:
+def triangle(
+    begin: float, end: float, count: int, low: float, high: float, length: int
+) -> tuple[Array, Array]:
     """(int64 [count] first sample, float32 [count, taps] weights) that bring [begin, end) to `count` samples; none outside [low, high).
 
     Pillow's BILINEAR: a triangle whose support is the step, at least one sample, with weights that sum to 1.
@@ -134,7 +161,14 @@ def offsets_and_factors(picture: Picture) -> tuple[float, float, float, float, f
 
 @numba.njit(nogil=True, fastmath=True)
 def resample(
-    data: Array, stride: int, channels: int, x_first: Array, x_weights: Array, y_first: Array, y_weights: Array, out: Array
+    data: Array,
+    stride: int,
+    channels: int,
+    x_first: Array,
+    x_weights: Array,
+    y_first: Array,
+    y_weights: Array,
+    out: Array,
 ) -> None:
     """Rows first: they lie one behind the other, so that the wide pass runs in vectors."""
     begin = x_first[0] * channels
@@ -146,7 +180,9 @@ def resample(
             weight = y_weights[y, tap]
             if weight != 0:
                 place = (y_first[y] + tap) * stride + begin
-                row = data[place : place + length]  # an index that may be negative would keep the loop from vectors
+                row = data[
+                    place : place + length
+                ]  # an index that may be negative would keep the loop from vectors
                 for x in range(length):
                     line[x] += weight * np.float32(row[x])
         for x in range(out.shape[1]):
@@ -190,4 +226,6 @@ def compile_kernels() -> None:
     for kind in (np.uint8, np.uint16):
         plane = Plane(np.zeros(64, kind), 8, 8, 8)
         picture = Picture((plane, plane, plane))
-        Fitter(picture, np.array([0, 0, 8, 8]), np.array([0.0, 0, 8, 8]), (4, 4), flip=False).fill(np.empty((4, 4, 3), np.uint8), picture)
+        Fitter(picture, np.array([0, 0, 8, 8]), np.array([0.0, 0, 8, 8]), (4, 4)).fill(
+            np.empty((4, 4, 3), np.uint8), picture
+        )

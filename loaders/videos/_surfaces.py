@@ -24,7 +24,12 @@ NOTHING = np.empty(0, np.uint8)
 def nv12(height: int, width: int, *, matrix: tuple[float, float], full_range: bool, turns: int) -> Picture:
     """What a surface shows, a picture of these sides as it is stored, both even; without its samples."""
     chroma = Plane(NOTHING, width // 2, height // 2, width // 2)
-    return Picture((Plane(NOTHING, width, height, width), chroma, chroma), matrix=matrix, full_range=full_range, turns=turns)
+    return Picture(
+        (Plane(NOTHING, width, height, width), chroma, chroma),
+        matrix=matrix,
+        full_range=full_range,
+        turns=turns,
+    )
 
 
 class Axis(NamedTuple):
@@ -43,23 +48,30 @@ class Axis(NamedTuple):
 class Fit:
     """Brings surfaces that are like `picture` to the window of one row of a batch: made once a clip."""
 
-    def __init__(self, picture: Picture, region: Array, window: Array, size: tuple[int, int], flip: bool) -> None:
-        """`region`, `window`, `size` and `flip` as loaders.videos._planes.Fitter takes them."""
+    def __init__(self, picture: Picture, region: Array, window: Array, size: tuple[int, int]) -> None:
+        """`region`, `window` and `size` are what loaders.videos._planes.Fitter takes."""
         turns = picture.turns % 4
         corner = np.tile(np.asarray(region[:2], np.float64), 2)
         seen = stored(np.asarray(region, np.float64), picture.shape, turns).tolist()
         taken = stored(np.asarray(window, np.float64) + corner, picture.shape, turns).tolist()
         height, width = size if turns % 2 == 0 else size[::-1]
         luma = picture.planes[0]
-        self._turns, self._flip, self._size = turns, flip, size
+        self._turns = turns
+        self._size = size
         self._y, self._x = (
-            Axis(taken[at], (taken[at + 2] - taken[at]) / count, count, max(math.floor(seen[at]), 0), min(math.ceil(seen[at + 2]), length))
+            Axis(
+                taken[at],
+                (taken[at + 2] - taken[at]) / count,
+                count,
+                max(math.floor(seen[at]), 0),
+                min(math.ceil(seen[at + 2]), length),
+            )
             for at, count, length in ((1, height, luma.height), (0, width, luma.width))
         )
         self._colours = offsets_and_factors(picture)
 
     def __call__(self, surfaces: torch.Tensor) -> torch.Tensor:
-        """uint8 [N, H * 3 / 2, W] -> uint8 [N, height, width, 3]: displayed, flipped, grey levels rounded as on the CPU."""
+        """Return uint8 [N, height, width, 3] of uint8 [N, H * 3 / 2, W], rounded as on the CPU."""
         kernel = _kernel(surfaces.device) if surfaces.device.type == "cuda" else None
         return self.by_matrices(surfaces) if kernel is None else self.by_kernel(surfaces, kernel)
 
@@ -69,7 +81,7 @@ class Fit:
         tall, wide = self._size
         out = torch.empty((count, tall, wide, 3), dtype=torch.uint8, device=surfaces.device)
         y, x = self._y, self._x
-        origin, down, across = places(y.samples, x.samples, self._turns, self._flip)
+        origin, down, across = places(y.samples, x.samples, self._turns)
         kernel._fit[count, -(-tall * wide // kernel.BLOCK)](
             surfaces, out, rows * row, row, rows * 2 // 3 * row, y.samples, x.samples, tall * wide * 3, 3 * origin, 3 * down, 3 * across,
             y.begin, y.step, y.low, y.high, x.begin, x.step, x.low, x.high, *self._colours, SIZE=kernel.BLOCK,
@@ -80,7 +92,9 @@ class Fit:
         # whole numbers of 8 bits are exact in fp16, and its weights err by less than a tenth of a grey level
         dtype = torch.float16 if surfaces.device.type == "cuda" else torch.float32
         axes = self._y, self._x, self._y.of_chroma(), self._x.of_chroma()
-        (down, across, u_down, u_across), spans = zip(*(band(axis, surfaces.device, dtype) for axis in axes), strict=True)
+        (down, across, u_down, u_across), spans = zip(
+            *(band(axis, surfaces.device, dtype) for axis in axes), strict=True
+        )
         (top, bottom), (left, right), (u_top, u_bottom), (u_left, u_right) = spans
         dark, gain, middle, rv, gu, gv, bu = self._colours
         luma = surfaces[:, top:bottom, left:right].to(dtype)
@@ -91,12 +105,11 @@ class Fit:
         apart = (u_down @ chroma).unflatten(2, (-1, 2)).transpose(2, 3)
         u, v = ((apart @ u_across.T).float() - middle).unbind(2)
         rgb = torch.stack([levels + rv * v, levels + gu * u + gv * v, levels + bu * u], dim=-1)
-        rgb = rgb.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8).rot90(self._turns, (1, 2))
-        return rgb.flip(2) if self._flip else rgb
+        return rgb.add_(0.5).floor_().clamp_(0, 255).to(torch.uint8).rot90(self._turns, (1, 2))
 
 
-def places(height: int, width: int, turns: int, flip: bool) -> tuple[int, int, int]:
-    """(origin, down, across): the stored pixel (y, x) is the displayed one of number origin + y * down + x * across, row by row."""
+def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
+    """Return (origin, down, across): the stored pixel (y, x) is shown as number origin + y * down + x * across."""
     # stored (y, x) -> displayed row and column, each as (constant, of y, of x); loaders/videos/_planes.py turns as np.rot90 does
     row, column = {
         0: ((0, 1, 0), (0, 0, 1)),
@@ -105,8 +118,6 @@ def places(height: int, width: int, turns: int, flip: bool) -> tuple[int, int, i
         3: ((0, 0, 1), (height - 1, -1, 0)),
     }[turns]
     wide = height if turns % 2 else width
-    if flip:
-        column = (wide - 1 - column[0], -column[1], -column[2])
     origin, down, across = (r * wide + c for r, c in zip(row, column, strict=True))
     return origin, down, across
 
@@ -147,9 +158,14 @@ def _kernel(device: torch.device) -> Any:
         from loaders.videos import _surfaces_kernel
 
         picture, whole = nv12(2, 2, matrix=(0.3, 0.1), full_range=False, turns=0), np.array([0, 0, 2, 2])
-        Fit(picture, whole, whole, (2, 2), flip=False).by_kernel(torch.zeros((1, 3, 2), dtype=torch.uint8, device=device), _surfaces_kernel)
+        Fit(picture, whole, whole, (2, 2)).by_kernel(
+            torch.zeros((1, 3, 2), dtype=torch.uint8, device=device), _surfaces_kernel
+        )
     except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
         said = (str(error).splitlines() or [""])[0]
-        warnings.warn(f"Triton builds no kernel here ({type(error).__name__}: {said}): surfaces are resized in more steps", stacklevel=2)
+        warnings.warn(
+            f"Triton builds no kernel here ({type(error).__name__}: {said}): surfaces are resized in more steps",
+            stacklevel=2,
+        )
         return None
     return _surfaces_kernel

@@ -52,7 +52,8 @@ def _fit(
 ):  # fmt: skip
     """Frame program_id(0), pixels program_id(1). `surface`, `row`, `picture`: elements from one to the next; `chroma`: where it begins.
 
-    The pixel (y, x) of the picture as it is stored goes to `origin` + y * `down` + x * `across`: so it is turned and flipped.
+    The pixel (y, x) of the picture as it is stored goes to `origin` + y * `down` + x * `across`: so it is
+    turned.
     """
     frame = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * SIZE + tl.arange(0, SIZE)

@@ -1,6 +1,7 @@
 """What the loaders of clips share: for which files a backend is exact, the work of a worker process, and the loader around it.
 
-    rows -> [worker: decode each clip's frames in one go, resize, flip] -> uint8 [B, T, H, W, 3] in shared memory -> device
+    rows -> [worker: decode each clip's frames in one go, resize] -> uint8 [B, T, H, W, 3] in shared memory ->
+    device
 
 A file that a backend is not known to be exact for, or that it refuses, is decoded by pyav in the same worker.
 """
@@ -26,9 +27,7 @@ from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 from loaders.videos._planes import Fitter, Picture, compile_kernels
 from loaders.videos.exact import exact, kind, notes
-
-CROPS = 3
-"""Most rows in a row that are looked at for the same frames: crops of one clip, in a validation."""
+from plan.geometry import largest_upright, upright
 
 
 def passed(keys: Array, frames: Array) -> int:
@@ -37,7 +36,11 @@ def passed(keys: Array, frames: Array) -> int:
     `keys`: bool [F], which frames of the file are key frames.
     """
     key = np.flatnonzero(keys)
-    begins = key[np.maximum(np.searchsorted(key, frames, side="right") - 1, 0)] if len(key) else np.zeros_like(frames)
+    begins = (
+        key[np.maximum(np.searchsorted(key, frames, side="right") - 1, 0)]
+        if len(key)
+        else np.zeros_like(frames)
+    )
     before = np.concatenate([[-1], frames[:-1]])
     before[0] = min(begins[0], frames[0]) - 1
     return int(np.maximum(np.minimum(frames - before, frames - begins + 1), 1).sum())
@@ -113,18 +116,21 @@ class ClipLoader(Staging):
     `notes`: what is known of that before training.
     """
 
-    def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
+    def __init__(
+        self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None
+    ) -> None:
         super().__init__(feed)
         compile_kernels()
         able = exact(backend, feed.columns, np.arange(len(feed.columns)))
         self.notes = notes(backend, feed.columns, able)
-        rows, plan = feed.plan.rows(0, 0), feed.plan
+        largest = largest_upright(feed.plan)
         self._workers = Workers(
             lambda: Decoding(feed, backend, make_reader, make_pyav),
             workers=feed.workers,
-            batch_size=plan.batch_size,
-            part_bytes=lambda rows: rows * math.prod(plan.sample_shape),
-            part_rows=views_together(rows[0]) if len(rows) else 1,
+            batch_size=feed.plan.batch_size,
+            part_bytes=lambda rows: rows * math.prod(largest),
+            part_rows=feed.plan.same_frames,  # they meet in one worker, which decodes them once
+            row_bytes=lambda rows: math.prod(slot_shape(rows)[1:]),
             pinned=feed.device.type == "cuda" and feed.pinned,
         )
         self.in_flight = self._workers.in_flight + 2
@@ -137,7 +143,7 @@ class ClipLoader(Staging):
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         for slot, its_rows, parts in self._workers.run(rows):
-            shape = slot_shape(its_rows)
+            shape = slot_shape(upright(its_rows))
             pixels = torch.from_numpy(slot[: np.prod(shape)].reshape(shape))
             valid = its_rows.valid.copy()
             for part, told in enumerate(parts):
@@ -149,21 +155,22 @@ class ClipLoader(Staging):
 
 
 def slot_shape(rows: Rows) -> tuple[int, ...]:
-    """B, T, H, W, 3 of what these rows become."""
+    """Return B, T, H, W, 3 of what these upright rows are decoded to."""
     assert rows.frames is not None, "a plan of clips says which frames"
-    height, width = (int(side) for side in rows.sizes.max(axis=0))
-    return (*rows.frames.shape, height, width, 3)
-
-
-def views_together(rows: Rows) -> int:
-    """Most rows in a row that show the same frames: such views of a clip should meet in one worker."""
-    return max(len(places) for places in clips(rows, CROPS))
+    return (*rows.frames.shape, *rows.padded, 3)
 
 
 def clips(rows: Rows, views: int) -> list[Array]:
-    """Places of neighbours that show the same frames of one sample, at most `views` together: a batch may begin in the middle of a clip."""
+    """Return the places of neighbours that show the same frames of one sample, at most `views` together.
+
+    A batch may begin in the middle of a clip.
+    """
     assert rows.frames is not None, "a plan of clips says which frames"
-    same = (rows.ids[1:] == rows.ids[:-1]) & (rows.valid[1:] == rows.valid[:-1]) & (rows.frames[1:] == rows.frames[:-1]).all(axis=1)
+    same = (
+        (rows.ids[1:] == rows.ids[:-1])
+        & (rows.valid[1:] == rows.valid[:-1])
+        & (rows.frames[1:] == rows.frames[:-1]).all(axis=1)
+    )
     found = np.split(np.arange(len(rows)), np.flatnonzero(~same) + 1)
     return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
 
@@ -187,12 +194,14 @@ def checked(source: Any, sample: int) -> Any:
 
 
 class Decoding:
-    """In a worker: rows -> part of a slot; tells what became of them.
+    """In a worker: upright rows -> part of a slot, at their places; tells what became of them.
 
-    Rows that are padding or fail leave their place as it was: _staging.py blackens it.
+    Rows that are padding or fail, and what no place covers, stay as they were: _staging.py blackens them.
     """
 
-    def __init__(self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None) -> None:
+    def __init__(
+        self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None
+    ) -> None:
         self._feed, self._backend = feed, backend
         self._own = make_reader(feed.columns)
         self._pyav = None if make_pyav is None else make_pyav(feed.columns)
@@ -217,7 +226,9 @@ class Decoding:
                 refusals.setdefault(kind(self._feed.columns, sample) + LOST, reason("pyav", error))
         return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
 
-    def _decode(self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]) -> tuple[list[str], int]:
+    def _decode(
+        self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]
+    ) -> tuple[list[str], int]:
         """Fill the places of a sample. Returns the sort of file, once for each, if pyav did it, which has the last word; frames decoded."""
         path, refused = checked(self._feed.source, sample), None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
@@ -245,16 +256,19 @@ class Decoding:
         columns, came = self._feed.columns, 0
         displayed = int(columns.height[sample]), int(columns.width[sample])
         fitters: dict[Any, Fitter] = {}
+        corners = rows.placed.tolist()
         for frame, picture in reader(sample, path, sorted(shown)):
             came += 1
             if picture.shape != displayed:
                 raise Undecodable(f"a frame has {picture.shape} pixels, its file said {displayed}")
             for i, t in shown[frame]:
-                height, width = rows.sizes[i].tolist()
+                left, top, right, bottom = corners[i]
                 which = i, picture.layout
                 if which not in fitters:
-                    fitters[which] = Fitter(picture, rows.regions[i], rows.windows[i], (height, width), bool(rows.flips[i]))
-                fitters[which].fill(out[i, t, :height, :width], picture)
+                    fitters[which] = Fitter(
+                        picture, rows.regions[i], rows.windows[i], (bottom - top, right - left)
+                    )
+                fitters[which].fill(out[i, t, top:bottom, left:right], picture)
         if came != len(shown):
             raise Undecodable(f"{came} of {len(shown)} frames came")
         return passed(columns.keys(sample), np.array(sorted(shown))) if reader.decoded is None else reader.decoded

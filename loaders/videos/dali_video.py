@@ -1,6 +1,7 @@
 """`dali-video`: DALI's video decoder and its filter, on the GPU. It takes a file in memory and the numbers of the frames.
 
-    worker: the packets of a clip -> a small file, whose pictures are displayed as they are coded -> DALI: decode, cut, resize, flip
+    worker: the packets of a clip -> a small file, whose pictures are displayed as they are coded -> DALI:
+    decode, cut, resize
 
 DALI takes whole files, and keeps its decoders for those that are displayed as they are coded: given a file as it is, of 1080 rows that are
 coded as 1088, it makes a decoder for each clip. One pipeline a thread, each for one clip at a time. Worker processes cut the files, and
@@ -22,7 +23,7 @@ from contracts import Array, Feed, Rows, UserError
 from dataset.videos.columns import CODECS
 from loaders import Undecodable
 from loaders._dali import import_dali, lacks_memory, release_memory, said
-from loaders.videos._mixed import MixedLoader, Normalise
+from loaders.videos._mixed import MixedLoader
 from loaders.videos._packets import Filters, Size, chosen, reading, require, wanted_together
 from loaders.videos._planes import BT601, MATRICES
 from loaders.videos._reading import Read
@@ -42,26 +43,44 @@ def build(device: int | None) -> Any:
     """A pipeline of one clip: uint8 [F, H, W, 3]. Frames come in the order in which they are asked for, and as often."""
     dali = import_dali()
     fn, types = dali.fn, dali.types
-    pipeline = dali.Pipeline(batch_size=1, num_threads=1, device_id=device, prefetch_queue_depth=1, exec_dynamic=True)
+    pipeline = dali.Pipeline(
+        batch_size=1, num_threads=1, device_id=device, prefetch_queue_depth=1, exec_dynamic=True
+    )
     with pipeline:
         data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=True)
-        numbers = {name: fn.external_source(name=name, dtype=types.INT32, ndim=1) for name in ("frames", "starts", "shapes")}
-        window, size = (fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("windows", "sizes"))
-        flip = fn.external_source(name="flips", dtype=types.INT32, ndim=0)
-        clip = fn.decoders.video(data, device="cpu" if device is None else "mixed", frames=numbers["frames"], build_index=True)
+        numbers = {
+            name: fn.external_source(name=name, dtype=types.INT32, ndim=1)
+            for name in ("frames", "starts", "shapes")
+        }
+        window, size = (
+            fn.external_source(name=name, dtype=types.FLOAT, ndim=1) for name in ("windows", "sizes")
+        )
+        clip = fn.decoders.video(
+            data, device="cpu" if device is None else "mixed", frames=numbers["frames"], build_index=True
+        )
         clip = fn.slice(clip, start=numbers["starts"], shape=numbers["shapes"], axis_names="HW")
         clip = fn.resize(
-            clip, size=size, roi_start=window[0:2], roi_end=window[2:4], interp_type=types.INTERP_LINEAR, antialias=True, dtype=types.UINT8
+            clip,
+            size=size,
+            roi_start=window[0:2],
+            roi_end=window[2:4],
+            interp_type=types.INTERP_LINEAR,
+            antialias=True,
+            dtype=types.UINT8,
         )
-        pipeline.set_outputs(fn.flip(clip, horizontal=flip))
+        pipeline.set_outputs(clip)
     pipeline.build()
     return pipeline
 
 
 def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
-    """What `build`'s pipeline takes for the clip of one row. Axes: (y, x) as DALI orders them."""
+    """Return what `build`'s pipeline takes for the clip of one upright row.
+
+    Axes: (y, x) as DALI orders them.
+    """
     assert rows.frames is not None, "a plan of clips says which frames"
     left, top, right, bottom = rows.regions[place].tolist()
+    x0, y0, x1, y1 = rows.placed[place].tolist()
     cut: Cut = read.about
     return {
         "data": read.data,
@@ -69,8 +88,7 @@ def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
         "starts": np.array([top, left], np.int32),
         "shapes": np.array([bottom - top, right - left], np.int32),
         "windows": rows.windows[place][[1, 0, 3, 2]].astype(np.float32),
-        "sizes": rows.sizes[place].astype(np.float32),
-        "flips": np.array(rows.flips[place], np.int32),
+        "sizes": np.array([y1 - y0, x1 - x0], np.float32),
     }
 
 
@@ -92,7 +110,10 @@ class Cutting:
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
         file, codec = io.BytesIO(), CODECS[self._columns.codec[sample]]
-        with reading(self._columns, sample, path) as (run, stream), av.open(file, "w", format="matroska") as output:
+        with (
+            reading(self._columns, sample, path) as (run, stream),
+            av.open(file, "w", format="matroska") as output,
+        ):
             out = output.add_stream_from_template(stream)
             size = Size(self._columns, sample, stream.codec_context)
             filters = Filters(codec, stream, out)
@@ -107,7 +128,9 @@ class Cutting:
             order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
             if len(order) < len(found):
                 raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart
-            late = max(place - order[time] for place, (_, time, _) in enumerate(found))  # no packet is shown before it is decoded
+            late = max(
+                place - order[time] for place, (_, time, _) in enumerate(found)
+            )  # no packet is shown before it is decoded
             for place, (packet, time, _) in enumerate(found):
                 packet.stream, packet.time_base = out, Fraction(1, 1000)
                 packet.dts, packet.pts = STEP * place, STEP * (order[time] + late)
@@ -132,22 +155,28 @@ def recoloured(colours: tuple[float, float], device: torch.device) -> torch.Tens
     def rgb_of(red: float, blue: float) -> Array:  # of Y, Cb and Cr, the latter from -0.5 to 0.5
         green = 1 - red - blue
         from_cb, from_cr = 2 * (1 - blue), 2 * (1 - red)
-        return np.array([[1, 0, from_cr], [1, -from_cb * blue / green, -from_cr * red / green], [1, from_cb, 0]])
+        return np.array(
+            [[1, 0, from_cr], [1, -from_cb * blue / green, -from_cr * red / green], [1, from_cb, 0]]
+        )
 
     if colours == BT601:
         return None
-    return torch.tensor((rgb_of(*colours) @ np.linalg.inv(rgb_of(*BT601))).T, dtype=torch.float32, device=device)
+    return torch.tensor(
+        (rgb_of(*colours) @ np.linalg.inv(rgb_of(*BT601))).T, dtype=torch.float32, device=device
+    )
 
 
 class Filling:
     """loaders.videos._mixed.Fills."""
 
-    def __init__(self, device: torch.device, stream: int, normalise: Normalise) -> None:
-        self._device, self._stream, self._normalise = device, stream, normalise
+    def __init__(self, device: torch.device, stream: int) -> None:
+        self._device = device
+        self._stream = stream
         self._pipeline: Any = None
         self.decoded = 0
 
     def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
+        corners = rows.placed.tolist()
         for place in places.tolist():
             try:
                 clip = self._run(inputs(read, rows, place))
@@ -160,7 +189,8 @@ class Filling:
                 raise Undecodable(said(error)) from error
             if (colours := recoloured(read.about.colours, self._device)) is not None:
                 clip = (clip.float() @ colours).round_().clamp_(0, 255)
-            out[place, :, : clip.shape[1], : clip.shape[2]] = self._normalise(clip)
+            left, top, right, bottom = corners[place]
+            out[place, :, top:bottom, left:right] = clip
             if self._stream:
                 torch.cuda.current_stream().synchronize()
             self._pipeline.release_outputs()
@@ -189,7 +219,7 @@ class DaliVideo(MixedLoader):
             feed,
             "dali-video",
             lambda: Cutting(feed.columns),
-            lambda stream, normalise: Filling(feed.device, stream, normalise),
+            lambda stream: Filling(feed.device, stream),
             exact("dali-video", feed.columns, np.arange(len(feed.columns.codec))),
             threads=THREADS,
         )
@@ -201,5 +231,7 @@ class DaliVideo(MixedLoader):
 
 def open(feed: Feed) -> DaliVideo:
     if feed.device.type != "cuda":
-        raise UserError("--loader dali-video needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
+        raise UserError(
+            "--loader dali-video needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU"
+        )
     return DaliVideo(feed)

@@ -1,4 +1,4 @@
-"""`nvdec`: the GPU's video engines, each fed by a thread; frames stay on the device, where they are resized and normalised.
+"""`nvdec`: the GPU's video engines, each fed by a thread; frames are resized and finished on the device.
 
 Worker processes read the packets, and decode by pyav what the engines are not exact for. `nvdec+pyav`, `nvdec+decord`: they also get a
 share of the others.
@@ -17,7 +17,7 @@ import torch
 from contracts import Array, Feed, Rows, UserError
 from dataset.videos.columns import CODECS
 from loaders.videos._engines import NAMES, Nvdec, capabilities, import_codec, within
-from loaders.videos._mixed import Beside, MixedLoader, Normalise
+from loaders.videos._mixed import Beside, MixedLoader
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._reading import Read
@@ -33,9 +33,8 @@ CHUNK = 16
 class Filling:
     """loaders.videos._mixed.Fills."""
 
-    def __init__(self, columns: Any, codec: Any, device: torch.device, stream: int, normalise: Normalise) -> None:
+    def __init__(self, columns: Any, codec: Any, device: torch.device, stream: int) -> None:
         build(device)
-        self._normalise = normalise
         self._decode = Nvdec(columns, codec, device.index or 0, stream)
         self._kept = torch.empty(0)
         self._places: tuple[torch.Tensor, ...] = ()  # of it, one for each surface
@@ -51,22 +50,25 @@ class Filling:
             for t, frame in enumerate(rows.frames[place].tolist()):
                 shown[frame].append((place, t))
         fits: dict[int, Fit] = {}
+        corners = rows.placed.tolist()
         kept: list[int] = []
 
         def empty() -> None:
             for place, fit in fits.items():
-                pixels = self._normalise(fit(self._kept[: len(kept)]))
-                height, width = pixels.shape[1:3]
+                levels = fit(self._kept[: len(kept)])
+                left, top, right, bottom = corners[place]
                 where = [(i, t) for i, frame in enumerate(kept) for its, t in shown[frame] if its == place]
                 for i, t, count in runs(where):
-                    out[place, t : t + count, :height, :width] = pixels[i : i + count]
+                    out[place, t : t + count, top:bottom, left:right] = levels[i : i + count]
             kept.clear()
 
         for frame, picture, surface in self._decode(read):
             if not fits:
                 fits = {place: self._fit(picture, rows, place) for place in places.tolist()}
                 if self._kept.shape[1:] != surface.shape:
-                    self._kept = torch.empty((CHUNK, *surface.shape), dtype=surface.dtype, device=surface.device)
+                    self._kept = torch.empty(
+                        (CHUNK, *surface.shape), dtype=surface.dtype, device=surface.device
+                    )
                     self._places = self._kept.unbind()
             self._places[len(kept)].copy_(surface, non_blocking=True)
             kept.append(frame)
@@ -80,8 +82,8 @@ class Filling:
         self._kept, self._places = torch.empty(0), ()
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
-        height, width = rows.sizes[place].tolist()
-        return Fit(picture, rows.regions[place], rows.windows[place], (height, width), bool(rows.flips[place]))
+        left, top, right, bottom = rows.placed[place].tolist()
+        return Fit(picture, rows.regions[place], rows.windows[place], (bottom - top, right - left))
 
 
 def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
@@ -100,7 +102,9 @@ def beside_of(name: str) -> Beside | None:
         try:
             importlib.import_module("decord")
         except (ImportError, OSError) as error:
-            raise UserError(f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none") from None
+            raise UserError(
+                f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none"
+            ) from None
         from loaders.videos.decord import Decord
 
         return "decord", Decord, Pyav
@@ -110,7 +114,9 @@ def beside_of(name: str) -> Beside | None:
 def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
     """With PyNvVideoCodec, or what stands for it."""
     gpu, there = feed.device.index or 0, set(np.unique(feed.columns.codec[:]).tolist())
-    caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(codec, gpu)
+    caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(
+        codec, gpu
+    )
     engines = max([cap.engines for cap in caps.values()], default=0)
     if not engines:
         raise UserError("--loader nvdec: this GPU has no engine that decodes video; --loader pyav")
@@ -119,7 +125,7 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
         feed,
         "nvdec",
         lambda: Packets(feed.columns),
-        lambda stream, normalise: Filling(feed.columns, codec, feed.device, stream, normalise),
+        lambda stream: Filling(feed.columns, codec, feed.device, stream),
         able,
         threads=engines,  # a second one for an engine waits for the interpreter more than it decodes
         beside=beside_of(beside),
@@ -138,5 +144,7 @@ def usable() -> bool:
 def open(feed: Feed, beside: str = "") -> MixedLoader:
     if feed.device.type != "cuda":
         name = f"nvdec+{beside}" if beside else "nvdec"
-        raise UserError(f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU")
+        raise UserError(
+            f"--loader {name} needs an NVIDIA GPU and none is here; pyav and decord decode on the CPU"
+        )
     return loader(feed, import_codec(), beside)

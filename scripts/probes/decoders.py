@@ -119,7 +119,7 @@ def decode(device: Any) -> tuple[float, ...] | str:
         starts=np.array([[0, 0]], np.int32),
         shapes=np.array([[48, 64]], np.int32),
         windows=np.array([[0, 0, 48, 64]], np.float32),
-        flips=np.zeros(1, np.int32),
+        sizes=np.array([[16, 16]], np.float32),
     )
     stream = None if device is None else torch.cuda.Stream(device)
     runner = Runner(

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Loader, Rows
+from contracts import Array, Feed, Loader, Plan, Rows
 from loaders._staging import DTYPES
 from plan.epoch import EpochPlan
+from plan.geometry import transposed
 from plan.order import order
 from tests.conformance import pictures
 from tests.conformance.looking import Seen, difference, expected_levels, fitted, joined, passed, seen
@@ -51,6 +52,24 @@ def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epochs: Sequence[i
             assert count == len(rows) > 0
 
 
+def batches_are_as_the_plan_says(plan: Plan) -> None:
+    """What loaders build their graphs and their memory by is true of every batch."""
+    batches = list(plan.rows(0, 0))
+    assert batches
+    for rows in batches:
+        assert rows.filled or not plan.filled
+        assert (rows.ops is not None) == plan.operates
+        assert plan.transposes or not transposed(rows.turns).any()
+        assert all(side <= most for side, most in zip(rows.padded, plan.sample_shape[-2:], strict=True))
+    assert plan.resident > 1 or len({rows.padded for rows in batches}) == 1
+    if plan.same_frames > 1:
+        frames = np.concatenate([rows.frames[rows.valid] for rows in batches if rows.frames is not None])
+        # axes: [clips, their crops, T]
+        whole = len(frames) // plan.same_frames * plan.same_frames
+        clips = frames[:whole].reshape(-1, plan.same_frames, frames.shape[1])
+        assert len(clips) and (clips == clips[:, :1]).all()
+
+
 def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0, tolerance: float = WINDOW_TOLERANCE) -> float:
     """Windows and flips, read back from the pixels of `scenes.ramps`. Returns the largest error of an edge, source pixels."""
     found, worst, flips = passed(open_, feed, epoch), 0.0, []
@@ -65,7 +84,7 @@ def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0,
                     fit = fitted(levels, int(scene.manifest.height[sample]), int(scene.manifest.width[sample]))
                     error = float(np.abs(np.array(fit.window) - window).max())
                     assert error <= tolerance, f"{scene.names[sample]}: {fit.window} is not {window}"
-                    assert fit.flipped == rows.flips[i], f"{scene.names[sample]}: flipped {fit.flipped}"
+                    assert fit.flipped == rows.turns[i], f"{scene.names[sample]}: flipped {fit.flipped}"
                     worst = max(worst, error)
                 flips.append(fit.flipped)
             at += 1

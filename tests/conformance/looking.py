@@ -72,7 +72,7 @@ def expected_levels(scene: Scene, rows: Rows, i: int) -> Array:
     region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
     box = (rows.windows[i, 0], rows.windows[i, 1], rows.windows[i, 2], rows.windows[i, 3])
     out = np.asarray(region.resize((width, height), Image.Resampling.BILINEAR, box=box))
-    return out[:, ::-1] if rows.flips[i] else out
+    return out[:, ::-1] if rows.turns[i] else out
 
 
 def torchvision_levels(content: bytes, size: int) -> Array:

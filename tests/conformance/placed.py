@@ -17,7 +17,7 @@ from PIL import Image
 
 from contracts import Array, Batch, Feed, Rows
 from loaders._staging import DTYPES
-from plan import colour
+from plan import geometry, ops
 from tests.conformance import pictures
 from tests.conformance.looking import difference
 from tests.conformance.plants import Plain
@@ -38,6 +38,7 @@ class PlacedPlan:
     canvas   the same, padded to multiples of STEP
     places   outputs of one size, of which the image fills a part
     colour   the same, with distorted colours
+    turned   outputs of several sizes and places, in all eight turns
     all      of all this at once
     """
 
@@ -66,6 +67,22 @@ class PlacedPlan:
     def resident(self) -> int:
         return 1 if self.kind in ("places", "colour") else 8
 
+    @property
+    def filled(self) -> bool:
+        return False
+
+    @property
+    def operates(self) -> bool:
+        return self.kind in ("colour", "all")
+
+    @property
+    def transposes(self) -> bool:
+        return self.kind in ("turned", "all")
+
+    @property
+    def same_frames(self) -> int:
+        return 1
+
     def steps(self, first: int = 0) -> int:
         return -(-(self.samples - first) // self.batch_size)
 
@@ -85,12 +102,18 @@ class PlacedPlan:
             regions=regions.astype(np.int64),
             windows=windows.astype(np.float64),
             sizes=sizes.astype(np.int64),
-            flips=(ids + epoch) % 2 == 0,
+            turns=((ids + epoch + 1) % (geometry.TURNS if self.transposes else 2)).astype(np.uint8),
             valid=valid,
             places=None if self.kind in ("sizes", "canvas") else places.astype(np.int64),
             canvas=(int(height), int(width)) if self.kind in ("canvas", "all") else None,
-            colour=colour.distortions(5, epoch, ids) if self.kind in ("colour", "all") else None,
+            ops=self._ops(epoch, ids) if self.operates else None,
         )
+
+    def _ops(self, epoch: int, ids: Array) -> Array:
+        """One in three rows has none; of kind `all` the others have one in either of two slots."""
+        drawn = ops.alone(ops.DISTORT, ops.distortions(5, epoch, ids))
+        slots = [(ids + epoch) % 3 == slot for slot in range(2)] if self.kind == "all" else [ids % 3 > 0]
+        return np.concatenate([np.where(has[:, None, None], drawn, 0) for has in slots], axis=1)
 
     def _row(self, epoch: int, sample: int) -> tuple[Array, Array, tuple[int, int], Array]:
         """Region, window, size of the output, place: a whole image for every third sample, else a part of it."""
@@ -112,7 +135,7 @@ class PlacedPlan:
         return np.concatenate([low, high]), window, size, place
 
 
-KINDS = ("sizes", "canvas", "places", "colour", "all")
+KINDS = ("sizes", "canvas", "places", "colour", "turned", "all")
 
 
 def feed_of(scene: Scene, kind: str, device: torch.device, **changes: Any) -> Feed:
@@ -152,20 +175,35 @@ def place_of(rows: Rows, i: int) -> tuple[int, int, int, int]:
     return left, top, right, bottom
 
 
+def turned(pixels: Array, turn: int) -> Array:
+    """[H, W, 3] or [T, H, W, 3], by NumPy: transposed, flipped, mirrored, in this order."""
+    if turn & 4:
+        pixels = np.swapaxes(pixels, -3, -2)
+    if turn & 2:
+        pixels = pixels[..., ::-1, :, :]
+    if turn & 1:
+        pixels = pixels[..., ::-1, :]
+    return pixels
+
+
 def window_of(pixels: Array, rows: Rows, i: int) -> Array:
     """uint8 [h, w, 3], the window of row i as it fills its place."""
+    turn = int(rows.turns[i])
     x0, y0, x1, y1 = rows.regions[i].tolist()
     left, top, right, bottom = place_of(rows, i)
     a, b, c, d = rows.windows[i].tolist()
     region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
-    out = np.asarray(region.resize((right - left, bottom - top), Image.Resampling.BILINEAR, box=(a, b, c, d)))
-    return out[:, ::-1] if rows.flips[i] else out
+    sides = (bottom - top, right - left) if turn & 4 else (right - left, bottom - top)
+    return turned(np.asarray(region.resize(sides, Image.Resampling.BILINEAR, box=(a, b, c, d))), turn)
 
 
 def coloured(levels: Array, rows: Rows, i: int) -> Array:
     """float64 in 0..1 of grey levels."""
     scaled = levels.astype(np.float64) / 255
-    return scaled if rows.colour is None else colour.distort(scaled, rows.colour[i])
+    for operation, *numbers in () if rows.ops is None else rows.ops[i].tolist():
+        if operation:
+            scaled = ops.distort(scaled, np.array(numbers))
+    return scaled
 
 
 def normalised(feed: Feed, values: Array) -> Array:
@@ -204,7 +242,7 @@ def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
     np.testing.assert_array_equal(batch.valid.cpu().numpy(), valid)
     assert batch.rows is not None
     np.testing.assert_array_equal(batch.rows.valid, valid)
-    for name in ("ids", "regions", "windows", "sizes", "flips", "places", "colour", "canvas"):
+    for name in ("ids", "regions", "windows", "sizes", "turns", "places", "ops", "canvas"):
         np.testing.assert_array_equal(getattr(batch.rows, name), getattr(rows, name), err_msg=name)
     targets = packed(replace(rows, valid=valid))
     assert set(batch.targets) == set(batch.host) == set(targets)
@@ -265,17 +303,33 @@ class InTheCorner(PlainPlaced):
         return super().image(replace(rows, places=np.concatenate([np.zeros_like(sides), sides], axis=1)), i)
 
 
-class MirrorsTheOutput(PlainPlaced):
-    """Mirrors the place with the image."""
+class MirrorsThePlace(PlainPlaced):
+    """Mirrors the place once more with the image."""
 
     def image(self, rows: Rows, i: int) -> Array | None:
-        if not rows.flips[i]:
+        if not rows.turns[i]:
             return super().image(rows, i)
-        made = super().image(replace(rows, flips=np.zeros_like(rows.flips)), i)
+        made = super().image(replace(rows, turns=np.zeros_like(rows.turns)), i)
         width = int(rows.sizes[i, 1])
         if made is not None:
             made[:, :width] = made[:, :width][:, ::-1].copy()
         return made
+
+
+class TransposesLast(PlainPlaced):
+    """Mirrors and flips before it transposes: another turn, where only one of the two is asked for."""
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        turns = rows.turns
+        other = (turns & 4) | (turns & 1) << 1 | (turns & 2) >> 1
+        return super().image(replace(rows, turns=np.where(turns & 4, other, turns)), i)
+
+
+class NeverTurns(PlainPlaced):
+    """Ignores the turns, but for the shape."""
+
+    def image(self, rows: Rows, i: int) -> Array | None:
+        return super().image(replace(rows, turns=rows.turns & 4), i)
 
 
 class BlackOutside(PlainPlaced):
@@ -295,15 +349,15 @@ class NoColour(PlainPlaced):
     """Ignores the colours."""
 
     def image(self, rows: Rows, i: int) -> Array | None:
-        return super().image(replace(rows, colour=None), i)
+        return super().image(replace(rows, ops=None), i)
 
 
 class NeighboursColour(PlainPlaced):
     """The colours of the row before."""
 
     def image(self, rows: Rows, i: int) -> Array | None:
-        assert rows.colour is not None
-        return super().image(replace(rows, colour=np.roll(rows.colour, 1, axis=0)), i)
+        assert rows.ops is not None
+        return super().image(replace(rows, ops=np.roll(rows.ops, 1, axis=0)), i)
 
 
 class LargestCanvas(PlainPlaced):
@@ -326,7 +380,9 @@ class TargetsOfWhatFailed(PlainPlaced):
 
 FAULTS: dict[Callable[[Feed], Any], str] = {
     InTheCorner: "places",
-    MirrorsTheOutput: "places",
+    MirrorsThePlace: "places",
+    TransposesLast: "turned",
+    NeverTurns: "turned",
     BlackOutside: "canvas",
     NoColour: "colour",
     NeighboursColour: "colour",

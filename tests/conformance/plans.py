@@ -27,14 +27,14 @@ KINDS: dict[str, tuple[type, tuple[int, ...]]] = {
     "regions": (np.int64, (4,)),
     "windows": (np.float64, (4,)),
     "sizes": (np.int64, (2,)),
-    "flips": (np.bool_, ()),
+    "turns": (np.uint8, ()),
     "valid": (np.bool_, ()),
     "frames": (np.int64, (4,)),
-    "colour": (np.float32, (6,)),
+    "ops": (np.float32, (1, 7)),
     "places": (np.int64, (4,)),
 }
 """Field of Rows -> its dtype, and its shape behind the axis of the samples, for the plans below."""
-OPTIONAL = {"frames", "colour", "places"}
+OPTIONAL = {"frames", "ops", "places"}
 SHORT_SIDES = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800)
 
 
@@ -295,7 +295,7 @@ def rows_are_the_contract(make: Make, n: int = 40, *, batch_size: int = 8, epoch
             shapes.add(rows.padded)
         assert plan.resident > 1 or shapes == {plan.sample_shape[-2:]}, "a plan that says so has one shape"
         if not training:
-            assert not any(rows.flips.any() for rows in plan.rows(epoch, 0)), (
+            assert not any(rows.turns.any() for rows in plan.rows(epoch, 0)), (
                 "nothing of a validation is random"
             )
 

@@ -90,7 +90,7 @@ class Plain:
         return x0, y0, x1, y1
 
     def flipped(self, rows: Rows, i: int) -> bool:
-        return bool(rows.flips[i])
+        return bool(rows.turns[i])
 
     def frames(self, rows: Rows, i: int) -> list[int]:
         """Places of row i's frames in their file."""
@@ -116,8 +116,8 @@ class OnePixelOff(Plain):
         return x0 + 1, y0, x1 + 1, y1
 
 
-class NoFlips(Plain):
-    """Ignores the plan's flips."""
+class NoTurns(Plain):
+    """Ignores the plan's turns."""
 
     def flipped(self, rows: Rows, i: int) -> bool:
         return False

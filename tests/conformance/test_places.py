@@ -92,10 +92,11 @@ def test_canvases_that_change_add_no_memory(backend: Backend, small: Scene) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_plan_of_these_tests_is_what_it_says(photographs: Scene, kind: str) -> None:
-    """Batches of several canvases, images at places, flips of both sorts, padding."""
+    """Batches of several canvases, images at places, all turns that there are, padding."""
     rows = list(feed_of(photographs, kind, CPU).plan.rows(0, 0))
     assert (len({one.padded for one in rows}) > 1) == (kind not in ("places", "colour"))
-    assert {bool(flip) for one in rows for flip in one.flips} == {True, False}
+    turns = {int(turn) for one in rows for turn in one.turns}
+    assert turns == set(range(8 if kind in ("turned", "all") else 2))
     assert not rows[-1].valid.all()
     assert all((one.places is not None) == (kind not in ("sizes", "canvas")) for one in rows)
     assert all(np.isin(one.ids[one.valid], np.arange(photographs.samples)).all() for one in rows)

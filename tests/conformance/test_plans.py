@@ -95,7 +95,7 @@ FAULTS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "outside": (each(lambda one, _: {"regions": one.regions + 1}), ("rows",)),
     "single precision": (each(lambda one, _: {"windows": one.windows.astype(np.float32)}), ("rows",)),
     "other sizes": (each(lambda one, _: {"sizes": one.sizes - int(one.ids[0]) % 2}), ("rows",)),
-    "a random validation": (each(lambda one, _: {"flips": one.flips | True}), ("rows",)),
+    "a random validation": (each(lambda one, _: {"turns": one.turns | 1}), ("rows",)),
 }
 """fault(plan, rows, epoch, first) -> rows, and the checks that have to refuse it."""
 

@@ -50,7 +50,7 @@ FAULTS: dict[str, dict[type[Plain], tuple[str, ...]]] = {
     "of_images": {
         plants.OwnCrop: ("windows", "pixels", "damage"),
         plants.OnePixelOff: ("windows", "pixels"),
-        plants.NoFlips: ("windows", "pixels"),
+        plants.NoTurns: ("windows", "pixels"),
         plants.NeighboursLabel: ("rows",),
         plants.NeighboursPixels: ("windows", "own pixels", "pixels"),
         plants.Doubled: ("rows",),
@@ -63,7 +63,7 @@ FAULTS: dict[str, dict[type[Plain], tuple[str, ...]]] = {
     "of_clips": {
         plants.OwnCrop: ("windows",),
         plants.OnePixelOff: ("windows",),
-        plants.NoFlips: ("windows",),
+        plants.NoTurns: ("windows",),
         plants.OneFrameOff: ("own pixels",),
         plants.Backwards: ("own pixels",),
         plants.NeighboursLabel: ("rows",),

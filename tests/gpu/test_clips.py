@@ -63,14 +63,14 @@ class ByNvdec:
         for frame, picture, surface in self._decode(self._packets(sample, self._videos.path(sample), frames)):
             height, width = picture.shape
             whole = np.array([0, 0, width, height])
-            yield frame, Fit(picture, whole, whole.astype(float), (height, width), False)(surface[None])[0].cpu().numpy()
+            yield frame, Fit(picture, whole, whole.astype(float), (height, width))(surface[None])[0].cpu().numpy()
 
 
 class ByDali:
     def __init__(self, videos: Any, device: torch.device) -> None:
         self._videos, self._device = videos, device
         self._read = Cutting(videos)
-        self._fill = Filling(device, torch.cuda.current_stream().cuda_stream, lambda clip: clip)
+        self._fill = Filling(device, torch.cuda.current_stream().cuda_stream)
 
     def __call__(self, sample: int, frames: list[int]) -> Iterator[tuple[int, np.ndarray]]:
         height, width = int(self._videos.height[sample]), int(self._videos.width[sample])
@@ -80,7 +80,7 @@ class ByDali:
             regions=whole,
             windows=whole.astype(float),
             sizes=np.array([[height, width]]),
-            flips=np.array([False]),
+            turns=np.zeros(1, np.uint8),
             valid=np.array([True]),
             frames=np.array([frames]),
         )
@@ -175,7 +175,7 @@ def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: tor
                 clips = on_cpu(batch.images)
                 apart = np.abs(clips - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
                 for place in np.flatnonzero(rows.valid).tolist():
-                    upright = clips[place][:, :, :: -1 if rows.flips[place] else 1]
+                    upright = clips[place][:, :, :: -1 if rows.turns[place] else 1]
                     expected = [made.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
                     assert [number(frame) for frame in upright] == expected, made.names[rows.ids[place]]
                     assert apart[place] <= APART, made.names[rows.ids[place]]
@@ -212,7 +212,7 @@ def test_sizes_that_are_coded_alike(name: str, order: int, tmp_path: Path, devic
                 clips = on_cpu(batch.images)
                 apart = np.abs(clips - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
                 for place in np.flatnonzero(rows.valid).tolist():
-                    shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.flips[place] else 1]]
+                    shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.turns[place] else 1]]
                     assert shown == rows.frames[place].tolist(), kinds.names[rows.ids[place]]
                     assert apart[place] <= APART, kinds.names[rows.ids[place]]
         print(f"{name}: {dict(loading.counts.fallbacks)}")
@@ -254,7 +254,7 @@ def test_files_beside_damaged_ones_are_right(name: str, tmp_path: Path, device: 
                 assert not any(sample % 2 for sample in batch.failed) and rows.frames is not None
                 clips = on_cpu(batch.images)
                 for place in np.flatnonzero(batch.valid.cpu().numpy() & (rows.ids % 2 == 1)).tolist():
-                    shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.flips[place] else 1]]
+                    shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.turns[place] else 1]]
                     assert shown == [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
 
 

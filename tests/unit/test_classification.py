@@ -28,7 +28,7 @@ def rows(ids: list[int]) -> Rows:
         regions=np.zeros((count, 4), np.int64),
         windows=np.zeros((count, 4)),
         sizes=np.zeros((count, 2), np.int64),
-        flips=np.zeros(count, bool),
+        turns=np.zeros(count, np.uint8),
         valid=np.array(ids) >= 0,
     )
 

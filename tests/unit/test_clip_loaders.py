@@ -26,7 +26,7 @@ from loaders import CLIPS, Undecodable, open_loader
 from loaders._workers import part_of
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
-from loaders.videos._worker import LOST, REASON, REFUSED, ClipLoader, Decoding, passed, reason, views_together
+from loaders.videos._worker import LOST, REASON, REFUSED, ClipLoader, Decoding, passed, reason
 from loaders.videos.exact import exact, kind
 from loaders.videos.pyav import Pyav
 from plan.clips import ClipPlan, ClipPolicy
@@ -49,7 +49,14 @@ class Clips:
     batch_size: int = BATCH
     image_size: int = SIZE
     resident: int = 1
+    filled: bool = True
+    operates: bool = False
+    transposes: bool = False
     ordering: str = "as they are"
+
+    @property
+    def same_frames(self) -> int:
+        return self.views
 
     @property
     def samples(self) -> int:
@@ -82,7 +89,7 @@ class Clips:
             regions=whole.astype(np.int64),
             windows=whole,
             sizes=np.full((BATCH, 2), SIZE),
-            flips=flips,
+            turns=flips.astype(np.uint8),
             valid=valid,
             frames=frames,
         )
@@ -121,7 +128,7 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
                 np.testing.assert_array_equal(batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1))
                 assert rows.frames is not None and not batch.images[~batch.valid].any()
                 for i in np.flatnonzero(rows.valid):
-                    upright = levels(batch.images)[i][:, :, :: -1 if rows.flips[i] else 1]
+                    upright = levels(batch.images)[i][:, :, :: -1 if rows.turns[i] else 1]
                     expected = [made.shown(int(rows.ids[i]), frame) for frame in rows.frames[i].tolist()]
                     assert [number(frame) for frame in upright] == expected, made.names[rows.ids[i]]
         claimed = exact(backend, made.videos, np.arange(len(made.videos)))
@@ -172,7 +179,7 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
             return super().__call__(sample, path, frames)
 
     rows = given.plan.rows(0, 0)[0]
-    assert views_together(rows) == 3 and rows.frames is not None
+    assert rows.frames is not None and (rows.frames[:3] == rows.frames[0]).all()
     one = part_of(rows, 0, 3)
     slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
     told = Decoding(given, "pyav", Counted, None)(one, slot)
@@ -182,8 +189,8 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
     instead = Decoding(given, "toy", Pyav, Counted)(one, slot)
     assert instead.fallbacks == [kind(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
     clips = slot.reshape(3, T, SIZE, SIZE, 3)
-    for clip, flip in zip(clips, one.flips, strict=True):
-        np.testing.assert_array_equal(clip[:, :, ::-1] if flip else clip, clips[0][:, :, ::-1] if one.flips[0] else clips[0])
+    for clip in clips:
+        np.testing.assert_array_equal(clip, clips[0])
 
 
 def test_what_a_decoder_goes_through() -> None:
@@ -265,7 +272,7 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
                 for i in np.flatnonzero(batch.valid.numpy()):
                     sample = int(rows.ids[i])
                     assert rows.frames is not None
-                    shown = [number(frame) for frame in levels(batch.images)[i][:, :, :: -1 if rows.flips[i] else 1]]
+                    shown = [number(frame) for frame in levels(batch.images)[i][:, :, :: -1 if rows.turns[i] else 1]]
                     expected = [kinds.shown(sample, frame) for frame in rows.frames[i].tolist()]
                     if sample % 2:  # one that is whole
                         assert shown == expected

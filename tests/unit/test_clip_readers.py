@@ -45,7 +45,7 @@ def upright(picture: Picture) -> np.ndarray:
     """uint8 [H, W, 3], the whole displayed frame in its own size."""
     height, width = picture.shape
     out = np.empty((height, width, 3), np.uint8)
-    Fitter(picture, np.array([0, 0, width, height]), np.array([0.0, 0, width, height]), (height, width), flip=False).fill(out, picture)
+    Fitter(picture, np.array([0, 0, width, height]), np.array([0.0, 0, width, height]), (height, width)).fill(out, picture)
     return out
 
 

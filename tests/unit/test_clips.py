@@ -183,7 +183,7 @@ def test_where_numbers_come_from() -> None:
     assert (rows.frames >= first[:, None]).all() and (rows.frames < (first + frames)[:, None]).all()
     starts = clips.random_start(clips.last_start(frames, 4, 2), uniforms(3, 4, Purpose.FRAMES, rows.ids, 1)[:, 0])
     assert (rows.frames[:, 0] == first + starts).all()
-    assert (rows.flips == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
+    assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
     assert (rows.ids == order(3, 4, 30)).all() and (rows.sizes == 16).all()
 
 

@@ -201,7 +201,7 @@ def rows_of(sample: int) -> Rows:
         regions=np.zeros((1, 4), int),
         windows=np.zeros((1, 4)),
         sizes=np.array([[1, 1]]),
-        flips=np.array([False]),
+        turns=np.zeros(1, np.uint8),
         valid=np.array([True]),
     )
 

@@ -15,7 +15,6 @@ from config import Augmentation, Detection
 from contracts import UserError
 from models import Native
 from plan.boxes import DetectionPlan, DetectionPolicy, padding
-from plan.geometry import places
 from plan.order import grouped, order
 from tasks._plans import detection_policies
 from tests.conformance.plans import SHORT_SIDES, boxed
@@ -40,7 +39,7 @@ def plan(n: int, *, policy: DetectionPolicy = FLIP, seed: int = 3, batch_size: i
 
 def test_a_stretched_image_has_one_size_and_no_canvas() -> None:
     rows = plan(20, policy=STRETCH).rows(0, 0)[0]
-    assert (rows.sizes == 300).all() and rows.canvas is None and rows.places is None and rows.colour is None
+    assert (rows.sizes == 300).all() and rows.canvas is None and rows.places is None and rows.ops is None
     assert (rows.windows[:, 2:] == rows.regions[:, 2:]).all()
 
 
@@ -48,11 +47,11 @@ def test_a_stretched_image_has_one_size_and_no_canvas() -> None:
 def test_images_lie_on_their_canvas(name: str) -> None:
     flipped = 0
     for rows in plan(200, policy=POLICIES[name], batch_size=8).rows(1, 0):
-        place = places(rows)
+        place = rows.placed
         assert (place[:, :2] >= 0).all() and (place[:, 2:] <= rows.sizes[:, ::-1]).all() and (place[:, 2:] > place[:, :2]).all()
         assert rows.canvas is None or not any(side % 32 for side in rows.canvas)
-        assert (rows.places is not None) == (name in ("lsj", "ssd")) and (rows.colour is not None) == (name == "ssd")
-        flipped += int(rows.flips.sum())
+        assert (rows.places is not None) == (name in ("lsj", "ssd")) and (rows.ops is not None) == (name == "ssd")
+        flipped += int(rows.turns.sum())
     assert 50 < flipped < 110
 
 
@@ -123,7 +122,7 @@ def test_padding_is_what_no_image_covers(name: str) -> None:
     covered = []
     for rows in batches:
         canvas = np.zeros((len(rows), *rows.padded), bool)
-        for row, (x0, y0, x1, y1) in enumerate(places(rows).tolist()):
+        for row, (x0, y0, x1, y1) in enumerate(rows.placed.tolist()):
             canvas[row, y0:y1, x0:x1] = True
         covered.append(canvas.ravel())
     share = padding(plan(61, policy=POLICIES[name]).rows(0, 0))

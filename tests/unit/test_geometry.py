@@ -1,21 +1,24 @@
-"""The affine map of a row: exact both ways, for flips, places and windows of any size."""
+"""The affine map of a row: exact both ways, for turns, places and windows of any size."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
 from plan import geometry
+from tests.conformance.placed import turned
 
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
-    """Rows with any regions, windows, places and flips."""
+    """Rows with any regions, windows, places and turns."""
     rng = np.random.default_rng(seed)
 
     def spans(limit: Any) -> Any:
@@ -34,7 +37,7 @@ def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
         regions=np.concatenate([low, high], axis=1),
         windows=windows,
         sizes=sizes,
-        flips=rng.random(count) < 0.5,
+        turns=rng.integers(0, geometry.TURNS, count).astype(np.uint8),
         valid=np.ones(count, bool),
         places=place if places else None,
     )
@@ -53,29 +56,64 @@ def test_back_and_forth_is_where_it_was(seed: int, places: bool) -> None:
 
 @given(SEEDS, st.booleans())
 def test_the_windows_corners_are_the_places_corners(seed: int, places: bool) -> None:
-    """And the left one is on the right under a flip."""
-    rows = drawn_rows(seed, places=places)
+    rows = geometry.upright(drawn_rows(seed, places=places))
     which = np.arange(len(rows))
-    place = geometry.places(rows)
     if not places:
-        assert (place[:, :2] == 0).all() and (place[:, 2:] == rows.sizes[:, ::-1]).all()
+        assert (rows.placed[:, :2] == 0).all() and (rows.placed[:, 2:] == rows.sizes[:, ::-1]).all()
     corner = rows.regions[:, :2]
     first = geometry.to_output(rows, which, corner + rows.windows[:, :2])
     last = geometry.to_output(rows, which, corner + rows.windows[:, 2:])
-    close: Any = {"rtol": 1e-9, "atol": 1e-6}
-    np.testing.assert_allclose(first[:, 0], np.where(rows.flips, place[:, 2], place[:, 0]), **close)
-    np.testing.assert_allclose(last[:, 0], np.where(rows.flips, place[:, 0], place[:, 2]), **close)
-    np.testing.assert_allclose(np.stack([first[:, 1], last[:, 1]]), place[:, [1, 3]].T, **close)
+    np.testing.assert_allclose(np.concatenate([first, last], axis=1), rows.placed, rtol=1e-9, atol=1e-6)
 
 
-def one(*, flip: bool) -> Rows:
+@pytest.mark.parametrize("turn", range(geometry.TURNS))
+@pytest.mark.parametrize("places", [False, True])
+def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> None:
+    """Each pixel of an output of 3 x 4 carries its number, and NumPy turns them."""
+    drawn = drawn_rows(7, count=1, places=False)
+    sizes = np.array([[4, 3] if turn & geometry.TRANSPOSE else [3, 4]])
+    rows = replace(drawn, sizes=sizes, turns=np.array([turn], np.uint8), places=None)
+    if places:
+        covered = np.array([[1, 0, 3, 2]])
+        rows = replace(rows, places=geometry.turned_places(covered, rows.turns, sizes))
+        assert geometry.upright(rows).placed.tolist() == covered.tolist()
+        pixels = np.zeros((3, 4, 1), int)
+        pixels[0:2, 1:3] = 1
+        ys, xs = np.nonzero(turned(pixels, turn)[..., 0])
+        assert rows.placed.tolist() == [[xs.min(), ys.min(), xs.max() + 1, ys.max() + 1]]
+    before, numbers = geometry.upright(rows), np.arange(12).reshape(3, 4, 1)
+    assert before.padded == (3, 4) and not before.turns.any()
+    after = turned(numbers, turn)[..., 0]
+    for number in range(12):
+        y, x = divmod(number, 4)
+        here = geometry.to_image(before, np.array([0]), np.array([[x + 0.5, y + 0.5]]))
+        ((row, column),) = np.argwhere(after == number)
+        there = geometry.to_output(rows, np.array([0]), here)
+        np.testing.assert_allclose(there, [[column + 0.5, row + 0.5]], atol=1e-6)
+        np.testing.assert_allclose(geometry.to_image(rows, np.array([0]), there), here, rtol=1e-9)
+
+
+def test_two_reflections_are_none() -> None:
+    """A letter R, turned by NumPy, is one of its four rotations, or its mirror image."""
+    letter = np.array([[1, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 1]])[..., None]
+    rotations = [np.rot90(letter, quarter).tolist() for quarter in range(4)]
+    found = [turned(letter, turn).tolist() not in rotations for turn in range(geometry.TURNS)]
+    assert geometry.reflected(np.arange(geometry.TURNS)).tolist() == found
+
+
+def test_upright_rows_are_left_alone() -> None:
+    rows = replace(drawn_rows(3), turns=np.zeros(6, np.uint8))
+    assert geometry.upright(rows) is rows
+
+
+def one(turn: int) -> Rows:
     """A region at (10, 20), of it the window 4..24 x 2..12, shown 40 x 10 large at (5, 6) of an output 60 x 30 large."""
     return Rows(
         ids=np.array([0]),
         regions=np.array([[10, 20, 40, 40]]),
         windows=np.array([[4.0, 2.0, 24.0, 12.0]]),
         sizes=np.array([[30, 60]]),
-        flips=np.array([flip]),
+        turns=np.array([turn], np.uint8),
         valid=np.array([True]),
         places=np.array([[5, 6, 45, 16]]),
     )
@@ -83,12 +121,12 @@ def one(*, flip: bool) -> Rows:
 
 def test_by_hand() -> None:
     row, here = np.array([0]), np.array([[20.0, 25.0]])  # 6 pixels right of the window and 3 below its top
-    assert geometry.to_output(one(flip=False), row, here).tolist() == [[5 + 12, 6 + 3]]
-    assert geometry.to_output(one(flip=True), row, here).tolist() == [[45 - 12, 6 + 3]]
+    assert geometry.to_output(one(0), row, here).tolist() == [[5 + 12, 6 + 3]]
+    assert geometry.to_output(one(geometry.MIRROR), row, here).tolist() == [[45 - 12, 6 + 3]]
     box = np.array([[20.0, 25.0, 24.0, 31.0]])
-    assert geometry.boxes_to_output(one(flip=False), row, box).tolist() == [[17, 9, 25, 15]]
-    assert geometry.boxes_to_output(one(flip=True), row, box).tolist() == [[25, 9, 33, 15]]
-    assert geometry.boxes_to_image(one(flip=True), row, np.array([[25.0, 9.0, 33.0, 15.0]])).tolist() == box.tolist()
+    assert geometry.boxes_to_output(one(0), row, box).tolist() == [[17, 9, 25, 15]]
+    assert geometry.boxes_to_output(one(geometry.MIRROR), row, box).tolist() == [[25, 9, 33, 15]]
+    assert geometry.boxes_to_image(one(geometry.MIRROR), row, np.array([[25.0, 9.0, 33.0, 15.0]])).tolist() == box.tolist()
 
 
 @given(SEEDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import Rows
-from loaders._places import colouring, filled, placing
 from loaders._staging import fitted, outside, too_small
-from plan import geometry
 
 SIDES = st.integers(1, 9)
 
@@ -26,14 +23,10 @@ def rows_of(sizes: list[tuple[int, int]], **more: Any) -> Rows:
         regions=np.zeros((count, 4), np.int64),
         windows=np.zeros((count, 4)),
         sizes=np.array(sizes, np.int64),
-        flips=np.zeros(count, bool),
+        turns=np.zeros(count, np.uint8),
         valid=np.ones(count, bool),
         **more,
     )
-
-
-def plan_of(*batches: Rows, resident: int = 1) -> Any:
-    return SimpleNamespace(rows=lambda epoch, first: batches, resident=resident)
 
 
 WHOLE = rows_of([(8, 6), (8, 6)])
@@ -41,8 +34,8 @@ PLACES = np.array([[0, 0, 6, 8], [1, 2, 3, 4]])
 
 
 def test_without_places_an_image_fills_its_output() -> None:
-    assert geometry.places(rows_of([(8, 6), (3, 4)])).tolist() == [[0, 0, 6, 8], [0, 0, 4, 3]]
-    assert geometry.places(rows_of([(8, 6), (8, 6)], places=PLACES)) is PLACES
+    assert rows_of([(8, 6), (3, 4)]).placed.tolist() == [[0, 0, 6, 8], [0, 0, 4, 3]]
+    assert rows_of([(8, 6), (8, 6)], places=PLACES).placed is PLACES
 
 
 @pytest.mark.parametrize(
@@ -57,18 +50,7 @@ def test_without_places_an_image_fills_its_output() -> None:
     ],
 )
 def test_what_is_left_free(rows: Rows, fills: bool) -> None:
-    assert filled(rows) is fills
-
-
-def test_which_graph_a_plan_needs() -> None:
-    assert not placing(plan_of(WHOLE))
-    assert not placing(plan_of())
-    assert placing(plan_of(WHOLE, resident=8)), "the first batch may have one size by chance"
-    assert placing(plan_of(rows_of([(8, 6)], places=PLACES[:1]))), "so may the first place"
-    assert placing(plan_of(rows_of([(8, 6), (7, 6)])))
-    assert not colouring(plan_of(WHOLE))
-    assert not colouring(plan_of())
-    assert colouring(plan_of(rows_of([(8, 6)], colour=np.zeros((1, 6), np.float32))))
+    assert rows.filled is fills
 
 
 @given(st.data(), SIDES, SIDES)

@@ -44,7 +44,7 @@ def shown(picture: Picture, surface: torch.Tensor) -> int:
     """The number on a whole frame, which can be read at a smaller size."""
     height, width = picture.shape
     whole = np.array([0, 0, width, height])
-    return number(Fit(picture, whole, whole.astype(float), (height // 2, width // 2), False)(surface[None])[0].numpy())
+    return number(Fit(picture, whole, whole.astype(float), (height // 2, width // 2))(surface[None])[0].numpy())
 
 
 class Reading:
@@ -252,10 +252,10 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
         right = {}
         for frame, picture in pyav(sample, kinds.videos.path(sample), wanted):
             right[frame] = np.empty((height, width, 3), np.uint8)
-            Fitter(picture, whole, whole, (height, width), False).fill(right[frame], picture)
+            Fitter(picture, whole, whole, (height, width)).fill(right[frame], picture)
         for frame, picture, surface in read(sample, wanted):
             assert picture.shape == (height, width)
-            found = Fit(picture, whole, whole, (height, width), False)(surface[None])[0].numpy()
+            found = Fit(picture, whole, whole, (height, width))(surface[None])[0].numpy()
             assert np.abs(found.astype(int) - right[frame]).max() <= 1, kinds.names[sample]
     assert codec.made <= 1 + 4 + 1 + 3, "one of H.264, four of HEVC, one of VP9, and as many again for larger ones"
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from loaders.videos._engines import capabilities, within
 from loaders.videos._worker import LOST, REFUSED
 from loaders.videos.exact import exact, kind
 from loaders.videos.nvdec import loader
+from tests.conformance.turning import rows_are_changed
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
 from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels, spoiled
@@ -32,7 +34,7 @@ from tests.unit.video_files import number
 
 
 def numbers(images: torch.Tensor, rows: Any, place: int) -> list[int]:
-    upright = levels(images)[place][:, :, :: -1 if rows.flips[place] else 1]
+    upright = levels(images)[place][:, :, :: -1 if rows.turns[place] else 1]
     return [number(frame) for frame in upright]
 
 
@@ -152,16 +154,25 @@ def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -
         ids=first,
         regions=whole,
         windows=whole.astype(float),
-        flips=first.astype(bool),
+        turns=first.astype(np.uint8),
         frames=np.array([[clip + t for t in range(T)] for clip in (0, 0, late, 0)]),
     )
     loading = loader(given, Refusing(), "")
     with loading:
-        out = torch.zeros((BATCH, T, SIZE, SIZE, 3))
+        out = torch.zeros((BATCH, T, SIZE, SIZE, 3), dtype=torch.uint8)
         told = [loading._all[0]._decode(rows, Unit(np.array(places), able=True), out) for places in ([0, 1], [2])]
         assert [its.lost for its in told] == [[], [2]] and told[0].fallbacks == ["h264 in mkv, refused"] * 2
-        shown = [numbers(out.movedim(-1, 1), rows, place) for place in (0, 1)]
+        shown = [[number(frame) for frame in out[place].numpy()] for place in (0, 1)]
         assert shown == [expected(kinds, rows, place) for place in (0, 1)] and not out[2:].any()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_clips_are_turned_and_operated_on(tmp_path: Path, workers: int) -> None:
+    """By the engines, by workers for what those are not exact for, and by pyav for what they refuse."""
+    kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")})
+    for codec in (Codec(), Refusing()):
+        given = replace(feed(kinds.videos), workers=workers)
+        rows_are_changed(partial(loader, codec=codec, beside=""), given)
 
 
 @pytest.mark.parametrize("beside", ["", "pyav"])

@@ -45,11 +45,11 @@ def test_numbers_are_those_of_the_policy() -> None:
     draws = uniforms(3, 4, Purpose.WINDOW, rows.ids, windows.UNIFORMS)
     assert (rows.regions == windows.random_resized(heights[rows.ids], widths[rows.ids], draws)).all()
     assert (rows.windows == windows.filling(rows.regions)).all()
-    assert (rows.flips == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
+    assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
 
     rows = plan(30, policy=CENTER, batch_size=30, training=False).rows(0, 0)[0]
     regions, inner = windows.resize_then_center(heights, widths, resize=18, crop=16)
-    assert (rows.regions == regions).all() and (rows.windows == inner).all() and not rows.flips.any()
+    assert (rows.regions == regions).all() and (rows.windows == inner).all() and not rows.turns.any()
 
     rows = plan(30, policy=ImagePolicy(window="stretch", image_size=16), batch_size=30, training=False).rows(0, 0)[0]
     assert (rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)).all()
@@ -60,7 +60,7 @@ def test_numbers_are_those_of_the_policy() -> None:
 def test_flips_come_with_their_probability(flip: float, share: float) -> None:
     policy = ImagePolicy(window="stretch", image_size=8, flip=flip)
     rows = plan(20_000, policy=policy, batch_size=20_000).rows(0, 0)[0]
-    assert rows.flips.mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 20_000))
+    assert rows.turns.mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 20_000))
 
 
 def test_policies_read_their_settings() -> None:

@@ -61,7 +61,7 @@ def batch_of(seed: int, valid: list[int] | None = None) -> Batch:
     counts = torch.ones(SIZE, dtype=torch.bool) if valid is None else torch.tensor([i in valid for i in range(SIZE)])
     labels = torch.randint(0, CLASSES, (SIZE,), generator=generator)
     ids, whole = np.arange(SIZE) + SIZE * seed, np.tile((0, 0, 6, 6), (SIZE, 1))
-    rows = Rows(ids=ids, regions=whole, windows=whole, sizes=whole[:, 2:], flips=np.zeros(SIZE, bool), valid=counts.numpy())
+    rows = Rows(ids=ids, regions=whole, windows=whole, sizes=whole[:, 2:], turns=np.zeros(SIZE, np.uint8), valid=counts.numpy())
     return Batch(
         images=torch.randn(SIZE, 3, 6, 6, generator=generator),
         sizes=torch.full((SIZE, 2), 6),

@@ -1,4 +1,4 @@
-"""Surfaces of the GPU's decoders -> pixels: the CPU's filters, colours, turns and flips, by matrices and by the kernel."""
+"""Surfaces of the GPU's decoders -> pixels: the CPU's filters and colours, by matrices and a kernel."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ def frame_of(turns: int, colours: tuple[int, bool]) -> tuple[Picture, Picture, t
     return on_cpu, nv12(HEIGHT, WIDTH, matrix=on_cpu.matrix, full_range=colours[1], turns=turns), surface
 
 
-def windows(picture: Picture) -> Iterator[tuple[Any, Any, tuple[int, int], bool]]:
-    """Region, window, size and flip: windows that are enlarged, reduced and cut off by their region."""
+def windows(picture: Picture) -> Iterator[tuple[Any, Any, tuple[int, int]]]:
+    """Region, window and size: windows that are enlarged, reduced and cut off by their region."""
     tall, wide = picture.shape
-    for region, window, size, flip in (
-        ((0, 0, wide, tall), (0.0, 0.0, wide, tall), (tall, wide), False),
-        ((0, 0, wide, tall), (11.3, 7.9, wide - 31.1, tall - 3.7), (37, 41), True),
-        ((10, 20, 90, 80), (-3.0, -5.5, 84.0, 61.0), (56, 48), False),
-        ((30, 30, 70, 60), (2.25, 1.5, 30.0, 28.0), (64, 64), True),
+    for region, window, size in (
+        ((0, 0, wide, tall), (0.0, 0.0, wide, tall), (tall, wide)),
+        ((0, 0, wide, tall), (11.3, 7.9, wide - 31.1, tall - 3.7), (37, 41)),
+        ((10, 20, 90, 80), (-3.0, -5.5, 84.0, 61.0), (56, 48)),
+        ((30, 30, 70, 60), (2.25, 1.5, 30.0, 28.0), (64, 64)),
     ):
-        yield np.array(region), np.array(window), size, flip
+        yield np.array(region), np.array(window), size
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
@@ -54,10 +54,10 @@ def test_pixels_are_those_of_the_cpu(turns: int, colours: tuple[int, bool]) -> N
     """To one grey level."""
     on_cpu, picture, surface = frame_of(turns, colours)
     assert picture.shape == on_cpu.shape
-    for region, window, size, flip in windows(picture):
+    for region, window, size in windows(picture):
         out = np.empty((*size, 3), np.uint8)
-        Fitter(on_cpu, region, window, size, flip).fill(out, on_cpu)
-        found = Fit(picture, region, window, size, flip)(surface[None])[0]
+        Fitter(on_cpu, region, window, size).fill(out, on_cpu)
+        found = Fit(picture, region, window, size)(surface[None])[0]
         assert found.dtype == torch.uint8
         apart = np.abs(found.numpy().astype(int) - out)
         assert apart.max() <= 1 and apart.mean() < 0.02
@@ -68,8 +68,8 @@ def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
     _, picture, surface = frame_of(turns, (1, False))
     surfaces = torch.stack([surface, surface.flip(1)]).to(device)
     found = []
-    for region, window, size, flip in windows(picture):
-        fit = Fit(picture, region, window, size, flip)
+    for region, window, size in windows(picture):
+        fit = Fit(picture, region, window, size)
         one, other = fit.by_kernel(surfaces, _surfaces._kernel(device)), fit.by_matrices(surfaces)
         assert one.shape == other.shape and one.dtype == other.dtype
         found.append((one.int() - other.int()).abs().float().flatten())
@@ -79,7 +79,7 @@ def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
 
 INTERPRETED = """
 import torch
-from loaders import _surfaces_kernel
+from loaders.videos import _surfaces_kernel
 from tests.unit.test_surfaces import CPU, levels_apart
 
 _surfaces_kernel.BLOCK = 1 << 15  # it goes through programs one by one
@@ -107,11 +107,10 @@ def test_where_no_kernel_is_built_that_is_said_once() -> None:
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
-@pytest.mark.parametrize("flip", [False, True])
-def test_places(turns: int, flip: bool) -> None:
+def test_places(turns: int) -> None:
     stored = np.arange(3 * 5).reshape(3, 5)
-    shown = np.rot90(stored, turns)[:, :: -1 if flip else 1]
-    origin, down, across = places(3, 5, turns, flip)
+    shown = np.rot90(stored, turns)
+    origin, down, across = places(3, 5, turns)
     for y, x in np.ndindex(3, 5):
         assert shown.reshape(-1)[origin + y * down + x * across] == stored[y, x]
 

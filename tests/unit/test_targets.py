@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from dataset.coco.scan import open_coco
 from plan import geometry
 from plan.boxes import DetectionPlan, DetectionPolicy
 from plan.targets import packed, spans, usable_boxes
+from tests.conformance.placed import turned
 from tests.unit.annotated import columns
 from tests.unit.coco_files import write_coco
 
@@ -63,14 +65,26 @@ def rows_of(source: Any, policy: DetectionPolicy, seed: int, epoch: int = 0) -> 
     return DetectionPlan.of(source, policy, seed=seed, batch_size=len(source.height), keep_empty=True).rows(epoch, 0)[0]
 
 
+def in_all_turns(rows: Rows) -> Rows:
+    """The same rows, in the eight turns one after the other; plans of detection draw only mirrored ones."""
+    before = geometry.upright(rows)
+    turns = (np.arange(len(rows)) % geometry.TURNS).astype(np.uint8)
+    sizes = np.where(geometry.transposed(turns)[:, None], before.sizes[:, ::-1], before.sizes)
+    places = None if before.places is None else geometry.turned_places(before.places, turns, sizes)
+    canvas = int(sizes[:, 0].max()), int(sizes[:, 1].max())
+    return replace(rows, turns=turns, sizes=sizes, places=places, canvas=canvas)
+
+
 def shown(rows: Rows, row: int, image: Any) -> Any:
     """uint8 [H, W], the canvas of a row, of a grey image: what a loader makes of it."""
     x0, y0, x1, y1 = rows.regions[row].tolist()
-    px0, py0, px1, py1 = geometry.places(rows)[row].tolist()
+    px0, py0, px1, py1 = rows.placed[row].tolist()
+    wide, high = geometry.upright(rows).placed[row, 2:] - geometry.upright(rows).placed[row, :2]
     region = Image.fromarray(image[y0:y1, x0:x1])
-    resized = np.asarray(region.resize((px1 - px0, py1 - py0), Image.Resampling.BILINEAR, box=tuple(rows.windows[row].tolist())))
+    window = tuple(rows.windows[row].tolist())
+    resized = np.asarray(region.resize((wide, high), Image.Resampling.BILINEAR, box=window))
     canvas = np.zeros(rows.padded, np.uint8)
-    canvas[py0:py1, px0:px1] = resized[:, ::-1] if rows.flips[row] else resized
+    canvas[py0:py1, px0:px1] = turned(resized[..., None], int(rows.turns[row]))[..., 0]
     return canvas
 
 
@@ -85,10 +99,11 @@ def around(pixels: Any) -> Any:
 
 @pytest.mark.parametrize("name", POLICIES)
 @settings(max_examples=12)
-@given(SEEDS)
-def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int) -> None:
+@given(SEEDS, st.booleans())
+def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int, turns: bool) -> None:
     source = drawn(seed)
     rows = rows_of(source, POLICIES[name], seed)
+    rows = in_all_turns(rows) if turns else rows
     found = packed(source, rows, masks=False, keypoints=False, centred=POLICIES[name].centred)
     for row, sample in enumerate(rows.ids.tolist()):
         image = np.zeros((source.height[sample], source.width[sample]), np.uint8)
@@ -102,10 +117,11 @@ def test_a_drawn_rectangle_is_found_where_its_box_is(name: str, seed: int) -> No
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("runs", [False, True], ids=["polygons", "run lengths"])
 @settings(max_examples=8)
-@given(SEEDS)
-def test_a_box_is_the_box_of_its_mask(name: str, runs: bool, seed: int) -> None:
+@given(SEEDS, st.booleans())
+def test_a_box_is_the_box_of_its_mask(name: str, runs: bool, seed: int, turns: bool) -> None:
     source = drawn(seed, runs=runs)
     rows = rows_of(source, POLICIES[name], seed)
+    rows = in_all_turns(rows) if turns else rows
     found = packed(source, rows, masks=True, keypoints=False, centred=POLICIES[name].centred)
     assert found["masks"].shape == (len(found["boxes"]), *rows.padded) and found["masks"].dtype == np.uint8
     assert found["masks"].max(initial=0) <= 1
@@ -126,8 +142,8 @@ def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
     inside = np.zeros(size, bool)
     for points in outline:
         ahead = np.roll(points, -1, axis=0)
-        turned = [(b[0] - a[0]) * (ys - a[1]) - (b[1] - a[1]) * (xs - a[0]) >= 0 for a, b in zip(points, ahead, strict=True)]
-        inside |= np.logical_and.reduce(turned)
+        left = [(b[0] - a[0]) * (ys - a[1]) - (b[1] - a[1]) * (xs - a[0]) >= 0 for a, b in zip(points, ahead, strict=True)]
+        inside |= np.logical_and.reduce(left)
     whole = (12.0, 8.0, 138.0, 102.0)
     coded = columns([size] * 8, [[whole]] * 8, runs=[counted(inside)] * 8)
     polygons = columns([size] * 8, [[whole]] * 8)
@@ -148,12 +164,13 @@ def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
         rows = rows_of(source, POLICIES[name], 1)
         masks = packed(source, rows, masks=True, keypoints=False)["masks"]
         assert len(masks) == 40
-        for mask, (x0, y0, x1, y1) in zip(masks, geometry.places(rows), strict=True):
+        for mask, (x0, y0, x1, y1) in zip(masks, rows.placed, strict=True):
             assert mask[y0:y1, x0:x1].all() and mask.sum() == (y1 - y0) * (x1 - x0)
 
 
+@pytest.mark.parametrize("turns", [False, True], ids=["as drawn", "all turns"])
 @pytest.mark.parametrize("name", POLICIES)
-def test_keypoints_follow_the_pixels_and_change_sides_when_mirrored(name: str) -> None:
+def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, turns: bool) -> None:
     """A nose, a left and a right hand, which is not marked in every other image; each is drawn as a square around it."""
     rng = np.random.default_rng(2)
     sizes, count = [(200, 240)] * 30, 30
@@ -164,13 +181,14 @@ def test_keypoints_follow_the_pixels_and_change_sides_when_mirrored(name: str) -
     boxes = [[(20.0, 20.0, 160.0, 160.0)]] * count
     source = columns(sizes, boxes, keypoints=points, mirror=[0, 2, 1])
     rows = rows_of(source, POLICIES[name], 9)
+    rows = in_all_turns(rows) if turns else rows
     found = packed(source, rows, masks=False, keypoints=True, centred=POLICIES[name].centred)
     assert found["keypoints"].dtype == np.float32 and found["keypoints"].shape == (len(found["boxes"]), 3, 3)
     seen = hidden = 0
     for row, sample in enumerate(rows.ids.tolist()):
         for place in range(found["offsets"][row], found["offsets"][row + 1]):
             for slot in range(3):
-                name_of = [0, 2, 1][slot] if rows.flips[row] else slot
+                name_of = [0, 2, 1][slot] if rows.turns[row] in (1, 2, 4, 7) else slot
                 x, y, visible = found["keypoints"][place, slot]
                 there = geometry.to_output(rows, np.array([row]), points[sample, name_of, None, :2])[0]
                 inside = (there >= 0).all() and (there < rows.sizes[row, ::-1]).all()
@@ -185,13 +203,13 @@ def test_keypoints_follow_the_pixels_and_change_sides_when_mirrored(name: str) -
                     assert (x, y, visible) == (0, 0, 0)
                     hidden += 1
     assert seen > 20 and hidden > 5
-    assert rows.flips.any() and not rows.flips.all()
+    assert rows.turns.any() and not rows.turns.all()
 
 
 # --- what is packed ---------------------------------------------------------------------------------------------------------------------
 
 
-def plain_rows(ids: list[int], valid: list[bool], flips: list[bool], size: int = 100) -> Rows:
+def plain_rows(ids: list[int], valid: list[bool], mirrored: list[bool], size: int = 100) -> Rows:
     """Rows that show images of 100 x 100 as they are."""
     count = len(ids)
     return Rows(
@@ -199,7 +217,7 @@ def plain_rows(ids: list[int], valid: list[bool], flips: list[bool], size: int =
         regions=np.tile([0, 0, 100, 100], (count, 1)),
         windows=np.tile([0.0, 0.0, 100.0, 100.0], (count, 1)),
         sizes=np.full((count, 2), size),
-        flips=np.array(flips),
+        turns=np.array(mirrored, np.uint8),
         valid=np.array(valid),
     )
 
@@ -243,7 +261,7 @@ def test_boxes_that_are_not_shown_are_left_out() -> None:
         regions=np.array([[35, 35, 70, 70]]),
         windows=np.array([[5.0, 5.0, 25.0, 25.0]]),
         sizes=np.array([[40, 40]]),
-        flips=np.array([False]),
+        turns=np.zeros(1, np.uint8),
         valid=np.array([True]),
     )
     assert packed(source, rows, masks=False, keypoints=False)["boxes"].tolist() == [[0, 10, 6, 26], [20, 2, 24, 6]]

@@ -63,7 +63,7 @@ def rows_of(sizes: list[tuple[int, int]], canvas: tuple[int, int] | None = None)
         regions=np.zeros((count, 4), np.int64),
         windows=np.zeros((count, 4)),
         sizes=np.array(sizes, np.int64),
-        flips=np.zeros(count, bool),
+        turns=np.zeros(count, np.uint8),
         valid=np.ones(count, bool),
         canvas=canvas,
     )
@@ -135,7 +135,7 @@ def test_a_part_knows_its_batchs_canvas() -> None:
 
 
 def feed_of(size: tuple[int, int], *, batch_size: int, workers: int) -> Any:
-    plan = SimpleNamespace(batch_size=batch_size, sample_shape=(3, *size))
+    plan = SimpleNamespace(batch_size=batch_size, sample_shape=(3, *size), transposes=False)
     return Feed(plan=plan, source=None, columns=None, targets=dict, device=torch.device("cpu"), workers=workers)  # type: ignore[arg-type]
 
 

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional
 
-from plan import colour
-from plan.colour import BRIGHTNESS, CONTRAST, CONTRAST_FIRST, HUE, PERMUTATION, PERMUTATIONS, SATURATION, distort, distortions
+from plan import ops
+from plan.ops import BRIGHTNESS, CONTRAST, CONTRAST_FIRST, HUE, PERMUTATION, PERMUTATIONS, SATURATION, distort, distortions
 
 NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -23,7 +23,7 @@ def numbers(**said: float) -> Any:
     """The numbers of one image; what is not said leaves pixels alone."""
     out = NONE.copy()
     for name, value in said.items():
-        out[getattr(colour, name.upper())] = value
+        out[getattr(ops, name.upper())] = value
     return out
 
 
@@ -42,7 +42,7 @@ def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
 
 def test_numbers_come_with_their_probability_and_range() -> None:
     drawn = distortions(5, 2, np.arange(40_000))
-    assert drawn.dtype == np.float32 and drawn.shape == (40_000, colour.NUMBERS)
+    assert drawn.dtype == np.float32 and drawn.shape == (40_000, len(NONE))
     for name, low, high in ((BRIGHTNESS, -32 / 255, 32 / 255), (CONTRAST, 0.5, 1.5), (SATURATION, 0.5, 1.5), (HUE, -0.05, 0.05)):
         applied = drawn[:, name] != NONE[name]
         assert applied.mean() == pytest.approx(0.5, abs=0.01)
@@ -55,7 +55,7 @@ def test_numbers_come_with_their_probability_and_range() -> None:
 
 def test_parts_are_drawn_apart() -> None:
     drawn = distortions(5, 2, np.arange(40_000))
-    assert np.abs(np.corrcoef(drawn, rowvar=False) - np.eye(colour.NUMBERS)).max() < 0.02
+    assert np.abs(np.corrcoef(drawn, rowvar=False) - np.eye(len(NONE))).max() < 0.02
     applied = (drawn != NONE)[:, [BRIGHTNESS, CONTRAST, SATURATION, HUE]]
     assert np.abs(np.corrcoef(applied, rowvar=False) - np.eye(4)).max() < 0.02
 

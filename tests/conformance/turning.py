@@ -1,0 +1,142 @@
+"""All eight turns, and operations on some rows: what a loader must make of them; and faults.
+
+The reference is NumPy's transpose and reversal of what the same loader delivers unturned, and its colours of
+that: a turn is a permutation, so the two are equal bit for bit, and so are rows without an operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from contracts import Array, Feed, Loader, Rows
+from plan import geometry, ops
+from tests.conformance.placed import turned
+from tests.conformance.scenes import Open
+
+HEIGHT, WIDTH = 40, 56
+"""Of the outputs before they are turned."""
+CLOSE = 0.2
+"""Grey levels between colours that were computed in fp32 and in fp64, from what was rounded to fp16."""
+
+
+@dataclass(frozen=True)
+class Turning:
+    """contracts.Plan: another's, with outputs of HEIGHT x WIDTH in all turns, every second one distorted."""
+
+    inner: Any
+    turns: bool
+    operates: bool
+    filled: bool = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    @property
+    def transposes(self) -> bool:
+        return self.turns
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        return (*self.inner.sample_shape[:-2], *((WIDTH, WIDTH) if self.turns else (HEIGHT, WIDTH)))
+
+    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
+        return [self._changed(rows, epoch) for rows in self.inner.rows(epoch, first)]
+
+    def _changed(self, rows: Rows, epoch: int) -> Rows:
+        numbers = rows.ids + np.arange(len(rows)) + epoch
+        turns = (numbers % geometry.TURNS * self.turns).astype(np.uint8)
+        sizes = np.where(geometry.transposed(turns)[:, None], (WIDTH, HEIGHT), (HEIGHT, WIDTH))
+        distorted = (
+            ops.alone(ops.DISTORT, ops.distortions(1, epoch, rows.ids)) * (numbers % 2 == 1)[:, None, None]
+        )
+        return replace(
+            rows, turns=turns, sizes=sizes, ops=distorted.astype(np.float32) if self.operates else None
+        )
+
+
+def rows_are_changed(open_: Open, feed: Feed, tolerance: float = 0.0, *, operates: bool = True) -> None:
+    """Every batch of two epochs.
+
+    `tolerance`: grey levels between two passes of the loader, 0 = equal bits.
+    """
+    for epoch in (0, 1):
+        plain = _delivered(open_, replace(feed, plan=Turning(feed.plan, turns=False, operates=False)), epoch)
+        plan: Any = Turning(feed.plan, turns=True, operates=operates)
+        found = _delivered(open_, replace(feed, plan=plan), epoch)
+        expected = plan.rows(epoch, 0)
+        assert len(found) == len(plain) == len(expected) > 0
+        for images, before, rows in zip(found, plain, expected, strict=True):
+            assert images.shape[-3:-1] == rows.padded
+            for i in np.flatnonzero(rows.valid).tolist():
+                _same(feed, images[i], before[i], rows, i, tolerance)
+            assert not images[~rows.valid].any()
+
+
+def _same(feed: Feed, image: Array, before: Array, rows: Rows, i: int, tolerance: float) -> None:
+    height, width = rows.sizes[i].tolist()
+    rest = image.copy()
+    rest[..., :height, :width, :] = 0
+    assert not rest.any(), f"row {i}: not 0 beside its output"
+    operation, *numbers = [0] if rows.ops is None else rows.ops[i, 0].tolist()
+    wanted = before
+    if operation:
+        std, mean = np.array(feed.pixels.std), np.array(feed.pixels.mean)
+        wanted = (ops.distort((before * std + mean).clip(0, 1), np.array(numbers)) - mean) / std
+    wanted = turned(wanted, int(rows.turns[i]))
+    seen = image[..., :height, :width, :]
+    if tolerance or operation:
+        apart = 255 * np.abs((seen - wanted) * np.array(feed.pixels.std)).mean()
+        assert apart <= CLOSE + 2.25 * tolerance, (
+            f"row {i}, turn {rows.turns[i]}: {apart:.2f} grey levels apart"
+        )
+    else:
+        assert np.array_equal(seen, wanted), f"row {i}, turn {rows.turns[i]}: not the same bits"
+
+
+def _delivered(open_: Open, feed: Feed, epoch: int) -> list[Array]:
+    """float32 [B, ..., H, W, 3] of each batch."""
+    with open_(feed) as loader:
+        return [
+            batch.images.detach().float().cpu().movedim(1, -1).numpy().copy()
+            for batch in loader.batches(epoch, 0)
+        ]
+
+
+def _by_other_rows(change: Callable[[Rows], Rows]) -> Callable[[Open], Open]:
+    """A loader that follows other rows than the plan's."""
+
+    @dataclass(frozen=True)
+    class Other(Turning):
+        def _changed(self, rows: Rows, epoch: int) -> Rows:
+            return change(super()._changed(rows, epoch))
+
+    def planted(open_: Open) -> Open:
+        def other(feed: Feed) -> Loader:
+            plan: Any = feed.plan
+            return open_(replace(feed, plan=Other(plan.inner, turns=plan.turns, operates=plan.operates)))
+
+        return other
+
+    return planted
+
+
+FAULTS: dict[str, Callable[[Open], Open]] = {
+    "drops operations": _by_other_rows(
+        lambda rows: replace(rows, ops=None if rows.ops is None else 0 * rows.ops)
+    ),
+    "operates on all": _by_other_rows(
+        lambda rows: replace(
+            rows, ops=None if rows.ops is None else ops.alone(1, ops.distortions(1, 0, rows.ids))
+        )
+    ),
+    "never mirrors": _by_other_rows(lambda rows: replace(rows, turns=rows.turns & 6)),
+    "never flips": _by_other_rows(lambda rows: replace(rows, turns=rows.turns & 5)),
+    "turns the next row": _by_other_rows(
+        lambda rows: replace(rows, turns=np.roll(rows.turns & 3, 1) | rows.turns & 4)
+    ),
+}
+"""What a loader does wrong -> the loader that does so, of one that does not."""

@@ -1,0 +1,307 @@
+"""plan/checks.py: each kind of faulty plan is stopped where it draws, by an error that names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts import FaultyPlan, UserError
+from loaders._ops import OPERATIONS
+from plan import ops
+from plan.clips import ClipPlan
+from plan.images import ImagePlan, ImagePolicy
+from tests.conformance.plans import Videos
+from tests.unit.test_clips import policy
+
+Change = Callable[[dict[str, Any]], Any]
+POLICY = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
+COUNT, BATCH = 30, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faulty(ImagePlan):
+    """A plan whose author has made a mistake in `frame`; or in what it says of its batches."""
+
+    change: Change
+    operates: bool = False
+    transposes: bool = False
+    filled: bool = True
+    together: int = 1
+
+    def frame(self, epoch: int, ids: Any, views: Any) -> dict[str, Any]:
+        framed = ImagePlan.frame(self, epoch, ids, views)
+        self.change(framed)
+        return framed
+
+
+def faulty(change: Change, **says: bool) -> Faulty:
+    heights, widths = np.arange(COUNT, dtype=np.int32) + 40, np.arange(COUNT, dtype=np.int32) + 50
+    return Faulty(
+        heights=heights, widths=widths, policy=POLICY, seed=0, batch_size=BATCH, change=change, **says
+    )
+
+
+def put(name: str, value: Any) -> Change:
+    return lambda framed: framed.__setitem__(name, value)
+
+
+def at(name: str, where: Any, value: Any) -> Change:
+    return lambda framed: framed[name].__setitem__(where, value)
+
+
+WHOLE = np.tile([0, 0, 16, 16], (BATCH, 1))
+SIZES = np.full((BATCH, 2), 16)
+DRAWN = ops.alone(ops.DISTORT, ops.distortions(0, 0, np.arange(BATCH)))
+
+
+def with_ops(where: Any, value: float) -> Change:
+    numbers = DRAWN.copy()
+    numbers[where] = value
+    return put("ops", numbers)
+
+
+FAULTS: dict[str, tuple[Change, dict[str, bool], str]] = {
+    "region left of the image": (
+        at("regions", (2, 0), -1),
+        {},
+        r"regions .*: row 2 of 6, id \d+: \[-1, .*\] in an image \d+ wide, ",
+    ),
+    "region above the image": (at("regions", (2, 1), -3), {}, "regions .*: row 2"),
+    "region right of the image": (at("regions", (4, 2), 81), {}, "regions .*: row 4"),
+    "region below the image": (at("regions", (4, 3), 71), {}, "regions .*: row 4"),
+    "region without columns": (
+        lambda framed: at("regions", (1, 2), framed["regions"][1, 0])(framed),
+        {},
+        "regions .*: row 1",
+    ),
+    "region upside down": (
+        lambda framed: at("regions", 1, framed["regions"][1, [0, 3, 2, 1]])(framed),
+        {},
+        "regions .*: row 1",
+    ),
+    "window that is no number": (
+        at("windows", (3, 2), np.nan),
+        {},
+        r"windows .*: row 3 of 6, id \d+: \[0, 0, nan, ",
+    ),
+    "window without end": (at("windows", (3, 3), np.inf), {}, "windows .*: row 3"),
+    "window before its region": (at("windows", (3, 0), -0.01), {}, "windows .*: row 3"),
+    "window beyond its region": (at("windows", (5, 3), 71.0), {}, "windows .*: row 5"),
+    "window without rows": (at("windows", (5, 3), 0.0), {}, "windows .*: row 5"),
+    "float regions": (
+        lambda framed: put("regions", framed["regions"].astype(float))(framed),
+        {},
+        "regions .* float64, .* int64",
+    ),
+    "whole windows": (
+        lambda framed: put("windows", framed["windows"].astype(int))(framed),
+        {},
+        "windows .* int64, .* float64",
+    ),
+    "bool turns": (lambda framed: put("turns", framed["turns"] > 0)(framed), {}, "turns .* bool, .* uint8"),
+    "short column": (
+        lambda framed: put("turns", framed["turns"][1:])(framed),
+        {},
+        r"turns .* shape \(5,\), .* \(6,\)",
+    ),
+    "windows of two numbers": (
+        lambda framed: put("windows", framed["windows"][:, :2])(framed),
+        {},
+        r"windows .* \(6, 2\), .* \(6, 4\)",
+    ),
+    "nothing to turn by": (lambda framed: framed.pop("turns"), {}, "turns .*does not return it"),
+    "another field": (put("flips", np.zeros(BATCH, bool)), {}, "flips .*`frame` returns regions, .*turns"),
+    "its own ids": (put("ids", np.zeros(BATCH, int)), {}, "ids .*`frame` returns regions"),
+    "size 0": (put("sizes", SIZES * [1, 0]), {}, r"sizes .*: row 0 .*\[16, 0\]; a side has at least a pixel"),
+    "size beyond the plan's": (
+        put("sizes", SIZES + 1),
+        {"filled": False},
+        r"sizes .*: row 0 .*\[17, 17\] on a canvas of \(16, 16\)",
+    ),
+    "several sizes": (
+        put("sizes", SIZES - np.arange(BATCH)[:, None]),
+        {},
+        r"sizes .*: row 1 .* `filled` is True",
+    ),
+    "canvas too small": (
+        put("canvas", (16, 15)),
+        {"filled": False},
+        r"sizes .*: row 0 .* on a canvas of \(16, 15\)",
+    ),
+    "canvas too large": (
+        put("canvas", (17, 16)),
+        {"filled": False},
+        r"canvas .*: \(17, 16\), .*`sample_shape`",
+    ),
+    "canvas left free": (
+        lambda framed: framed.update(sizes=SIZES - 1, canvas=(16, 16)),
+        {},
+        "sizes .* `filled` is True",
+    ),
+    "turn 8": (at("turns", 2, 8), {"transposes": True}, "turns .*: row 2 .*: 8; 0 to 7"),
+    "a transpose that was not announced": (
+        at("turns", 2, 4),
+        {},
+        "turns .*: row 2 .*: 4, .* `transposes` is False",
+    ),
+    "place outside": (
+        put("places", WHOLE + np.eye(4, dtype=int)[3]),
+        {"filled": False},
+        "places .*: row 0 .* in an output of \\[16, 16\\]",
+    ),
+    "place before 0": (put("places", WHOLE - np.eye(4, dtype=int)[0]), {"filled": False}, "places .*: row 0"),
+    "empty place": (put("places", WHOLE * [1, 1, 0, 1]), {"filled": False}, "places .*: row 0"),
+    "places that leave room": (
+        put("places", WHOLE - np.eye(4, dtype=int)[2]),
+        {},
+        "places .* `filled` is True",
+    ),
+    "frames of an image": (put("frames", np.zeros((BATCH, 3), int)), {}, "frames .* no plan of clips"),
+    "operations that were not announced": (
+        put("ops", DRAWN),
+        {},
+        "ops .*: rows have some, .* `operates` is False",
+    ),
+    "no operations though announced": (
+        lambda framed: None,
+        {"operates": True},
+        "ops .*: rows have none, .* `operates` is True",
+    ),
+    "an operation that there is not": (
+        with_ops((4, 0, 0), 9),
+        {"operates": True},
+        r"ops .*: row 4 .*operations \[9\]; there are 1",
+    ),
+    "half of an operation": (with_ops((4, 0, 0), 0.5), {"operates": True}, "ops .*: row 4"),
+    "an operation's number that is none": (
+        with_ops((4, 0, 3), np.nan),
+        {"operates": True},
+        "ops .*: row 4 .* not all finite",
+    ),
+    "too few numbers": (
+        put("ops", DRAWN[:, :, :4]),
+        {"operates": True},
+        "ops .*: operation 1 takes 6 numbers, and has 3",
+    ),
+    "operations without slots": (put("ops", DRAWN[:, 0]), {"operates": True}, r"ops .* shape \(6, 7\)"),
+    "operations in fp64": (put("ops", DRAWN.astype(float)), {"operates": True}, "ops .* float64, .* float32"),
+}
+"""Fault -> what `frame` does, what the plan says, what the error says."""
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_faulty_plan_names_itself(fault: str) -> None:
+    change, says, words = FAULTS[fault]
+    plan = faulty(change, **says)
+    with pytest.raises(FaultyPlan, match="^Faulty draws " + words) as caught:
+        plan.rows(1, 0)[0]
+    assert not isinstance(caught.value, UserError) and isinstance(caught.value, ValueError)
+
+
+GOOD: dict[str, tuple[Change, dict[str, bool]]] = {
+    "as it is": (lambda framed: None, {}),
+    "a window that is off by rounding": (
+        lambda framed: at("windows", (slice(None), slice(2)), -1e-9)(framed),
+        {},
+    ),
+    "places that fill": (put("places", WHOLE), {}),
+    "places": (put("places", WHOLE // 2 + np.array([1, 2, 1, 2])), {"filled": False}),
+    "sizes on a canvas": (lambda framed: framed.update(sizes=SIZES - 3, canvas=(16, 14)), {"filled": False}),
+    "every turn": (put("turns", np.arange(2, 8, dtype=np.uint8)), {"transposes": True}),
+    "operations, two of them none": (
+        put("ops", DRAWN * (np.arange(BATCH) > 1)[:, None, None].astype(np.float32)),
+        {"operates": True},
+    ),
+    "two slots": (put("ops", np.concatenate([DRAWN, DRAWN], axis=1)), {"operates": True}),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_plan_is_let_pass(name: str) -> None:
+    change, says = GOOD[name]
+    assert len(list(faulty(change, **says).rows(1, 0))) == COUNT // BATCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misplaced(ImagePlan):
+    """A plan whose author orders other samples than there are."""
+
+    order: Any
+
+    def ordered(self, epoch: int) -> Any:
+        return np.asarray(self.order)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        ([0, 1, 2, 3, 4, COUNT], f"row 5 of 6, id {COUNT}: the columns have samples 0 to {COUNT - 1}"),
+        ([0, -1, 2, 3, 4, 5], "row 1 of 6, id -1"),
+        ([0, 1, 2, 3, 4, 1], "sample 1 came 2 times, and has 1 views"),
+    ],
+)
+def test_ids_outside_and_twice(order: list[int], words: str) -> None:
+    good = faulty(lambda framed: None)
+    plan = Misplaced(
+        heights=good.heights, widths=good.widths, policy=POLICY, seed=0, batch_size=BATCH, order=order
+    )
+    with pytest.raises(FaultyPlan, match=f"^Misplaced draws ids that no loader can follow: {words}"):
+        plan.rows(0, 0)[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultyClips(ClipPlan):
+    """The same of clips."""
+
+    change: Change
+    together: int = 1
+
+    def frame(self, epoch: int, ids: Any, views: Any) -> dict[str, Any]:
+        framed = ClipPlan.frame(self, epoch, ids, views)
+        self.change(framed)
+        return framed
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda framed: framed.pop("frames"), "a plan of clips says which"),
+        (at("frames", (2, 1), -1), r"row 2 of 6, id \d+: \[.*-1.*\]; the first of a video is 0"),
+        (
+            lambda framed: put("frames", framed["frames"][:, 1:])(framed),
+            r"shape \(6, 3\), and have to be \(6, 4\)",
+        ),
+        (
+            lambda framed: put("frames", framed["frames"].astype(np.int32))(framed),
+            "int32, and have to be int64",
+        ),
+    ],
+)
+def test_frames_of_clips(change: Change, words: str) -> None:
+    plan = FaultyClips(columns=Videos(COUNT), policy=policy(), seed=3, batch_size=BATCH, change=change)
+    with pytest.raises(FaultyPlan, match=f"^FaultyClips draws frames that no loader can follow: .*{words}"):
+        plan.rows(0, 0)[0]
+
+
+def test_views_of_a_video_may_meet_in_a_batch() -> None:
+    plan = ClipPlan(columns=Videos(3), policy=policy(clips=2, crops=3), seed=3, batch_size=6, training=False)
+    assert [set(rows.ids.tolist()) for rows in plan.rows(0, 0)] == [{0}, {1}, {2}]
+    with pytest.raises(FaultyPlan, match="came 7 times, and has 6 views"):
+        replace(plan, batch_size=7).draw(0, np.array([0, 1, 2, 3, 4, 5, 5]))
+
+
+def test_padding_is_held_to_it_too() -> None:
+    """Its numbers are decoded by those who decode whole batches."""
+    plan = replace(faulty(at("windows", (-1, 0), np.nan)), training=False, batch_size=7)
+    rows = plan.rows(0, 0)
+    assert len(rows) == 5
+    with pytest.raises(FaultyPlan, match="row 6 of 7"):
+        rows[4]
+
+
+def test_every_operation_can_be_done() -> None:
+    assert OPERATIONS.keys() == ops.NUMBERS.keys() and 0 not in OPERATIONS
