@@ -109,26 +109,23 @@ def nothing() -> None:
 class Batch:
     """One micro-batch on the device, yours until you ask for the next one.
 
-    The loader orders the streams itself: what you launch on the current stream after you got the batch sees finished
-    pixels, and everything launched there before you ask for the next batch may still read this one.
+    The loader orders the streams itself: what you launch on the current stream after you got the batch sees
+    finished pixels, and everything launched there before you ask for the next batch may still read this one.
     """
 
-    images: (
-        torch.Tensor
-    )  # [B, 3, H, W] channels_last (clips: [B, 3, T, H, W]), normalised, in the step's input dtype
+    # [B, 3, H, W] channels_last (clips: [B, 3, T, H, W]), normalised, in the step's input dtype
+    images: torch.Tensor
     sizes: torch.Tensor  # int64 [B, 2], the part of each image that is no padding
     targets: dict[str, torch.Tensor]
     valid: torch.Tensor  # bool [B], on the device
     ids: Array  # int64 [B], on the HOST; -1 for padding
     failed: tuple[int, ...] = ()  # ids whose pixels could not be decoded; their `valid` is False
     rows: Rows | None = None  # what the batch was made of, on the HOST; `valid` is the batch's
-    host: dict[str, Array] = field(
-        default_factory=dict
-    )  # the targets before they were copied: cuts packed ones without asking the device
+    # the targets before they were copied: cuts packed ones without asking the device
+    host: dict[str, Array] = field(default_factory=dict)
     transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
-    launched: Callable[[], None] = (
-        nothing  # call it, or not, when you need the interpreter no more for a while: the loader then goes on
-    )
+    # call it, or not, when you need the interpreter no more for a while: the loader then goes on
+    launched: Callable[[], None] = nothing
 
     @property
     def delivered(self) -> int:
@@ -138,7 +135,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """Samples of all ranks and of this rank, over `seconds` of active wall clock; `epoch` is the one in which it ended."""
+    """Samples of all ranks and of this rank, over `seconds` of active wall clock; `epoch` is the one in which
+    it ended.
+    """
 
     samples: int
     own_samples: int
@@ -229,7 +228,9 @@ class FileSource(Source, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """train or val: columns (a manifest, or what stands for one) and the bytes behind them, opened by a source."""
+    """train or val: columns (a manifest, or what stands for one) and the bytes behind them, opened by a
+    source.
+    """
 
     columns: Any
     source: Source
@@ -284,10 +285,14 @@ class Plan(Protocol):
 
     @property
     def ordering(self) -> str:
-        """What the order of an epoch depends on, beside the data: an epoch that was begun with another cannot be gone on with exactly."""
+        """What the order of an epoch depends on, beside the data: an epoch that was begun with another cannot
+        be gone on with exactly.
+        """
 
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
-        """This rank's micro-batches of an epoch from which `first` samples are already consumed; lazy, indexable."""
+        """This rank's micro-batches of an epoch from which `first` samples are already consumed; lazy,
+        indexable.
+        """
 
     def steps(self, first: int = 0) -> int:
         """Optimiser steps left in an epoch after `first` samples."""
@@ -313,7 +318,9 @@ class Feed:
     )
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
-    workers: int  # processes or threads that read and decode; as many reads are under way at once, or more for the GPU's engines
+    # processes or threads that read and decode; as many reads are under way at once, or more for the GPU's
+    # engines
+    workers: int
     pixels: Pixels = Pixels()
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
     reader: str = "auto"  # decoder of the torchvision loader
@@ -327,14 +334,15 @@ class Counts:
     decoded: int = 0  # frames that decoders went through
     delivered: int = 0  # frames that clips have
     fallbacks: Counter[str] = field(default_factory=Counter)  # sort of file -> clips that another decoder did
-    refusals: dict[str, str] = field(
-        default_factory=dict
-    )  # sort, and ", refused" or ", lost" -> why, of the first clip
+    # sort, and ", refused" or ", lost" -> why, of the first clip
+    refusals: dict[str, str] = field(default_factory=dict)
 
 
 @runtime_checkable
 class Loader(Protocol):
-    """Rows in, batches on the device out. A context manager; one file in loaders/ each, opened by `open(feed)`."""
+    """Rows in, batches on the device out. A context manager; one file in loaders/ each, opened by
+    `open(feed)`.
+    """
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
@@ -345,10 +353,11 @@ class Loader(Protocol):
     counts: Counts  # of the batches handed over; stays 0 in loaders of still images; a ceiling puts it back
 
     def close(self) -> None:
-        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent; without it they live until the
-        program ends.
+        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent;
+        without it they live until the program ends.
 
-        A read that hangs is waited for where this process reads, and not worker processes: in threads of DALI's, and where there are none.
+        A read that hangs is waited for where this process reads, and not worker processes: in threads of
+        DALI's, and where there are none.
         """
 
     def __enter__(self) -> Loader: ...
@@ -362,7 +371,8 @@ class Figure:
 
     name: str  # in Metric.result, summary.json and metrics.jsonl; TensorBoard's tag is val/<name>
     title: str = ""  # in the table that ends a run; "" = the table leaves it out
-    unit: str = ""  # "%": a share in [0, 1], printed in percent; any other stands behind the number; "" = none
+    # "%": a share in [0, 1], printed in percent; any other stands behind the number; "" = none
+    unit: str = ""
     said: Literal["always", "unless zero", "never"] = "always"  # in the console's line after a validation
     chart: str = ""  # of TensorBoard's CUSTOM SCALARS page: figures with the same one share it; "" = none
     compared: bool = False  # is a column of TensorBoard's HPARAMS page
@@ -392,7 +402,9 @@ class Pending(Protocol):
         """Whether `result` would not have to wait."""
 
     def result(self) -> dict[str, Any]:
-        """Waits. On rank 0 the figures, `extras` (see report.reporter) and how many `seconds` they took; {} on the others."""
+        """Waits. On rank 0 the figures, `extras` (see report.reporter) and how many `seconds` they took; {}
+        on the others.
+        """
 
     def drop(self) -> None:
         """Give up: nobody will ask for them."""
@@ -405,7 +417,9 @@ class Metric(Protocol):
         """Add one batch. Reads nothing back from the device."""
 
     def result(self, world: World) -> dict[str, Any] | Pending:
-        """Sum over the ranks and name the figures; every rank gets the same. Pending, where that takes more than an instant."""
+        """Sum over the ranks and name the figures; every rank gets the same. Pending, where that takes more
+        than an instant.
+        """
 
 
 class Task(Protocol):
@@ -414,7 +428,9 @@ class Task(Protocol):
     best: Figure  # of Metric.result: picks best.pt
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Host arrays that travel with the images: a row a sample, padding has the ignore value; or packed, cut by "offsets" [B + 1]."""
+        """Host arrays that travel with the images: a row a sample, padding has the ignore value; or packed,
+        cut by "offsets" [B + 1].
+        """
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
         """What the module is called with: (images,); a detector also takes sizes and, to train, targets."""
@@ -423,10 +439,14 @@ class Task(Protocol):
         """The same for images without a batch, to try whether they fit into memory."""
 
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        """fp32 [B], one loss a sample, 0 where the sample is not valid; a detector's own loss for each that is."""
+        """fp32 [B], one loss a sample, 0 where the sample is not valid; a detector's own loss for each that
+        is.
+        """
 
     def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
-        """What a loss is the sum of, each a mean over the images, to be shown beside it; {} where it is one thing."""
+        """What a loss is the sum of, each a mean over the images, to be shown beside it; {} where it is one
+        thing.
+        """
 
     def metric(self, device: torch.device) -> Metric:
         """A fresh metric."""

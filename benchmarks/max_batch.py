@@ -168,7 +168,9 @@ def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
     have the same."""
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    precisions = dict.fromkeys(choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions)
+    precisions = dict.fromkeys(
+        choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions
+    )
     for arch in settings.archs:
         yield from itertools.product([arch], loaders, precisions)
         if settings.by_hand:

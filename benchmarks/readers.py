@@ -138,7 +138,9 @@ def between(before: Array, after: Array) -> tuple[RateWindow, float]:
     total = int(images.sum())
     if not total:
         raise UserError("it refuses every file")
-    return RateWindow(total, total, total / float((images / seconds).sum()), 0), 1e6 * float(cpu_s.sum()) / total
+    return RateWindow(total, total, total / float((images / seconds).sum()), 0), 1e6 * float(
+        cpu_s.sum()
+    ) / total
 
 
 def measure(settings: Readers, point: Point, _folder: Path) -> Measured:

@@ -182,9 +182,7 @@ def points(settings: Train) -> list[Point]:
     require_gpus(settings.gpus, torch.cuda.device_count())
     require_data(settings.data, settings.loaders, task)
     check(settings.flags, task=task, by_hand=bool(settings.by_hand))
-    precisions = [
-        precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions
-    ]
+    precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     found = []
     for arch, size in itertools.product(

@@ -118,7 +118,11 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
 
         yield (
             epochs,
-            lambda rate: {"unit": KIND.unit, "frames_per_s": rate * frames, **counted(loader, plan.policy.frames)},
+            lambda rate: {
+                "unit": KIND.unit,
+                "frames_per_s": rate * frames,
+                **counted(loader, plan.policy.frames),
+            },
         )
 
 

@@ -1,4 +1,5 @@
-"""The manifest: what is known of every sample, as memory-mapped columns; must not know how a scan finds it, nor orders or windows.
+"""The manifest: what is known of every sample, as memory-mapped columns; must not know how a scan finds it,
+nor orders or windows.
 
 home/                     one for each data folder and list of classes
     lock                  held while one process scans
@@ -33,7 +34,8 @@ class Rejected(Exception):
     """Why a file is no sample, in words for rejected.txt."""
 
 
-FILE_LIST = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}  # raw files of a scan under way: bytes, [n + 1], [n]
+# raw files of a scan under way: bytes, [n + 1], [n]
+FILE_LIST = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}
 
 
 class Unusable(Exception):
@@ -45,21 +47,24 @@ S = TypeVar("S", bound="Manifest")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Manifest:
-    """Columns on disk that a scan has left. Pickles as the name of its folder, and is mapped again where it arrives.
+    """Columns on disk that a scan has left. Pickles as the name of its folder, and is mapped again where it
+    arrives.
 
     While one is open, in any process, its folder is not removed by a newer scan.
     """
 
     VERSION: ClassVar[str]  # of the columns' names and meaning: what another version has left is made anew
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]]
-    FINGERPRINT: ClassVar[tuple[str, ...]]  # the columns that the fingerprint is a digest of, beside the classes
+    # the columns that the fingerprint is a digest of, beside the classes
+    FINGERPRINT: ClassVar[tuple[str, ...]]
     RAGGED: ClassVar[dict[str, tuple[str, ...]]]  # offsets [n + 1] -> the columns that they cut into pieces
 
     folder: Path  # where the columns lie
     root: Path  # absolute: where the source lies; paths of files are relative to it
     fingerprint: str  # the same data elsewhere, or scanned again, has the same
     classes: tuple[str, ...]
-    rejected: int  # lines of folder / rejected.txt: what was left out, and class folders of which nothing is left
+    # lines of folder / rejected.txt: what was left out, and class folders of which nothing is left
+    rejected: int
     path_bytes: Array  # uint8 [bytes of all paths]
     path_offsets: Array  # int64 [files + 1]
     size: Array  # int64 [n], bytes of the file
@@ -86,7 +91,9 @@ class Manifest:
         return os.fsencode(self.root) + b"/" + self.entry(sample)
 
     def paths(self, samples: Array) -> Array:
-        """uint8 [B, L], the absolute paths of many samples, padded with at least one NUL; without a Python loop over them."""
+        """uint8 [B, L], the absolute paths of many samples, padded with at least one NUL; without a Python
+        loop over them.
+        """
         prefix = np.frombuffer(os.fsencode(self.root) + b"/", np.uint8)
         files = self.files(samples)
         begins = self.path_offsets[files]
@@ -96,7 +103,9 @@ class Manifest:
         places = np.arange(width)
         inside = places < lengths[:, None]
         names = np.where(inside, self.path_bytes[np.where(inside, begins[:, None] + places, 0)], 0)
-        return np.concatenate([np.broadcast_to(prefix, (len(samples), len(prefix))), names], axis=1, dtype=np.uint8)
+        return np.concatenate(
+            [np.broadcast_to(prefix, (len(samples), len(prefix))), names], axis=1, dtype=np.uint8
+        )
 
     @classmethod
     def open(cls: type[S], folder: Path) -> S:
@@ -106,7 +115,10 @@ class Manifest:
             about = json.loads((folder / "manifest.json").read_text())
             if about["version"] != cls.VERSION:
                 raise Unusable(f"version {about['version']}, not {cls.VERSION}")
-            columns = {name: _column(folder, name, dtype, about["columns"][name]) for name, dtype in cls.COLUMNS.items()}
+            columns = {
+                name: _column(folder, name, dtype, about["columns"][name])
+                for name, dtype in cls.COLUMNS.items()
+            }
             if len(columns["size"]) != about["samples"]:
                 raise Unusable(f"{len(columns['size'])} sizes of {about['samples']} samples")
             for offsets, cut in cls.RAGGED.items():
@@ -134,7 +146,9 @@ class Manifest:
 
 
 def _hold(folder: Path) -> int:
-    """A shared lock on a scan's folder, as an open descriptor: while it lives, `sweep` leaves the folder alone."""
+    """A shared lock on a scan's folder, as an open descriptor: while it lives, `sweep` leaves the folder
+    alone.
+    """
     try:
         descriptor = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -149,7 +163,8 @@ def _column(folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, A
     status = path.stat()
     if status.st_size != expected["bytes"]:
         raise Unusable(f"{path} has {status.st_size} bytes, not {expected['bytes']}")
-    # Reading every column would take a second for ten million samples, so only what was written to since, or copied, is read.
+    # Reading every column would take a second for ten million samples, so only what was written to since, or
+    # copied, is read.
     if status.st_mtime_ns != expected["mtime_ns"] and _digest(path) != expected["digest"]:
         raise Unusable(f"{path} has other contents than were written")
     values = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -160,7 +175,9 @@ def _column(folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, A
 
 def create_column(folder: Path, name: str, dtype: np.dtype[Any], length: int, *inner: int) -> Array:
     """A column [length, *inner] to be filled, on disk from the start."""
-    made: Array = np.lib.format.open_memmap(folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(length, *inner))
+    made: Array = np.lib.format.open_memmap(
+        folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(length, *inner)
+    )
     return made
 
 
@@ -173,7 +190,12 @@ def seal(folder: Path, kind: type[Manifest], *, root: Path, classes: Sequence[st
         _sync(path)  # before its date is read: writing back what was mapped may change it
         values = np.load(path, mmap_mode="r")
         status = path.stat()
-        columns[name] = {"length": len(values), "bytes": status.st_size, "mtime_ns": status.st_mtime_ns, "digest": _digest(path)}
+        columns[name] = {
+            "length": len(values),
+            "bytes": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "digest": _digest(path),
+        }
         if name in kind.FINGERPRINT:
             fingerprint.update(memoryview(values))
     about = {
@@ -183,13 +205,17 @@ def seal(folder: Path, kind: type[Manifest], *, root: Path, classes: Sequence[st
         "classes": list(classes),
         "rejected": rejected,
     }
-    (folder / "manifest.json").write_text(json.dumps({**about, "samples": columns["size"]["length"], "columns": columns}))
+    (folder / "manifest.json").write_text(
+        json.dumps({**about, "samples": columns["size"]["length"], "columns": columns})
+    )
     for path in [*folder.iterdir(), folder]:
         _sync(path)
 
 
 def publish(home: Path, made: Path, name: str) -> Path:
-    """Give a sealed folder its name and make it the current one; a crash at any point leaves the old one or the new one."""
+    """Give a sealed folder its name and make it the current one; a crash at any point leaves the old one or
+    the new one.
+    """
     folder = home / name
     os.rename(made, folder)
     pointer = home / f"tmp-{name}.current"
@@ -201,7 +227,9 @@ def publish(home: Path, made: Path, name: str) -> Path:
 
 
 def sweep(home: Path, keep: Path | None) -> None:
-    """Remove the scans that nobody has open, and what interrupted ones left. Only for the holder of home's lock."""
+    """Remove the scans that nobody has open, and what interrupted ones left. Only for the holder of home's
+    lock.
+    """
     for path in home.iterdir():
         if path == keep or not path.name.startswith(("scan-", "tmp-")):
             continue
@@ -211,7 +239,8 @@ def sweep(home: Path, keep: Path | None) -> None:
             elif not (path / "manifest.json").exists():
                 shutil.rmtree(path)
             else:
-                descriptor = os.open(path / "manifest.json", os.O_RDWR | os.O_CLOEXEC)  # NFS: an exclusive lock needs write access
+                # NFS: an exclusive lock needs write access
+                descriptor = os.open(path / "manifest.json", os.O_RDWR | os.O_CLOEXEC)
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path)
@@ -222,7 +251,9 @@ def sweep(home: Path, keep: Path | None) -> None:
 def printable(path: bytes) -> str:
     """A path on one line: what is no printable UTF-8 is escaped."""
     text = path.decode("utf-8", "backslashreplace")
-    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
+    )
 
 
 class Rejects:

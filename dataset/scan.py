@@ -1,10 +1,12 @@
-"""Entries -> manifest: reads every header once, in parallel, and finds the result again; must not know pixels or ranks.
+"""Entries -> manifest: reads every header once, in parallel, and finds the result again; must not know pixels
+or ranks.
 
 list   -> paths, offsets, labels on disk    one pass over the folders; from here on the total is known
 parse  -> a record for each file            processes, 500 files at a time
 keep   -> columns without the rejected      then sealed, renamed and made current
 
-`remembered` (the life of a scan), `read_headers` and `each_file` (the processes) also serve the scans of videos and of COCO's files.
+`remembered` (the life of a scan), `read_headers` and `each_file` (the processes) also serve the scans of
+videos and of COCO's files.
 """
 
 from __future__ import annotations
@@ -38,20 +40,35 @@ Fill = Callable[[Path, Rejects, "list[walk.Visit]", Progress], Sequence[str]]
 
 
 def remembered(
-    kind: type[S], data: Path, key: list[Any], fill: Fill, *, root: Path, cache: Path, rescan: bool, progress: Progress | None
+    kind: type[S],
+    data: Path,
+    key: list[Any],
+    fill: Fill,
+    *,
+    root: Path,
+    cache: Path,
+    rescan: bool,
+    progress: Progress | None,
 ) -> S:
-    """The scan that `cache` holds under `key` (JSON values) when nothing visited has changed since; else a new one.
+    """The scan that `cache` holds under `key` (JSON values) when nothing visited has changed since; else a
+    new one.
 
-    `fill(made, rejects, visits, say)` writes the columns into the folder `made`, adds what it visited below `root`, and returns the
-    classes; its files file_list.* are removed. `data` is what the user named. Of several processes that call this at once one scans and
-    the others wait. Raises UserError.
+    `fill(made, rejects, visits, say)` writes the columns into the folder `made`, adds what it visited below
+    `root`, and returns the classes; its files file_list.* are removed. `data` is what the user named. Of
+    several processes that call this at once one scans and the others wait. Raises UserError.
     """
     called, say = time.time(), _throttled(progress)
     real = Path(os.path.realpath(data))
-    name = re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40] + "-" + hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
+    name = (
+        re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40]
+        + "-"
+        + hashlib.blake2b(json.dumps(key).encode(), digest_size=8).hexdigest()
+    )
     home = Path(os.path.realpath(cache)) / name
     if home.is_relative_to(real):
-        raise UserError(f"--manifest-dir {cache} lies inside the data {data}, which is never written to; choose a folder elsewhere")
+        raise UserError(
+            f"--manifest-dir {cache} lies inside the data {data}, which is never written to; choose a folder elsewhere"
+        )
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home, say):
@@ -59,7 +76,9 @@ def remembered(
             return found if found is not None else _scan(kind, home, root, fill, say)
     except OSError as error:
         said = error.strerror or str(error)
-        raise UserError(f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir") from error
+        raise UserError(
+            f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir"
+        ) from error
 
 
 def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
@@ -72,12 +91,16 @@ def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
 
 
 def _reopen(kind: type[S], home: Path, real: Path, after: float) -> S | None:
-    """The current scan when it is whole, was finished after that time (s since 1970), and no folder has changed since."""
+    """The current scan when it is whole, was finished after that time (s since 1970), and no folder has
+    changed since.
+    """
 
     with suppress(OSError, ValueError, TypeError, LookupError, manifest.Unusable):
         folder, root = _current(home), os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
-        if seen["finished"] > after and all(list(walk.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]):
+        if seen["finished"] > after and all(
+            list(walk.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]
+        ):
             return kind.open(folder)
     return None
 
@@ -113,7 +136,8 @@ def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S
 
 
 class Parser:
-    """The work of a worker process: `read` makes something of one listed name after the other, or raises Rejected.
+    """The work of a worker process: `read` makes something of one listed name after the other, or raises
+    Rejected.
 
     `shown` turns a name into what rejected.txt says, `what` is read for the user to see: headers, videos.
     """
@@ -131,8 +155,11 @@ class Parser:
     ) -> None:
         self.read, self.left_out, self.pack = read, left_out, pack
         self.shown, self.step, self.what = shown, step, what
-        self.paths, self.offsets, _ = (np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items())
-        self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)  # seen by every process: end after this file
+        self.paths, self.offsets, _ = (
+            np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
+        )
+        # seen by every process: end after this file
+        self.stop = multiprocessing.get_context("fork").RawValue(ctypes.c_bool, False)
 
     def __call__(self, first: int) -> tuple[Any, list[tuple[bytes, str]]]:
         offsets = self.offsets[first : first + self.step + 1]
@@ -153,7 +180,9 @@ class Parser:
 def each_file(
     parser: Parser, total: int, workers: int, rejects: walk.Reject, say: Progress, *, threads: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """(first, what parser.pack made of the files from there), in order; read by so many processes, or by threads of this one."""
+    """(first, what parser.pack made of the files from there), in order; read by so many processes, or by
+    threads of this one.
+    """
     firsts = range(0, total, parser.step)
     made = processes.results(parser, firsts, workers, threads=threads)
     try:
@@ -172,12 +201,17 @@ def each_file(
 
 
 def nothing(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> UserError:
-    """That not one `wanted` is there; what the first file that was left out is, by its name, says which --task takes it."""
+    """That not one `wanted` is there; what the first file that was left out is, by its name, says which
+    --task takes it.
+    """
     if not rejects.count:
         return UserError(f"--data: no {wanted} in {where}: no file is there")
     told = f"--data: no {wanted} in {where}; left out: {rejects.count}, first {rejects.first}"
     kind = (mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or "").partition("/")[0]
-    other = {"image": "; images are read without --task video", "video": "; videos are read with --task video"}
+    other = {
+        "image": "; images are read without --task video",
+        "video": "; videos are read with --task video",
+    }
     return UserError(told + (other.get(kind, "") if kind != wanted else ""))
 
 

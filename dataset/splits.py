@@ -88,20 +88,34 @@ class Data(Protocol):
 
 
 def open_splits(
-    settings: Data, *, kind: Kind = "images", loader: str, read_delay_s: float = 0.0, evaluate: bool = False, console: Any
+    settings: Data,
+    *,
+    kind: Kind = "images",
+    loader: str,
+    read_delay_s: float = 0.0,
+    evaluate: bool = False,
+    console: Any,
 ) -> dict[str, Split]:
-    """Open {"train": ..., "val": ...}: the data that the settings name; the synthetic loader alone can do without any.
+    """Open {"train": ..., "val": ...}: the data that the settings name; the synthetic loader alone can do
+    without any.
 
-    The classes of the first are the second's. To `evaluate` the second will do, and is both. Raises UserError.
+    The classes of the first are the second's. To `evaluate` the second will do, and is both. Raises
+    UserError.
     """
     if settings.data is None:
         if loader != "synthetic":
-            raise UserError(f"--data is missing: --loader {loader} reads files; {_holds(kind, settings.source)}, or --loader synthetic")
+            raise UserError(
+                f"--data is missing: --loader {loader} reads files; {_holds(kind, settings.source)}, or --loader synthetic"
+            )
         return synthetic(kind)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
     openers, without = _openers(settings, settings.data, kind, train=not evaluate)
-    how = {"cache": cache_folder(settings.manifest_dir), "rescan": settings.rescan, "read_delay_s": read_delay_s}
+    how = {
+        "cache": cache_folder(settings.manifest_dir),
+        "rescan": settings.rescan,
+        "read_delay_s": read_delay_s,
+    }
     if without:
         console.warn(f"train: not read, the classes are those of val; {without}")
     for split, open_it in openers.items():
@@ -119,7 +133,9 @@ def open_splits(
 def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
     """Of training data that say less, or otherwise, than they were meant to."""
     if kind in ("images", "videos") and len(columns.classes) == 1:
-        console.warn(f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; is --data a folder too high?")
+        console.warn(
+            f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; is --data a folder too high?"
+        )
     if kind == "videos":
         empty = np.flatnonzero(np.bincount(columns.label, minlength=len(columns.classes)) == 0)
         if len(empty):
@@ -128,7 +144,8 @@ def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
 
 
 def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Open], str]:
-    """What opens each split, and why there is none for train, which may be when it is not needed; before one is scanned.
+    """What opens each split, and why there is none for train, which may be when it is not needed; before one
+    is scanned.
 
     Raises UserError.
     """
@@ -149,7 +166,9 @@ def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Ki
         return _annotated_opener(settings, root, split, keypoints=kind == "keypoints")
     holds = _holds(kind, settings.source)
     if not root.is_dir():
-        raise UserError(f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {holds}")
+        raise UserError(
+            f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {holds}"
+        )
     if not os.access(root, os.X_OK):
         raise UserError(f"--data {root}: may not be entered; it must be {holds}")
     if kind == "videos":
@@ -188,19 +207,25 @@ def _open_videos(data: Path, *, read_delay_s: float, **how: Any) -> Split:
 def _require_files(source: str) -> None:
     """Raise UserError unless the samples of this source are files: videos are scanned as files alone."""
     if source != "auto" and not source_named(source).FILES:
-        raise UserError(f"--source {source} is for images; videos are files, in class folders or in lists: leave it out")
+        raise UserError(
+            f"--source {source} is for images; videos are files, in class folders or in lists: leave it out"
+        )
 
 
 def list_of(root: Path, split: str) -> Path | None:
     """The list of a split of videos, which goes before its folder."""
-    return next((path for ending in (".csv", ".txt") if os.path.lexists(path := root / f"{split}{ending}")), None)
+    return next(
+        (path for ending in (".csv", ".txt") if os.path.lexists(path := root / f"{split}{ending}")), None
+    )
 
 
 def _list_or_folder(root: Path, split: str, holds: str) -> Path:
     """Return the list of a split of videos, or its folder. Raises UserError."""
     if found := list_of(root, split):
         if found.is_dir():
-            raise UserError(f"--data {found}: is a folder, and would be the list of {split}; it must be a file, or have another name")
+            raise UserError(
+                f"--data {found}: is a folder, and would be the list of {split}; it must be a file, or have another name"
+            )
         return found
     if (root / split).exists():
         return root / split
@@ -210,7 +235,16 @@ def _list_or_folder(root: Path, split: str, holds: str) -> Path:
 def synthetic(kind: Kind = "images") -> dict[str, Split]:
     """Two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
     if kind == "instances" or kind == "keypoints":
-        columns: list[Any] = [SyntheticInstances.of(samples, keypoints=kind == "keypoints") for samples in (COCO_TRAIN, COCO_VAL)]
+        columns: list[Any] = [
+            SyntheticInstances.of(samples, keypoints=kind == "keypoints")
+            for samples in (COCO_TRAIN, COCO_VAL)
+        ]
     else:
-        columns = [(SyntheticVideos if kind == "videos" else SyntheticImages)(samples) for samples in (TRAIN_SAMPLES, VAL_SAMPLES)]
-    return {split: Split(columns=each, source=NoBytes(len(each))) for split, each in zip(SPLITS, columns, strict=True)}
+        columns = [
+            (SyntheticVideos if kind == "videos" else SyntheticImages)(samples)
+            for samples in (TRAIN_SAMPLES, VAL_SAMPLES)
+        ]
+    return {
+        split: Split(columns=each, source=NoBytes(len(each)))
+        for split, each in zip(SPLITS, columns, strict=True)
+    }

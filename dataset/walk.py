@@ -1,4 +1,6 @@
-"""Which files lie below a folder, and whether a folder has changed since; must not know formats, orders or pixels."""
+"""Which files lie below a folder, and whether a folder has changed since; must not know formats, orders or
+pixels.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,19 @@ import numpy as np
 from contracts import UserError
 from dataset.manifest import FILE_LIST, printable
 
-Visit = tuple[str, int, int]  # a folder's path below the root (os.fsdecode), its date of change in ns, its inode
+# a folder's path below the root (os.fsdecode), its date of change in ns, its inode
+Visit = tuple[str, int, int]
 Reject = Callable[[bytes, str], None]  # absolute path, reason
 
 
 def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> dict[str, int]:
-    """Label of each class folder (or link to one) in root: its place in `classes`, else among the sorted names, as in ImageFolder."""
+    """Label of each class folder (or link to one) in root: its place in `classes`, else among the sorted
+    names, as in ImageFolder.
+    """
     try:
-        names = sorted(name for name in os.listdir(root) if not name.startswith(".") and os.path.isdir(root / name))
+        names = sorted(
+            name for name in os.listdir(root) if not name.startswith(".") and os.path.isdir(root / name)
+        )
     except OSError as error:
         raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
     if not names:
@@ -28,7 +35,9 @@ def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> 
     return numbered(names, classes, f"{root} has class folder", files)
 
 
-def numbered(names: Sequence[str], classes: Sequence[str] | None, has: str, files: str = "images") -> dict[str, int]:
+def numbered(
+    names: Sequence[str], classes: Sequence[str] | None, has: str, files: str = "images"
+) -> dict[str, int]:
     """Return the label of each class name: its place in `classes`, else among the names, which are sorted.
 
     `has` begins the message of the UserError for a class that is none of `classes`.
@@ -44,13 +53,22 @@ def numbered(names: Sequence[str], classes: Sequence[str] | None, has: str, file
 
 
 def list_files(
-    root: Path, labels: dict[str, int], made: Path, visits: list[Visit], reject: Reject, say: Callable[[int, int, str], None]
+    root: Path,
+    labels: dict[str, int],
+    made: Path,
+    visits: list[Visit],
+    reject: Reject,
+    say: Callable[[int, int, str], None],
 ) -> int:
-    """Write path, end and label of every candidate to made/file_list.*, in the order of the paths' bytes; returns their number."""
+    """Write path, end and label of every candidate to made/file_list.*, in the order of the paths' bytes;
+    returns their number.
+    """
     total = end = 0
     outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
     with ExitStack() as stack:
-        paths, offsets, ids = (stack.enter_context(open(made / f"file_list.{name}", "wb")) for name in FILE_LIST)
+        paths, offsets, ids = (
+            stack.enter_context(open(made / f"file_list.{name}", "wb")) for name in FILE_LIST
+        )
         offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
@@ -76,7 +94,9 @@ def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
 
 
 def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) -> None:
-    """Add the folders of listed files, paths below the root: what is put there later may be a file that is missing now."""
+    """Add the folders of listed files, paths below the root: what is put there later may be a file that is
+    missing now.
+    """
     below = set[bytes]()
     for own in {os.path.dirname(file) for file in files}:
         name = own
@@ -92,22 +112,30 @@ def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | 
     """Write names that are known, as `list_files` leaves those of folders; the label is 0 without `labels`."""
     (made / "file_list.paths").write_bytes(b"".join(files))
     np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
-    np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(made / "file_list.labels")
+    np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(
+        made / "file_list.labels"
+    )
 
 
 def settle(changed_ns: int) -> None:
-    """Wait until a change of the folder would get another date than its last one: clocks of file systems tick slowly."""
-    tick_ns = 2_000_000_000 if changed_ns % 1_000_000_000 == 0 else 20_000_000  # whole seconds: a coarse file system
+    """Wait until a change of the folder would get another date than its last one: clocks of file systems tick
+    slowly.
+    """
+    # whole seconds: a coarse file system
+    tick_ns = 2_000_000_000 if changed_ns % 1_000_000_000 == 0 else 20_000_000
     left_ns = changed_ns + tick_ns - time.time_ns()
     if 0 < left_ns <= tick_ns:
         time.sleep(left_ns / 1e9)
 
 
-def walk(root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: list[Visit], reject: Reject) -> Iterator[list[bytes]]:
+def walk(
+    root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: list[Visit], reject: Reject
+) -> Iterator[list[bytes]]:
     """The files below root/folder as paths relative to root, in the order of their bytes, a piece at a time.
 
-    Follows links, but not to a folder that the link lies in; `outside` are those above root/folder. Hidden files and folders are passed
-    over. What is no file, and folders that cannot be listed, go to `reject`; every folder seen is added to `visits`.
+    Follows links, but not to a folder that the link lies in; `outside` are those above root/folder. Hidden
+    files and folders are passed over. What is no file, and folders that cannot be listed, go to `reject`;
+    every folder seen is added to `visits`.
     """
     above = list(outside)  # (device, inode) of the folders that we are in
     stack: list[tuple[bytes, Iterator[bytes]]] = []
@@ -144,7 +172,9 @@ def walk(root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: lis
 
 
 def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
-    """Names in a folder; those of folders end in a slash, which also sorts them to where their files' paths belong."""
+    """Names in a folder; those of folders end in a slash, which also sorts them to where their files' paths
+    belong.
+    """
     names = []
     with os.scandir(root + b"/" + folder) as entries:
         for entry in entries:
@@ -153,7 +183,8 @@ def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
             try:
                 if entry.is_dir():
                     names.append(entry.name + b"/")
-                elif entry.is_file() or entry.is_symlink():  # a broken link is rejected, by name, when it is opened
+                # a broken link is rejected, by name, when it is opened
+                elif entry.is_file() or entry.is_symlink():
                     names.append(entry.name)
                 else:
                     reject(entry.path, "no regular file")

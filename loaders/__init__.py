@@ -1,4 +1,6 @@
-"""Rows -> Batch. One loader a file, opened by `open(feed)`; the file's name is the loader's, with '-' for '_'."""
+"""Rows -> Batch. One loader a file, opened by `open(feed)`; the file's name is the loader's, with '-' for
+'_'.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from contracts import Feed, Loader, UserError
 
 
 class Undecodable(ValueError):
-    """An image, or frames of a video, that this reader cannot give; what PIL, or pyav, cannot give either fails."""
+    """An image, or frames of a video, that this reader cannot give; what PIL, or pyav, cannot give either
+    fails.
+    """
 
 
 LOADERS = {
@@ -35,7 +39,10 @@ CLIPS = {
 }
 """Of video files, likewise."""
 Medium = Literal["images", "videos"]
-OF_MEDIUM: dict[Medium, dict[str, str]] = {"images": LOADERS, "videos": {**CLIPS, "synthetic": LOADERS["synthetic"]}}
+OF_MEDIUM: dict[Medium, dict[str, str]] = {
+    "images": LOADERS,
+    "videos": {**CLIPS, "synthetic": LOADERS["synthetic"]},
+}
 """What the files hold -> the loaders of them, as a task names its table."""
 
 
@@ -59,7 +66,11 @@ def open_loader(name: str, feed: Feed) -> Loader:
     Raises UserError where this machine cannot run it, and where it opens files and the source has none.
     """
     if opens_files(name) and not feed.source.files:
-        others = [other for other in (LOADERS if name in LOADERS else CLIPS) if other != "synthetic" and not opens_files(other)]
+        others = [
+            other
+            for other in (LOADERS if name in LOADERS else CLIPS)
+            if other != "synthetic" and not opens_files(other)
+        ]
         raise UserError(
             f"--loader {name} opens each sample's own file, and this --source has none; choose --loader {' or '.join(others)}, "
             "which take bytes, or unpack the data into folders"

@@ -18,7 +18,9 @@ def import_dali() -> Any:
     try:
         import nvidia.dali
     except ImportError as error:
-        raise UserError(f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or use --loader torchvision") from None
+        raise UserError(
+            f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or use --loader torchvision"
+        ) from None
     return nvidia.dali
 
 
@@ -34,7 +36,9 @@ def memory_named() -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if lacks_memory(error):
-            raise UserError("DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none") from None
+            raise UserError(
+                "DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none"
+            ) from None
         raise
 
 

@@ -51,7 +51,8 @@ def images_shape(shape: Sequence[int], rows: Rows) -> tuple[int, ...]:
 
 
 def turned(pixels: torch.Tensor, rows: Rows, to_device: ToDevice) -> torch.Tensor:
-    """Return the upright pixels [B, ..., H, W, 3], each turned within its own size; themselves, where none is.
+    """Return the upright pixels [B, ..., H, W, 3], each turned within its own size; themselves, where none
+    is.
 
     Rows of one turn and size are turned together. What lies beside an image that is smaller than the canvas
     means nothing.

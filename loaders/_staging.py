@@ -1,11 +1,10 @@
 """From decoded pixels to a Batch on the device: what all loaders share, and the door that batches leave by.
 
-    levels         grey levels as they were decoded and resized, upright, on the host or on the device; of the
-    whole batch
+    levels         grey levels of the whole batch, decoded, resized and upright, on the host or the device
       | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)
-      | turn       mirror, flip, transpose, `Rows.turns`: an exact permutation of each row's output, within
-      its own size | normalise  (level / 255 - mean) / std, in the step's dtype | blacken    0 outside of the
-      places, and in rows that are padding or could not be decoded
+      | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row, within its own size
+      | normalise  (level / 255 - mean) / std, in the step's dtype
+      | blacken    0 outside of the places, and in rows that are padding or could not be decoded
     Batch          with the targets, sizes and ids of its rows
 
 `Stager.finish` does that, and nothing else makes a Batch of a file. Loaders see rows that are not turned
@@ -39,13 +38,17 @@ from loaders._ops import images_shape, operated, turned
 
 Item = TypeVar("Item")
 COPIES = 2
-"""Copies to the device that may be under way: page-locked memory that was staged three batches ago is free again."""
+"""Copies to the device that may be under way: page-locked memory that was staged three batches ago is free
+again.
+"""
 PIECE = 1 << 25
 """Numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many."""
 ALIGNED = 16
 """Bytes: numbers of every dtype may begin there."""
 HEARS_S = 1.0
-"""How long Ctrl-C may wait while no batch comes: Python misses a signal that arrives just before it begins to wait for something."""
+"""How long Ctrl-C may wait while no batch comes: Python misses a signal that arrives just before it begins to
+wait for something.
+"""
 AT_EXIT_S = 5.0
 """What the thread of a loader that nobody has closed gets to end in, when the program ends."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -100,9 +103,9 @@ class Stager:
 
         May be called from a thread of its own.
 
-        `valid`: bool [B], which of the rows that were valid were also decoded.
-        `pinned`: `pixels` is page-locked and stays as it is until three more batches were staged; else it may be
-        written again as soon as this returns.
+        `valid`: bool [B], which of the rows that were valid were also decoded. `pinned`: `pixels` is
+        page-locked and stays as it is until three more batches were staged; else it may be written again as
+        soon as this returns.
         """
         if not self._cuda:
             return Staged(self.finish(pixels, rows, valid))
@@ -247,7 +250,9 @@ def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ..
 
 
 def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Host numbers, on the CPU in the same memory; a GPU's current stream waits for their one copy, and the host does not."""
+    """Host numbers, on the CPU in the same memory; a GPU's current stream waits for their one copy, and the
+    host does not.
+    """
     tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
     if device.type != "cuda":
         return tensors
@@ -276,7 +281,9 @@ def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.T
 
 
 def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """bool [B, 1, ..., H, W], the pixels of images [B, 3, ..., H, W] that no place, int64 [B, 4] x0 y0 x1 y1, covers."""
+    """bool [B, 1, ..., H, W], the pixels of images [B, 3, ..., H, W] that no place, int64 [B, 4] x0 y0 x1 y1,
+    covers.
+    """
     x0, y0, x1, y1 = places[:, None].unbind(2)
     y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     # axes: [B, H, 1] and [B, 1, W]
@@ -290,7 +297,9 @@ def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
 
 
 def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) -> torch.Tensor:
-    """The storage behind a tensor, viewed at that shape; where it is too small, new memory with these options."""
+    """The storage behind a tensor, viewed at that shape; where it is too small, new memory with these
+    options.
+    """
     if memory is None or too_small(memory, shape):
         return torch.empty(tuple(shape), **options)
     return memory.as_strided((math.prod(shape),), (1,), 0).view(tuple(shape))
@@ -303,7 +312,8 @@ def without(rows: Rows, failed: Sequence[int]) -> Array:
 
 
 def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) -> Generator[Batch]:
-    """Yield batches to the consumer's thread, and to the stream that is current there when it asks for one: see contracts.Batch.
+    """Yield batches to the consumer's thread, and to the stream that is current there when it asks for one:
+    see contracts.Batch.
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.
     """
@@ -329,11 +339,12 @@ def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) 
 
 
 class Ahead:
-    """Runs an iterator in a thread, at most `depth` items ahead. `close` ends the thread; the iterator is closed in it.
+    """Runs an iterator in a thread, at most `depth` items ahead. `close` ends the thread; the iterator is
+    closed in it.
 
-    The place of an item that was taken is free after `release`, or when the next one is asked for. Not at once: a consumer that launches
-    hundreds of small kernels needs the interpreter's lock for each of them, and each of the two would wait for the other. In the backward
-    pass nobody needs it.
+    The place of an item that was taken is free after `release`, or when the next one is asked for. Not at
+    once: a consumer that launches hundreds of small kernels needs the interpreter's lock for each of them,
+    and each of the two would wait for the other. In the backward pass nobody needs it.
     """
 
     def __init__(self, make: Callable[[], Iterator[Item]], *, depth: int, device: torch.device) -> None:
@@ -401,7 +412,8 @@ class Ahead:
 
 
 class Staging:
-    """contracts.Loader but for `_staged`: a thread fills slots, at most `depth` batches ahead, and the consumer takes them in order.
+    """contracts.Loader but for `_staged`: a thread fills slots, at most `depth` batches ahead, and the
+    consumer takes them in order.
 
     `window`: batches that may be begun at the same time.
     """

@@ -1,11 +1,14 @@
-"""Worker processes behind torchvision, dali-fed and the loaders of clips on the CPU: rows in, filled slots of shared memory out, in order.
+"""Worker processes behind torchvision, dali-fed and the loaders of clips on the CPU: rows in, filled slots of
+shared memory out, in order.
 
-PyTorch's DataLoader with persistent workers; its sampler is the plan's rows. Workers are stateless: an epoch, a resume or a
-drained ceiling is only another sequence of rows. Results do not travel through /dev/shm: slots are mapped once, before the
-workers are forked, and used again, so no page is touched for the first time while training runs.
+PyTorch's DataLoader with persistent workers; its sampler is the plan's rows. Workers are stateless: an epoch,
+a resume or a drained ceiling is only another sequence of rows. Results do not travel through /dev/shm: slots
+are mapped once, before the workers are forked, and used again, so no page is touched for the first time while
+training runs.
 
-A batch is cut into parts (of PART rows, unless said otherwise), so that all workers fill one batch together: the first batch of an epoch is
-there after a fraction of a second, and memory holds a few batches instead of two a worker.
+A batch is cut into parts (of PART rows, unless said otherwise), so that all workers fill one batch together:
+the first batch of an epoch is there after a fraction of a second, and memory holds a few batches instead of
+two a worker.
 
     slot 0   [part 0: worker 0][part 1: worker 1][part 2: worker 2]     -> batch 0 once its last part is there
     slot 1   [part 0: worker 0] ...
@@ -54,7 +57,8 @@ class Work(Protocol):
 
 
 class Shared:
-    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes]; none of them once closed.
+    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes]; none
+    of them once closed.
 
     Raises UserError where there is not so much; `asked` says what took it.
     """
@@ -72,7 +76,9 @@ class Shared:
         self.pinned, self._wanted = False, pinned
 
     def pin(self) -> None:
-        """Make the slots page-locked, so that the device copies from them directly. After the fork: workers need no part of it."""
+        """Make the slots page-locked, so that the device copies from them directly. After the fork: workers
+        need no part of it.
+        """
         if self._wanted and not self.pinned:
             self.pinned = (
                 int(torch.cuda.cudart().cudaHostRegister(self.slots.ctypes.data, self.slots.nbytes, 0)) == 0
@@ -86,11 +92,12 @@ class Shared:
 
 
 class Workers:
-    """`run(rows)` yields (slot, rows, what the work returned for each part). A slot is valid until HELD more were taken.
+    """`run(rows)` yields (slot, rows, what the work returned for each part). A slot is valid until HELD more
+    were taken.
 
-    A part has `part_rows` rows, and `part_bytes(count)` is the most room that so many take in a slot. Part p begins at p times the room of
-    a whole part: part_bytes(part_rows), or part_rows * row_bytes(rows) where the upright rows of a batch say
-    how large each of them is.
+    A part has `part_rows` rows, and `part_bytes(count)` is the most room that so many take in a slot. Part p
+    begins at p times the room of a whole part: part_bytes(part_rows), or part_rows * row_bytes(rows) where
+    the upright rows of a batch say how large each of them is.
     """
 
     def __init__(
@@ -133,8 +140,10 @@ class Workers:
             multiprocessing_context="fork" if workers else None,
         )
         if workers:
-            # By who opens the loader, and not by its thread: a child takes apart what the other threads have as thread-local variables, and
-            # PyAV's converter of pictures, which from 19 on has threads of its own, would wait for them there for ever.
+            # By who opens the loader, and not by its thread: a child takes apart what the other threads have
+            # as thread-local variables, and
+            # PyAV's converter of pictures, which from 19 on has threads of its own, would wait for them there
+            # for ever.
             with starting(self._stop, f"--workers {workers}"), _unheard(), _half_made():
                 iter(self._loader)
 
@@ -165,7 +174,9 @@ class Workers:
             yield slot, self._sampler.sent.popleft(), said
 
     def stop(self) -> None:
-        """Tell the workers to end, whatever they wait for; a thread that is inside `run` then meets an error within seconds."""
+        """Tell the workers to end, whatever they wait for; a thread that is inside `run` then meets an error
+        within seconds.
+        """
         self._stop.now()
 
     def close(self) -> None:
@@ -214,9 +225,11 @@ class _Loader(DataLoader[Any]):
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Around the start of a DataLoader's workers: a worker's end is an error of whoever waits for its rows, at most 5 s later.
+    """Around the start of a DataLoader's workers: a worker's end is an error of whoever waits for its rows,
+    at most 5 s later.
 
-    PyTorch would raise it from a signal handler too, in whatever the program does at that moment: in half of a step.
+    PyTorch would raise it from a signal handler too, in whatever the program does at that moment: in half of
+    a step.
     """
     before = signal.getsignal(signal.SIGCHLD)
     try:
@@ -228,7 +241,9 @@ def _unheard() -> Iterator[None]:
 
 @contextmanager
 def _half_made() -> Iterator[None]:
-    """Around the start of a DataLoader's workers. Where it fails PyTorch (2.11) cannot take its iterator apart, and says so on stderr."""
+    """Around the start of a DataLoader's workers. Where it fails PyTorch (2.11) cannot take its iterator
+    apart, and says so on stderr.
+    """
     try:
         yield
     except BaseException as error:
@@ -288,7 +303,9 @@ def some(rows: Rows, places: slice | Array) -> Rows:
 
 
 class _PartDataset(Dataset[Any]):
-    """In a worker: makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
+    """In a worker: makes the work when the first rows arrive, so that nothing of a decoder is shared over a
+    fork.
+    """
 
     def __init__(self, make_work: Callable[[], Work], memory: Shared) -> None:
         self._make_work, self._memory = make_work, memory

@@ -22,16 +22,19 @@ CENTRED = ("ssd", "ssdlite")
 """Augmentations that crop by overlap: a box whose middle is cut away is dropped."""
 OVERLAPS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)  # of some box with the crop; 1: no crop
 TRIALS = 40  # crops that are tried for an overlap before another one is drawn
-ROUNDS = 32  # overlaps that are tried before the image stays whole: even where only two of the seven can end it, 2 in 100,000 images
+# overlaps that are tried before the image stays whole: even where only two of the seven can end it, 2 in
+# 100,000 images
+ROUNDS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectionPolicy:
     """How a detector's images are framed.
 
-    flip: the shorter side becomes `size`, or less where the longer one would pass `longer`; without `longer` the image is stretched to
-    size x size. multiscale: the same with a shorter side out of `short_sides`. lsj: large-scale jitter, size x size. ssd: colours,
-    zoom out, crop by overlap, stretched; ssdlite: crop by overlap, stretched. Distributions are those of torchvision's references.
+    flip: the shorter side becomes `size`, or less where the longer one would pass `longer`; without `longer`
+    the image is stretched to size x size. multiscale: the same with a shorter side out of `short_sides`. lsj:
+    large-scale jitter, size x size. ssd: colours, zoom out, crop by overlap, stretched; ssdlite: crop by
+    overlap, stretched. Distributions are those of torchvision's references.
     """
 
     augment: Literal["flip", "multiscale", "lsj", "ssd", "ssdlite"]
@@ -110,7 +113,8 @@ class DetectionPolicy:
     ) -> dict[str, Any]:
         """The fields of Rows that say where the pixels go, of samples `ids`; the canvas for a batch of them.
 
-        Crops by overlap read `boxes`, float64 [M, 4], x0 y0 x1 y1 in stored pixels, of samples ids[which]; `which` ascends.
+        Crops by overlap read `boxes`, float64 [M, 4], x0 y0 x1 y1 in stored pixels, of samples ids[which];
+        `which` ascends.
         """
         turns = geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip)
         sizes = self.outputs(seed, epoch, ids, heights, widths)
@@ -153,11 +157,13 @@ def canvas(sizes: Array) -> tuple[int, int]:
 
 
 def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: Array, which: Array) -> Array:
-    """int64 [B, 4], x0 y0 x1 y1: the crops of torchvision's RandomIoUCrop from fields `extents` [B, 2], width and height.
+    """int64 [B, 4], x0 y0 x1 y1: the crops of torchvision's RandomIoUCrop from fields `extents` [B, 2], width
+    and height.
 
-    `boxes` float64 [M, 4], in the field's pixels, of rows `which`, ascending. An overlap is drawn, then TRIALS crops, of which the first
-    counts that has sides 0.3 to 1 of the field's, a ratio of 1/2 to 2, and the middle of some box, one of which it overlaps that much.
-    If none does, another overlap is drawn, ROUNDS times at most; an image without a box stays whole.
+    `boxes` float64 [M, 4], in the field's pixels, of rows `which`, ascending. An overlap is drawn, then
+    TRIALS crops, of which the first counts that has sides 0.3 to 1 of the field's, a ratio of 1/2 to 2, and
+    the middle of some box, one of which it overlaps that much. If none does, another overlap is drawn, ROUNDS
+    times at most; an image without a box stays whole.
     """
     crops = np.concatenate([np.zeros_like(extents), extents], axis=1)
     open_rows = np.unique(which)
@@ -196,7 +202,8 @@ def _tried(extents: Array, draws: Array) -> Array:
 
 
 def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> Array:
-    """bool [rows, TRIALS]: crops that hold the middle of a box of their row, and one such box that they overlap by `overlaps` [rows].
+    """bool [rows, TRIALS]: crops that hold the middle of a box of their row, and one such box that they
+    overlap by `overlaps` [rows].
 
     `owner` [M] is the row of each box; ascending, and every row has one.
     """
@@ -218,8 +225,8 @@ def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> A
 class DetectionPlan(EpochPlan):
     """contracts.Plan for images with boxes. `columns` is a dataset.coco.columns.Instances.
 
-    Training: the images that have a box to train on, or all with `keep_empty`, in an order in which neighbours have like sizes.
-    Validation: every image, by size.
+    Training: the images that have a box to train on, or all with `keep_empty`, in an order in which
+    neighbours have like sizes. Validation: every image, by size.
     """
 
     columns: Any
@@ -313,7 +320,9 @@ class DetectionPlan(EpochPlan):
 
 
 def padding(batches: Sequence[Rows]) -> float:
-    """Share of the pixels of batches that no image covers, 0..1: beside the outputs on their canvas, and within them beside `places`."""
+    """Share of the pixels of batches that no image covers, 0..1: beside the outputs on their canvas, and
+    within them beside `places`.
+    """
     covered = sum(
         int((place[:, 2:] - place[:, :2]).prod(axis=1).sum()) for place in (rows.placed for rows in batches)
     )

@@ -1,7 +1,9 @@
-"""Which frames and which window a clip has: pure functions of sizes, frame counts, times and uniforms, mostly for a whole batch at a time.
+"""Which frames and which window a clip has: pure functions of sizes, frame counts, times and uniforms, mostly
+for a whole batch at a time.
 
-Frames are counted within the segment, in display order. A clip that is longer than its segment repeats the last frame, as SlowFast
-does (slowfast/datasets/decoder.py: temporal_sampling clamps); torchvision's VideoClips leaves such videos out instead.
+Frames are counted within the segment, in display order. A clip that is longer than its segment repeats the
+last frame, as SlowFast does (slowfast/datasets/decoder.py: temporal_sampling clamps); torchvision's
+VideoClips leaves such videos out instead.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ def random_start(last: Array, draws: Array) -> Array:
 
 
 def spaced_start(last: Array, clip: Array, clips: int) -> Array:
-    """int64 [B], the start of clip number `clip` of `clips`: evenly apart, the first at 0, the last at `last`; a single one in the middle.
+    """int64 [B], the start of clip number `clip` of `clips`: evenly apart, the first at 0, the last at
+    `last`; a single one in the middle.
 
-    SlowFast's spacing with DATA.USE_OFFSET_SAMPLING (get_start_end_idx there), which without it never reaches the end.
+    SlowFast's spacing with DATA.USE_OFFSET_SAMPLING (get_start_end_idx there), which without it never reaches
+    the end.
     """
     return last // 2 if clips == 1 else clip * last // (clips - 1)
 
@@ -48,7 +52,9 @@ def by_stride(start: Array, frames: Array, count: int, stride: int) -> Array:
 
 
 def by_time(pts: Array, start: int, count: int, step: float) -> Array:
-    """int64 [count], the frames of one segment nearest to pts[start], pts[start] + step, ... ticks; the earlier of two that are as near."""
+    """int64 [count], the frames of one segment nearest to pts[start], pts[start] + step, ... ticks; the
+    earlier of two that are as near.
+    """
     wanted = pts[start] + np.arange(count) * step
     after = np.searchsorted(pts, wanted).clip(max=len(pts) - 1)
     before = np.maximum(after - 1, 0)
@@ -60,8 +66,9 @@ def random_window(
 ) -> tuple[Array, Array]:
     """(regions, windows): resize to a random shorter side, cut out a random square of `crop` pixels.
 
-    The side is uniform between the two of `shorter` and rounded, as SlowFast trains on Kinetics (transform.random_short_side_scale_jitter
-    without inverse_uniform_sampling: DATA.INV_UNIFORM_SAMPLE is set for Charades and SSv2 alone). `draws`: float64 [B, UNIFORMS].
+    The side is uniform between the two of `shorter` and rounded, as SlowFast trains on Kinetics
+    (transform.random_short_side_scale_jitter without inverse_uniform_sampling: DATA.INV_UNIFORM_SAMPLE is set
+    for Charades and SSv2 alone). `draws`: float64 [B, UNIFORMS].
     """
     low, high = shorter
     new_h, new_w = windows.resized(
@@ -74,9 +81,11 @@ def random_window(
 def fixed_window(
     heights: Array, widths: Array, place: Array, *, resize: int, crop: int
 ) -> tuple[Array, Array]:
-    """(regions, windows): resize to a shorter side, cut out the square at `place` of the longer side: 0 its begin, 1 middle, 2 end.
+    """(regions, windows): resize to a shorter side, cut out the square at `place` of the longer side: 0 its
+    begin, 1 middle, 2 end.
 
-    SlowFast's transform.uniform_crop: left to right, or top to bottom where the height is larger; the other side is centred.
+    SlowFast's transform.uniform_crop: left to right, or top to bottom where the height is larger; the other
+    side is centred.
     """
     new_h, new_w = windows.resized(heights, widths, resize)
     free_h, free_w = new_h - crop, new_w - crop
@@ -105,10 +114,8 @@ class ClipPolicy:
     fps: float | None = (
         None  # frames a second to sample at: the nearest in time; None = every video at its own rate
     )
-    shorter: tuple[int, int] = (
-        256,
-        320,
-    )  # training: the side to which a video is scaled before the random crop, pixels
+    # training: the side to which a video is scaled before the random crop, pixels
+    shorter: tuple[int, int] = (256, 320)
     flip: float = 0.0  # training: probability, one draw a clip
     clips: int = 1  # validation: of a video
     crops: int = 1  # validation: of a clip, 1 in the middle or 3 along the longer side
@@ -148,8 +155,8 @@ class ClipPolicy:
 class ClipPlan(EpochPlan):
     """contracts.Plan for clips of videos. `columns` is a dataset.videos.columns.Videos.
 
-    Training: one random clip of each video. Validation: policy.clips x policy.crops views of each video, one after the other, with the
-    video's id.
+    Training: one random clip of each video. Validation: policy.clips x policy.crops views of each video, one
+    after the other, with the video's id.
     """
 
     columns: Any

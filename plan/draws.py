@@ -1,7 +1,7 @@
 """The only random numbers of the project: uniforms that are a pure function of a key and a counter.
 
-A stream is named by (seed, epoch, purpose); its counters are sample ids. No generator has a state, so nothing has to be
-saved, and neither workers nor ranks can change what is drawn.
+A stream is named by (seed, epoch, purpose); its counters are sample ids. No generator has a state, so nothing
+has to be saved, and neither workers nor ranks can change what is drawn.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def _mix(words: Array) -> Array:
 
 @lru_cache(maxsize=1024)
 def key(*words: int) -> int:
-    """One 64-bit key out of several words; each is absorbed through the mixer, so no sum or product of them collides."""
+    """One 64-bit key out of several words; each is absorbed through the mixer, so no sum or product of them
+    collides.
+    """
     state = np.zeros(1, np.uint64)
     for word in words:
         state = _mix((state ^ np.uint64(word & 0xFFFFFFFFFFFFFFFF)) + _INCREMENT)

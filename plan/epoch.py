@@ -16,7 +16,9 @@ from contracts import Array, Rows, UserError
 from plan import checks, order
 
 TOGETHER = 64
-"""Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and other threads stand still."""
+"""Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and
+other threads stand still.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,9 @@ class EpochPlan(ABC):
 
     @abstractmethod
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        """The fields of Rows of views of samples, but ids and valid; sizes may be left out where all are image_size x image_size."""
+        """The fields of Rows of views of samples, but ids and valid; sizes may be left out where all are
+        image_size x image_size.
+        """
 
     @property
     def global_batch_size(self) -> int:

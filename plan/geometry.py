@@ -2,8 +2,9 @@
 
 There is one exact affine map a row.
 
-A point (x, y) is in pixels from the top left corner of the image, so that a pixel's centre is at a half. An output is as large as
-`Rows.sizes` says and lies at the top left of the batch's canvas: its coordinates are those of the canvas.
+A point (x, y) is in pixels from the top left corner of the image, so that a pixel's centre is at a half. An
+output is as large as `Rows.sizes` says and lies at the top left of the batch's canvas: its coordinates are
+those of the canvas.
 """
 
 from __future__ import annotations

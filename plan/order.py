@@ -21,7 +21,8 @@ def order(seed: int, epoch: int, n: int) -> Array:
     return np.argsort(bits(key(seed, epoch, Purpose.ORDER), np.arange(n, dtype=np.uint64)), kind="stable")
 
 
-BLOCK = 256  # consecutive samples of like sizes, where there are enough: then a batch of 128 is no wider than one of 16
+# consecutive samples of like sizes, where there are enough: then a batch of 128 is no wider than one of 16
+BLOCK = 256
 CHUNK = 64  # blocks that are made together: few enough that the same images do not always meet
 
 
@@ -36,10 +37,12 @@ def by_size(heights: Array, widths: Array) -> Array:
 
 
 def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
-    """int64 [n]: the places of an epoch's order, taken in which block_size(n) consecutive samples have like sizes.
+    """int64 [n]: the places of an epoch's order, taken in which block_size(n) consecutive samples have like
+    sizes.
 
-    heights, widths [n]: of the outputs, in the epoch's order. Each CHUNK blocks of it are sorted by size and cut, and the blocks are
-    shuffled. What is left at the end, less than a block, stays as it was: sorted, a last step would always drop the same sizes.
+    heights, widths [n]: of the outputs, in the epoch's order. Each CHUNK blocks of it are sorted by size and
+    cut, and the blocks are shuffled. What is left at the end, less than a block, stays as it was: sorted, a
+    last step would always drop the same sizes.
     """
     n, block = len(heights), block_size(len(heights))
     whole = n // block * block
@@ -47,7 +50,9 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
     sorted_ = [chunk.start + by_size(heights[chunk], widths[chunk]) for chunk in chunks]
     # axes: [blocks, block]
     blocks = np.concatenate([np.zeros(0, np.int64), *sorted_]).reshape(-1, block)
-    shuffled = blocks[np.argsort(bits(key(seed, epoch, Purpose.BLOCKS), np.arange(len(blocks))), kind="stable")]
+    shuffled = blocks[
+        np.argsort(bits(key(seed, epoch, Purpose.BLOCKS), np.arange(len(blocks))), kind="stable")
+    ]
     return np.concatenate([shuffled.ravel(), np.arange(whole, n)])
 
 
@@ -56,14 +61,18 @@ def steps(n: int, first: int, global_batch_size: int) -> int:
     return max(n - first, 0) // global_batch_size
 
 
-def micro_batches(n: int, first: int, *, batch_size: int, world_size: int, accumulate: int, training: bool) -> int:
+def micro_batches(
+    n: int, first: int, *, batch_size: int, world_size: int, accumulate: int, training: bool
+) -> int:
     """Micro-batches of one rank: whole steps in training; everything, the last one padded, in validation."""
     if training:
         return steps(n, first, world_size * batch_size * accumulate) * accumulate
     return -(-max(n - first, 0) // (world_size * batch_size))
 
 
-def share(ordered: Array, micro_batch: int, *, first: int, batch_size: int, world_size: int, rank: int) -> Array:
+def share(
+    ordered: Array, micro_batch: int, *, first: int, batch_size: int, world_size: int, rank: int
+) -> Array:
     """int64 [<= batch_size], the ids of a rank's micro-batch; shorter only where `ordered` ends."""
     start = first + (micro_batch * world_size + rank) * batch_size
     return ordered[start : start + batch_size]

@@ -1,4 +1,5 @@
-"""Targets of a batch: a label a row, or packed boxes, masks and keypoints in output pixels. Knows no model, draws nothing.
+"""Targets of a batch: a label a row, or packed boxes, masks and keypoints in output pixels. Knows no model,
+draws nothing.
 
 Packed: what belongs to row i lies at offsets[i] : offsets[i + 1] of each array that has a place a box.
 """
@@ -17,13 +18,17 @@ IGNORE = -1
 
 
 def label_targets(column: Array, rows: Rows) -> dict[str, Array]:
-    """Return {"labels": int64 [B]}: the entry of `column` [n] for each row's sample, IGNORE where the row is padding."""
+    """Return {"labels": int64 [B]}: the entry of `column` [n] for each row's sample, IGNORE where the row is
+    padding.
+    """
     found = column[np.where(rows.valid, rows.ids, 0)]
     return {"labels": np.where(rows.valid, found, IGNORE).astype(np.int64)}
 
 
 def spans(begins: Array, counts: Array) -> tuple[Array, Array]:
-    """(places, which), int64: begins[0], begins[0] + 1, ..., counts[0] of them, then those of the next; and whose each is."""
+    """(places, which), int64: begins[0], begins[0] + 1, ..., counts[0] of them, then those of the next; and
+    whose each is.
+    """
     which = np.repeat(np.arange(len(counts)), counts)
     # axes: [sum of counts]
     before = np.cumsum(counts) - counts
@@ -33,7 +38,8 @@ def spans(begins: Array, counts: Array) -> tuple[Array, Array]:
 def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
     """(annotations int64 [M], which int64 [M], boxes float64 [M, 4]) of what images `ids` have to train on.
 
-    `columns` is a dataset.coco.columns.Instances. Boxes are x0 y0 x1 y1 in stored pixels, cut at the edges of the image.
+    `columns` is a dataset.coco.columns.Instances. Boxes are x0 y0 x1 y1 in stored pixels, cut at the edges of
+    the image.
     """
     offsets = columns.annotation_offsets
     annotations, which = spans(offsets[ids], offsets[ids + 1] - offsets[ids])
@@ -49,20 +55,20 @@ def packed(
 ) -> dict[str, Array]:
     """Host arrays of the M boxes to train on, in the order of the rows; nothing of a row that is not valid.
 
-    offsets int64 [B + 1]; boxes float32 [M, 4], x0 y0 x1 y1 in output pixels, cut at the output's edges, none without area; labels
-    int64 [M], class numbers; masks uint8 [M, H, W], as large as the batch's images; keypoints float32 [M, K, 3], all 0 where one is
-    not marked or not in the output.
+    offsets int64 [B + 1]; boxes float32 [M, 4], x0 y0 x1 y1 in output pixels, cut at the output's edges, none
+    without area; labels int64 [M], class numbers; masks uint8 [M, H, W], as large as the batch's images;
+    keypoints float32 [M, K, 3], all 0 where one is not marked or not in the output.
 
-    `centred`: only boxes whose middle is in the output, the rule of crops by overlap (DetectionPolicy.centred).
+    `centred`: only boxes whose middle is in the output, the rule of crops by overlap
+    (DetectionPolicy.centred).
     """
     real = np.flatnonzero(rows.valid)
     annotations, which, boxes = usable_boxes(columns, rows.ids[real])
     which = real[which]
     heights, widths = rows.sizes[which].T
     whole = geometry.boxes_to_output(rows, which, boxes)
-    boxes = geometry.clipped(whole, heights, widths).astype(
-        np.float32
-    )  # before it is asked for its area: rounding may take that
+    # in fp32 before it is asked for its area: rounding may take that
+    boxes = geometry.clipped(whole, heights, widths).astype(np.float32)
     kept = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
     if centred:
         middle = (whole[:, :2] + whole[:, 2:]) / 2
@@ -96,7 +102,9 @@ def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) 
 
 
 def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
-    """uint8 [M, H, W], 1 inside; of polygons as pycocotools draws them, of run lengths the nearest pixel. Nothing outside of the image."""
+    """uint8 [M, H, W], 1 inside; of polygons as pycocotools draws them, of run lengths the nearest pixel.
+    Nothing outside of the image.
+    """
     masks = np.zeros((len(annotations), *rows.padded), np.uint8)
     place = rows.placed[which]
     counts = columns.polygon_offsets[annotations + 1] - columns.polygon_offsets[annotations]
@@ -128,13 +136,14 @@ def _fill(mask: Array, place: Array, outlines: list[Array]) -> None:
 
 
 def _sample(mask: Array, place: Array, columns: Any, rows: Rows, annotation: int, row: int) -> None:
-    """Set the pixels of `place` whose centres the run lengths of an annotation cover; none where it has no run lengths."""
+    """Set the pixels of `place` whose centres the run lengths of an annotation cover; none where it has no
+    run lengths.
+    """
     runs = np.asarray(columns.rle[columns.rle_offsets[annotation] : columns.rle_offsets[annotation + 1]])
     if len(runs):
         height, width = int(columns.height[rows.ids[row]]), int(columns.width[rows.ids[row]])
-        stored = (
-            np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8).reshape(width, height).T
-        )  # column by column
+        # run lengths go column by column
+        stored = np.repeat(np.arange(len(runs)) % 2, runs).astype(np.uint8).reshape(width, height).T
         x0, y0, x1, y1 = place.tolist()
         # columns and rows are sampled apart, since the map has no shear; a column of a transposed row is
         # one of the stored rows
@@ -152,7 +161,9 @@ def _sample(mask: Array, place: Array, columns: Any, rows: Rows, annotation: int
 
 
 def _stored_pixels(rows: Rows, row: int, pixels: Array) -> Array:
-    """int64 [N, 2], x y of the stored pixels at the centres of output pixels; those of a row's place lie in its image, but for rounding."""
+    """int64 [N, 2], x y of the stored pixels at the centres of output pixels; those of a row's place lie in
+    its image, but for rounding.
+    """
     return np.maximum(np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0).astype(
         np.int64
     )

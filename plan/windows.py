@@ -1,7 +1,7 @@
 """Regions, windows and places as numbers, a whole batch at a time: pure functions of sizes and uniforms.
 
-A region is what is decoded (x0 y0 x1 y1, whole pixels of the stored image). A window is the part of the region that fills
-the output (x0 y0 x1 y1 in region coordinates, may be fractional).
+A region is what is decoded (x0 y0 x1 y1, whole pixels of the stored image). A window is the part of the
+region that fills the output (x0 y0 x1 y1 in region coordinates, may be fractional).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def random_resized(
 ) -> Array:
     """int64 [B, 4], regions with the distribution of torchvision.transforms.RandomResizedCrop.get_params.
 
-    `draws` is float64 [B, UNIFORMS] in [0, 1). Ten tries; a sample for which none fits gets the largest central crop whose
-    aspect ratio is allowed (the paper: Szegedy et al., Going Deeper with Convolutions, 2014).
+    `draws` is float64 [B, UNIFORMS] in [0, 1). Ten tries; a sample for which none fits gets the largest
+    central crop whose aspect ratio is allowed (the paper: Szegedy et al., Going Deeper with Convolutions,
+    2014).
     """
     height, width = heights.astype(np.float64), widths.astype(np.float64)
     area_draw, ratio_draw = draws[:, 0 : 2 * TRIES : 2], draws[:, 1 : 2 * TRIES : 2]
@@ -63,7 +64,8 @@ def filling(regions: Array) -> Array:
 
 
 def resize_then_center(heights: Array, widths: Array, *, resize: int, crop: int) -> tuple[Array, Array]:
-    """(regions, windows): the exact preimage of Resize(resize) then CenterCrop(crop), as torchvision rounds them.
+    """(regions, windows): the exact preimage of Resize(resize) then CenterCrop(crop), as torchvision rounds
+    them.
 
     `crop` must not exceed `resize`.
     """
@@ -74,10 +76,11 @@ def resize_then_center(heights: Array, widths: Array, *, resize: int, crop: int)
 
 
 def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array, Array]:
-    """int64 [B] each, height and width after Resize to that shorter side (one, or one a sample); rounded as torchvision and SlowFast do."""
-    other = (shorter * np.maximum(heights, widths) / np.minimum(heights, widths)).astype(
-        np.int64
-    )  # int() there
+    """int64 [B] each, height and width after Resize to that shorter side (one, or one a sample); rounded as
+    torchvision and SlowFast do.
+    """
+    longer = shorter * np.maximum(heights, widths) / np.minimum(heights, widths)
+    other = longer.astype(np.int64)  # int() there
     return np.where(heights <= widths, shorter, other), np.where(widths <= heights, shorter, other)
 
 
@@ -95,8 +98,8 @@ def crop_of_resized(
 ) -> tuple[Array, Array]:
     """(regions, windows) of `crops` [B, 4], x0 y0 x1 y1, of images resized to new_h x new_w.
 
-    The region is the window widened by the support of the antialiased triangle filter, so that resizing the window of the region equals
-    cropping the resized image.
+    The region is the window widened by the support of the antialiased triangle filter, so that resizing the
+    window of the region equals cropping the resized image.
     """
     step_y, step_x = heights / new_h, widths / new_w  # source pixels an output pixel
     full = crops * np.stack([step_x, step_y, step_x, step_y], axis=1)
@@ -109,7 +112,8 @@ def crop_of_resized(
 
 
 def fitted(heights: Array, widths: Array, shorter: int | Array, longer: int) -> tuple[Array, Array]:
-    """int64 [B] each, height and width once the shorter side is `shorter` pixels, or less where the longer one would pass `longer`.
+    """int64 [B] each, height and width once the shorter side is `shorter` pixels, or less where the longer
+    one would pass `longer`.
 
     Rounded down as torchvision's detectors do (GeneralizedRCNNTransform).
     """
@@ -126,9 +130,9 @@ def jittered(
 ) -> tuple[Array, Array, Array]:
     """(regions, windows, places): large-scale jitter (Ghiasi et al. 2021) to an output of size x size.
 
-    The image is scaled to fit the output, times a factor uniform in `scale`; what is too large is cut at a random place, what is too small
-    lies at the top left. As torchvision's ScaleJitter and its references' FixedSizeCrop, which has one draw for left and top.
-    `draws`: float64 [B, 2], of the scale and the place.
+    The image is scaled to fit the output, times a factor uniform in `scale`; what is too large is cut at a
+    random place, what is too small lies at the top left. As torchvision's ScaleJitter and its references'
+    FixedSizeCrop, which has one draw for left and top. `draws`: float64 [B, 2], of the scale and the place.
     """
     factor = np.minimum(size / heights, size / widths) * (scale[0] + draws[:, 0] * (scale[1] - scale[0]))
     new_h, new_w = _scaled(heights, factor), _scaled(widths, factor)
@@ -149,7 +153,8 @@ def zoomed_out(
     sides: tuple[float, float] = (1.0, 4.0),
     probability: float = 0.5,
 ) -> tuple[Array, Array]:
-    """(images, fields): int64 [B, 4], x0 y0 x1 y1 of the image in a larger field, and [B, 2], width and height of that.
+    """(images, fields): int64 [B, 4], x0 y0 x1 y1 of the image in a larger field, and [B, 2], width and
+    height of that.
 
     As torchvision's RandomZoomOut. Where nothing is drawn the field is the image. `draws`: float64 [B, 4].
     """
@@ -162,10 +167,12 @@ def zoomed_out(
 
 
 def placed(images: Array, crops: Array, size: int) -> tuple[Array, Array, Array]:
-    """(regions, windows, places) of `crops` resized to size x size; `images`, `crops`: int64 [B, 4], x0 y0 x1 y1 in the same field.
+    """(regions, windows, places) of `crops` resized to size x size; `images`, `crops`: int64 [B, 4], x0 y0 x1
+    y1 in the same field.
 
-    The place is made of the whole output pixels that lie inside the image, the window is exactly what they show. An image of which
-    less than a pixel is left gets one. The region is the part of the image that is in the crop, so that nothing beyond it is seen.
+    The place is made of the whole output pixels that lie inside the image, the window is exactly what they
+    show. An image of which less than a pixel is left gets one. The region is the part of the image that is in
+    the crop, so that nothing beyond it is seen.
     """
     corner, extent = crops[:, :2], crops[:, 2:] - crops[:, :2]
     low, high = np.maximum(corner, images[:, :2]), np.minimum(crops[:, 2:], images[:, 2:])

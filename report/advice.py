@@ -41,7 +41,9 @@ def advice(summary: Mapping[str, Any], *, graphs: bool = True) -> str:
         return "Name a real loader: this is the step without reading, the rate that a loader has to reach."
     if summary.get("bound") is None or (ceiling.get("compute") is None and ceiling.get("loader") is None):
         return "Run with --ceilings true: without the two ceilings nobody can say what held the rate back."
-    said = {"compute": _compute, "loader": _loader, "contention": _contention}[summary["bound"]](summary, graphs)
+    said = {"compute": _compute, "loader": _loader, "contention": _contention}[summary["bound"]](
+        summary, graphs
+    )
     alone = _section(_section(summary, "rate"), "spread").get("n") == 1
     return f"{said} One window alone says so: train for longer to be sure." if alone else said
 

@@ -273,7 +273,11 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
     efficiency = summary.get("efficiency")
     failed = summary.get("samples_failed")
     titled = [figure for figure in task.figures if figure.title]
-    told = [(figure.title, _metric(figure, validation[figure.name])) for figure in titled if figure.name in validation]
+    told = [
+        (figure.title, _metric(figure, validation[figure.name]))
+        for figure in titled
+        if figure.name in validation
+    ]
     told = told or [(titled[0].title, "-")]
     more = "   ".join(f"{name} {value}" for name, value in told[1:])
     best = (told[0][0], told[0][1] + (f"   ({more})" if more else ""))

@@ -51,8 +51,16 @@ SETTINGS: dict[str, type] = {
     "read_delay_ms": float,
     "gpu": str,
 }
-RATES = tuple(f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency"))
-MACHINE = ("throughput/per_gpu", "time/data_wait_ms", "gpu/utilisation", "memory/device_gib", "memory/host_gib")
+RATES = tuple(
+    f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
+)
+MACHINE = (
+    "throughput/per_gpu",
+    "time/data_wait_ms",
+    "gpu/utilisation",
+    "memory/device_gib",
+    "memory/host_gib",
+)
 LAYOUT: dict[str, dict[str, list[str]]] = {
     "throughput": {
         "rate and its ceilings": ["samples_per_s", "compute_ceiling", "loader_ceiling"],

@@ -32,13 +32,18 @@ MANY = 20_000
 """Detections and objects from which on processes are started to compare them."""
 
 ALL, SMALL, MEDIUM, LARGE = range(4)  # places of the areas; keypoints have no small ones
-AREAS = {"boxes": {"": 0, "_small": 1, "_medium": 2, "_large": 3}, "keypoints": {"": 0, "_medium": 1, "_large": 2}}
+AREAS = {
+    "boxes": {"": 0, "_small": 1, "_medium": 2, "_large": 3},
+    "keypoints": {"": 0, "_medium": 1, "_large": 2},
+}
 IOU50, IOU75 = 0, 5  # places among 0.5, 0.55, ..., 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detections:
-    """N detections as COCO's results have them, in pixels of the image as stored; within an image in the model's order."""
+    """N detections as COCO's results have them, in pixels of the image as stored; within an image in the
+    model's order.
+    """
 
     image_ids: Array  # int64 [N], COCO's
     category_ids: Array  # int64 [N], COCO's
@@ -70,7 +75,9 @@ class Detections:
             boxes=np.concatenate([part.boxes for part in parts]),
             scores=np.concatenate([part.scores for part in parts]),
             masks=None if parts[0].masks is None else [mask for part in parts for mask in part.masks or ()],
-            keypoints=None if parts[0].keypoints is None else np.concatenate([part.keypoints for part in parts]),
+            keypoints=None
+            if parts[0].keypoints is None
+            else np.concatenate([part.keypoints for part in parts]),
         )
         return together.taken(np.argsort(together.image_ids, kind="stable"))
 
@@ -80,12 +87,15 @@ class Scores:
     """What an evaluation of one kind gives; -1 = there was nothing of that sort to find."""
 
     kind: str  # of KINDS
-    precision: Array  # [T, R, C, A, M]: overlap 0.5 to 0.95, recall 0 to 1, category, area, detections an image
+    # [T, R, C, A, M]: overlap 0.5 to 0.95, recall 0 to 1, category, area, detections an image
+    precision: Array
     recall: Array  # [T, C, A, M]
     category_ids: Array  # int64 [C]
 
     def figures(self) -> dict[str, float]:
-        """COCO's 12 (of keypoints 10) by name; without those of which there was nothing to find. `ap` alone is nan then."""
+        """COCO's 12 (of keypoints 10) by name; without those of which there was nothing to find. `ap` alone
+        is nan then.
+        """
         areas = AREAS.get(self.kind, AREAS["boxes"])
         precision, recall = self.precision[..., -1], self.recall[..., -1]  # of all the detections that count
         found = {
@@ -95,20 +105,31 @@ class Scores:
             **{f"ap{name}": _mean(precision[:, :, :, area]) for name, area in areas.items() if name},
         }
         if self.kind == "keypoints":
-            found |= {"ar": _mean(recall[:, :, ALL]), "ar50": _mean(recall[IOU50, :, ALL]), "ar75": _mean(recall[IOU75, :, ALL])}
+            found |= {
+                "ar": _mean(recall[:, :, ALL]),
+                "ar50": _mean(recall[IOU50, :, ALL]),
+                "ar75": _mean(recall[IOU75, :, ALL]),
+            }
         else:
-            found |= {f"ar{most}": _mean(self.recall[:, :, ALL, place]) for place, most in enumerate((1, 10, 100))}
+            found |= {
+                f"ar{most}": _mean(self.recall[:, :, ALL, place]) for place, most in enumerate((1, 10, 100))
+            }
         found |= {f"ar{name}": _mean(recall[:, :, area]) for name, area in areas.items() if name}
         prefix = PREFIXES[self.kind]
         return {prefix + name: value for name, value in found.items() if name == "ap" or not np.isnan(value)}
 
     def by_category(self) -> dict[int, float]:
         """Category id -> AP, of those that there was something of."""
-        means = {int(category): _mean(self.precision[:, :, place, ALL, -1]) for place, category in enumerate(self.category_ids)}
+        means = {
+            int(category): _mean(self.precision[:, :, place, ALL, -1])
+            for place, category in enumerate(self.category_ids)
+        }
         return {category: value for category, value in means.items() if not np.isnan(value)}
 
     def curve(self, overlap: int) -> Array:
-        """Precision at recalls 0, 0.01, ..., 1, the mean over the categories that there was something of; nan without any. [R]"""
+        """Precision at recalls 0, 0.01, ..., 1, the mean over the categories that there was something of; nan
+        without any. [R]
+        """
         precision = self.precision[overlap, :, :, ALL, -1]
         there = (precision > -1).all(axis=0)
         return precision[:, there].mean(axis=1) if there.any() else np.full(len(precision), np.nan)
@@ -127,13 +148,17 @@ def require(evaluator: str) -> None:
             _member(package, member)
     except (ImportError, OSError) as error:
         other = next(name for name in EVALUATORS if name != evaluator)
-        raise UserError(f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}, or --evaluator {other}") from None
+        raise UserError(
+            f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}, or --evaluator {other}"
+        ) from None
 
 
 def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> dict[str, Any]:
-    """COCO's annotation file, made of the columns of dataset/coco/columns.py; `kind` says what of an annotation is needed.
+    """COCO's annotation file, made of the columns of dataset/coco/columns.py; `kind` says what of an
+    annotation is needed.
 
-    Of these categories, or of all. Annotations are numbered from 1: to pycocotools the id 0 means that nothing has matched.
+    Of these categories, or of all. Annotations are numbered from 1: to pycocotools the id 0 means that
+    nothing has matched.
     """
     categories = np.asarray(columns.category_ids) if categories is None else categories
     category_of = np.asarray(columns.category_ids)[np.asarray(columns.category)]
@@ -149,7 +174,10 @@ def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> di
     )
     names = ("id", "image_id", "category_id", "bbox", "area", "iscrowd")
     annotations = [dict(zip(names, row, strict=True)) for row in rows]
-    sizes = zip(*(np.asarray(column).tolist() for column in (columns.image_id, columns.height, columns.width)), strict=True)
+    sizes = zip(
+        *(np.asarray(column).tolist() for column in (columns.image_id, columns.height, columns.width)),
+        strict=True,
+    )
     images = [{"id": image, "height": height, "width": width} for image, height, width in sizes]
     if kind == "masks":
         size_of = {image["id"]: [image["height"], image["width"]] for image in images}
@@ -158,10 +186,17 @@ def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> di
     if kind == "keypoints":
         points = np.asarray(columns.keypoints, np.float64)[places]
         for annotation, own, count in zip(
-            annotations, points.reshape(len(points), 3 * points.shape[1]).tolist(), (points[:, :, 2] > 0).sum(axis=1).tolist(), strict=True
+            annotations,
+            points.reshape(len(points), 3 * points.shape[1]).tolist(),
+            (points[:, :, 2] > 0).sum(axis=1).tolist(),
+            strict=True,
         ):
             annotation.update(keypoints=own, num_keypoints=count)
-    return {"images": images, "annotations": annotations, "categories": [{"id": category} for category in categories.tolist()]}
+    return {
+        "images": images,
+        "annotations": annotations,
+        "categories": [{"id": category} for category in categories.tolist()],
+    }
 
 
 def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
@@ -169,14 +204,19 @@ def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
     runs = columns.rle[columns.rle_offsets[place] : columns.rle_offsets[place + 1]]
     if len(runs):
         return {"size": size, "counts": runs.tolist()}
-    cuts = columns.point_offsets[columns.polygon_offsets[place] : columns.polygon_offsets[place + 1] + 1].tolist()
+    cuts = columns.point_offsets[
+        columns.polygon_offsets[place] : columns.polygon_offsets[place + 1] + 1
+    ].tolist()
     polygons = [columns.points[a:b].ravel().tolist() for a, b in pairwise(cuts)]
     return polygons or [[0.0] * 6]
 
 
 def names(columns: Any) -> dict[int, str]:
     """Category id -> its name."""
-    return {int(category): columns.classes[number] for category, number in zip(columns.category_ids, columns.class_of, strict=True)}
+    return {
+        int(category): columns.classes[number]
+        for category, number in zip(columns.category_ids, columns.class_of, strict=True)
+    }
 
 
 def lines(scores: Scores, columns: Any) -> list[str]:
@@ -186,31 +226,44 @@ def lines(scores: Scores, columns: Any) -> list[str]:
     width = max(map(len, [*figures, *by_category]))
     told = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
     return [
-        line for title, values in told.items() for line in (title, *(f"  {name:<{width}}  {value:7.2%}" for name, value in values.items()))
+        line
+        for title, values in told.items()
+        for line in (title, *(f"  {name:<{width}}  {value:7.2%}" for name, value in values.items()))
     ]
 
 
 def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
-    """Detections against all images of `columns`: many of both in `workers` processes (0 = a core each), a part of the categories in each.
+    """Detections against all images of `columns`: many of both in `workers` processes (0 = a core each), a
+    part of the categories in each.
 
     What is found of a category does not depend on the others: the figures are the same to the last digit.
     """
     categories: Array = np.sort(np.asarray(columns.category_ids))
-    workers = min(workers or max(int(cores()), 1), len(categories)) if len(found) + len(columns.category) > MANY else 1
+    workers = (
+        min(workers or max(int(cores()), 1), len(categories))
+        if len(found) + len(columns.category) > MANY
+        else 1
+    )
     if workers <= 1:
         return _score(columns, found, categories, kind, evaluator)
-    all_ids = np.concatenate([found.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]])
+    all_ids = np.concatenate(
+        [found.category_ids, np.asarray(columns.category_ids)[np.asarray(columns.category)]]
+    )
     groups = _alike(np.array([np.count_nonzero(all_ids == category) for category in categories]), workers)
 
     def of_group(group: int) -> tuple[Array, Array]:
         own = categories[groups == group]
-        scores = _score(columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator)
+        scores = _score(
+            columns, found.taken(np.flatnonzero(np.isin(found.category_ids, own))), own, kind, evaluator
+        )
         return scores.precision, scores.recall
 
     parts = processes.gathered(of_group, range(workers), workers)
     # axes: [T, R, C, A, M] and [T, C, A, M]
     place = np.argsort(np.concatenate([np.flatnonzero(groups == group) for group in range(workers)]))
-    precision, recall = (np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True))
+    precision, recall = (
+        np.concatenate(values, axis=-3).take(place, axis=-3) for values in zip(*parts, strict=True)
+    )
     return Scores(kind=kind, precision=precision, recall=recall, category_ids=categories)
 
 
@@ -272,8 +325,23 @@ def _as_annotations(found: Detections, kind: str) -> list[dict[str, Any]]:
         points = found.keypoints if found.keypoints is not None else np.zeros((0, LIKELY_KEYPOINTS, 3))
         extra, shapes = "keypoints", points.reshape(len(points), 3 * points.shape[1]).tolist()
         areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
-    rows = zip(found.image_ids.tolist(), found.category_ids.tolist(), found.scores.tolist(), areas.tolist(), shapes, strict=True)
+    rows = zip(
+        found.image_ids.tolist(),
+        found.category_ids.tolist(),
+        found.scores.tolist(),
+        areas.tolist(),
+        shapes,
+        strict=True,
+    )
     return [
-        {"id": number, "image_id": image, "category_id": category, "score": value, "area": area, "iscrowd": 0, extra: shape}
+        {
+            "id": number,
+            "image_id": image,
+            "category_id": category,
+            "score": value,
+            "area": area,
+            "iscrowd": 0,
+            extra: shape,
+        }
         for number, (image, category, value, area, shape) in enumerate(rows, 1)
     ]

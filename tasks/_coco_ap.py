@@ -1,4 +1,6 @@
-"""The metric of detection: batches of detections on any rank -> COCO's figures. Must not know how AP is computed, nor files' layout."""
+"""The metric of detection: batches of detections on any rank -> COCO's figures. Must not know how AP is
+computed, nor files' layout.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from tasks import _coco, _masks, _results
 from tasks._coco import Detections
 
 DRAWN = 4
-"""Images of a validation that are drawn, with what was found in them: from its first to its last, as these have different shapes."""
+"""Images of a validation that are drawn, with what was found in them: from its first to its last, as these
+have different shapes.
+"""
 
 
 class Nothing:
@@ -37,7 +41,8 @@ class CocoAP:
 
     `source` has the images that are drawn; without it none are.
 
-    Detections are kept on the host, packed, 24 bytes a box (keypoints 12 bytes each, masks as run lengths); rank 0 compares them.
+    Detections are kept on the host, packed, 24 bytes a box (keypoints 12 bytes each, masks as run lengths);
+    rank 0 compares them.
     """
 
     def __init__(
@@ -59,24 +64,40 @@ class CocoAP:
         self._pending: list[tuple[Rows, Array, torch.Tensor, torch.Tensor | None, list[Any] | None]] = []
 
     def update(self, outputs: Sequence[dict[str, torch.Tensor]], batch: Batch) -> None:
-        """`outputs`, of each image: boxes [N, 4], labels, scores [N], masks [N, 1, M, M], keypoints [N, K, 3] in the batch's pixels."""
+        """`outputs`, of each image: boxes [N, 4], labels, scores [N], masks [N, 1, M, M], keypoints [N, K, 3]
+        in the batch's pixels.
+        """
         rows = rows_of(batch)
         self._seen.append(batch.ids[batch.ids >= 0])
         kept: list[int] = np.flatnonzero(rows.valid).tolist()
         self._valid += len(kept)
-        which = np.repeat(kept, [len(outputs[place]["scores"]) for place in kept])  # the row of each detection
+        # the row of each detection
+        which = np.repeat(kept, [len(outputs[place]["scores"]) for place in kept])
         if not len(which):
             return
-        boxes, scores, labels = (torch.cat([outputs[place][name] for place in kept]).float() for name in ("boxes", "scores", "labels"))
+        boxes, scores, labels = (
+            torch.cat([outputs[place][name] for place in kept]).float()
+            for name in ("boxes", "scores", "labels")
+        )
         values = _to_host(torch.cat([boxes, scores[:, None], labels[:, None]], dim=1))
-        points = _to_host(torch.cat([outputs[place]["keypoints"] for place in kept]).float()) if self._keypoints else None
-        masks = [code for place in kept for code in self._encoded(outputs[place], rows, place)] if self._masks else None
+        points = (
+            _to_host(torch.cat([outputs[place]["keypoints"] for place in kept]).float())
+            if self._keypoints
+            else None
+        )
+        masks = (
+            [code for place in kept for code in self._encoded(outputs[place], rows, place)]
+            if self._masks
+            else None
+        )
         self._pending.append((rows, which, values, points, masks))
 
     def result(self, world: World) -> Pending:
-        """COCO's figures by the names of _coco.Scores, of masks with mask_ before them, of keypoints with keypoint_; samples, detections.
+        """COCO's figures by the names of _coco.Scores, of masks with mask_ before them, of keypoints with
+        keypoint_; samples, detections.
 
-        And `extras`: files, images and scalars that are no figures. Rank 0 makes them in processes of its own. Every rank must call it.
+        And `extras`: files, images and scalars that are no figures. Rank 0 makes them in processes of its
+        own. Every rank must call it.
         """
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
@@ -85,10 +106,13 @@ class CocoAP:
         self._pending.clear()
         seen = np.concatenate([ids for ids, _, _ in everyone])
         if len(np.unique(seen)) != len(seen):
-            raise ValueError("an image was validated twice, so its objects would count twice: the plan or the loader is wrong")
+            raise ValueError(
+                "an image was validated twice, so its objects would count twice: the plan or the loader is wrong"
+            )
         if world.rank != 0:
             return Nothing()
-        # matplotlib, which other tasks start without; here, because what is forked below may wait for no import of another thread
+        # matplotlib, which other tasks start without; here, because what is forked below may wait for no
+        # import of another thread
         from tasks import _drawn  # noqa: F401
 
         parts, samples = [part for _, _, part in everyone], sum(valid for _, valid, _ in everyone)
@@ -97,7 +121,10 @@ class CocoAP:
     def _scored(self, parts: list[Detections], samples: int, drawn: list[int]) -> dict[str, Any]:
         began = time.perf_counter()
         found = Detections.joined(parts)
-        scores = {kind: _coco.score(self._columns, found, kind=kind, evaluator=self._evaluator) for kind in self._kinds}
+        scores = {
+            kind: _coco.score(self._columns, found, kind=kind, evaluator=self._evaluator)
+            for kind in self._kinds
+        }
         told: dict[str, Any] = {}
         for of_kind in scores.values():
             told |= of_kind.figures()
@@ -105,10 +132,16 @@ class CocoAP:
         return told | {"seconds": time.perf_counter() - began}
 
     def _found(self) -> Detections:
-        """This rank's detections in pixels of the images as stored, cut at their borders; without classes that are no category, and NaN."""
+        """This rank's detections in pixels of the images as stored, cut at their borders; without classes
+        that are no category, and NaN.
+        """
         columns = self._columns
-        of_class = np.where(columns.category_of >= 0, np.asarray(columns.category_ids)[columns.category_of], -1)
-        parts = [_empty(keypoints=len(columns.keypoint_mirror) if self._keypoints else None, masks=self._masks)]
+        of_class = np.where(
+            columns.category_of >= 0, np.asarray(columns.category_ids)[columns.category_of], -1
+        )
+        parts = [
+            _empty(keypoints=len(columns.keypoint_mirror) if self._keypoints else None, masks=self._masks)
+        ]
         for rows, which, values, points, masks in self._pending:
             table = values.numpy()
             ids = rows.ids[which]
@@ -120,7 +153,9 @@ class CocoAP:
                 masks=masks,
                 keypoints=None if points is None else _moved(rows, which, points.numpy()),
             )
-            parts.append(part.taken(np.flatnonzero((part.category_ids >= 0) & np.isfinite(table).all(axis=1))))
+            parts.append(
+                part.taken(np.flatnonzero((part.category_ids >= 0) & np.isfinite(table).all(axis=1)))
+            )
         return Detections.joined(parts)
 
     def _boxes(self, rows: Rows, which: Array, corners: Array) -> Array:
@@ -133,24 +168,34 @@ class CocoAP:
 
     def _encoded(self, output: dict[str, torch.Tensor], rows: Rows, place: int) -> list[Any]:
         """Masks of one image at its own size."""
-        boxes = self._boxes(rows, np.full(len(output["scores"]), place), output["boxes"].float().cpu().numpy())
+        boxes = self._boxes(
+            rows, np.full(len(output["scores"]), place), output["boxes"].float().cpu().numpy()
+        )
         boxes[:, 2:] += boxes[:, :2]
         sample = rows.ids[place]
         height, width = int(self._columns.height[sample]), int(self._columns.width[sample])
         return _masks.encoded(output["masks"].cpu(), boxes, height, width)
 
     def _extras(self, found: Detections, scores: dict[str, _coco.Scores], drawn: list[int]) -> dict[str, Any]:
-        """Results files, AP by class, and pictures: the curves, and what was found in a few images beside what is there."""
+        """Results files, AP by class, and pictures: the curves, and what was found in a few images beside
+        what is there.
+        """
         from tasks import _drawn
 
         names = _coco.names(self._columns)
-        files = {f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(found, kind) for kind in scores}
+        files = {
+            f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(found, kind)
+            for kind in scores
+        }
         scalars = {
             f"val_{_coco.PREFIXES[kind]}ap/{names[category]}": value
             for kind, of_kind in scores.items()
             for category, value in of_kind.by_category().items()
         }
-        images = {f"val/{_coco.PREFIXES[kind]}precision_recall": _drawn.curves(of_kind) for kind, of_kind in scores.items()}
+        images = {
+            f"val/{_coco.PREFIXES[kind]}precision_recall": _drawn.curves(of_kind)
+            for kind, of_kind in scores.items()
+        }
         pictures = _drawn.predictions(self._columns, self._source, found, drawn)
         if pictures is not None:
             images["val/predictions"] = pictures

@@ -1,4 +1,6 @@
-"""Pictures of a validation: what was found beside what is there, and curves of precision over recall. Must not know how AP is computed."""
+"""Pictures of a validation: what was found beside what is there, and curves of precision over recall. Must
+not know how AP is computed.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,17 @@ import logging
 from typing import Any
 
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg  # here: what scores is forked, and may wait for no import of another thread
+
+# here: what scores is forked, and may wait for no import of another thread
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from contracts import Array, Source
 from tasks._coco import PREFIXES, Detections, Scores, names
 
-logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)  # once on a machine it says that it looks for fonts
+# once on a machine it says that it looks for fonts
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 SIDE = 320  # of a picture, pixels: two, ground truth and detections, lie side by side
 LEAST, MOST = 0.5, 20  # score of a detection that is drawn, and how many of an image
@@ -48,30 +53,48 @@ def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array
     there = columns.annotations(sample)
     expected = [
         (box, int(ids[category]), named[int(ids[category])] + (" (crowd)" if crowd else ""))
-        for box, category, crowd in zip(columns.boxes[there], columns.category[there], columns.crowd[there], strict=True)
+        for box, category, crowd in zip(
+            columns.boxes[there], columns.category[there], columns.crowd[there], strict=True
+        )
     ]
     own = np.flatnonzero(found.image_ids == columns.image_id[sample])
     own = own[np.argsort(-found.scores[own], kind="stable")]
     likely = int((found.scores[own] >= LEAST).sum())
     own = own[: min(likely, MOST) or FALLBACK]
     detected = [
-        (found.boxes[place], int(found.category_ids[place]), f"{named[int(found.category_ids[place])]} {found.scores[place]:.2f}")
+        (
+            found.boxes[place],
+            int(found.category_ids[place]),
+            f"{named[int(found.category_ids[place])]} {found.scores[place]:.2f}",
+        )
         for place in own
     ]
     tile = Image.new("RGB", (2 * SIDE, SIDE + BAR), "white")
     image = f"image {columns.image_id[sample]}"
     for left, title, boxes in ((0, f"{image}: ground truth", expected), (SIDE, "detections", detected)):
-        tile.paste(_drawn(small, boxes, small.width / picture.width, small.height / picture.height), (left, BAR))
+        tile.paste(
+            _drawn(small, boxes, small.width / picture.width, small.height / picture.height), (left, BAR)
+        )
         ImageDraw.Draw(tile).text((left + 2, 1), title, fill="black", font=ImageFont.load_default(12))
     return np.asarray(tile)
 
 
-def _drawn(picture: Image.Image, boxes: list[tuple[Array, int, str]], across: float, down: float) -> Image.Image:
+def _drawn(
+    picture: Image.Image, boxes: list[tuple[Array, int, str]], across: float, down: float
+) -> Image.Image:
     """Boxes x y width height in pixels of the stored image, each with its category's colour and a text."""
     picture = picture.copy()
     draw, font = ImageDraw.Draw(picture), ImageFont.load_default(10)
     for box, category, text in reversed(boxes):  # the likeliest last, on top
-        x0, y0, x1, y1 = (float(value) for value in (box[0] * across, box[1] * down, (box[0] + box[2]) * across, (box[1] + box[3]) * down))
+        x0, y0, x1, y1 = (
+            float(value)
+            for value in (
+                box[0] * across,
+                box[1] * down,
+                (box[0] + box[2]) * across,
+                (box[1] + box[3]) * down,
+            )
+        )
         colour = _colour(category)
         draw.rectangle([x0, y0, max(x0, x1 - 1), max(y0, y1 - 1)], outline=colour, width=2)
         at = (max(x0, 0), max(y0 - 11, 0))
@@ -95,9 +118,16 @@ def curves(scores: Scores) -> Array:
     for place in CURVES:
         curve = scores.curve(place)
         shade = 0.85 * place / len(scores.precision)
-        axes.plot(recalls, curve, color=(shade, shade, 1.0), label=f"{overlap} {0.5 + 0.05 * place:.2f}: {curve.mean():.1%}")
+        axes.plot(
+            recalls,
+            curve,
+            color=(shade, shade, 1.0),
+            label=f"{overlap} {0.5 + 0.05 * place:.2f}: {curve.mean():.1%}",
+        )
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.01))
-    axes.set_title(f"{PREFIXES[scores.kind].replace('_', ' ')}AP {scores.figures()[PREFIXES[scores.kind] + 'ap']:.1%}, all classes")
+    axes.set_title(
+        f"{PREFIXES[scores.kind].replace('_', ' ')}AP {scores.figures()[PREFIXES[scores.kind] + 'ap']:.1%}, all classes"
+    )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left", fontsize="small")
     canvas.draw()

@@ -1,7 +1,8 @@
-"""Masks that a detector found inside their boxes -> COCO's run lengths of whole images. Must not know batches or scores.
+"""Masks that a detector found inside their boxes -> COCO's run lengths of whole images. Must not know batches
+or scores.
 
-The pixels are those of torchvision's paste_masks_in_image and the code that of pycocotools' encode, without a whole image a mask: 100 masks
-on 640 x 480 pixels take 19 ms of a core, and 113 ms by way of these two.
+The pixels are those of torchvision's paste_masks_in_image and the code that of pycocotools' encode, without a
+whole image a mask: 100 masks on 640 x 480 pixels take 19 ms of a core, and 113 ms by way of these two.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ BORDER = 1  # pixels around a mask, so that it fades out at its box's edge
 
 
 def encoded(masks: torch.Tensor, boxes: Array, height: int, width: int) -> list[dict[str, Any]]:
-    """Compressed run lengths of N masks, probabilities [N, 1, M, M] on the CPU, in boxes x0 y0 x1 y1 [N, 4] of an image height x width."""
+    """Compressed run lengths of N masks, probabilities [N, 1, M, M] on the CPU, in boxes x0 y0 x1 y1 [N, 4]
+    of an image height x width.
+    """
     masks, scale = expand_masks(masks.float(), BORDER)
     places = expand_boxes(torch.from_numpy(boxes).float(), scale).to(torch.int64).tolist()
     return [_coded(mask[0], place, height, width) for mask, place in zip(masks, places, strict=True)]
@@ -34,7 +37,8 @@ def _coded(mask: torch.Tensor, place: list[int], height: int, width: int) -> dic
     if right <= left or bottom <= top:
         counts = [height * width]
     else:
-        shifted = [place[0] - left, place[1] - top, place[2] - left, place[3] - top]  # plain numbers: a tensor's are slow to read
+        # plain numbers: a tensor's are slow to read
+        shifted = [place[0] - left, place[1] - top, place[2] - left, place[3] - top]
         inside = (paste_mask_in_image(mask, shifted, bottom - top, right - left) > LEAST).numpy()
         counts = run_lengths(inside, left, top, height, width)
     code: dict[str, Any] = coder.frPyObjects({"size": [height, width], "counts": counts}, height, width)
@@ -42,7 +46,8 @@ def _coded(mask: torch.Tensor, place: list[int], height: int, width: int) -> dic
 
 
 def checked(counts: str | list[Any], height: int, width: int) -> dict[str, Any]:
-    """Compressed run lengths from either form. Raises ValueError unless they are whole, none is negative, and they fill the image.
+    """Compressed run lengths from either form. Raises ValueError unless they are whole, none is negative, and
+    they fill the image.
 
     pycocotools reads and writes past its memory when given others.
     """
@@ -63,12 +68,15 @@ def checked(counts: str | list[Any], height: int, width: int) -> dict[str, Any]:
 
 
 def run_lengths(inside: Array, left: int, top: int, height: int, width: int) -> list[int]:
-    """Of an image that is 0 but for `inside`, bool [h, w], at `left` and `top`: runs of 0 and 1 in turn, column by column, 0 first."""
+    """Of an image that is 0 but for `inside`, bool [h, w], at `left` and `top`: runs of 0 and 1 in turn,
+    column by column, 0 first.
+    """
     rows, columns = inside.shape
     # axes: [columns, rows + 2], a 0 before and after each column
     padded = np.zeros((columns, rows + 2), np.int8)
     padded[:, 1:-1] = inside.T
-    column, row = np.nonzero(np.diff(padded, axis=1))  # a run's first row, and the row after its last, in turn
+    # a run's first row, and the row after its last, in turn
+    column, row = np.nonzero(np.diff(padded, axis=1))
     edges = (left + column) * height + top + row
     if rows == height:  # a run may go on in the next column: it ends where the next one begins
         gap = np.flatnonzero(np.diff(edges) == 0)

@@ -30,18 +30,28 @@ def opened(config: Config, loader: str, kind: Kind, console: Any) -> dict[str, S
     )
 
 
-def pair(of: Callable[..., P], config: Config, splits: Mapping[str, Split], training: Any, validation: Any, **ranks: int) -> tuple[P, P]:
+def pair(
+    of: Callable[..., P],
+    config: Config,
+    splits: Mapping[str, Split],
+    training: Any,
+    validation: Any,
+    **ranks: int,
+) -> tuple[P, P]:
     """The plans of training and of validation. `of(columns, policy, ...)` makes one.
 
     Raises UserError when not even one step can be trained.
     """
     load, steps = config.loading, config.optimisation
-    train = of(splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks)
+    train = of(
+        splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks
+    )
     if not config.run.evaluate:
         train.require_a_step()
     of_val = partial(of, splits["val"].columns, validation, training=False, **ranks)
     val = of_val(batch_size=load.val_batch_size or load.batch_size)
-    most = max(-(-val.samples * val.views // val.world_size), load.batch_size)  # a larger batch would be padding
+    # a larger batch would be padding
+    most = max(-(-val.samples * val.views // val.world_size), load.batch_size)
     return train, of_val(batch_size=most) if val.batch_size > most else val
 
 
@@ -75,8 +85,12 @@ def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPol
     )
 
 
-def detection_policies(settings: Augmentation, detection: Detection, native: Native) -> tuple[DetectionPolicy, DetectionPolicy]:
-    """How a detector's images are framed in training, and in validation, where nothing is random. Raises UserError."""
+def detection_policies(
+    settings: Augmentation, detection: Detection, native: Native
+) -> tuple[DetectionPolicy, DetectionPolicy]:
+    """How a detector's images are framed in training, and in validation, where nothing is random. Raises
+    UserError.
+    """
     if native.longer is None and detection.longer_side is not None:
         raise UserError(
             f"--longer-side {detection.longer_side}: this architecture takes square images, of --image-size {native.size}; leave it out"

@@ -1,4 +1,6 @@
-"""Detections as files in COCO's results format: written after a validation, read for --score. Must not know how AP is computed."""
+"""Detections as files in COCO's results format: written after a validation, read for --score. Must not know
+how AP is computed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ SHORT = Repr()
 
 
 def written(found: Detections, kind: str) -> bytes:
-    """One file a kind, as COCO's server takes it; numbers as they are, so that --score gives the same figures. Many in processes."""
+    """One file a kind, as COCO's server takes it; numbers as they are, so that --score gives the same
+    figures. Many in processes.
+    """
     parts = min(max(int(cores()), 1), len(found) // PART + 1)
     of_part = np.array_split(np.arange(len(found)), parts)
     lines = (
@@ -41,11 +45,16 @@ def written(found: Detections, kind: str) -> bytes:
 
 def _lines(found: Detections, kind: str) -> bytes:
     if kind == "masks":
-        shapes = [json.dumps({"size": code["size"], "counts": code["counts"].decode()}) for code in found.masks or []]
+        shapes = [
+            json.dumps({"size": code["size"], "counts": code["counts"].decode()})
+            for code in found.masks or []
+        ]
     else:
         values = found.boxes if kind == "boxes" or found.keypoints is None else found.keypoints
         shapes = list(map(str, values.reshape(len(found), math.prod(values.shape[1:])).tolist()))
-    rows = zip(found.image_ids.tolist(), found.category_ids.tolist(), shapes, found.scores.tolist(), strict=True)
+    rows = zip(
+        found.image_ids.tolist(), found.category_ids.tolist(), shapes, found.scores.tolist(), strict=True
+    )
     lines = (
         f'{{"image_id": {image}, "category_id": {category}, "{KEYS[kind]}": {shape}, "score": {score}}}'
         for image, category, shape, score in rows
@@ -67,13 +76,19 @@ class Results:
         try:
             content = json.loads(path.read_bytes())
         except OSError as error:
-            raise UserError(f"--score {path}: {error.strerror or error}; name a results file in COCO's format") from None
+            raise UserError(
+                f"--score {path}: {error.strerror or error}; name a results file in COCO's format"
+            ) from None
         except ValueError as error:  # of JSON, or of its encoding
             raise UserError(f"--score {path}: is no JSON: {' '.join(str(error).split())}") from None
         except RecursionError:
-            raise UserError(f"--score {path}: is nested too deep; a results file is a list of detections") from None
+            raise UserError(
+                f"--score {path}: is nested too deep; a results file is a list of detections"
+            ) from None
         if not isinstance(content, list):
-            raise UserError(f"--score {path}: got {type(content).__name__}, a results file is a list of detections")
+            raise UserError(
+                f"--score {path}: got {type(content).__name__}, a results file is a list of detections"
+            )
         if not content:  # nothing was found, and only the name of a file that a run wrote tells of what
             own = next((kind for kind in KEYS if path.stem.endswith(f"_{kind}")), "boxes")
             return Results(path=path, entries=[], kinds=(own,))
@@ -83,14 +98,20 @@ class Results:
         for place, entry in enumerate(content):
             missing = sorted(needed - entry.keys()) if isinstance(entry, dict) else sorted(needed)
             if missing or not kinds:
-                said = f"has no {' and no '.join(missing)}" if missing else f"has none of {', '.join(KEYS.values())}"
+                said = (
+                    f"has no {' and no '.join(missing)}"
+                    if missing
+                    else f"has none of {', '.join(KEYS.values())}"
+                )
                 raise UserError(
                     f"--score {path}: entry {place} {said}; each needs image_id, category_id, score and the shape that entry 0 has"
                 )
         return Results(path=path, entries=content, kinds=kinds)
 
     def checked(self, columns: Any) -> Detections:
-        """The entries against the images and categories of `columns`, by image. Raises UserError that names the first bad entry."""
+        """The entries against the images and categories of `columns`, by image. Raises UserError that names
+        the first bad entry.
+        """
         images = self._whole("image_id")
         self._images_known(images, columns)
         categories = self._whole("category_id")
@@ -99,14 +120,20 @@ class Results:
         count = len(self.entries)
         samples = np.searchsorted(columns.image_id, images)
         boxes = self._numbers("bbox", 4) if "boxes" in self.kinds else np.zeros((count, 4))
-        self._refuse(boxes[:, 2:].min(axis=1) < 0, "bbox", "a box is x y width height, and neither of these is negative")
+        self._refuse(
+            boxes[:, 2:].min(axis=1) < 0,
+            "bbox",
+            "a box is x y width height, and neither of these is negative",
+        )
         found = Detections(
             image_ids=images,
             category_ids=categories,
             boxes=boxes,
             scores=self._numbers("score", 1)[:, 0],
             masks=self._masks(columns, samples) if "masks" in self.kinds else None,
-            keypoints=self._numbers("keypoints", 3 * columns.keypoints.shape[1]).reshape(count, columns.keypoints.shape[1], 3)
+            keypoints=self._numbers("keypoints", 3 * columns.keypoints.shape[1]).reshape(
+                count, columns.keypoints.shape[1], 3
+            )
             if "keypoints" in self.kinds
             else None,
         )
@@ -115,7 +142,9 @@ class Results:
     def _whole(self, key: str) -> Array:
         """int64 [N]"""
         values = [entry[key] for entry in self.entries]
-        bad = np.array([not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63 for value in values])
+        bad = np.array(
+            [not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63 for value in values]
+        )
         self._refuse(bad, key, "an id is a whole number")
         return np.array(values, np.int64)
 
@@ -123,14 +152,24 @@ class Results:
         unknown = ~np.isin(images, np.asarray(columns.image_id))
         if unknown.any():
             listed = columns.folder / "rejected.txt"
-            named = columns.rejected and re.search(rf"\timage {images[np.argmax(unknown)]}: ", listed.read_text(errors="replace"))
-            self._refuse(unknown, "image_id", f"left out by the scan, see {listed}" if named else "no image of the validation annotations")
+            named = columns.rejected and re.search(
+                rf"\timage {images[np.argmax(unknown)]}: ", listed.read_text(errors="replace")
+            )
+            self._refuse(
+                unknown,
+                "image_id",
+                f"left out by the scan, see {listed}" if named else "no image of the validation annotations",
+            )
 
     def _numbers(self, key: str, length: int) -> Array:
         """float64 [N, length], finite."""
         values = [entry[key] if isinstance(entry[key], list) else [entry[key]] for entry in self.entries]
-        said = f"it must be {'a number' if length == 1 else f'{length} numbers'}, none of them NaN or infinite"
-        self._refuse(np.array([len(value) != length or not all(map(_finite, value)) for value in values]), key, said)
+        said = (
+            f"it must be {'a number' if length == 1 else f'{length} numbers'}, none of them NaN or infinite"
+        )
+        self._refuse(
+            np.array([len(value) != length or not all(map(_finite, value)) for value in values]), key, said
+        )
         return np.array(values, np.float64).reshape(len(values), length)
 
     def _masks(self, columns: Any, samples: Array) -> list[dict[str, Any]]:
@@ -139,12 +178,22 @@ class Results:
         codes = []
         for place, (entry, size) in enumerate(zip(self.entries, sizes, strict=True)):
             code = entry["segmentation"]
-            if not isinstance(code, dict) or code.get("size") != size or not isinstance(code.get("counts"), str | list):
-                self._refuse(np.arange(len(sizes)) == place, "segmentation", f"run lengths {{size, counts}} of an image of {size} are due")
+            if (
+                not isinstance(code, dict)
+                or code.get("size") != size
+                or not isinstance(code.get("counts"), str | list)
+            ):
+                self._refuse(
+                    np.arange(len(sizes)) == place,
+                    "segmentation",
+                    f"run lengths {{size, counts}} of an image of {size} are due",
+                )
             try:
                 codes.append(_masks.checked(code["counts"], *size))
             except ValueError:
-                said = f"counts must be run lengths, none below 0, that sum up to {size[0]} x {size[1]} pixels"
+                said = (
+                    f"counts must be run lengths, none below 0, that sum up to {size[0]} x {size[1]} pixels"
+                )
                 self._refuse(np.arange(len(sizes)) == place, "segmentation", said)
         return codes
 
@@ -153,7 +202,9 @@ class Results:
         if bad.any():
             place = int(np.argmax(bad))
             got = SHORT.repr(self.entries[place][key])
-            raise UserError(f"--score {self.path}: entry {place}, {key} got {got if len(got) <= 60 else got[:57] + '...'}: {said}")
+            raise UserError(
+                f"--score {self.path}: entry {place}, {key} got {got if len(got) <= 60 else got[:57] + '...'}: {said}"
+            )
 
 
 def _finite(value: Any) -> bool:

@@ -1,7 +1,8 @@
 """For all tests: each process of pytest-xdist, with the programs that its tests start, has cores of its own.
 
-Where they share them, threads of a training run on the CPU burn the time in which they wait for one that has no core, by their stacks in
-oneDNN's convolutions backwards (two processes on two cores: 255 s of CPU time instead of 47).
+Where they share them, threads of a training run on the CPU burn the time in which they wait for one that has
+no core, by their stacks in oneDNN's convolutions backwards (two processes on two cores: 255 s of CPU time
+instead of 47).
 """
 
 import os
@@ -13,13 +14,19 @@ from hypothesis import HealthCheck, settings
 from tests.sweeps import is_sweep
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before anything imports torch
-    NUMBER, COUNT, CORES = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]), os.sched_getaffinity(0)
+    NUMBER, COUNT, CORES = (
+        int(os.environ["PYTEST_XDIST_WORKER"][2:]),
+        int(os.environ["PYTEST_XDIST_WORKER_COUNT"]),
+        os.sched_getaffinity(0),
+    )
     os.sched_setaffinity(0, sorted(CORES)[NUMBER % len(CORES) :: COUNT])
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # behind a shell's &; programs that tests start would inherit it and not hear Ctrl-C
+# behind a shell's &; programs that tests start would inherit it and not hear Ctrl-C
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a machine, not of a test
+# of a machine, not of a test
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
 
@@ -31,7 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if is_sweep(item.nodeid):
             item.add_marker("sweep")
-    asked_for = config.getoption("--all") or config.getoption("-m") or any("::" in argument for argument in config.args)
+    asked_for = (
+        config.getoption("--all")
+        or config.getoption("-m")
+        or any("::" in argument for argument in config.args)
+    )
     if not asked_for:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("sweep")])
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]

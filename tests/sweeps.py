@@ -9,7 +9,18 @@ import re
 from fnmatch import fnmatchcase
 
 CONFORMANCE, UNIT, RUNS = "tests/conformance/test_", "tests/unit/test_", "tests/end_to_end/test_"
-LARGE = ("convnext", "densenet", "efficientnet*", "inception", "maxvit", "regnet_*", "resnext", "swin*", "vgg*", "wide_resnet")
+LARGE = (
+    "convnext",
+    "densenet",
+    "efficientnet*",
+    "inception",
+    "maxvit",
+    "regnet_*",
+    "resnext",
+    "swin*",
+    "vgg*",
+    "wide_resnet",
+)
 
 SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
@@ -26,7 +37,10 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
     f"{CONFORMANCE}leaving.py::test_ten_epochs_are_flat[decord]": "pyav",
-    **{f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd" for name in ("flip", "lsj", "ssdlite")},
+    **{
+        f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd"
+        for name in ("flip", "lsj", "ssdlite")
+    },
     f"{CONFORMANCE}pixels.py::test_every_reader*[*-samples]": "the reader that `auto` takes on these, each on drawn photographs",
     # files of every kind
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[*-h264.ts]": "the other three kinds of file",
@@ -53,7 +67,9 @@ SWEEPS: dict[str, str] = {
     f"{UNIT}bench_soak.py::test_a_short_soak_of_clips": "a short soak of images, and a planted leak beside clips",
     f"{UNIT}packages.py::test_the_image_installs_what_it_lacks*": "the tests of what is filtered out",
 }
-"""Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for `[!`."""
+"""Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
+`[!`.
+"""
 
 
 def is_sweep(test: str) -> bool:

@@ -11,7 +11,8 @@ from contracts import Array
 from dataset.manifest import Manifest
 
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
-CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")  # the column `chroma`; none = no JPEG
+# the column `chroma`; none = no JPEG
+CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")
 
 
 class Header(NamedTuple):
@@ -27,10 +28,13 @@ class Header(NamedTuple):
     orientation: int = 0  # EXIF 1..8; 0 = not said, or nonsense
     progressive: bool = False  # JPEG only
     palette: bool = False
-    whole: bool = True  # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its segments
+    # False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its segments
+    whole: bool = True
 
 
-HEADER = np.dtype(list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"), strict=True)))
+HEADER = np.dtype(
+    list(zip(Header._fields, ("i8", "i4", "i4", "u1", "u1", "u1", "u1", "u1", "?", "?", "?"), strict=True))
+)
 COLUMNS: dict[str, np.dtype[Any]] = {
     "path_bytes": np.dtype("u1"),  # relative paths, one after the other
     "path_offsets": np.dtype("i8"),  # [n + 1], where each begins
@@ -58,4 +62,6 @@ class Images(Manifest):
     orientation: Array  # uint8 [n], EXIF 1..8; 0 = not said, or nonsense
     progressive: Array  # bool [n], JPEG only
     palette: Array  # bool [n]
-    whole: Array  # bool [n], False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its segments
+    # bool [n], False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its
+    # segments
+    whole: Array

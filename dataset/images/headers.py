@@ -1,6 +1,8 @@
-"""Read an image's shape from the start of its bytes; must not know labels, files or pixels, and never decodes.
+"""Read an image's shape from the start of its bytes; must not know labels, files or pixels, and never
+decodes.
 
-Formats are told by their magic number, never by the name, and parsed here, so that no number depends on an installed decoder.
+Formats are told by their magic number, never by the name, and parsed here, so that no number depends on an
+installed decoder.
 """
 
 from __future__ import annotations
@@ -14,11 +16,13 @@ from dataset.images.columns import CHROMA, FORMATS, Header
 from dataset.manifest import Rejected
 
 HEAD = 4096  # bytes read at first; nearly every header ends before
-READS = 20_000  # of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes
+# of pieces of one header, before it counts as damaged: bounds the time that a hostile file takes
+READS = 20_000
 
 JPEG = b"\xff\xd8\xff"  # what a file begins with
 TAIL = 64  # bytes in which a file's end is looked for: some have a little padding behind it
-FOLLOWED = 16  # pieces that are read to follow the chunks of a PNG; of one with more, its end alone is looked at
+# pieces that are read to follow the chunks of a PNG; of one with more, its end alone is looked at
+FOLLOWED = 16
 
 
 class _File:
@@ -111,11 +115,24 @@ def _jpeg(file: _File) -> Header:
     progressive = code in (0xC2, 0xC6, 0xCA, 0xCE)
     (length,) = struct.unpack(">H", file.at(at, 2))
     whole = orderly and _to_pixels(file, at + length) and file.ends_with(b"\xff\xd9")
-    return Header(file.size, height, width, FORMATS.index("jpeg"), depth, components, chroma, orientation, progressive, whole=whole)
+    return Header(
+        file.size,
+        height,
+        width,
+        FORMATS.index("jpeg"),
+        depth,
+        components,
+        chroma,
+        orientation,
+        progressive,
+        whole=whole,
+    )
 
 
 def _to_pixels(file: _File, at: int) -> bool:
-    """Whether segments follow one another from `at` to the first scan, no frame among them: DALI 2.4 takes no other, and may die of it."""
+    """Whether segments follow one another from `at` to the first scan, no frame among them: DALI 2.4 takes no
+    other, and may die of it.
+    """
     try:
         while True:
             lead, code = file.at(at, 2)
@@ -136,7 +153,9 @@ def _to_pixels(file: _File, at: int) -> bool:
 
 
 def _chroma(sampling: bytes) -> str:
-    """Name of the subsampling from one byte a component: horizontal factor in the high half, vertical in the low."""
+    """Name of the subsampling from one byte a component: horizontal factor in the high half, vertical in the
+    low.
+    """
     if len(sampling) == 1:
         return "gray"
     (across, down), first, second = divmod(sampling[0], 16), sampling[1], sampling[2]
@@ -164,11 +183,24 @@ def _png(file: _File) -> Header:
             orientation = _orientation(file, at + 8)
         at += 12 + length
     whole = file.at(8, 4) == b"\0\0\0\r" and _to_end(file, at)
-    return Header(file.size, height, width, FORMATS.index("png"), depth, components, 0, orientation, palette=colour == 3, whole=whole)
+    return Header(
+        file.size,
+        height,
+        width,
+        FORMATS.index("png"),
+        depth,
+        components,
+        0,
+        orientation,
+        palette=colour == 3,
+        whole=whole,
+    )
 
 
 def _to_end(file: _File, at: int) -> bool:
-    """Whether chunks follow one another from `at` to the last one: DALI 2.4 looks for it before it decodes, and may die where it is not."""
+    """Whether chunks follow one another from `at` to the last one: DALI 2.4 looks for it before it decodes,
+    and may die where it is not.
+    """
     try:
         while file.pieces < FOLLOWED:
             length, kind = struct.unpack(">I4s", file.at(at, 8))
@@ -188,7 +220,15 @@ def _gif(file: _File) -> Header:
         at += 1
         if kind == b",":
             left, top, across, down = struct.unpack("<HHHH", file.at(at, 8))
-            return Header(file.size, max(height, top + down), max(width, left + across), FORMATS.index("gif"), 8, 1, palette=True)
+            return Header(
+                file.size,
+                max(height, top + down),
+                max(width, left + across),
+                FORMATS.index("gif"),
+                8,
+                1,
+                palette=True,
+            )
         if kind == b"!":
             at += 1
             while piece := file.at(at, 1)[0]:
@@ -208,7 +248,12 @@ def _bmp(file: _File) -> Header:
         raise Rejected("header is of no known kind")
     if planes != 1 or bits not in (1, 2, 4, 8, 16, 24, 32):
         raise Rejected(f"has {planes} planes of {bits} bits")
-    alpha = bits == 32 and kind in (56, 108, 124) and file.at(30, 4) in (b"\3\0\0\0", b"\6\0\0\0") and any(file.at(66, 4))
+    alpha = (
+        bits == 32
+        and kind in (56, 108, 124)
+        and file.at(30, 4) in (b"\3\0\0\0", b"\6\0\0\0")
+        and any(file.at(66, 4))
+    )
     components, depth = (1, bits) if bits <= 8 else (4 if alpha else 3, 8)
     return Header(file.size, abs(height), width, FORMATS.index("bmp"), depth, components, palette=bits <= 8)
 
@@ -253,7 +298,17 @@ def _tiff(file: _File) -> Header:
     said = turned if turned <= 8 else 0
     # Pillow, the reference, turns the pixels of this one format when it decodes them, and so does torchvision
     height, width = (tags[256], tags[257]) if said >= 5 else (tags[257], tags[256])
-    return Header(file.size, height, width, FORMATS.index("tiff"), depth, components, 0, said, palette=tags.get(262) == 3)
+    return Header(
+        file.size,
+        height,
+        width,
+        FORMATS.index("tiff"),
+        depth,
+        components,
+        0,
+        said,
+        palette=tags.get(262) == 3,
+    )
 
 
 def _orientation(file: _File, base: int) -> int:
@@ -266,12 +321,15 @@ def _orientation(file: _File, base: int) -> int:
 
 
 def _tags(file: _File, base: int, wanted: tuple[int, ...]) -> dict[int, int]:
-    """First value of each wanted whole-number tag in the first directory of a TIFF (or BigTIFF) structure at `base`."""
+    """First value of each wanted whole-number tag in the first directory of a TIFF (or BigTIFF) structure at
+    `base`.
+    """
     order = {b"II": "<", b"MM": ">"}.get(file.at(base, 2))
     if order is None:
         raise Rejected("header is damaged")
     big = struct.unpack(order + "H", file.at(base + 2, 2)) == (43,)
-    inline, word = (8, "Q") if big else (4, "I")  # bytes of an offset, and of a value that fits into its entry
+    # bytes of an offset, and of a value that fits into its entry
+    inline, word = (8, "Q") if big else (4, "I")
     at = base + struct.unpack(order + word, file.at(base + inline, inline))[0]
     first, entry = (at + 8, 20) if big else (at + 2, 12)
     (count,) = struct.unpack(order + ("Q" if big else "H"), file.at(at, first - at))
@@ -290,7 +348,9 @@ def _tags(file: _File, base: int, wanted: tuple[int, ...]) -> dict[int, int]:
 
 
 _GAP = rb"(?:\s|#[^\r\n]*[\r\n])+"
-_NETPBM = re.compile(rb"P([1-6])" + _GAP + rb"(\d{1,10})" + _GAP + rb"(\d{1,10})(?:" + _GAP + rb"(\d{1,5}))?\s")
+_NETPBM = re.compile(
+    rb"P([1-6])" + _GAP + rb"(\d{1,10})" + _GAP + rb"(\d{1,10})(?:" + _GAP + rb"(\d{1,5}))?\s"
+)
 
 
 def _ppm(file: _File) -> Header:
@@ -298,7 +358,9 @@ def _ppm(file: _File) -> Header:
     if match is None or (match[1] not in b"14" and match[4] is None):
         raise Rejected("header is cut short or damaged")
     depth = 1 if match[1] in b"14" else 8 if int(match[4]) < 256 else 16
-    return Header(file.size, int(match[3]), int(match[2]), FORMATS.index("ppm"), depth, 3 if match[1] in b"36" else 1)
+    return Header(
+        file.size, int(match[3]), int(match[2]), FORMATS.index("ppm"), depth, 3 if match[1] in b"36" else 1
+    )
 
 
 _MAGIC: tuple[tuple[re.Pattern[bytes], Callable[[_File], Header]], ...] = (

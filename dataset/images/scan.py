@@ -62,7 +62,9 @@ def open_images(
         return used if classes is None else classes
 
     names = None if classes is None else list(classes)
-    return remembered(Images, data, [str(real), names, *key], fill, root=real, cache=cache, rescan=rescan, progress=progress)
+    return remembered(
+        Images, data, [str(real), names, *key], fill, root=real, cache=cache, rescan=rescan, progress=progress
+    )
 
 
 def read_headers(entries: Entries, made: Path, workers: int, rejects: walk.Reject, say: Progress) -> Array:
@@ -73,10 +75,14 @@ def read_headers(entries: Entries, made: Path, workers: int, rejects: walk.Rejec
     total = (made / "file_list.offsets").stat().st_size // np.dtype(FILE_LIST["offsets"]).itemsize - 1
     if not total:
         return np.zeros(0, HEADER)
-    records: Array = np.lib.format.open_memmap(made / "file_list.records", mode="w+", dtype=HEADER, shape=(total,))
+    records: Array = np.lib.format.open_memmap(
+        made / "file_list.records", mode="w+", dtype=HEADER, shape=(total,)
+    )
     few = total <= FEW
     pack = partial(np.array, dtype=HEADER)
-    parser = Parser(partial(_header, entries), LEFT_OUT, pack, entries.shown, made, step=CHUNK // 10 if few else CHUNK)
+    parser = Parser(
+        partial(_header, entries), LEFT_OUT, pack, entries.shown, made, step=CHUNK // 10 if few else CHUNK
+    )
     count = 8 if few else workers or min(32, max(int(4 * cores()), 1))
     for first, rows in each_file(parser, total, count, rejects, say, threads=few):
         records[first : first + len(rows)] = rows
@@ -89,14 +95,22 @@ def _header(entries: Entries, name: bytes) -> Header:
 
 
 def _keep(
-    entries: Entries, where: str, labels: dict[str, int], classes: Sequence[str] | None, records: Array, made: Path, rejects: Rejects
+    entries: Entries,
+    where: str,
+    labels: dict[str, int],
+    classes: Sequence[str] | None,
+    records: Array,
+    made: Path,
+    rejects: Rejects,
 ) -> list[str]:
     """Write the columns without what is left out; returns the classes that have an image."""
     good = records["size"] >= 0
     samples = int(good.sum())
     if not samples:
         raise nothing("image", where, rejects)
-    paths, offsets, old = (np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items())
+    paths, offsets, old = (
+        np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
+    )
     counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
     for name, label in labels.items():
         if not counts[label]:
@@ -105,7 +119,10 @@ def _keep(
     renumbered = np.arange(len(counts)) if classes is not None else np.cumsum(counts > 0) - 1
     lengths = np.diff(offsets)
     length_of = {"path_bytes": int(lengths[good].sum()), "path_offsets": samples + 1}
-    columns = {name: create_column(made, name, dtype, length_of.get(name, samples)) for name, dtype in COLUMNS.items()}
+    columns = {
+        name: create_column(made, name, dtype, length_of.get(name, samples))
+        for name, dtype in COLUMNS.items()
+    }
     np.cumsum(lengths[good], out=columns["path_offsets"][1:])
     row = byte = 0
     for first in range(0, len(good), PIECE):

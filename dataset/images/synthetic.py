@@ -1,4 +1,6 @@
-"""Data sets of the usual sizes that have no files: what the synthetic loader trains on when no --data is given."""
+"""Data sets of the usual sizes that have no files: what the synthetic loader trains on when no --data is
+given.
+"""
 
 from __future__ import annotations
 

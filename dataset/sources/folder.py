@@ -1,4 +1,6 @@
-"""Folders of image files, one folder a class: which files there are, and their bytes; must not know formats, orders or pixels."""
+"""Folders of image files, one folder a class: which files there are, and their bytes; must not know formats,
+orders or pixels.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,8 @@ class Folder:
     def read(self, sample: int) -> bytes:
         """Return the file's bytes, `read_delay_s` later than the storage gave them.
 
-        Raises UserError when the file is gone or has another size than the manifest, OSError when the storage fails.
+        Raises UserError when the file is gone or has another size than the manifest, OSError when the storage
+        fails.
         """
         expected = int(self.manifest.size[sample])
         try:

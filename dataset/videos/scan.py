@@ -93,9 +93,7 @@ def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects
         made / "file_list.records", mode="w+", dtype=RECORD, shape=(total,)
     )
     shown = Files(root).shown
-    parser = Parser(
-        lambda name: read(shown(name)), LEFT_OUT, _pack, shown, made, step=CHUNK, what="videos"
-    )
+    parser = Parser(lambda name: read(shown(name)), LEFT_OUT, _pack, shown, made, step=CHUNK, what="videos")
     count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
     with open(made / "file_list.pts", "wb") as pts, open(made / "file_list.keys", "wb") as keys:
         for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):

@@ -1,4 +1,5 @@
-"""Rows as DALI takes them: which files it decodes as PIL does, what stands for the others, and the numbers beside them.
+"""Rows as DALI takes them: which files it decodes as PIL does, what stands for the others, and the numbers
+beside them.
 
     rows -> Prepared: paths or bytes, regions, windows, sizes and places as arrays
 
@@ -70,14 +71,18 @@ class Known:
 
 
 def plain(columns: Any, ids: Array) -> Array:
-    """bool [B]: files that every decoder turns into the same pixels. The others are decoded by PIL and handed over as PNG."""
+    """bool [B]: files that every decoder turns into the same pixels. The others are decoded by PIL and handed
+    over as PNG.
+    """
     return plain_jpeg(columns, ids) | (
         (columns.format[ids] == PNG) & (columns.depth[ids] == 8) & columns.whole[ids]
     )
 
 
 def notes(columns: Any) -> list[str]:
-    """A line where many files are not plain and DALI reads the files: each is then decoded, and written for DALI, in one thread."""
+    """A line where many files are not plain and DALI reads the files: each is then decoded, and written for
+    DALI, in one thread.
+    """
     odd = sum(
         int((~plain(columns, np.arange(at, min(at + PIECE, len(columns))))).sum())
         for at in range(0, len(columns), PIECE)
@@ -195,7 +200,9 @@ class PathPreparer:
         return self(nothing(self._batch_size, (side, side)), Known())
 
     def diagnose(self, prepared: Prepared) -> set[int]:
-        """Ids of the batch that PIL cannot decode either. Raises UserError for a file that is gone or has changed."""
+        """Ids of the batch that PIL cannot decode either. Raises UserError for a file that is gone or has
+        changed.
+        """
         found = set()
         for sample in prepared.rows.ids[prepared.own_bytes]:
             try:

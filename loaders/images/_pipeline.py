@@ -1,4 +1,5 @@
-"""What the DALI loaders share: the graph, feeding it with the plan's rows, and going on after a file it cannot decode.
+"""What the DALI loaders share: the graph, feeding it with the plan's rows, and going on after a file it
+cannot decode.
 
     rows -> Prepared (loaders/images/_dali_rows.py) -> DALI -> uint8 on the host | fp16 or uint8 on the device
 
@@ -22,7 +23,8 @@ from loaders.images._dali_rows import Known, Prepared
 DEPTH = 2
 """Batches that DALI has under way."""
 HARDWARE_SHARE = 0.65
-"""Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/image.md."""
+"""Share of the JPEGs for nvJPEG's hardware engine, the rest is decoded by the SMs: docs/benchmarks/image.md.
+"""
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
 REFUSED_ALL = 64
@@ -39,7 +41,8 @@ def build(
     read_delay_s: float = 0.0,
     placed: bool = False,
 ) -> Any:
-    """A pipeline (images, bytes read). `device` None: uint8 [B, H, W, 3] on the host; else on that GPU, normalised by `pixels` if given.
+    """A pipeline (images, bytes read). `device` None: uint8 [B, H, W, 3] on the host; else on that GPU,
+    normalised by `pixels` if given.
 
     `placed`: images are put at their places on a canvas, which may be of another size in each batch.
     """
@@ -127,8 +130,8 @@ class GpuOutputs:
 class Runner:
     """Feeds a pipeline with rows, in order, DEPTH batches ahead; makes it anew when a file has ended it.
 
-    `make`: `build`, which is given other numbers to try a file alone. `diagnose`: ids of a batch that PIL does not decode either. `again`:
-    the batch, prepared with what is known by now.
+    `make`: `build`, which is given other numbers to try a file alone. `diagnose`: ids of a batch that PIL
+    does not decode either. `again`: the batch, prepared with what is known by now.
     """
 
     def __init__(
@@ -152,7 +155,9 @@ class Runner:
         self.known = Known()
 
     def run(self, prepared: Iterable[Prepared]) -> Iterator[tuple[Any, Prepared]]:
-        """(outputs, batch), valid until the next is asked for. An abandoned iterator is drained when it is closed."""
+        """(outputs, batch), valid until the next is asked for. An abandoned iterator is drained when it is
+        closed.
+        """
         waiting: deque[Prepared] = deque()
         source = iter(prepared)
         try:
@@ -179,7 +184,9 @@ class Runner:
         self._pipeline = None
 
     def _drain(self, waiting: deque[Prepared]) -> None:
-        """Leave the pipeline empty, so that the next iterator finds it warm. One that an error has broken is dropped."""
+        """Leave the pipeline empty, so that the next iterator finds it warm. One that an error has broken is
+        dropped.
+        """
         try:
             for _ in waiting:
                 self._pipeline.share_outputs()
@@ -207,7 +214,9 @@ class Runner:
                 self._feed(waiting[at])
 
     def _refused(self, batch: Prepared) -> set[int]:
-        """Ids of those that DALI does not decode alone. Raises UserError when that cannot be the files' fault."""
+        """Ids of those that DALI does not decode alone. Raises UserError when that cannot be the files'
+        fault.
+        """
         found, alone = set[int](), None  # a pipeline for one file is there sooner, and takes less memory
         tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
         for row in np.flatnonzero(tried).tolist():
@@ -242,7 +251,9 @@ class Runner:
             self._pipeline.schedule_run()
 
     def _started(self, warm: Prepared, **changes: int) -> Any:
-        """A pipeline whose first schedule_run, which starts DEPTH batches at once, is done; from then on one starts one."""
+        """A pipeline whose first schedule_run, which starts DEPTH batches at once, is done; from then on one
+        starts one.
+        """
         pipeline = self._make(**changes)
         for _ in range(DEPTH):
             _input(pipeline, warm)

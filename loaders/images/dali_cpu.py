@@ -1,4 +1,6 @@
-"""`dali-cpu`: DALI reads, decodes and resizes in threads on the CPU; uint8 goes to the device and is normalised there."""
+"""`dali-cpu`: DALI reads, decodes and resizes in threads on the CPU; uint8 goes to the device and is
+normalised there.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class DaliCpu(Staging):
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         for (images, sizes), batch in self._runner.run(self._prepared(rows)):
             self._prepare.check(batch, np.asarray(sizes.as_tensor())[:, 0])
-            yield self._stager.stage(torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed))
+            yield self._stager.stage(
+                torch.from_dlpack(images.as_tensor()), batch.rows, without(batch.rows, batch.failed)
+            )
 
     def _prepared(self, rows: Sequence[Rows]) -> Iterator[Prepared]:
         return (self._prepare(one, self._runner.known) for one in rows)

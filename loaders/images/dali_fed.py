@@ -1,6 +1,8 @@
-"""`dali-fed`: DataLoader workers only read the files' bytes, DALI decodes them, on the GPU where there is one.
+"""`dali-fed`: DataLoader workers only read the files' bytes, DALI decodes them, on the GPU where there is
+one.
 
-For storage with latency: as many reads wait at once as there are workers, and none of DALI's threads waits with them.
+For storage with latency: as many reads wait at once as there are workers, and none of DALI's threads waits
+with them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def _room(feed: Feed, rows: int) -> int:
 
 
 def intact(data: bytes) -> bool:
-    """Whether DALI can be given what a scan has found plain: the storage may answer with zeros by now. A PNG is followed to its end.
+    """Whether DALI can be given what a scan has found plain: the storage may answer with zeros by now. A PNG
+    is followed to its end.
 
     Of a JPEG its first bytes must do, for speed.
     """
@@ -53,7 +56,8 @@ def intact(data: bytes) -> bool:
 
 
 class Reading:
-    """In a worker: rows -> the files' bytes, one after the other, in part of a slot; returns (where each begins [rows + 1], failed ids).
+    """In a worker: rows -> the files' bytes, one after the other, in part of a slot; returns (where each
+    begins [rows + 1], failed ids).
 
     Nothing is decoded but what only PIL can. Bytes that do not fit there are returned instead, by row.
     """

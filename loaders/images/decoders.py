@@ -1,7 +1,8 @@
-"""Image decoders on the CPU: bytes -> RGB uint8 of a region. One small function each, and the resize that follows.
+"""Image decoders on the CPU: bytes -> RGB uint8 of a region. One small function each, and the resize that
+follows.
 
-PIL is the reference, and defines what can be decoded: whatever is not a plain 8-bit grey or RGB JPEG goes to PIL in every
-reader, and so does what another decoder refuses.
+PIL is the reference, and defines what can be decoded: whatever is not a plain 8-bit grey or RGB JPEG goes to
+PIL in every reader, and so does what another decoder refuses.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def _make_pil() -> Decode:
 def _make_torchvision() -> Decode:
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    # torchvision 0.29 announces that TorchCodec will take its decoders over; as an error it would look like a damaged file
+    # torchvision 0.29 announces that TorchCodec will take its decoders over; as an error it would look like a
+    # damaged file
     warnings.filterwarnings(
         "ignore", message="The image decoding and encoding capabilities", category=DeprecationWarning
     )
@@ -122,7 +124,9 @@ class _NvImageCodec:
         return pixels
 
     def many(self, datas: Sequence[bytes], regions: Sequence[Region]) -> list[Array | None]:
-        """One call for many images: each call waits for the decoder's own thread, which costs a tenth of a decode."""
+        """One call for many images: each call waits for the decoder's own thread, which costs a tenth of a
+        decode.
+        """
         codec = self._codec
         streams = [
             codec.CodeStream(data).get_sub_code_stream(region=codec.Region(top, left, bottom, right))
@@ -147,7 +151,9 @@ FASTEST_FIRST = ("nvimgcodec", "torchvision", "pil")
 
 
 def choose(name: str) -> str:
-    """`auto` resolved: the fastest installed reader whose pixels were PIL's, bit for bit, on a probe made here."""
+    """`auto` resolved: the fastest installed reader whose pixels were PIL's, bit for bit, on a probe made
+    here.
+    """
     if name != "auto":
         return name
     probe = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
@@ -202,7 +208,9 @@ def resize_pil(out: Array, pixels: Array, window: Array) -> None:
 
 
 def resize_window(out: Array, pixels: Array, window: Array) -> None:
-    """Fill `out` (uint8 [h, w, 3]) with the window (x0 y0 x1 y1, may be fractional) of `pixels`; antialiased triangle filter."""
+    """Fill `out` (uint8 [h, w, 3]) with the window (x0 y0 x1 y1, may be fractional) of `pixels`; antialiased
+    triangle filter.
+    """
     height, width = pixels.shape[:2]
     if tuple(window) != (0, 0, width, height):
         resize_pil(out, pixels, window)

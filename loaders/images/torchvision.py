@@ -67,7 +67,8 @@ class TorchvisionLoader(Staging):
 
 
 class Decoding:
-    """In a worker: rows -> part of a slot as uint8 [rows, H, W, 3] of the batch's canvas; returns the failed ids.
+    """In a worker: rows -> part of a slot as uint8 [rows, H, W, 3] of the batch's canvas; returns the failed
+    ids.
 
     What no image covers stays as it was: _staging.py blackens it.
     """

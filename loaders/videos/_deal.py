@@ -1,9 +1,9 @@
 """Who decodes which clip of a batch: the device, or worker processes.
 
-A unit is a clip with those of its views that lie together in a batch. What the device's decoders are not exact for goes to the workers.
-Of the rest a worker that is free takes one that the device comes to only when the worker is done with it; what no worker has taken when a
-batch is begun is the device's. So both sides are busy but for the end of an epoch, and who decodes a clip changes neither its frames nor
-the order of batches.
+A unit is a clip with those of its views that lie together in a batch. What the device's decoders are not
+exact for goes to the workers. Of the rest a worker that is free takes one that the device comes to only when
+the worker is done with it; what no worker has taken when a batch is begun is the device's. So both sides are
+busy but for the end of an epoch, and who decodes a clip changes neither its frames nor the order of batches.
 """
 
 from __future__ import annotations
@@ -21,25 +21,37 @@ from loaders.videos._worker import clips
 from plan.geometry import upright
 
 AHEAD = 256
-"""Batches that are opened before they are begun, at most, in search of work for the workers: each has to be drawn."""
+"""Batches that are opened before they are begun, at most, in search of work for the workers: each has to be
+drawn.
+"""
 RECENT = 64
 """Units of a side over which its time for one is a mean."""
 GUESS_S = {"worker": 0.5, "thread": 0.07}
-"""Seconds for one, until some are known: 16 frames of 1080p H.264, of which three times as many are decoded, on a core and on an engine."""
+"""Seconds for one, until some are known: 16 frames of 1080p H.264, of which three times as many are decoded,
+on a core and on an engine.
+"""
 GUESS_COUNTS = 4
 """Units that the guess is worth."""
 AT_ONCE = 16
 """Of these in one go, so that the device need not wait for the search."""
 EARLY = 1.5, 1.0, 3.0
-"""Workers' mean times for one between a worker's start and the moment its unit is needed: at first, at least, at most."""
+"""Workers' mean times for one between a worker's start and the moment its unit is needed: at first, at least,
+at most.
+"""
 LATER, SOONER = 1.2, 0.999
-"""What that is multiplied by for a unit that had to be waited for, and for one that had not: some 1 in 200 has."""
+"""What that is multiplied by for a unit that had to be waited for, and for one that had not: some 1 in 200
+has.
+"""
 DENSE = 0.8
-"""Of the distance that the workers' rate allows between their units: so that it is never this that a worker waits for."""
+"""Of the distance that the workers' rate allows between their units: so that it is never this that a worker
+waits for.
+"""
 
 
 class Pace:
-    """How far ahead of the device workers begin, and how far apart: from the last units' seconds on both sides, and who waited for whom."""
+    """How far ahead of the device workers begin, and how far apart: from the last units' seconds on both
+    sides, and who waited for whom.
+    """
 
     def __init__(self, *, workers: int, threads: int) -> None:
         self._hands = {"worker": workers, "thread": threads}
@@ -91,18 +103,19 @@ class Dealt:
 
 
 class Deal:
-    """Deals out the units of an epoch's batches. Batches are asked for by one thread, the workers' units by any.
+    """Deals out the units of an epoch's batches. Batches are asked for by one thread, the workers' units by
+    any.
 
-    `able`: bool, by sample, what the device's decoders are exact for. `pace`: None = workers get only what those are not.
+    `able`: bool, by sample, what the device's decoders are exact for. `pace`: None = workers get only what
+    those are not.
     """
 
     def __init__(self, rows: Sequence[Rows], views: int, able: Array, pace: Pace | None) -> None:
         self._rows, self._views, self._able, self._pace = rows, views, able, pace
         self._lock = threading.Lock()
         self._opened: deque[tuple[Rows, list[Unit]]] = deque()  # not yet begun
-        self._coming: deque[tuple[int, Rows, Unit]] = (
-            deque()
-        )  # that no worker was offered yet; its number in the epoch
+        # those that no worker was offered yet, with their batch's number in the epoch
+        self._coming: deque[tuple[int, Rows, Unit]] = deque()
         self._next = self._numbered = self._begun = 0
         self._last = float("-inf")
 

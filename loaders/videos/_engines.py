@@ -1,11 +1,12 @@
-"""NVDEC through PyNvVideoCodec: frames of one file as surfaces on the device. PyAV reads the packets, so that its times are the manifest's.
+"""NVDEC through PyNvVideoCodec: frames of one file as surfaces on the device. PyAV reads the packets, so that
+its times are the manifest's.
 
     Packets: seek to the key frame -> packets -> Annex B -> bytes and a table
     Nvdec:   bytes -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
 
-NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have to ascend in that order, and
-in VP9 they are not looked at (Coming). What is assumed of PyNvVideoCodec (2.2) is in Decoder. It does not tell of a picture that the engine
-could not decode well and made up.
+NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have
+to ascend in that order, and in VP9 they are not looked at (Coming). What is assumed of PyNvVideoCodec (2.2)
+is in Decoder. It does not tell of a picture that the engine could not decode well and made up.
 """
 
 from __future__ import annotations
@@ -29,16 +30,21 @@ from loaders.videos._surfaces import nv12
 NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
 ROUNDED = 64
-"""Sides of a decoder's largest picture are multiples of it: NVIDIA's parser rounds them up to no more, and fewer decoders are made anew."""
+"""Sides of a decoder's largest picture are multiples of it: NVIDIA's parser rounds them up to no more, and
+fewer decoders are made anew.
+"""
 VIEWS = 16
 """Of surfaces, that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS, CLIPS = 1 << 44, 1024
-"""Labels of a clip are so many ticks below those of the clip before, and come again after so many: one that a clip that broke off has left
-in the decoder is larger than all of the next ones, and no picture gets it."""
+"""Labels of a clip are so many ticks below those of the clip before, and come again after so many: one that a
+clip that broke off has left in the decoder is larger than all of the next ones, and no picture gets it.
+"""
 
 
 def import_codec() -> Any:
-    """PyNvVideoCodec, or a UserError that says what is missing: it loads the driver's libraries when it is imported."""
+    """PyNvVideoCodec, or a UserError that says what is missing: it loads the driver's libraries when it is
+    imported.
+    """
     try:
         return import_module("PyNvVideoCodec")
     except (ImportError, OSError, RuntimeError) as error:
@@ -66,11 +72,15 @@ def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[s
 
 @cache
 def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
-    """None = it does not decode it. Asked once, and of no codec that is not needed: each answer makes a CUDA context, and ends it."""
+    """None = it does not decode it. Asked once, and of no codec that is not needed: each answer makes a CUDA
+    context, and ends it.
+    """
     try:
         caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, NAMES[name]))
     except Exception as error:  # of PyNvVideoCodec's, which has no class of its own
-        raise UserError(f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav") from error
+        raise UserError(
+            f"--loader nvdec: the driver does not say what the GPU decodes ({_refused(error)}); --loader pyav"
+        ) from error
     if not caps["supported"]:
         return None
     least, most = ((caps[f"height_{end}"], caps[f"width_{end}"]) for end in ("min", "max"))
@@ -80,18 +90,31 @@ def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
 def within(caps: dict[str, Caps], columns: Any) -> Array:
     """bool [n], whether the engines take files of this codec and size."""
     upright = columns.rotation[:] % 180 == 0
-    height, width = (np.where(upright, a, b) for a, b in ((columns.height, columns.width), (columns.width, columns.height)))
+    height, width = (
+        np.where(upright, a, b) for a, b in ((columns.height, columns.width), (columns.width, columns.height))
+    )
     good = np.zeros(len(columns.codec), bool)
     for name, cap in caps.items():
-        fits = (height >= cap.least[0]) & (width >= cap.least[1]) & (height <= cap.most[0]) & (width <= cap.most[1])
-        good |= (columns.codec[:] == CODECS.index(name)) & fits & (-(-height // 16) * -(-width // 16) <= cap.blocks)
+        fits = (
+            (height >= cap.least[0])
+            & (width >= cap.least[1])
+            & (height <= cap.most[0])
+            & (width <= cap.most[1])
+        )
+        good |= (
+            (columns.codec[:] == CODECS.index(name))
+            & fits
+            & (-(-height // 16) * -(-width // 16) <= cap.blocks)
+        )
     return good
 
 
 class Decoder:
-    """One session on an engine, used for any file of its codec of at most these sides. `stream` is raw, 0 for the default one.
+    """One session on an engine, used for any file of its codec of at most these sides. `stream` is raw, 0 for
+    the default one.
 
-    Making one takes 0.3 s, and its pictures some 40 MB at 1080p; for a file of another size it is only set up anew.
+    Making one takes 0.3 s, and its pictures some 40 MB at 1080p; for a file of another size it is only set up
+    anew.
     """
 
     def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
@@ -117,15 +140,18 @@ class Decoder:
         if self._size not in ((0, 0), (height, width)):
             self._views.clear()  # the surfaces will be gone
             try:
-                self._decoder.setReconfigParams(width, height)  # else it scales them to the size that it had before
+                # else it scales them to the size that it had before
+                self._decoder.setReconfigParams(width, height)
             except Exception as error:
                 raise _refused(error) from error
         self._size = height, width
 
     def feed(self, address: int, size: int, label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
-        """Decode a packet, `size` bytes from `address` on; gives the surfaces that are ready, uint8 [H * 3 / 2, W], with their labels.
+        """Decode a packet, `size` bytes from `address` on; gives the surfaces that are ready, uint8 [H * 3 /
+        2, W], with their labels.
 
-        A next call may overwrite them. They are written on the stream. A picture that is not to be shown is decoded for others' sake alone.
+        A next call may overwrite them. They are written on the stream. A picture that is not to be shown is
+        decoded for others' sake alone.
         """
         data = self._codec.PacketData()
         data.bsl_data, data.bsl, data.pts, data.discardable = address, size, label, int(not shown)
@@ -144,7 +170,9 @@ class Decoder:
             yield frame.getPTS(), self._view(frame)
 
     def _view(self, frame: Any) -> torch.Tensor:
-        """DLPack takes 0.1 ms with the interpreter's lock; where a surface has been before, the view of it is at hand."""
+        """DLPack takes 0.1 ms with the interpreter's lock; where a surface has been before, the view of it is
+        at hand.
+        """
         place = frame.GetPtrToPlane(0), frame.framesize()
         if place not in self._views:
             if len(self._views) >= VIEWS:
@@ -159,10 +187,11 @@ def _refused(error: Exception) -> Undecodable:
 
 
 def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
-    """What a decoder is kept by: its codec, and of HEVC by how much its coded sides are no multiples of 16, 0 or 8 each.
+    """What a decoder is kept by: its codec, and of HEVC by how much its coded sides are no multiples of 16, 0
+    or 8 each.
 
-    NVIDIA's parser rounds them up to multiples of 16, and tells of a new size only where these are others: 168 after 176 rows it would take
-    for 176. H.264's always are; VP9 it does not round.
+    NVIDIA's parser rounds them up to multiples of 16, and tells of a new size only where these are others:
+    168 after 176 rows it would take for 176. H.264's always are; VP9 it does not round.
     """
     return (name, height % 16, width % 16) if name == "hevc" else (name,)
 
@@ -170,8 +199,9 @@ def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
 class Coming:
     """Which frame each picture is that a decoder gives: all that were fed, each once, or none of the clip.
 
-    By its label; in VP9 by its place. There every packet shows one picture, in the order of decoding, but from a packet on that has another
-    one, which is not shown, the parser gives labels of the packet before, for a while.
+    By its label; in VP9 by its place. There every packet shows one picture, in the order of decoding, but
+    from a packet on that has another one, which is not shown, the parser gives labels of the packet before,
+    for a while.
     """
 
     def __init__(self, codec: str) -> None:
@@ -190,7 +220,9 @@ class Coming:
         return self._frames.pop(label)
 
     def end(self) -> None:
-        """Raises Undecodable where a packet has given no picture: those behind it may have had labels of others."""
+        """Raises Undecodable where a packet has given no picture: those behind it may have had labels of
+        others.
+        """
         if self._frames:
             raise Undecodable("a picture is missing")
 
@@ -205,9 +237,11 @@ class Nvdec:
         self.decoded = 0
 
     def __call__(self, read: Read) -> Iterator[tuple[int, Picture, torch.Tensor]]:
-        """Each frame that Packets was asked for, once: its number, what its surface shows, and the surface, valid until the next one.
+        """Each frame that Packets was asked for, once: its number, what its surface shows, and the surface,
+        valid until the next one.
 
-        A surface has the coded sides, so that there may be more below and to the right than the picture that it shows.
+        A surface has the coded sides, so that there may be more below and to the right than the picture that
+        it shows.
 
         Raises Undecodable.
         """
@@ -260,7 +294,11 @@ class Nvdec:
         decoder = self._decoders.get(key)
         if decoder is None or decoder.height < height or decoder.width < width:
             # as large as both need, so that sizes that alternate do not make one each time
-            sides = (height, width) if decoder is None else (max(decoder.height, height), max(decoder.width, width))
+            sides = (
+                (height, width)
+                if decoder is None
+                else (max(decoder.height, height), max(decoder.width, width))
+            )
             self._decoders.pop(key, None)
             decoder = self._decoders[key] = Decoder(self._codec, self._gpu, key[0], self._stream, sides)
         decoder.begin(height, width)

@@ -1,4 +1,5 @@
-"""Clips of one batch from two sides at once: threads that decode on the device, and worker processes that decode on the CPU.
+"""Clips of one batch from two sides at once: threads that decode on the device, and worker processes that
+decode on the CPU.
 
     rows -> [deal] -> units -> [worker: read] -> [thread: decode, resize on a stream of its own] -> its rows
     of the slot's levels
@@ -6,7 +7,8 @@
                             same levels
     the levels of a whole batch -> Stager.finish
 
-A unit is a clip with its views in a batch; _deal.py says who gets it, _reading.py reads, _pool.py has the workers.
+A unit is a clip with its views in a batch; _deal.py says who gets it, _reading.py reads, _pool.py has the
+workers.
 """
 
 from __future__ import annotations
@@ -37,9 +39,12 @@ from loaders.videos.pyav import Pyav
 from plan.geometry import largest_upright, upright
 
 LEAST_WINDOW = 3
-"""Batches that threads may fill at the same time, so that none of them waits for the last clip of another; more of few clips."""
+"""Batches that threads may fill at the same time, so that none of them waits for the last clip of another;
+more of few clips.
+"""
 THREADS_A_CORE = 2
-"""Of the device's threads, with those that read for them: they keep less than that busy, but need it at once."""
+"""Of the device's threads, with those that read for them: they keep less than that busy, but need it at once.
+"""
 
 
 class Fills(Protocol):
@@ -145,7 +150,9 @@ Beside = tuple[str, MakeReader, MakeReader | None]
 
 
 class MixedLoader(Staging):
-    """contracts.Loader, with ClipLoader's Counts: `fallbacks` are clips that the device's decoders are not exact for, or refused."""
+    """contracts.Loader, with ClipLoader's Counts: `fallbacks` are clips that the device's decoders are not
+    exact for, or refused.
+    """
 
     def __init__(
         self,
@@ -158,7 +165,9 @@ class MixedLoader(Staging):
         threads: int,
         beside: Beside | None = None,
     ) -> None:
-        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that gets a share of the clips."""
+        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that
+        gets a share of the clips.
+        """
         compile_kernels()
         self._views = feed.plan.same_frames
         units = max(feed.plan.batch_size // self._views, 1)
@@ -171,13 +180,15 @@ class MixedLoader(Staging):
         )  # slots of the pool that the device may still read
         self._pool: Pool | None = None
         self._pace: Pace | None = None
-        # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who reads waits more than it works
+        # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who
+        # reads waits more than it works
         self._reads = ReadAhead(
             feed, make_read, workers=min(threads, feed.workers) if beside else feed.workers, threads=threads
         )
         if feed.workers and (beside or not able.all()):
             name, own, other = beside or ("pyav", Pyav, None)
-            # the threads, and who reads for them, take cores too: with a worker on each of them both sides were slower than with fewer
+            # the threads, and who reads for them, take cores too: with a worker on each of them both sides
+            # were slower than with fewer
             workers = max(feed.workers - math.ceil(threads / THREADS_A_CORE), 1) if beside else feed.workers
             self._pace = Pace(workers=workers, threads=threads) if beside else None
             self._pool = Pool(
@@ -186,7 +197,8 @@ class MixedLoader(Staging):
                 slot_bytes=self._views * math.prod(largest_upright(feed.plan)),
                 pinned=feed.device.type == "cuda" and feed.pinned,
             )
-        # clips that workers have ready lie in batches far ahead; what counts is how many batches they would fill
+        # clips that workers have ready lie in batches far ahead; what counts is how many batches they would
+        # fill
         self.in_flight = (
             self._window + self._depth + (math.ceil(len(self._pool.slots) / units) if self._pool else 0)
         )
@@ -339,7 +351,9 @@ _streams: dict[torch.device, list[Any]] = {}
 
 
 def device_streams(device: torch.device, count: int) -> list[Any]:
-    """The threads' streams, the same for every loader: cuBLAS keeps 32 MiB for each stream that it has ever run on. None on a CPU."""
+    """The threads' streams, the same for every loader: cuBLAS keeps 32 MiB for each stream that it has ever
+    run on. None on a CPU.
+    """
     if device.type != "cuda":
         return [None] * count
     kept = _streams.setdefault(device, [])

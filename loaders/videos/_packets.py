@@ -1,4 +1,5 @@
-"""The packets of a file that show a clip's frames, for decoders on the device: from the key frame on, by the times of the manifest.
+"""The packets of a file that show a clip's frames, for decoders on the device: from the key frame on, by the
+times of the manifest.
 
 seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that are needed, each with its frame
 """
@@ -21,14 +22,21 @@ from loaders import Undecodable
 from loaders.videos._reading import Read
 from loaders.videos.pyav import HASTY, Run
 
-FILTERS = {codec: (f"{codec}_mp4toannexb", f"{codec}_metadata=crop_right=0:crop_bottom=0") for codec in ("h264", "hevc")}
-"""FFmpeg's bitstream filters. NVDEC's parser takes start codes, and the parameter sets in front of a key frame. By the other one pictures
-are displayed as they are coded, with the rows and columns that fill the last blocks: who keeps a decoder for files of many sizes does not
-notice that two of them are coded alike and displayed otherwise."""
+FILTERS = {
+    codec: (f"{codec}_mp4toannexb", f"{codec}_metadata=crop_right=0:crop_bottom=0")
+    for codec in ("h264", "hevc")
+}
+"""FFmpeg's bitstream filters. NVDEC's parser takes start codes, and the parameter sets in front of a key
+frame. By the other one pictures are displayed as they are coded, with the rows and columns that fill the last
+blocks: who keeps a decoder for files of many sizes does not notice that two of them are coded alike and
+displayed otherwise.
+"""
 
 
 class Filters:
-    """They, for the packets of one run from a key frame on. Only parameter sets are changed, which come with key frames."""
+    """They, for the packets of one run from a key frame on. Only parameter sets are changed, which come with
+    key frames.
+    """
 
     def __init__(self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None) -> None:
         """`out`: becomes a stream of what is filtered."""
@@ -46,14 +54,18 @@ class Filters:
 
 
 class Group(NamedTuple):
-    """Packets from one key frame on: bytes, time and, where it is wanted, frame of each, in the order of decoding; the last wanted time."""
+    """Packets from one key frame on: bytes, time and, where it is wanted, frame of each, in the order of
+    decoding; the last wanted time.
+    """
 
     packets: list[tuple[int, int, int | None]]
     last: int
 
 
 class Clip(NamedTuple):
-    """What loaders.videos._reading.Read says of a clip's packets: which sample it is of, its coded sides, and its groups."""
+    """What loaders.videos._reading.Read says of a clip's packets: which sample it is of, its coded sides, and
+    its groups.
+    """
 
     sample: int
     height: int
@@ -83,14 +95,24 @@ class Size:
 
     def __init__(self, columns: Any, sample: int, context: Any) -> None:
         """`context`: of the stream."""
-        self._codec, self._context, self._shown = CODECS[columns.codec[sample]], context, before_turning(columns, sample)
+        self._codec, self._context, self._shown = (
+            CODECS[columns.codec[sample]],
+            context,
+            before_turning(columns, sample),
+        )
         self.coded = context.height, context.width
         """Height and width, once it has seen a key frame."""
 
     def see(self, packet: av.Packet[Any]) -> None:
-        """A key frame before its filters; of VP9 any packet, since any picture may be of another size. Raises Undecodable."""
+        """A key frame before its filters; of VP9 any packet, since any picture may be of another size. Raises
+        Undecodable.
+        """
         if self._codec == "vp9":
-            found = [Sides(size, size) for picture in pictures(memoryview(packet)) if (size := vp9_size(picture)) is not None]
+            found = [
+                Sides(size, size)
+                for picture in pictures(memoryview(packet))
+                if (size := vp9_size(picture)) is not None
+            ]
         else:
             found = [sides(self._codec, self._context.extradata, memoryview(packet))]
         for displayed, self.coded in found:
@@ -98,13 +120,20 @@ class Size:
                 raise Undecodable(f"pictures are of {displayed} pixels, its file said {self._shown}")
 
     def see_filtered(self, packet: av.Packet[Any]) -> None:
-        """The same, behind them, where only what is cropped at the left and the top is still cropped. Raises Undecodable."""
-        if self._codec in FILTERS and sides(self._codec, None, memoryview(packet)) != (self.coded, self.coded):
+        """The same, behind them, where only what is cropped at the left and the top is still cropped. Raises
+        Undecodable.
+        """
+        if self._codec in FILTERS and sides(self._codec, None, memoryview(packet)) != (
+            self.coded,
+            self.coded,
+        ):
             raise Undecodable("it is cropped at the left or the top, or pictures change their size")
 
 
 class Packets:
-    """loaders.videos._reading.ReadClip: the packets that NVDEC needs to show the frames, one behind the other."""
+    """loaders.videos._reading.ReadClip: the packets that NVDEC needs to show the frames, one behind the
+    other.
+    """
 
     def __init__(self, columns: Any) -> None:
         self._columns = columns
@@ -149,11 +178,12 @@ def wanted_together(columns: Any, sample: int, run: Run, frames: list[int]) -> I
 def chosen(
     run: Run, codec: str, wanted: dict[int, int], filters: Callable[[Any], list[Any]], size: Size
 ) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
-    """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the order of decoding.
+    """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the
+    order of decoding.
 
-    From the key frame on until the last wanted one; without those that no picture is made from, where H.264 says so. Raises Undecodable.
-    Parts that an edit list shows in another order than the file has them, or twice, are refused: what it cuts away at their ends has times
-    of others.
+    From the key frame on until the last wanted one; without those that no picture is made from, where H.264
+    says so. Raises Undecodable. Parts that an edit list shows in another order than the file has them, or
+    twice, are refused: what it cuts away at their ends has times of others.
     """
     begin, left, started = min(wanted), len(wanted), False
     latest, place = begin, 0
@@ -184,7 +214,9 @@ def chosen(
 
 
 def kinds(packet: Any, codec: str) -> set[str]:
-    """What is in front of a packet: parameter sets that its pictures need, and a picture that no other one is made from."""
+    """What is in front of a packet: parameter sets that its pictures need, and a picture that no other one is
+    made from.
+    """
     data, found = memoryview(packet), set[str]()
     if codec == "vp9":  # has none
         return {"parameters"}

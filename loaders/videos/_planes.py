@@ -1,7 +1,8 @@
 """Planes of a decoded frame -> RGB of the output's size: resize each plane, then turn so few pixels into RGB.
 
-A 1080p frame has 30 times the pixels of the 224 x 224 that a network sees: what is done at the output's size is almost free. The filter is
-the antialiased triangle of `_readers.resize_window`. Compiled once, before worker processes are forked.
+A 1080p frame has 30 times the pixels of the 224 x 224 that a network sees: what is done at the output's size
+is almost free. The filter is the antialiased triangle of `_readers.resize_window`. Compiled once, before
+worker processes are forked.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ MATRICES = {
 }
 """Kr and Kb by the number that ITU-T H.273 gives to a stream's matrix coefficients."""
 BT601 = (0.299, 0.114)
-"""Of every other number, and of streams that do not say: what swscale takes, whatever the size of the picture."""
+"""Of every other number, and of streams that do not say: what swscale takes, whatever the size of the
+picture.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """One plane of samples, or several interleaved ones: `data` is flat, a row begins every `stride` elements."""
+    """One plane of samples, or several interleaved ones: `data` is flat, a row begins every `stride`
+    elements.
+    """
 
     data: Array  # uint8 or uint16 [elements]
     stride: int
@@ -38,7 +43,9 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A frame as it is stored: Y, U, V planes of any subsampling, one plane of grey, or one of interleaved RGB."""
+    """A frame as it is stored: Y, U, V planes of any subsampling, one plane of grey, or one of interleaved
+    RGB.
+    """
 
     planes: tuple[Plane, ...]
     bits: int = 8
@@ -114,7 +121,9 @@ class Fitter:
 
 
 def stored(box: Array, shape: tuple[int, int], turns: int) -> Array:
-    """x0 y0 x1 y1 of a displayed picture of `shape`, which is the stored one turned as np.rot90 does -> the same box of the stored one."""
+    """x0 y0 x1 y1 of a displayed picture of `shape`, which is the stored one turned as np.rot90 does -> the
+    same box of the stored one.
+    """
     height, width = shape
     x0, y0, x1, y1 = box
     return np.array(
@@ -129,7 +138,8 @@ def stored(box: Array, shape: tuple[int, int], turns: int) -> Array:
 def triangle(
     begin: float, end: float, count: int, low: float, high: float, length: int
 ) -> tuple[Array, Array]:
-    """(int64 [count] first sample, float32 [count, taps] weights) that bring [begin, end) to `count` samples; none outside [low, high).
+    """(int64 [count] first sample, float32 [count, taps] weights) that bring [begin, end) to `count` samples;
+    none outside [low, high).
 
     Pillow's BILINEAR: a triangle whose support is the step, at least one sample, with weights that sum to 1.
     """
@@ -146,7 +156,9 @@ def triangle(
 
 
 def offsets_and_factors(picture: Picture) -> tuple[float, float, float, float, float, float, float]:
-    """(luma offset, luma factor, chroma offset, red of V, green of U, green of V, blue of U), which make levels 0..255 of samples."""
+    """(luma offset, luma factor, chroma offset, red of V, green of U, green of V, blue of U), which make
+    levels 0..255 of samples.
+    """
     unit = 2.0 ** (picture.bits - 8)
     if len(picture.planes) == 1:  # RGB; and grey, whose range swscale takes for full
         return 0.0, 1.0 / unit, 0.0, 0.0, 0.0, 0.0, 0.0
@@ -222,7 +234,9 @@ def colour(
 
 
 def compile_kernels() -> None:
-    """Before workers are forked, so that each of them has the machine code already: about a second, once a process."""
+    """Before workers are forked, so that each of them has the machine code already: about a second, once a
+    process.
+    """
     for kind in (np.uint8, np.uint16):
         plane = Plane(np.zeros(64, kind), 8, 8, 8)
         picture = Picture((plane, plane, plane))

@@ -1,8 +1,10 @@
-"""Worker processes that read or decode one unit of rows at a time, each the next one as soon as it is free: done in any order.
+"""Worker processes that read or decode one unit of rows at a time, each the next one as soon as it is free:
+done in any order.
 
     source() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
 
-loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here it is decided when one is free.
+loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here it is
+decided when one is free.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from processes import Stop, starting
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""
 SLOTS = 4
-"""Slots a worker: one that it fills, and those of units that wait for their batch, as they are begun early (_deal.EARLY)."""
+"""Slots a worker: one that it fills, and those of units that wait for their batch, as they are begun early
+(_deal.EARLY).
+"""
 LOOK_S = 0.2
 """How often whoever waits looks whether it is in vain."""
 
@@ -41,10 +45,20 @@ Source = Callable[[], tuple[Rows, Given] | None]
 class Pool:
     """A slot, `slots[i]`, belongs to its unit until it is released."""
 
-    def __init__(self, make_work: Callable[[], Work], *, workers: int, slot_bytes: int, pinned: bool, slots: int | None = None) -> None:
+    def __init__(
+        self,
+        make_work: Callable[[], Work],
+        *,
+        workers: int,
+        slot_bytes: int,
+        pinned: bool,
+        slots: int | None = None,
+    ) -> None:
         """`slots`: how many; default SLOTS for each worker, and one for each unit that waits for a worker."""
         self._limit = workers + QUEUED
-        self._memory = Shared(slots or SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned)
+        self._memory = Shared(
+            slots or SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned
+        )
         self._free = deque(range(len(self.slots)))
         self._lock, self._stop = threading.RLock(), Stop()
         self._source: Source | None = None
@@ -77,9 +91,16 @@ class Pool:
         self.fill()
 
     def fill(self) -> None:
-        """Give the workers what there is to do: to be called when the source may have something new. A unit that is done calls it too."""
+        """Give the workers what there is to do: to be called when the source may have something new. A unit
+        that is done calls it too.
+        """
         with self._lock:
-            while self._source is not None and self._running < self._limit and self._free and not self._stop.said:
+            while (
+                self._source is not None
+                and self._running < self._limit
+                and self._free
+                and not self._stop.said
+            ):
                 if (found := self._source()) is None:
                     return
                 rows, unit = found
@@ -93,7 +114,8 @@ class Pool:
                 job.add_done_callback(partial(self._done, unit, slot, self._sequence))
 
     def result(self, unit: Given) -> tuple[int, Any]:
-        """What the unit was answered with. Raises what its work has raised, and UserError when a worker was killed.
+        """What the unit was answered with. Raises what its work has raised, and UserError when a worker was
+        killed.
 
         RuntimeError when no worker will come to it any more because all were told to end.
         """
@@ -116,7 +138,9 @@ class Pool:
         self.fill()
 
     def stop(self) -> None:
-        """Tell the workers to end, whatever they wait for; whoever waits for a unit then meets an error within seconds."""
+        """Tell the workers to end, whatever they wait for; whoever waits for a unit then meets an error
+        within seconds.
+        """
         self._stop.now()
 
     def close(self) -> None:
@@ -130,7 +154,9 @@ class Pool:
         self._stop.now()
 
     def _done(self, unit: Given, slot: int, sequence: int, job: Future[Any]) -> None:
-        """In a thread of the executor's. Where a worker has died it holds a lock that `submit` takes (Python 3.12): then none of ours."""
+        """In a thread of the executor's. Where a worker has died it holds a lock that `submit` takes (Python
+        3.12): then none of ours.
+        """
         if job.cancelled():
             return
         error = job.exception()

@@ -1,9 +1,11 @@
 """What the device's decoders need of a clip's file, read ahead of them by worker processes.
 
-    units, in their order -> [worker: check the file, read] -> a slot of shared memory -> [one of the device's threads: decode]
+    units, in their order -> [worker: check the file, read] -> a slot of shared memory -> [one of the device's
+    threads: decode]
 
-In those threads each packet would take the interpreter's lock some five times, and the training step's launches would wait for it as often.
-Storage that is slow, or hangs, holds up a process that can be ended. Without workers the threads read for themselves.
+In those threads each packet would take the interpreter's lock some five times, and the training step's
+launches would wait for it as often. Storage that is slow, or hangs, holds up a process that can be ended.
+Without workers the threads read for themselves.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ class Read(NamedTuple):
 
 
 ReadClip = Callable[[int, bytes, list[int]], Read]
-"""(sample, path, frames: ascending, each once) -> Read. Without workers several threads share one. Raises Undecodable and OSError."""
+"""(sample, path, frames: ascending, each once) -> Read. Without workers several threads share one. Raises
+Undecodable and OSError.
+"""
 
 
 class _Told(NamedTuple):
@@ -77,7 +81,8 @@ class ReadAhead:
             self._pool = Pool(
                 make_work,
                 workers=workers,
-                slots=2 * threads + workers,  # that threads decode from, that wait for them, that workers fill
+                # that threads decode from, that wait for them, that workers fill
+                slots=2 * threads + workers,
                 slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
                 pinned=False,
             )

@@ -1,8 +1,9 @@
 """Decoded surfaces on the device -> RGB of the output's size, all frames of a clip at once.
 
-What _planes.py does on the CPU, with its filters. A surface is NV12: the luma, [H, W], and below it the chroma, [H / 2, W], with U
-and V in turns; the picture is at its top left, and may be smaller. One kernel does it (_surfaces_kernel.py); where Triton cannot
-build it, each plane is multiplied by a matrix from the left and by one from the right, and the few pixels that are left become RGB.
+What _planes.py does on the CPU, with its filters. A surface is NV12: the luma, [H, W], and below it the
+chroma, [H / 2, W], with U and V in turns; the picture is at its top left, and may be smaller. One kernel does
+it (_surfaces_kernel.py); where Triton cannot build it, each plane is multiplied by a matrix from the left and
+by one from the right, and the few pixels that are left become RGB.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def nv12(height: int, width: int, *, matrix: tuple[float, float], full_range: bo
 
 
 class Axis(NamedTuple):
-    """How one side of a plane is brought to so many samples: from `begin` on a step each, of what lies in [low, high)."""
+    """How one side of a plane is brought to so many samples: from `begin` on a step each, of what lies in
+    [low, high).
+    """
 
     begin: float
     step: float
@@ -109,8 +112,11 @@ class Fit:
 
 
 def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
-    """Return (origin, down, across): the stored pixel (y, x) is shown as number origin + y * down + x * across."""
-    # stored (y, x) -> displayed row and column, each as (constant, of y, of x); loaders/videos/_planes.py turns as np.rot90 does
+    """Return (origin, down, across): the stored pixel (y, x) is shown as number origin + y * down + x *
+    across.
+    """
+    # stored (y, x) -> displayed row and column, each as (constant, of y, of x); loaders/videos/_planes.py
+    # turns as np.rot90 does
     row, column = {
         0: ((0, 1, 0), (0, 0, 1)),
         1: ((width - 1, 0, -1), (0, 1, 0)),
@@ -123,9 +129,11 @@ def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
 
 
 def band(axis: Axis, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, tuple[int, int]]:
-    """(matrix [count, last - first], (first, last)): _planes.triangle's filter on the samples [first, last), made on the device.
+    """(matrix [count, last - first], (first, last)): _planes.triangle's filter on the samples [first, last),
+    made on the device.
 
-    A thread has the interpreter's lock for a fraction of what the same takes in NumPy, and nothing is copied to the device.
+    A thread has the interpreter's lock for a fraction of what the same takes in NumPy, and nothing is copied
+    to the device.
     """
     begin, step, count, low, high = axis
     support = max(step, 1.0)

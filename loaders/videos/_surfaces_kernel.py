@@ -1,4 +1,6 @@
-"""NV12 surfaces -> RGB of the output's size, a Triton program for some pixels of a frame. Only loaders/videos/_surfaces.py imports it."""
+"""NV12 surfaces -> RGB of the output's size, a Triton program for some pixels of a frame. Only
+loaders/videos/_surfaces.py imports it.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ def _weight(at, centre, support, high):
 
 
 @triton.jit
-def _resampled(samples, row, apart, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high):
-    """What a plane has at the output's pixels (y, x), by the triangle in both directions; its samples are `apart` elements apart."""
+def _resampled(
+    samples, row, apart, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high
+):
+    """What a plane has at the output's pixels (y, x), by the triangle in both directions; its samples are
+    `apart` elements apart.
+    """
     y_support, x_support = tl.maximum(y_step, 1.0), tl.maximum(x_step, 1.0)
     y_centre, x_centre = y_begin + (y + 0.5) * y_step, x_begin + (x + 0.5) * x_step
     y_first = tl.maximum(tl.floor(y_centre - y_support).to(tl.int32), y_low)
@@ -30,7 +36,9 @@ def _resampled(samples, row, apart, y, x, inside, y_begin, y_step, y_low, y_high
         for j in range((2 * x_support).to(tl.int32) + 2):
             at_x = x_first + j
             weight = y_weight * _weight(at_x, x_centre, x_support, x_high)
-            total += weight * tl.load(samples + at_y * row + at_x * apart, mask=inside & (weight > 0), other=0).to(tl.float32)
+            total += weight * tl.load(
+                samples + at_y * row + at_x * apart, mask=inside & (weight > 0), other=0
+            ).to(tl.float32)
             weights += weight
     return total / tl.maximum(weights, 1e-6)
 
@@ -50,7 +58,8 @@ def _fit(
     y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high,
     dark, gain, middle, rv, gu, gv, bu, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Frame program_id(0), pixels program_id(1). `surface`, `row`, `picture`: elements from one to the next; `chroma`: where it begins.
+    """Frame program_id(0), pixels program_id(1). `surface`, `row`, `picture`: elements from one to the next;
+    `chroma`: where it begins.
 
     The pixel (y, x) of the picture as it is stored goes to `origin` + y * `down` + x * `across`: so it is
     turned.
@@ -60,13 +69,51 @@ def _fit(
     inside = pixel < height * width
     y, x = pixel // width, pixel % width
     luma = surfaces + frame * surface
-    level = _resampled(luma, row, 1, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high)
+    level = _resampled(
+        luma, row, 1, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high
+    )
     level = (level - dark) * gain
     # the samples of chroma lie two by two
     y_begin, y_step, y_low, y_high = y_begin / 2, y_step / 2, y_low // 2, (y_high + 1) // 2
     x_begin, x_step, x_low, x_high = x_begin / 2, x_step / 2, x_low // 2, (x_high + 1) // 2
-    u = _resampled(luma + chroma, row, 2, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high) - middle
-    v = _resampled(luma + chroma + 1, row, 2, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high) - middle
+    u = (
+        _resampled(
+            luma + chroma,
+            row,
+            2,
+            y,
+            x,
+            inside,
+            y_begin,
+            y_step,
+            y_low,
+            y_high,
+            x_begin,
+            x_step,
+            x_low,
+            x_high,
+        )
+        - middle
+    )
+    v = (
+        _resampled(
+            luma + chroma + 1,
+            row,
+            2,
+            y,
+            x,
+            inside,
+            y_begin,
+            y_step,
+            y_low,
+            y_high,
+            x_begin,
+            x_step,
+            x_low,
+            x_high,
+        )
+        - middle
+    )
     place = out + frame * picture + origin + y * down + x * across
     tl.store(place, _level(level + rv * v), mask=inside)
     tl.store(place + 1, _level(level + gu * u + gv * v), mask=inside)

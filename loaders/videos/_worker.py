@@ -1,4 +1,5 @@
-"""What the loaders of clips share: for which files a backend is exact, the work of a worker process, and the loader around it.
+"""What the loaders of clips share: for which files a backend is exact, the work of a worker process, and the
+loader around it.
 
     rows -> [worker: decode each clip's frames in one go, resize] -> uint8 [B, T, H, W, 3] in shared memory ->
     device
@@ -31,7 +32,8 @@ from plan.geometry import largest_upright, upright
 
 
 def passed(keys: Array, frames: Array) -> int:
-    """Frames that a decoder goes through for `frames` (ascending): from the last key frame, or from the wanted frame before it.
+    """Frames that a decoder goes through for `frames` (ascending): from the last key frame, or from the
+    wanted frame before it.
 
     `keys`: bool [F], which frames of the file are key frames.
     """
@@ -54,7 +56,8 @@ class Reader(Protocol):
         """Frames that it decoded for the last clip. None: all from the key frame before, see passed()."""
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
-        """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises Undecodable.
+        """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises
+        Undecodable.
 
         Of a source that has no files, `path` is a memoryview of the whole file: for readers of loaders whose
         OPENS_FILES is False.
@@ -64,7 +67,9 @@ class Reader(Protocol):
 
 
 def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> None:
-    """Raise Undecodable unless the times that a reader has for these frames are the manifest's, to less than half a step."""
+    """Raise Undecodable unless the times that a reader has for these frames are the manifest's, to less than
+    half a step.
+    """
     pts, tick = columns.pts(sample), columns.time_base_num[sample] / columns.time_base_den[sample]
     step = np.diff(pts).min(initial=1 << 30) * tick
     apart = np.abs(seconds - pts[frames] * tick)
@@ -111,7 +116,8 @@ def count(loader: Any, parts: Sequence[Told]) -> None:
 
 
 class ClipLoader(Staging):
-    """contracts.Loader, with Counts: pyav is the other decoder, what was refused ends in REFUSED or LOST, frames are counted by passed().
+    """contracts.Loader, with Counts: pyav is the other decoder, what was refused ends in REFUSED or LOST,
+    frames are counted by passed().
 
     `notes`: what is known of that before training.
     """
@@ -148,7 +154,8 @@ class ClipLoader(Staging):
             valid = its_rows.valid.copy()
             for part, told in enumerate(parts):
                 valid[[part * self._workers.part_rows + place for place in told.lost]] = False
-            # not by the ids of what failed: another clip of the same video is as good as in a batch of its own
+            # not by the ids of what failed: another clip of the same video is as good as in a batch of its
+            # own
             staged = self._stager.stage(pixels, its_rows, valid, pinned=self._workers.pinned)
             staged.count = partial(count, self, parts)
             yield staged
@@ -229,7 +236,9 @@ class Decoding:
     def _decode(
         self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]
     ) -> tuple[list[str], int]:
-        """Fill the places of a sample. Returns the sort of file, once for each, if pyav did it, which has the last word; frames decoded."""
+        """Fill the places of a sample. Returns the sort of file, once for each, if pyav did it, which has the
+        last word; frames decoded.
+        """
         path, refused = checked(self._feed.source, sample), None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
             try:
@@ -247,7 +256,9 @@ class Decoding:
         return [sort] * len(places), decoded
 
     def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> int:
-        """Decode what the views of a clip need in one go, and bring each frame to each view that shows it. Returns the frames decoded."""
+        """Decode what the views of a clip need in one go, and bring each frame to each view that shows it.
+        Returns the frames decoded.
+        """
         assert rows.frames is not None
         shown: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for i in places.tolist():
@@ -271,4 +282,8 @@ class Decoding:
                 fitters[which].fill(out[i, t, top:bottom, left:right], picture)
         if came != len(shown):
             raise Undecodable(f"{came} of {len(shown)} frames came")
-        return passed(columns.keys(sample), np.array(sorted(shown))) if reader.decoded is None else reader.decoded
+        return (
+            passed(columns.keys(sample), np.array(sorted(shown)))
+            if reader.decoded is None
+            else reader.decoded
+        )

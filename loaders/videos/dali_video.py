@@ -1,11 +1,13 @@
-"""`dali-video`: DALI's video decoder and its filter, on the GPU. It takes a file in memory and the numbers of the frames.
+"""`dali-video`: DALI's video decoder and its filter, on the GPU. It takes a file in memory and the numbers of
+the frames.
 
     worker: the packets of a clip -> a small file, whose pictures are displayed as they are coded -> DALI:
     decode, cut, resize
 
-DALI takes whole files, and keeps its decoders for those that are displayed as they are coded: given a file as it is, of 1080 rows that are
-coded as 1088, it makes a decoder for each clip. One pipeline a thread, each for one clip at a time. Worker processes cut the files, and
-decode by pyav what DALI is not exact for: of HEVC it takes sides that are no multiples of 16 for those of another file.
+DALI takes whole files, and keeps its decoders for those that are displayed as they are coded: given a file as
+it is, of 1080 rows that are coded as 1088, it makes a decoder for each clip. One pipeline a thread, each for
+one clip at a time. Worker processes cut the files, and decode by pyav what DALI is not exact for: of HEVC it
+takes sides that are no multiples of 16 for those of another file.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ STEP = 10
 
 
 def build(device: int | None) -> Any:
-    """A pipeline of one clip: uint8 [F, H, W, 3]. Frames come in the order in which they are asked for, and as often."""
+    """A pipeline of one clip: uint8 [F, H, W, 3]. Frames come in the order in which they are asked for, and
+    as often.
+    """
     dali = import_dali()
     fn, types = dali.fn, dali.types
     pipeline = dali.Pipeline(
@@ -93,8 +97,9 @@ def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
 
 
 class Cut(NamedTuple):
-    """What _reading.Read says of a small file: where in it each frame is, in the order of display, how many packets it has, and
-    Kr and Kb of its colours."""
+    """What _reading.Read says of a small file: where in it each frame is, in the order of display, how many
+    packets it has, and Kr and Kb of its colours.
+    """
 
     places: dict[int, int]
     packets: int
@@ -128,9 +133,8 @@ class Cutting:
             order = {time: place for place, time in enumerate(sorted(time for _, time, _ in found))}
             if len(order) < len(found):
                 raise Undecodable("two packets have one time")  # DALI could not tell their pictures apart
-            late = max(
-                place - order[time] for place, (_, time, _) in enumerate(found)
-            )  # no packet is shown before it is decoded
+            # no packet is shown before it is decoded
+            late = max(place - order[time] for place, (_, time, _) in enumerate(found))
             for place, (packet, time, _) in enumerate(found):
                 packet.stream, packet.time_base = out, Fraction(1, 1000)
                 packet.dts, packet.pts = STEP * place, STEP * (order[time] + late)
@@ -147,7 +151,8 @@ class Cutting:
 
 @cache
 def recoloured(colours: tuple[float, float], device: torch.device) -> torch.Tensor | None:
-    """float32 [3, 3]: RGB that DALI has made, by BT.601's Kr and Kb whatever a stream says -> RGB by these; None where they are the same.
+    """float32 [3, 3]: RGB that DALI has made, by BT.601's Kr and Kb whatever a stream says -> RGB by these;
+    None where they are the same.
 
     DALI 2.4, color_space.cu. What it has clipped at 0 and 255 stays so.
     """

@@ -1,4 +1,6 @@
-"""`decord`: decord's reader in worker processes, for files whose frames it counts as the manifest does; pyav decodes the others."""
+"""`decord`: decord's reader in worker processes, for files whose frames it counts as the manifest does; pyav
+decodes the others.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ OPENS_FILES = True
 
 
 class Decord:
-    """loaders.videos._worker.Reader. A reader lives for one clip: it indexes the whole file, and its memory grows with every seek."""
+    """loaders.videos._worker.Reader. A reader lives for one clip: it indexes the whole file, and its memory
+    grows with every seek.
+    """
 
     decoded = None
 
@@ -30,12 +34,16 @@ class Decord:
         try:
             reader = self._decord.VideoReader(os.fsdecode(path), ctx=self._decord.cpu(0), num_threads=1)
             if len(reader) != len(self._columns.pts(sample)):
-                raise Undecodable(f"decord counts {len(reader)} frames, the manifest {len(self._columns.pts(sample))}")
-            every = list(range(len(reader)))  # also where others than those asked for are elsewhere, the pictures may be others
+                raise Undecodable(
+                    f"decord counts {len(reader)} frames, the manifest {len(self._columns.pts(sample))}"
+                )
+            # also where others than those asked for are elsewhere, the pictures may be others
+            every = list(range(len(reader)))
             same_times(self._columns, sample, every, reader.get_frame_timestamp(every)[:, 0])
             for frame in frames:
                 pixels = reader[frame].asnumpy()
-                if pixels.shape[2:] != (3,):  # narrow ones, whose rows are padded by more than a third: it takes that for channels
+                # narrow ones, whose rows are padded by more than a third: it takes that for channels
+                if pixels.shape[2:] != (3,):
                     raise Undecodable(f"decord gives {pixels.shape[2]} channels")
                 yield frame, rgb(pixels)
         except Exception as error:

@@ -31,14 +31,27 @@ _USUAL = {
 }
 _ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
 EXACT = {
-    "decord": Claim(kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED | _ANY_VP9, rotated=("mp4",), from_zero=True),
+    "decord": Claim(
+        kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED | _ANY_VP9, rotated=("mp4",), from_zero=True
+    ),
     "torchcodec": Claim(
-        kinds={**_USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},  # MPEG-4 with B-frames in avi: refused
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | _ANY_VP9,
+        # MPEG-4 with B-frames in avi: refused
+        kinds={**_USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},
+        flags=Flags.VARIABLE_RATE
+        | Flags.EDIT_LIST
+        | Flags.OPEN_GOP
+        | Flags.SEVERAL_STREAMS
+        | Flags.UNALIGNED
+        | _ANY_VP9,
     ),
     "nvdec": Claim(
-        kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: no engine that has it was there to see
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
+        # AV1: no engine that has it was there to see
+        kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
+        flags=Flags.VARIABLE_RATE
+        | Flags.EDIT_LIST
+        | Flags.SEVERAL_STREAMS
+        | Flags.UNALIGNED
+        | Flags.HIDDEN_FRAMES,
         plain=True,
     ),
     "dali-video": Claim(
@@ -48,19 +61,24 @@ EXACT = {
         plain=True,
     ),
 }
-"""Kept true by tests/unit/test_clip_readers.py, with numbered frames; of those that need a GPU by tests/gpu/test_clips.py.
-A backend that is not here is exact nowhere: pyav decodes everything."""
+"""Kept true by tests/unit/test_clip_readers.py, with numbered frames; of those that need a GPU by
+tests/gpu/test_clips.py. A backend that is not here is exact nowhere: pyav decodes everything.
+"""
 
 
 def exact(backend: str, columns: Any, ids: Array) -> Array:
-    """bool [B], whether the backend's frames of these samples are known to be the right ones; pyav's always are, or none."""
+    """bool [B], whether the backend's frames of these samples are known to be the right ones; pyav's always
+    are, or none.
+    """
     if backend == "pyav":
         return np.ones(len(ids), bool)
     claim = EXACT.get(backend, Claim(kinds={}, flags=Flags(0)))
     able = np.zeros((len(CODECS), len(CONTAINERS)), bool)
     for codec, containers in claim.kinds.items():
         able[CODECS.index(codec), [CONTAINERS.index(container) for container in containers]] = True
-    good: Array = able[columns.codec[ids], columns.container[ids]] & ((columns.flags[ids].astype(int) & ~int(claim.flags)) == 0)
+    good: Array = able[columns.codec[ids], columns.container[ids]] & (
+        (columns.flags[ids].astype(int) & ~int(claim.flags)) == 0
+    )
     turned = np.isin(columns.container[ids], [CONTAINERS.index(container) for container in claim.rotated])
     good &= turned | (columns.rotation[ids] == 0)
     if claim.plain:
@@ -72,24 +90,35 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
 
 
 def notes(backend: str, columns: Any, able: Array) -> list[str]:
-    """A line for each sort of file that the backend is not known to be exact for; `able`: bool by sample, those it is."""
+    """A line for each sort of file that the backend is not known to be exact for; `able`: bool by sample,
+    those it is.
+    """
     sorts = Counter(kind(columns, sample) for sample in np.flatnonzero(~able).tolist())
     return [
-        f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there" for sort, count in sorts.items()
+        f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there"
+        for sort, count in sorts.items()
     ]
 
 
 def late(columns: Any, ids: Array) -> Array:
     """bool [B], whether the first frame of a file is half a step or more away from time 0."""
     first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
-    found: Array = np.abs(first * (columns.time_base_num[ids] / columns.time_base_den[ids]) * columns.fps[ids]) >= 0.5
+    found: Array = (
+        np.abs(first * (columns.time_base_num[ids] / columns.time_base_den[ids]) * columns.fps[ids]) >= 0.5
+    )
     return found
 
 
 def kind(columns: Any, sample: int) -> str:
     """What sort of file it is, as a person would say it."""
     words = [f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"]
-    words += [(flag.name or "").lower().replace("_", " ") for flag in Flags if flag & int(columns.flags[sample])]
+    words += [
+        (flag.name or "").lower().replace("_", " ") for flag in Flags if flag & int(columns.flags[sample])
+    ]
     words += ["rotated"] if columns.rotation[sample] else []
-    words += ["begins late"] if CONTAINERS[columns.container[sample]] in ("mp4", "mkv") and late(columns, np.array([sample])).any() else []
+    words += (
+        ["begins late"]
+        if CONTAINERS[columns.container[sample]] in ("mp4", "mkv") and late(columns, np.array([sample])).any()
+        else []
+    )
     return ", ".join(words)

@@ -1,7 +1,7 @@
 """`nvdec`: the GPU's video engines, each fed by a thread; frames are resized and finished on the device.
 
-Worker processes read the packets, and decode by pyav what the engines are not exact for. `nvdec+pyav`, `nvdec+decord`: they also get a
-share of the others.
+Worker processes read the packets, and decode by pyav what the engines are not exact for. `nvdec+pyav`,
+`nvdec+decord`: they also get a share of the others.
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
 
 
 def usable() -> bool:
-    """Whether PyNvVideoCodec is installed, finds the driver's libraries, and this process's GPU has an engine."""
+    """Whether PyNvVideoCodec is installed, finds the driver's libraries, and this process's GPU has an
+    engine.
+    """
     try:
         codec, gpu = import_codec(), torch.cuda.current_device()
         return any(cap.engines for name in NAMES for cap in capabilities(codec, gpu, (name,)).values())

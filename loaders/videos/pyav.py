@@ -1,7 +1,9 @@
-"""`pyav`: FFmpeg through PyAV in worker processes. The reference: exactly the frames that were asked for, by their time, or none.
+"""`pyav`: FFmpeg through PyAV in worker processes. The reference: exactly the frames that were asked for, by
+their time, or none.
 
-A clip: open the file, seek to the last key frame before its first frame, decode until the times of all its frames came. What did not come
-is tried again with less haste and from further back. Nothing stays open between clips.
+A clip: open the file, seek to the last key frame before its first frame, decode until the times of all its
+frames came. What did not come is tried again with less haste and from further back. Nothing stays open
+between clips.
 """
 
 from __future__ import annotations
@@ -24,13 +26,20 @@ from loaders.videos._worker import ClipLoader
 
 OPENS_FILES = False
 HASTY, FROM_THE_START = 0, 3
-"""The first and the last attempt: those between them begin at the same key frame, then at the one before it."""
+"""The first and the last attempt: those between them begin at the same key frame, then at the one before it.
+"""
 FAR = 16
-"""Frames between two wanted ones from which on seeking to a key frame between them is cheaper than decoding all."""
+"""Frames between two wanted ones from which on seeking to a key frame between them is cheaper than decoding
+all.
+"""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
-"""Containers where a seek finds times of decoding, which lie before those of display: it has to aim before the key frame."""
+"""Containers where a seek finds times of decoding, which lie before those of display: it has to aim before
+the key frame.
+"""
 WITH_TIMES = [CONTAINERS.index(name) for name in ("mp4", "mkv")]
-"""Containers whose packets have all their times, so that none of them depends on what FFmpeg knows of the stream."""
+"""Containers whose packets have all their times, so that none of them depends on what FFmpeg knows of the
+stream.
+"""
 LEAD_S = 1.0
 """By how much: H.264 and HEVC move a frame by 16 places at most."""
 ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
@@ -42,13 +51,16 @@ class Pyav:
 
     def __init__(self, columns: Any) -> None:
         self._columns, self.decoded = columns, 0
-        av.logging.set_level(av.logging.PANIC)  # a damaged file is named by the loop, not by lines of FFmpeg's own
+        # a damaged file is named by the loop, not by lines of FFmpeg's own
+        av.logging.set_level(av.logging.PANIC)
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         missing, why, self.decoded = set(frames), "", 0
         for attempt in range(FROM_THE_START + 1):
             try:
-                with open_video(path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES) as container:
+                with open_video(
+                    path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES
+                ) as container:
                     run = Run(container, self._columns, sample, attempt)
                     try:
                         for together in run.split(sorted(missing)):
@@ -57,7 +69,8 @@ class Pyav:
                                 yield frame, picture
                     finally:
                         self.decoded += run.decoded
-            except (FFmpegError, ValueError) as error:  # Undecodable is one, and so are bytes that are no text
+            # Undecodable is one, and so are bytes that are no text
+            except (FFmpegError, ValueError) as error:
                 why = f": {error}"
             if not missing:
                 return
@@ -67,7 +80,9 @@ class Pyav:
 class Run:
     """One open file, in which groups of frames are decoded one after the other."""
 
-    def __init__(self, container: av.container.InputContainer, columns: Any, sample: int, attempt: int) -> None:
+    def __init__(
+        self, container: av.container.InputContainer, columns: Any, sample: int, attempt: int
+    ) -> None:
         self._container, self._attempt, self.decoded = container, attempt, 0
         place = int(columns.stream[sample])
         stream = container.streams[place] if place < len(container.streams) else None
@@ -79,23 +94,32 @@ class Run:
             if other is not stream:
                 other.discard = av.stream.Discard.all
         self._stream, self._codec = stream, stream.codec_context
-        self._codec.options = {"err_detect": "explode"}  # else a frame that cannot be decoded is made up from the one before it
+        # else a frame that cannot be decoded is made up from the one before it
+        self._codec.options = {"err_detect": "explode"}
         self._codec.thread_count = 1  # as many workers as cores decode at the same time
         self._pts = columns.pts(sample)
         self._keys = np.flatnonzero(columns.keys(sample))
         self._turns = int(columns.rotation[sample]) // 90 % 4
-        # No picture is made from one that is no reference; but in HEVC those of a higher layer in time may be, and of AV1 frames that
+        # No picture is made from one that is no reference; but in HEVC those of a higher layer in time may
+        # be, and of AV1 frames that
         # are wanted get lost too
         self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in ("hevc", "av1")
         self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
-        self._lead = int(LEAD_S / tick_s) if attempt > HASTY or int(columns.container[sample]) in WITHOUT_INDEX else 0
+        self._lead = (
+            int(LEAD_S / tick_s) if attempt > HASTY or int(columns.container[sample]) in WITHOUT_INDEX else 0
+        )
 
     def split(self, frames: list[int]) -> Iterator[list[int]]:
         """Ascending frames in groups: a new one begins behind a wide gap that holds a key frame."""
         seeks, together = self._attempt < FROM_THE_START and not self._packed, list[int]()
         for frame in frames:
-            if seeks and together and frame - together[-1] >= FAR and self._key(frame) > self._key(together[-1]):
+            if (
+                seeks
+                and together
+                and frame - together[-1] >= FAR
+                and self._key(frame) > self._key(together[-1])
+            ):
                 yield together
                 together = []
             together.append(frame)
@@ -106,11 +130,16 @@ class Run:
         wanted = {int(self._pts[frame]): frame for frame in frames}
         begin, end = min(wanted), max(wanted)
         sync = None if self._packed else self.seek(frames[0])
-        shown = zip(self._pts.tolist(), self._unpacked(), strict=False) if self._packed else self._timed(sync, begin, wanted)
+        shown = (
+            zip(self._pts.tolist(), self._unpacked(), strict=False)
+            if self._packed
+            else self._timed(sync, begin, wanted)
+        )
         for time, frame in shown:
             if time > end:
                 return
-            if time < (begin if sync is None else sync):  # shown before the key frame, and in need of what lies before it
+            # shown before the key frame, and in need of what lies before it
+            if time < (begin if sync is None else sync):
                 continue
             if frame.is_corrupt:  # and so are those that are made from it
                 raise Undecodable("damaged")
@@ -142,7 +171,9 @@ class Run:
             if started:
                 yield packet
 
-    def _timed(self, sync: int | None, begin: int, wanted: Collection[int]) -> Iterator[tuple[int, av.VideoFrame]]:
+    def _timed(
+        self, sync: int | None, begin: int, wanted: Collection[int]
+    ) -> Iterator[tuple[int, av.VideoFrame]]:
         """Decoded frames with their times, in the order of display."""
         left = len(wanted)
         for packet in self.packets(sync, begin):
@@ -163,7 +194,9 @@ class Run:
         yield from ((frame.pts, frame) for frame in self._pictures(None) if frame.pts is not None)
 
     def _unpacked(self) -> Iterator[av.VideoFrame]:
-        """All frames of packed MPEG-4, in the order of display. Their own times are those of neighbours: they have to be counted."""
+        """All frames of packed MPEG-4, in the order of display. Their own times are those of neighbours: they
+        have to be counted.
+        """
         unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=self._stream)
         for packet in read_packets(self._container, self._stream):
             for single in unpack.filter(packet if packet.size else None):
@@ -177,12 +210,15 @@ class Run:
 
 
 def planes(frame: av.VideoFrame, turns: int) -> Picture:
-    """A view of a frame's samples, valid as long as the frame; formats other than planar YUV and grey are turned into RGB first."""
+    """A view of a frame's samples, valid as long as the frame; formats other than planar YUV and grey are
+    turned into RGB first.
+    """
     form = frame.format
     places = [component.plane for component in form.components]
     other = form.is_rgb or form.is_big_endian or form.has_palette or form.components[0].bits < 8
     if other or places not in ([0], [0, 1, 2]):
-        # not frame.reformat: it keeps a converter in each thread, which workers that are forked by another thread choke on (PyAV 19)
+        # not frame.reformat: it keeps a converter in each thread, which workers that are forked by another
+        # thread choke on (PyAV 19)
         frame = VideoReformatter().reformat(frame, format="rgb24", interpolation=ACCURATE)
         return Picture((_plane(frame.planes[0], np.uint8, 3),), turns=turns)
     bits = form.components[0].bits

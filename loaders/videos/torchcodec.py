@@ -1,4 +1,6 @@
-"""`torchcodec`: torchcodec's decoder in worker processes, exact mode. Needs FFmpeg's shared libraries on the system."""
+"""`torchcodec`: torchcodec's decoder in worker processes, exact mode. Needs FFmpeg's shared libraries on the
+system.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ class Torchcodec:
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         try:
             stream = int(self._columns.stream[sample])
-            decoder = self._decoder(os.fsdecode(path), stream_index=stream, dimension_order="NHWC", num_ffmpeg_threads=1, seek_mode="exact")
+            decoder = self._decoder(
+                os.fsdecode(path),
+                stream_index=stream,
+                dimension_order="NHWC",
+                num_ffmpeg_threads=1,
+                seek_mode="exact",
+            )
             found = decoder.get_frames_at(frames)
             same_times(self._columns, sample, frames, found.pts_seconds.numpy())
             for frame, pixels in zip(frames, found.data.numpy(), strict=True):

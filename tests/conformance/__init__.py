@@ -1,4 +1,6 @@
-"""The same assertions on every loader; pictures.py scenes.py looking.py, and of clips moving.py reels.py, hold what they share."""
+"""The same assertions on every loader; pictures.py scenes.py looking.py, and of clips moving.py reels.py,
+hold what they share.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""The assertions that every loader must pass: plain functions of (open, feed, ...), so that planted faults can be put to them."""
+"""The assertions that every loader must pass: plain functions of (open, feed, ...), so that planted faults
+can be put to them.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def rows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epochs: Sequence[i
                 last = torch.channels_last if batch.images.ndim == 4 else torch.channels_last_3d
                 assert batch.images.is_contiguous(memory_format=last)
                 assert batch.images.dtype == DTYPES[feed.pixels.dtype]
-                assert {batch.images.device, batch.valid.device, batch.sizes.device} == {torch.empty(0, device=feed.device).device}
+                assert {batch.images.device, batch.valid.device, batch.sizes.device} == {
+                    torch.empty(0, device=feed.device).device
+                }
                 assert batch.ids.dtype == np.int64
                 np.testing.assert_array_equal(batch.ids, expected.ids)
                 np.testing.assert_array_equal(batch.valid.cpu().numpy(), expected.valid)
@@ -70,8 +74,12 @@ def batches_are_as_the_plan_says(plan: Plan) -> None:
         assert len(clips) and (clips == clips[:, :1]).all()
 
 
-def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0, tolerance: float = WINDOW_TOLERANCE) -> float:
-    """Windows and flips, read back from the pixels of `scenes.ramps`. Returns the largest error of an edge, source pixels."""
+def windows_are_the_plans(
+    open_: Open, feed: Feed, scene: Scene, epoch: int = 0, tolerance: float = WINDOW_TOLERANCE
+) -> float:
+    """Windows and flips, read back from the pixels of `scenes.ramps`. Returns the largest error of an edge,
+    source pixels.
+    """
     found, worst, flips = passed(open_, feed, epoch), 0.0, []
     expected = list(feed.plan.rows(epoch, 0))
     at = 0
@@ -81,7 +89,9 @@ def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0,
                 sample = int(rows.ids[i])
                 window = np.tile(rows.regions[i, :2], 2) + rows.windows[i]
                 for _, levels in shown(found.levels[at], rows, i):
-                    fit = fitted(levels, int(scene.manifest.height[sample]), int(scene.manifest.width[sample]))
+                    fit = fitted(
+                        levels, int(scene.manifest.height[sample]), int(scene.manifest.width[sample])
+                    )
                     error = float(np.abs(np.array(fit.window) - window).max())
                     assert error <= tolerance, f"{scene.names[sample]}: {fit.window} is not {window}"
                     assert fit.flipped == rows.turns[i], f"{scene.names[sample]}: flipped {fit.flipped}"
@@ -93,13 +103,17 @@ def windows_are_the_plans(open_: Open, feed: Feed, scene: Scene, epoch: int = 0,
 
 
 def pixels_are_the_samples_own(open_: Open, feed: Feed, scene: Scene) -> None:
-    """The constant blue of `scenes.ramps` names the file that the pixels came from; of `reels.ruled` also the frame."""
+    """The constant blue of `scenes.ramps` names the file that the pixels came from; of `reels.ruled` also the
+    frame.
+    """
     found, expected = passed(open_, feed), list(feed.plan.rows(0, 0))
     for at in np.flatnonzero(found.real):
         rows, i = expected[at // feed.plan.batch_size], int(at % feed.plan.batch_size)
         for frame, levels in shown(found.levels[at], rows, i):
             blue, its = float(levels[..., 2].mean()), scene.blue(int(found.ids[at]), frame)
-            assert abs(blue - its) < BLUE_TOLERANCE, f"{scene.names[found.ids[at]]} has another's blue: {blue:.1f} is not {its}"
+            assert abs(blue - its) < BLUE_TOLERANCE, (
+                f"{scene.names[found.ids[at]]} has another's blue: {blue:.1f} is not {its}"
+            )
 
 
 def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
@@ -107,25 +121,41 @@ def shown(levels: Array, rows: Rows, i: int) -> list[tuple[int, Array]]:
     return [(0, levels)] if rows.frames is None else list(zip(rows.frames[i].tolist(), levels, strict=True))
 
 
-def pixels_are_pillows(open_: Open, feed: Feed, scene: Scene, tolerance: float, epoch: int = 0) -> dict[str, float]:
-    """Every image within `tolerance` grey levels (mean) of Pillow's decode, crop, resize, mirror. Returns name -> difference."""
+def pixels_are_pillows(
+    open_: Open, feed: Feed, scene: Scene, tolerance: float, epoch: int = 0
+) -> dict[str, float]:
+    """Every image within `tolerance` grey levels (mean) of Pillow's decode, crop, resize, mirror. Returns
+    name -> difference.
+    """
     found = passed(open_, feed, epoch)
     assert not found.failed
-    expected = [expected_levels(scene, rows, i) for rows in feed.plan.rows(epoch, 0) for i in range(len(rows)) if rows.valid[i]]
+    expected = [
+        expected_levels(scene, rows, i)
+        for rows in feed.plan.rows(epoch, 0)
+        for i in range(len(rows))
+        if rows.valid[i]
+    ]
     return close(found, np.stack(expected), scene.names, tolerance)
 
 
 def close(found: Seen, expected: Array, names: Sequence[str], tolerance: float) -> dict[str, float]:
     """Real samples against uint8 [N, H, W, 3] in the same order."""
     apart = difference(found.levels[found.real], expected)
-    by_name = {names[sample]: round(float(value), 3) for sample, value in zip(found.ids[found.real], apart, strict=True)}
+    by_name = {
+        names[sample]: round(float(value), 3)
+        for sample, value in zip(found.ids[found.real], apart, strict=True)
+    }
     wrong = {name: value for name, value in by_name.items() if value > tolerance}
     assert not wrong, f"more than {tolerance} grey levels apart: {wrong}"
     return by_name
 
 
-def resumes_at(open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tolerance: float, seed: int = 5) -> None:
-    """batches(epoch, first) is the tail of batches(epoch, 0), pixels included; one loader, asked again and again."""
+def resumes_at(
+    open_: Open, feed: Feed, scene: Scene, firsts: Sequence[int], tolerance: float, seed: int = 5
+) -> None:
+    """batches(epoch, first) is the tail of batches(epoch, 0), pixels included; one loader, asked again and
+    again.
+    """
     n, batch_size = scene.samples * feed.plan.views, feed.plan.batch_size
     with open_(feed) as loader:
         for epoch in (0, 1):
@@ -144,7 +174,9 @@ def same_samples(tail: Seen, at: int, whole: Seen, first: int, tolerance: float)
     count = min(int(tail.real.sum()) - at, int(whole.real.sum()) - first)
     assert count > 0
     for name in ("ids", "labels", "valid"):
-        np.testing.assert_array_equal(getattr(tail, name)[at : at + count], getattr(whole, name)[first : first + count], err_msg=name)
+        np.testing.assert_array_equal(
+            getattr(tail, name)[at : at + count], getattr(whole, name)[first : first + count], err_msg=name
+        )
     if tolerance == 0:
         np.testing.assert_array_equal(tail.raw[at : at + count], whole.raw[first : first + count])
     else:
@@ -153,9 +185,15 @@ def same_samples(tail: Seen, at: int, whole: Seen, first: int, tolerance: float)
 
 
 def damaged_samples_keep_their_place(
-    open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[int] = (0, 1), unsure: Collection[str] = ()
+    open_: Open,
+    feed: Feed,
+    scene: Scene,
+    tolerance: float,
+    epochs: Sequence[int] = (0, 1),
+    unsure: Collection[str] = (),
 ) -> set[int]:
-    """What Pillow cannot decode is masked, zero and named; everything else is delivered as if nothing had happened.
+    """What Pillow cannot decode is masked, zero and named; everything else is delivered as if nothing had
+    happened.
 
     `unsure`: names of files that are decoded, but whose pixels a GPU may guess in another way.
     """
@@ -167,7 +205,13 @@ def damaged_samples_keep_their_place(
 
 
 def masked_as_expected(
-    loader: Loader, feed: Feed, scene: Scene, bad: set[int], tolerance: float, epoch: int, unsure: Collection[str]
+    loader: Loader,
+    feed: Feed,
+    scene: Scene,
+    bad: set[int],
+    tolerance: float,
+    epoch: int,
+    unsure: Collection[str],
 ) -> None:
     """One epoch of `damaged_samples_keep_their_place`."""
     for batch, rows in zip(loader.batches(epoch, 0), feed.plan.rows(epoch, 0), strict=True):
@@ -176,7 +220,9 @@ def masked_as_expected(
         broken = np.isin(rows.ids, list(bad))
         assert sorted(found.failed) == sorted(rows.ids[broken].tolist())
         np.testing.assert_array_equal(found.valid, rows.valid & ~broken)
-        np.testing.assert_array_equal(found.labels, np.where(found.valid, scene.manifest.label[rows.ids], IGNORE))
+        np.testing.assert_array_equal(
+            found.labels, np.where(found.valid, scene.manifest.label[rows.ids], IGNORE)
+        )
         assert not found.raw[~found.valid].any()
         for i in np.flatnonzero(found.valid):
             apart = difference(found.levels[i : i + 1], expected_levels(scene, rows, int(i))[None])[0]

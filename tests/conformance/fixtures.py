@@ -1,4 +1,6 @@
-"""Scenes that are made once a test process, and the loaders a test is repeated for; for the conftest of every folder that uses them."""
+"""Scenes that are made once a test process, and the loaders a test is repeated for; for the conftest of every
+folder that uses them.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,12 @@ LOADERS: dict[str, Callable[..., list[Backend]]] = {
     "lone_backend": scenes.lone,
     "paced_backend": scenes.paced,
 }
-"""Argument of a test -> the loaders that it is repeated for. `backend`: that read files. `any_backend`: all."""
+"""Argument of a test -> the loaders that it is repeated for. `backend`: that read files. `any_backend`: all.
+"""
 OF_EITHER = {"quick", "ruled"}
-"""Scenes of images or of videos, whichever the loader reads. Tests of the others are of images: no clip has what they ask about."""
+"""Scenes of images or of videos, whichever the loader reads. Tests of the others are of images: no clip has
+what they ask about.
+"""
 ROOT = Path(__file__).parents[2]
 
 
@@ -134,8 +139,16 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 @pytest.fixture(scope="session")
 def damaged(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """Good files, files that cannot be decoded, and formats that only Pillow decodes."""
-    files = {f"damaged-{name}": content for name, content in pictures.damaged_files().items() if pictures.pil(content) is None}
-    files |= {name: content for name, content in pictures.odd_files().items() if name in ("cmyk-jpeg", "png-rgba", "jpeg-rgb", "gif")}
+    files = {
+        f"damaged-{name}": content
+        for name, content in pictures.damaged_files().items()
+        if pictures.pil(content) is None
+    }
+    files |= {
+        name: content
+        for name, content in pictures.odd_files().items()
+        if name in ("cmyk-jpeg", "png-rgba", "jpeg-rgb", "gif")
+    }
     return scene(tmp_path_factory.mktemp("damaged"), {**scenes.small(11), **files})
 
 

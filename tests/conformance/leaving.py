@@ -1,4 +1,6 @@
-"""What a loader leaves behind: processes, threads, open files, temporary folders, and memory from epoch to epoch."""
+"""What a loader leaves behind: processes, threads, open files, temporary folders, and memory from epoch to
+epoch.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Traces:
         process = psutil.Process()
         return Traces(
             children=frozenset(child.pid for child in process.children(recursive=True)),
-            threads=frozenset(thread.name for thread in threading.enumerate() if thread.name.startswith("saturate")),
+            threads=frozenset(
+                thread.name for thread in threading.enumerate() if thread.name.startswith("saturate")
+            ),
             os_threads=process.num_threads(),
             files=process.num_fds(),
             temporary=frozenset(os.listdir(temporary)),
@@ -52,7 +56,11 @@ class Traces:
         return [
             *(f"child process {pid}" for pid in self.children - before.children),
             *(f"thread {name}" for name in self.threads - before.threads),
-            *([f"{self.os_threads - before.os_threads} threads more"] if self.os_threads > before.os_threads else []),
+            *(
+                [f"{self.os_threads - before.os_threads} threads more"]
+                if self.os_threads > before.os_threads
+                else []
+            ),
             *([f"{self.files - before.files} open files more"] if self.files > before.files else []),
             *(f"temporary {name}" for name in self.temporary - before.temporary),
         ]
@@ -84,7 +92,8 @@ def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float
 def epochs_are_flat(open_: Open, feed: Feed, attempts: int = ATTEMPTS) -> dict[str, float]:
     """Passes over EPOCHS epochs add nothing. Returns the growth of an epoch.
 
-    A leak shows every time, so growth must be seen in `attempts` windows in a row: allocators and forked pages settle slowly.
+    A leak shows every time, so growth must be seen in `attempts` windows in a row: allocators and forked
+    pages settle slowly.
     """
     readings = measures(feed.device)
     with trimming(), open_(feed) as loader:

@@ -1,4 +1,6 @@
-"""What a loader delivered, copied to the host; the pixels it should have delivered; where in the source they came from."""
+"""What a loader delivered, copied to the host; the pixels it should have delivered; where in the source they
+came from.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,10 @@ def seen(batch: Batch, feed: Feed) -> Seen:
 def joined(parts: Iterable[Seen]) -> Seen:
     """Many batches as one."""
     parts = list(parts)
-    arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "labels", "valid", "raw", "levels")}
+    arrays = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("ids", "labels", "valid", "raw", "levels")
+    }
     return Seen(**arrays, failed=tuple(sample for part in parts for sample in part.failed))
 
 
@@ -86,7 +91,9 @@ def torchvision_levels(content: bytes, size: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Where in the stored image a delivered ramp came from: x0 y0 x1 y1 in pixels, and whether it was mirrored."""
+    """Where in the stored image a delivered ramp came from: x0 y0 x1 y1 in pixels, and whether it was
+    mirrored.
+    """
 
     window: tuple[float, float, float, float]
     flipped: bool
@@ -95,7 +102,8 @@ class Fit:
 def fitted(levels: Array, height: int, width: int) -> Fit:
     """Read a window back from float [H, W, 3] of a `pictures.ramp` of that stored size.
 
-    A straight line through the inner 60 % of the columns' (rows') means: filters bend the ends, where source pixels run out.
+    A straight line through the inner 60 % of the columns' (rows') means: filters bend the ends, where source
+    pixels run out.
     """
     left, right = _ends(levels[..., 0].mean(axis=0), width)
     top, bottom = _ends(levels[..., 1].mean(axis=1), height)

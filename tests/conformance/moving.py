@@ -32,7 +32,14 @@ FAST = {
 """Encoders with their options."""
 
 
-def video(shown: Sequence[Array], *, encoder: str = "libx264", form: str = "yuv420p", rotation: int = 0, **options: str) -> bytes:
+def video(
+    shown: Sequence[Array],
+    *,
+    encoder: str = "libx264",
+    form: str = "yuv420p",
+    rotation: int = 0,
+    **options: str,
+) -> bytes:
     """An mp4 that displays `shown`, uint8 [H, W, 3] each; stored turned by `rotation` degrees."""
     buffer = io.BytesIO()
     height, width = shown[0].shape[:2] if rotation % 180 == 0 else shown[0].shape[1::-1]
@@ -46,7 +53,9 @@ def video(shown: Sequence[Array], *, encoder: str = "libx264", form: str = "yuv4
             stream.set_display_rotation(rotation)
         for at, pixels in enumerate(shown):
             turned = np.ascontiguousarray(np.rot90(pixels, -(rotation // 90)))
-            frame = av.VideoFrame.from_ndarray(turned, format="rgb24").reformat(format=form, interpolation=ACCURATE)
+            frame = av.VideoFrame.from_ndarray(turned, format="rgb24").reformat(
+                format=form, interpolation=ACCURATE
+            )
             frame.pts, frame.time_base = at, Fraction(1, RATE)
             file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
@@ -55,7 +64,9 @@ def video(shown: Sequence[Array], *, encoder: str = "libx264", form: str = "yuv4
 
 @lru_cache(maxsize=128)
 def decoded(content: bytes, count: int = FRAMES) -> Array | None:
-    """uint8 [F, H, W, 3], all `count` frames as displayed, or None when one of them cannot be decoded: the reference of every loader."""
+    """uint8 [F, H, W, 3], all `count` frames as displayed, or None when one of them cannot be decoded: the
+    reference of every loader.
+    """
     before = av.logging.get_level()
     av.logging.set_level(av.logging.PANIC)
     try:
@@ -66,7 +77,12 @@ def decoded(content: bytes, count: int = FRAMES) -> Array | None:
             frames = list(file.decode(stream))
         if len(frames) != count or any(frame.is_corrupt for frame in frames):
             return None
-        return np.stack([np.rot90(frame.to_ndarray(format="rgb24", interpolation=ACCURATE), frame.rotation // 90) for frame in frames])
+        return np.stack(
+            [
+                np.rot90(frame.to_ndarray(format="rgb24", interpolation=ACCURATE), frame.rotation // 90)
+                for frame in frames
+            ]
+        )
     except av.error.FFmpegError:
         return None
     finally:
@@ -74,7 +90,9 @@ def decoded(content: bytes, count: int = FRAMES) -> Array | None:
 
 
 def walk(seed: int, height: int, width: int) -> list[Array]:
-    """Frames of a camera that moves over a photograph. Its colours are pale: decoders differ in how they spread chroma."""
+    """Frames of a camera that moves over a photograph. Its colours are pale: decoders differ in how they
+    spread chroma.
+    """
     still = pictures.photograph(seed, height + 2 * FRAMES, width + 4 * FRAMES)
     still = (0.25 * still + 0.75 * still.mean(axis=2, keepdims=True)).astype(np.uint8)
     return [still[2 * at : 2 * at + height, 4 * at : 4 * at + width] for at in range(FRAMES)]
@@ -102,4 +120,6 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "never-written": lambda content: spoiled(content, 0.5, 1, noise=False),
     "few-bytes": lambda content: spoiled(content, 0.3, 0.31, noise=True),
 }
-"""What can happen to a file whose header still can be read. Of 'all-...' the first frame alone can be decoded."""
+"""What can happen to a file whose header still can be read. Of 'all-...' the first frame alone can be
+decoded.
+"""

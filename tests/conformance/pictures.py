@@ -1,4 +1,6 @@
-"""Image files made for the tests: pixels that say where they are, photographs of nothing, every odd format, and damage."""
+"""Image files made for the tests: pixels that say where they are, photographs of nothing, every odd format,
+and damage.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def photograph(seed: int, height: int, width: int) -> Array:
     total = np.zeros((height, width, 3))
     for cells, weight in ((3, 70.0), (9, 40.0), (40, 20.0), (120, 8.0)):
         grid = draws.normal(size=(cells, cells, 3)).astype(np.float32)
-        planes = [Image.fromarray(grid[..., c]).resize((width, height), Image.Resampling.BICUBIC) for c in range(3)]
+        planes = [
+            Image.fromarray(grid[..., c]).resize((width, height), Image.Resampling.BICUBIC) for c in range(3)
+        ]
         total += weight * np.stack([np.asarray(plane) for plane in planes], axis=2)
     for _ in range(4):
         y, x = int(draws.integers(0, height)), int(draws.integers(0, width))
@@ -108,9 +112,13 @@ def odd_files() -> dict[str, bytes]:
         "png-rgba": _saved(with_alpha, "PNG"),
         "png-grey-alpha": _saved(with_alpha.convert("LA"), "PNG"),
         "png-palette": _saved(palette, "PNG"),
-        "png-palette-16": _saved(colour.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", bits=4),
+        "png-palette-16": _saved(
+            colour.convert("P", palette=Image.Palette.ADAPTIVE, colors=16), "PNG", bits=4
+        ),
         "png-transparent-index": _saved(palette, "PNG", transparency=3),
-        "png-transparent-colour": _saved(colour, "PNG", transparency=tuple(int(value) for value in pixels[0, 0])),
+        "png-transparent-colour": _saved(
+            colour, "PNG", transparency=tuple(int(value) for value in pixels[0, 0])
+        ),
         "png-one-bit": _saved(colour.convert("1"), "PNG"),
         "png-turned": _saved(colour, "PNG", exif=exif.tobytes()),
         "gif": _saved(palette, "GIF"),
@@ -126,13 +134,18 @@ def odd_files() -> dict[str, bytes]:
 
 
 def damaged_files() -> dict[str, bytes]:
-    """name -> bytes with a header that can be scanned and a body that is broken; PIL says which of them can be decoded."""
+    """name -> bytes with a header that can be scanned and a body that is broken; PIL says which of them can
+    be decoded.
+    """
     whole = jpeg(photograph(11, 96, 128), quality=90)
     progressive = jpeg(photograph(12, 96, 128), quality=90, subsampling=2, progressive=True)
     lossless = png(photograph(13, 60, 80))
     scan = whole.index(b"\xff\xda")
     found = {f"cut-{share}": whole[: len(whole) * share // 100] for share in (30, 60, 90)}
-    found |= {f"cut-{share}-with-end-marker": whole[: len(whole) * share // 100] + b"\xff\xd9" for share in (30, 60, 90)}
+    found |= {
+        f"cut-{share}-with-end-marker": whole[: len(whole) * share // 100] + b"\xff\xd9"
+        for share in (30, 60, 90)
+    }
     found |= {
         "progressive-cut-50": progressive[: len(progressive) // 2],
         "header-then-garbage": whole[: scan + 14] + np.random.default_rng(1).bytes(3000),

@@ -1,7 +1,8 @@
-"""Images of different sizes at places of a canvas: a plan with numbers of its own, what a loader must make of them, and faults.
+"""Images of different sizes at places of a canvas: a plan with numbers of its own, what a loader must make of
+them, and faults.
 
-The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into the place, mirror, distort,
-normalise; 0 everywhere else.
+The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into
+the place, mirror, distort, normalise; 0 everywhere else.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ LEAST = 9
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedPlan:
-    """contracts.Plan: every sample in the order of its number, later ones first in odd epochs; the last batch is padded.
+    """contracts.Plan: every sample in the order of its number, later ones first in odd epochs; the last batch
+    is padded.
 
     sizes    outputs of several sizes, padded to the largest of the batch
     canvas   the same, padded to multiples of STEP
@@ -88,7 +90,10 @@ class PlacedPlan:
 
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
         ordered = np.arange(self.samples)[:: -1 if epoch % 2 else 1][first:]
-        return [self._batch(epoch, ordered[at : at + self.batch_size]) for at in range(0, len(ordered), self.batch_size)]
+        return [
+            self._batch(epoch, ordered[at : at + self.batch_size])
+            for at in range(0, len(ordered), self.batch_size)
+        ]
 
     def _batch(self, epoch: int, ids: Array) -> Rows:
         real = len(ids)
@@ -129,7 +134,8 @@ class PlacedPlan:
             return np.array([0, 0, *limit]), np.array([0, 0, *limit]), size, place
         low = draws.integers(0, limit // 3)
         high = limit - draws.integers(0, limit // 3)
-        inside = draws.random(4) * 0.2 if sample % 3 == 1 else np.zeros(4)  # a fractional window, or all of the region
+        # a fractional window, or all of the region
+        inside = draws.random(4) * 0.2 if sample % 3 == 1 else np.zeros(4)
         sides = np.tile(high - low, 2)
         window = np.array([0, 0, 1, 1]) * sides + np.array([1, 1, -1, -1]) * inside * sides
         return np.concatenate([low, high]), window, size, place
@@ -140,12 +146,18 @@ KINDS = ("sizes", "canvas", "places", "colour", "turned", "all")
 
 def feed_of(scene: Scene, kind: str, device: torch.device, **changes: Any) -> Feed:
     """What train.py would give a loader, with packed targets."""
-    plan = PlacedPlan(heights=np.asarray(scene.manifest.height), widths=np.asarray(scene.manifest.width), kind=kind)
-    return replace(scene.feed(device, batch_size=plan.batch_size), **{"plan": plan, "targets": packed, **changes})
+    plan = PlacedPlan(
+        heights=np.asarray(scene.manifest.height), widths=np.asarray(scene.manifest.width), kind=kind
+    )
+    return replace(
+        scene.feed(device, batch_size=plan.batch_size), **{"plan": plan, "targets": packed, **changes}
+    )
 
 
 def packed(rows: Rows) -> dict[str, Array]:
-    """As many boxes a valid row as its id modulo 4: {"offsets": int64 [B + 1], "boxes": float32 [M, 4], "labels": int64 [M]}."""
+    """As many boxes a valid row as its id modulo 4: {"offsets": int64 [B + 1], "boxes": float32 [M, 4],
+    "labels": int64 [M]}.
+    """
     counts = np.where(rows.valid, rows.ids % 4, 0)
     labels = np.repeat(rows.ids, counts)
     return {
@@ -218,8 +230,12 @@ def on_canvas(rows: Rows, i: int, values: Array) -> Array:
     return out
 
 
-def epoch_is_the_plans(open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[tuple[int, int]] = ((0, 0),)) -> set[int]:
-    """Everything of every batch of batches(epoch, first), by one loader; `tolerance` in mean grey levels. Returns the ids that failed."""
+def epoch_is_the_plans(
+    open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[tuple[int, int]] = ((0, 0),)
+) -> set[int]:
+    """Everything of every batch of batches(epoch, first), by one loader; `tolerance` in mean grey levels.
+    Returns the ids that failed.
+    """
     failed = set[int]()
     with open_(feed) as loader:
         for epoch, first in epochs:
@@ -251,8 +267,12 @@ def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
         np.testing.assert_array_equal(batch.host[name], value, err_msg=name)
 
 
-def pixels_are_where_they_belong(batch: Batch, rows: Rows, feed: Feed, scene: Scene, tolerance: float) -> None:
-    """Close to the reference inside of the place, exactly 0 outside, and everywhere in rows that are not valid."""
+def pixels_are_where_they_belong(
+    batch: Batch, rows: Rows, feed: Feed, scene: Scene, tolerance: float
+) -> None:
+    """Close to the reference inside of the place, exactly 0 outside, and everywhere in rows that are not
+    valid.
+    """
     raw = batch.images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
     for i in range(len(rows)):
         expected = reference(feed, scene.bytes_of[int(rows.ids[i])], rows, i) if rows.valid[i] else None
@@ -264,7 +284,9 @@ def pixels_are_where_they_belong(batch: Batch, rows: Rows, feed: Feed, scene: Sc
         rest = raw[i].copy()
         rest[top:bottom, left:right] = 0
         assert not rest.any(), f"{scene.names[rows.ids[i]]}: not 0 outside of its place"
-        found, wanted = ((one[top:bottom, left:right] * np.array(feed.pixels.std)) * 255 for one in (raw[i], expected))
+        found, wanted = (
+            (one[top:bottom, left:right] * np.array(feed.pixels.std)) * 255 for one in (raw[i], expected)
+        )
         apart = difference(found[None], wanted[None])[0]
         assert apart <= tolerance, f"{scene.names[rows.ids[i]]}: {apart:.2f} grey levels apart"
 

@@ -1,4 +1,6 @@
-"""A loader as small as can be, and loaders with one fault each: every assertion of the suite must refuse the fault it is there for."""
+"""A loader as small as can be, and loaders with one fault each: every assertion of the suite must refuse the
+fault it is there for.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from tests.conformance import moving, pictures
 
 
 class Plain:
-    """contracts.Loader without threads, processes or faults: Pillow (videos: PyAV, all frames of a file) and the plan."""
+    """contracts.Loader without threads, processes or faults: Pillow (videos: PyAV, all frames of a file) and
+    the plan.
+    """
 
     in_flight = 0
     notes: Sequence[str] = ()
@@ -81,7 +85,11 @@ class Plain:
         x0, y0, x1, y1 = self.region(rows, i)
         height, width = (int(side) for side in rows.sizes[i])
         region = Image.fromarray(np.ascontiguousarray(pixels[y0:y1, x0:x1]))
-        window = tuple(float(edge) for edge in rows.windows[i]) if (x0, y0, x1, y1) == tuple(rows.regions[i]) else None
+        window = (
+            tuple(float(edge) for edge in rows.windows[i])
+            if (x0, y0, x1, y1) == tuple(rows.regions[i])
+            else None
+        )
         out = np.asarray(region.resize((width, height), Image.Resampling.BILINEAR, box=window))  # type: ignore[arg-type]
         return out[:, ::-1] if self.flipped(rows, i) else out
 
@@ -178,7 +186,11 @@ class SameWindowsEachEpoch(Plain):
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         for rows in self.feed.plan.rows(epoch, first):
-            drawn = {int(sample): (zero, i) for zero in self.feed.plan.rows(0, 0) for i, sample in enumerate(zero.ids)}
+            drawn = {
+                int(sample): (zero, i)
+                for zero in self.feed.plan.rows(0, 0)
+                for i, sample in enumerate(zero.ids)
+            }
             made = self.batch(rows)
             for i, sample in enumerate(rows.ids):
                 zero, at = drawn.get(int(sample), (rows, i))
@@ -193,7 +205,11 @@ class NeighbourInstead(Plain):
         made = super().batch(rows)
         for i, sample in enumerate(rows.ids.tolist()):
             if sample in made.failed:
-                made.images[i], made.valid[i], made.targets["labels"][i] = made.images[i - 1], True, made.targets["labels"][i - 1]
+                made.images[i], made.valid[i], made.targets["labels"][i] = (
+                    made.images[i - 1],
+                    True,
+                    made.targets["labels"][i - 1],
+                )
         return made
 
 

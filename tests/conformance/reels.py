@@ -24,7 +24,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "stream.ts": {"b_frames": 2},
     "mpeg4.avi": {"codec": "mpeg4"},
 }
-"""File -> what tests.unit.video_files.Video it is: H.264 as every backend takes it, one that pyav alone does, one for CPUs alone."""
+"""File -> what tests.unit.video_files.Video it is: H.264 as every backend takes it, one that pyav alone does,
+one for CPUs alone.
+"""
 SAME: dict[str, Any] = {"frames": 10, "size": (48, 64), "gop": 4}
 RULED_FRAMES = 3
 """Of each file of `ruled`: their blues are apart by more than a decoder may be off."""
@@ -36,7 +38,9 @@ class Reel(Scene):
 
     frames: int
 
-    def plan(self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool) -> EpochPlan:
+    def plan(
+        self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool
+    ) -> EpochPlan:
         assert not window, "clips have one kind of window to train on, and one to validate"
         resize = round(image_size * 256 / 224)
         policy = ClipPolicy(
@@ -64,9 +68,12 @@ def filmed(data: Path, cache: Path, frames: int) -> Reel:
 
 
 def quick(folder: Path, count: int = 42, classes: int = 3) -> Reel:
-    """Many names of six quick files: of ten frames, 48 x 64 pixels, each of which shows its number. Clips of four."""
+    """Many names of six quick files: of ten frames, 48 x 64 pixels, each of which shows its number. Clips of
+    four.
+    """
     made = [
-        make(folder / "files" / name, Video(**SAME | kind, numbers_from=50 * place)) for place, (name, kind) in enumerate(KINDS.items())
+        make(folder / "files" / name, Video(**SAME | kind, numbers_from=50 * place))
+        for place, (name, kind) in enumerate(KINDS.items())
     ]
     for i in range(count):
         file = made[i % len(made)]
@@ -77,12 +84,21 @@ def quick(folder: Path, count: int = 42, classes: int = 3) -> Reel:
 
 
 def ruled(folder: Path) -> Reel:
-    """Videos whose pixels encode x (red), y (green), and the file and the frame (blue). Clips of two of three frames."""
+    """Videos whose pixels encode x (red), y (green), and the file and the frame (blue). Clips of two of three
+    frames.
+    """
     shapes = [(48, 64), (64, 48), (40, 60), (52, 52)]
     for place in range(2 * len(shapes)):
         height, width = shapes[place % len(shapes)]
-        shown = [pictures.ramp(height, width, blue=blue_of(RULED_FRAMES * place + frame)) for frame in range(RULED_FRAMES)]
+        shown = [
+            pictures.ramp(height, width, blue=blue_of(RULED_FRAMES * place + frame))
+            for frame in range(RULED_FRAMES)
+        ]
         path = folder / "data" / f"class-{place % 3}" / f"ramp-{place:02d}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(moving.video([np.ascontiguousarray(pixels) for pixels in shown], rotation=90 * (place == 1), qp="2"))
+        path.write_bytes(
+            moving.video(
+                [np.ascontiguousarray(pixels) for pixels in shown], rotation=90 * (place == 1), qp="2"
+            )
+        )
     return filmed(folder / "data", folder / "manifests", 2)

@@ -1,4 +1,5 @@
-"""A folder of images, its manifest, and the feed that a loader is opened with; and how far from Pillow a loader may be.
+"""A folder of images, its manifest, and the feed that a loader is opened with; and how far from Pillow a
+loader may be.
 
 reels.py has the same of videos.
 """
@@ -28,7 +29,9 @@ Open = Callable[[Feed], Loader]
 NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
 MIXED = ("nvdec", "nvdec+pyav", "nvdec+decord", "dali-video")
-"""Loaders of clips of which more processes read than are asked for: for the GPU's decoders, and for themselves."""
+"""Loaders of clips of which more processes read than are asked for: for the GPU's decoders, and for
+themselves.
+"""
 NEED_GPU = ("dali-gpu", *MIXED)
 """Loaders that open nowhere else."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", *MIXED)
@@ -36,9 +39,13 @@ DECODE_ON_GPU = ("dali-gpu", "dali-fed", *MIXED)
 READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
 AS_PYAV = ("decord", "torchcodec", "nvdec+decord")
-"""Loaders that differ from one with pyav in what a worker process calls, and in nothing that runs, waits or ends."""
+"""Loaders that differ from one with pyav in what a worker process calls, and in nothing that runs, waits or
+ends.
+"""
 MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
-"""Decoder of some loaders of clips -> its module, which a machine may do without: the loaders are then left out."""
+"""Decoder of some loaders of clips -> its module, which a machine may do without: the loaders are then left
+out.
+"""
 FROM_PLANES = ("pyav", "nvdec", "nvdec+pyav")
 """Loaders of clips that resize the planes as they are stored, and make RGB of the result."""
 CPU = torch.device("cpu")
@@ -69,17 +76,21 @@ class Backend:
 
     @property
     def pixel_difference(self) -> float:
-        """Mean absolute difference to Pillow that one image may have: filters round alike, nvJPEG's chroma does not.
+        """Mean absolute difference to Pillow that one image may have: filters round alike, nvJPEG's chroma
+        does not.
 
-        Its nearest chroma is 1.6 levels off on the worst of 200 real files, and up to 3.9 on the colourful generated ones.
+        Its nearest chroma is 1.6 levels off on the worst of 200 real files, and up to 3.9 on the colourful
+        generated ones.
         """
         return 5.0 if self.decodes_on_gpu else 0.5
 
     @property
     def repeat_difference(self) -> float:
-        """The same between two passes: nvJPEG's two engines differ, and which one a file meets depends on its neighbours.
+        """The same between two passes: nvJPEG's two engines differ, and which one a file meets depends on its
+        neighbours.
 
-        Of clips, `nvdec+pyav` and `nvdec+decord` deal each one to either decoder, and cuBLAS, which resizes, may sum in another order.
+        Of clips, `nvdec+pyav` and `nvdec+decord` deal each one to either decoder, and cuBLAS, which resizes,
+        may sum in another order.
         """
         if self.clips:
             return 2.0 if "+" in self.name else 0.1 if self.decodes_on_gpu else 0.0
@@ -87,9 +98,11 @@ class Backend:
 
     @property
     def edge_difference(self) -> float:
-        """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the filter.
+        """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the
+        filter.
 
-        Who decodes clips to RGB, as swscale does for decord and torchcodec, is a level off: a third of a pixel of a ramp.
+        Who decodes clips to RGB, as swscale does for decord and torchcodec, is a level off: a third of a
+        pixel of a ramp.
         """
         return 0.7 if self.clips and self.name not in FROM_PLANES else 0.3
 
@@ -99,15 +112,21 @@ class Backend:
 
 
 def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[Backend]:
-    """Of every loader in the table that runs there; `files`: only those that read files. Of images, or of clips of videos."""
+    """Of every loader in the table that runs there; `files`: only those that read files. Of images, or of
+    clips of videos.
+    """
     left_out = (NO_FILES if files else ()) + (() if device.type == "cuda" else NEED_GPU)
     names = [name for name in OF_MEDIUM["videos" if clips else "images"] if name not in left_out]
     lacking = [decoder for decoder in MAY_LACK if not here(decoder)] if clips else []
-    return [Backend(name=name, device=device, clips=clips) for name in names if not name.endswith(tuple(lacking))]
+    return [
+        Backend(name=name, device=device, clips=clips) for name in names if not name.endswith(tuple(lacking))
+    ]
 
 
 def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
-    """Of those that read files, one of each way to run: for tests that take seconds and ask not how a file is decoded."""
+    """Of those that read files, one of each way to run: for tests that take seconds and ask not how a file is
+    decoded.
+    """
     return [backend for backend in backends(device, files=True, clips=clips) if backend.name not in AS_PYAV]
 
 
@@ -152,7 +171,9 @@ class Scene:
         scale: tuple[float, float] = (0.08, 1.0),
         **changes: Any,
     ) -> Feed:
-        """What train.py would give a loader, with windows and flips drawn (training) or the centre crop (validation)."""
+        """What train.py would give a loader, with windows and flips drawn (training) or the centre crop
+        (validation).
+        """
         fields: dict[str, Any] = {
             "plan": self.plan(image_size, window, scale, batch_size=batch_size, training=training),
             "source": Folder(self.manifest, delay_s),
@@ -164,7 +185,9 @@ class Scene:
         }
         return Feed(**(fields | changes))
 
-    def plan(self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool) -> EpochPlan:
+    def plan(
+        self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool
+    ) -> EpochPlan:
         """`window` and `scale` as in ImagePolicy, "" = the usual one."""
         policy = ImagePolicy(
             window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
@@ -203,7 +226,9 @@ def scanned(data: Path, cache: Path) -> Scene:
 
 
 def ramps() -> dict[str, bytes]:
-    """Images whose pixels encode x (red), y (green) and the file (blue); lossless or nearly so; landscape, portrait, tiny, narrow."""
+    """Images whose pixels encode x (red), y (green) and the file (blue); lossless or nearly so; landscape,
+    portrait, tiny, narrow.
+    """
     shapes = [(96, 128), (128, 96), (200, 150), (90, 90), (64, 200), (200, 64), (23, 31), (180, 240)]
     files = {}
     for place in range(3 * len(shapes)):
@@ -221,11 +246,16 @@ def blue_of(place: int) -> int:
 
 def small(count: int = 42) -> dict[str, bytes]:
     """Many quick files; a count that no batch size of the tests divides leaves a tail."""
-    return {f"small-{i:03d}": pictures.jpeg(pictures.photograph(100 + i, 40 + i % 7, 56 - i % 5), quality=92) for i in range(count)}
+    return {
+        f"small-{i:03d}": pictures.jpeg(pictures.photograph(100 + i, 40 + i % 7, 56 - i % 5), quality=92)
+        for i in range(count)
+    }
 
 
 def photographs() -> dict[str, bytes]:
-    """JPEGs like ImageNet's in size, chroma and content; some ask to be turned, some are smaller than the output."""
+    """JPEGs like ImageNet's in size, chroma and content; some ask to be turned, some are smaller than the
+    output.
+    """
     shapes = [(375, 500), (500, 333), (240, 320), (120, 150), (300, 300), (180, 600)]
     files = {}
     for place in range(18):
@@ -236,6 +266,11 @@ def photographs() -> dict[str, bytes]:
         elif kind == "grey":
             content = pictures.jpeg(pixels[..., 1], quality=90)
         else:
-            content = pictures.jpeg(pixels, quality=90, subsampling={"444": 0, "422": 1}.get(kind, 2), progressive=kind == "progressive")
+            content = pictures.jpeg(
+                pixels,
+                quality=90,
+                subsampling={"444": 0, "422": 1}.get(kind, 2),
+                progressive=kind == "progressive",
+            )
         files[f"photo-{place:02d}-{kind}"] = content
     return files

@@ -44,11 +44,17 @@ def test_bytes_are_the_files(source: str, room: float, request: pytest.FixtureRe
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("batch_size", "part_bytes"), [(3, 1 << 16), (3, 4096), (PART + 7, 1 << 18), (PART + 7, 4096)])
+@pytest.mark.parametrize(
+    ("batch_size", "part_bytes"), [(3, 1 << 16), (3, 4096), (PART + 7, 1 << 18), (PART + 7, 4096)]
+)
 def test_bytes_through_worker_processes(small: Scene, workers: int, batch_size: int, part_bytes: int) -> None:
-    """Many more batches than slots, each written again and again; batches of several parts; files that do not fit."""
+    """Many more batches than slots, each written again and again; batches of several parts; files that do not
+    fit.
+    """
     feed = small.feed(batch_size=batch_size)
-    pool = Workers(lambda: Reading(feed), workers=workers, batch_size=batch_size, part_bytes=lambda _: part_bytes)
+    pool = Workers(
+        lambda: Reading(feed), workers=workers, batch_size=batch_size, part_bytes=lambda _: part_bytes
+    )
     try:
         for epoch in range(8):
             rows = feed.plan.rows(epoch, 0)
@@ -75,5 +81,7 @@ def test_what_only_pil_decodes_is_handed_over_as_its_pixels(odd: Scene) -> None:
     same = 0
     for sample, content in zip(rows.ids.tolist(), found, strict=True):
         same += content == odd.bytes_of[sample]
-        np.testing.assert_array_equal(pictures.pil(content), pictures.pil(odd.bytes_of[sample]), err_msg=odd.names[sample])
+        np.testing.assert_array_equal(
+            pictures.pil(content), pictures.pil(odd.bytes_of[sample]), err_msg=odd.names[sample]
+        )
     assert 0 < same < odd.samples

@@ -1,4 +1,6 @@
-"""Files that cannot be decoded, have changed or are gone: a place that is masked and named, or one line for the user."""
+"""Files that cannot be decoded, have changed or are gone: a place that is masked and named, or one line for
+the user.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def mixed(folder: Path, pattern: str) -> Scene:
     for place, kind in enumerate(pattern):
         content = pictures.jpeg(pictures.photograph(900 + place, 60, 70), quality=92)
         if kind == "x":
-            content = (content[: len(content) // 2], b"".join((content[:700], b"\xff\xd9")), content[: len(content) * 9 // 10])[place % 3]
+            content = (
+                content[: len(content) // 2],
+                b"".join((content[:700], b"\xff\xd9")),
+                content[: len(content) * 9 // 10],
+            )[place % 3]
             while pictures.pil(content) is not None:  # whatever is decodable with an end marker is so without
                 content = content[: len(content) - 100]
         files[f"{place:03d}-{kind}"] = content
@@ -40,8 +46,12 @@ def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
     made = scene(tmp_path, files)
     unsure = tuple(damaged) if backend.decodes_on_gpu else ()
     feed = made.feed(backend.device, batch_size=5, image_size=40)
-    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, unsure=unsure)
-    assert {made.names[sample] for sample in bad} == {name for name, content in damaged.items() if pictures.pil(content) is None}
+    bad = checks.damaged_samples_keep_their_place(
+        backend.open, feed, made, backend.pixel_difference, unsure=unsure
+    )
+    assert {made.names[sample] for sample in bad} == {
+        name for name, content in damaged.items() if pictures.pil(content) is None
+    }
     assert 5 <= len(bad) < len(damaged)
     feed = made.feed(backend.device, batch_size=5, image_size=40, training=False)
     checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, unsure=unsure)
@@ -63,24 +73,34 @@ def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> N
     assert len(pattern) / BATCH > DEPTH or pattern == "xxxxxxxx"
     made = mixed(tmp_path, pattern)
     feed = made.feed(backend.device, batch_size=BATCH, image_size=32, training=False)
-    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1))
+    bad = checks.damaged_samples_keep_their_place(
+        backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1)
+    )
     assert bad == {place for place, kind in enumerate(pattern) if kind == "x"}
 
 
 def test_bytes_that_pil_skips(backend: Backend, tmp_path: Path) -> None:
-    """In a batch that DALI parses in several threads: one file whose parts do not follow one another ended the process there."""
+    """In a batch that DALI parses in several threads: one file whose parts do not follow one another ended
+    the process there.
+    """
     files = scenes.small(60)
     for at in range(0, 12, 3):
         jpeg, png = (make(pictures.photograph(700 + at, 60, 70)) for make in (pictures.jpeg, pictures.png))
         scan = jpeg.index(b"\xff\xda")
-        files |= {f"a-{at}": png[:-12], f"b-{at}": jpeg[:scan] + b"\0" + jpeg[scan:], f"c-{at}": png[: len(png) // 2]}
+        files |= {
+            f"a-{at}": png[:-12],
+            f"b-{at}": jpeg[:scan] + b"\0" + jpeg[scan:],
+            f"c-{at}": png[: len(png) // 2],
+        }
     made = scene(tmp_path, files)
     feed = made.feed(backend.device, batch_size=64, image_size=32, training=False)
     bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference)
     assert {made.names[sample][0] for sample in bad} == {"c"}
 
 
-def test_files_that_pil_decodes_and_dali_does_not(backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_pil_decodes_and_dali_does_not(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Though their headers promise nothing odd: they are handed over as PIL's pixels, from then on."""
     for module in (_dali_rows, dali_fed):
         monkeypatch.setattr(module, "plain", lambda columns, ids: np.ones(len(ids), bool))
@@ -98,7 +118,9 @@ def test_files_that_pil_decodes_and_dali_does_not(backend: Backend, tmp_path: Pa
         return refused(runner, batch)
 
     monkeypatch.setattr(_pipeline.Runner, "_refused", noting)
-    bad = checks.damaged_samples_keep_their_place(backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1))
+    bad = checks.damaged_samples_keep_their_place(
+        backend.open, feed, made, backend.pixel_difference, epochs=(0, 0, 1)
+    )
     assert bad == set()
     assert bool(tried) == (backend.name in ("dali-cpu", "dali-gpu", "dali-fed"))
 
@@ -124,7 +146,8 @@ def spoiled(small: Scene, folder: Path) -> Scene:
 
 
 @pytest.mark.parametrize(
-    ("what", "said"), [("grown", "changed size"), ("shrunk", "changed size"), ("emptied", "changed size"), ("gone", "is gone")]
+    ("what", "said"),
+    [("grown", "changed size"), ("shrunk", "changed size"), ("emptied", "changed size"), ("gone", "is gone")],
 )
 def test_a_file_that_changed_after_the_scan_is_the_users_mistake(
     backend: Backend, small: Scene, tmp_path: Path, what: str, said: str

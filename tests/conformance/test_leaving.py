@@ -98,7 +98,9 @@ def test_close_leaves_nothing(any_backend: Backend, quick: Scene, temporary: Pat
         nothing_is_left(before, temporary)
 
 
-def test_close_does_not_wait_for_a_read_that_hangs(lone_backend: Backend, quick: Scene, temporary: Path) -> None:
+def test_close_does_not_wait_for_a_read_that_hangs(
+    lone_backend: Backend, quick: Scene, temporary: Path
+) -> None:
     backend = lone_backend
     if backend.name in READ_IN_THREADS:  # a thread in a read cannot be ended; these files are late, not lost
         feed = quick.feed(backend.device, batch_size=4, image_size=32, delay_s=0.05)

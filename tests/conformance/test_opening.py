@@ -9,7 +9,18 @@ import torch
 
 from contracts import Loader, UserError
 from loaders import CLIPS, LOADERS, OF_MEDIUM, Medium, open_loader
-from tests.conformance.scenes import CPU, DECODE_ON_GPU, MAY_LACK, NEED_GPU, NO_FILES, READ_IN_THREADS, Backend, Scene, backends, here
+from tests.conformance.scenes import (
+    CPU,
+    DECODE_ON_GPU,
+    MAY_LACK,
+    NEED_GPU,
+    NO_FILES,
+    READ_IN_THREADS,
+    Backend,
+    Scene,
+    backends,
+    here,
+)
 
 
 def test_every_loader_of_the_table_is_tested() -> None:

@@ -1,4 +1,6 @@
-"""Pixels of every loader against torchvision's own transforms and Pillow; docs/benchmarks/image.md has the figures."""
+"""Pixels of every loader against torchvision's own transforms and Pillow; docs/benchmarks/image.md has the
+figures.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from tests.conformance.scenes import Backend, Scene, scene
 
 # torchvision 0.26 decodes the one 4:4:0 sample a little differently: 0.13
 READER_DIFFERENCE = {"pil": 0.1, "nvimgcodec": 0.1, "torchvision": 0.2, "opencv": 0.1, "imageio": 0.1}
-"""Largest mean difference of one image, grey levels: all decode alike, and Pillow rounds a window's resize in another place."""
+"""Largest mean difference of one image, grey levels: all decode alike, and Pillow rounds a window's resize in
+another place.
+"""
 _transformed: dict[str, np.ndarray] = {}
 
 
@@ -26,13 +30,17 @@ def transformed(of: Scene) -> np.ndarray:
     return _transformed[key]
 
 
-def assert_like_torchvision(backend: Backend, of: Scene, tolerance: float, reader: str = "auto") -> dict[str, float]:
+def assert_like_torchvision(
+    backend: Backend, of: Scene, tolerance: float, reader: str = "auto"
+) -> dict[str, float]:
     feed = of.feed(backend.device, batch_size=8, image_size=224, training=False, reader=reader)
     found = passed(backend.open, feed)
     assert not found.failed
     apart = checks.close(found, transformed(of), of.names, tolerance)
     mean, worst = sum(apart.values()) / len(apart), max(apart, key=lambda name: apart[name])
-    print(f"{backend.name} ({reader}): mean {mean:.3f}, worst {apart[worst]:.3f} grey levels ({worst}), {len(apart)} images")
+    print(
+        f"{backend.name} ({reader}): mean {mean:.3f}, worst {apart[worst]:.3f} grey levels ({worst}), {len(apart)} images"
+    )
     return apart
 
 
@@ -43,16 +51,22 @@ def test_validation_is_torchvisions(backend: Backend, source: str, request: pyte
 
 @pytest.mark.parametrize("source", ["photographs", "samples"])
 @pytest.mark.parametrize("reader", READER_DIFFERENCE)
-def test_every_reader_is_torchvisions(reader: str, source: str, device: torch.device, request: pytest.FixtureRequest) -> None:
+def test_every_reader_is_torchvisions(
+    reader: str, source: str, device: torch.device, request: pytest.FixtureRequest
+) -> None:
     backend = Backend(name="torchvision", device=device)
-    apart = assert_like_torchvision(backend, request.getfixturevalue(source), READER_DIFFERENCE[reader], reader)
+    apart = assert_like_torchvision(
+        backend, request.getfixturevalue(source), READER_DIFFERENCE[reader], reader
+    )
     assert np.mean(list(apart.values())) <= READER_DIFFERENCE[reader] / 2
 
 
 def test_training_is_pillows(backend: Backend, photographs: Scene) -> None:
     feed = photographs.feed(backend.device, batch_size=6, image_size=112)
     apart = checks.pixels_are_pillows(backend.open, feed, photographs, backend.pixel_difference)
-    print(f"{backend.name}: mean {np.mean(list(apart.values())):.3f}, worst {max(apart.values()):.3f} grey levels")
+    print(
+        f"{backend.name}: mean {np.mean(list(apart.values())):.3f}, worst {max(apart.values()):.3f} grey levels"
+    )
 
 
 def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) -> None:
@@ -66,7 +80,10 @@ def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) ->
 def test_stored_pixels_whatever_exif_says(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each of EXIF's eight orientations on one picture: the same stored pixels eight times."""
     pixels = pictures.photograph(3, 80, 100)
-    turned = scene(tmp_path_factory.mktemp("turned"), {f"turned-{way}": pictures.turned(pixels, way) for way in range(1, 9)})
+    turned = scene(
+        tmp_path_factory.mktemp("turned"),
+        {f"turned-{way}": pictures.turned(pixels, way) for way in range(1, 9)},
+    )
     assert sorted(turned.manifest.orientation.tolist()) == list(range(1, 9))
     found = passed(backend.open, turned.feed(backend.device, batch_size=8, image_size=64, training=False))
     for levels in found.levels[1:]:

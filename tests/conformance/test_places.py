@@ -1,4 +1,6 @@
-"""Images of different sizes, at places of a canvas, with distorted colours: every loader makes of them what Pillow and NumPy do."""
+"""Images of different sizes, at places of a canvas, with distorted colours: every loader makes of them what
+Pillow and NumPy do.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from tests.conformance.scenes import CPU, Backend, Scene
 
 POLICIES = {
     "flip": DetectionPolicy(augment="flip", size=120, longer=200, flip=0.5),
-    "multiscale": DetectionPolicy(augment="multiscale", size=120, longer=200, short_sides=(80, 120, 160), flip=0.5),
+    "multiscale": DetectionPolicy(
+        augment="multiscale", size=120, longer=200, short_sides=(80, 120, 160), flip=0.5
+    ),
     "lsj": DetectionPolicy(augment="lsj", size=128, longer=200, flip=0.5),
     "ssd": DetectionPolicy(augment="ssd", size=100, flip=0.5),
     "ssdlite": DetectionPolicy(augment="ssdlite", size=120, flip=0.5),
@@ -30,7 +34,9 @@ POLICIES = {
 
 
 def tolerance(backend: Backend, kind: str) -> float:
-    """Contrast and saturation together multiply a difference by 2.25 at most; an image is small, so that its edges count more."""
+    """Contrast and saturation together multiply a difference by 2.25 at most; an image is small, so that its
+    edges count more.
+    """
     return (backend.pixel_difference + 0.2) * (2.25 if kind in ("colour", "all") else 1)
 
 
@@ -47,7 +53,10 @@ def test_damage_among_places(backend: Backend, damaged: Scene, kind: str) -> Non
     feed = feed_of(damaged, kind, backend.device)
     bad = {sample for sample, content in enumerate(damaged.bytes_of) if pictures.pil(content) is None}
     assert len(bad) >= 3
-    assert epoch_is_the_plans(backend.open, feed, damaged, tolerance(backend, kind), [(0, 0), (0, 3), (1, 0)]) == bad
+    assert (
+        epoch_is_the_plans(backend.open, feed, damaged, tolerance(backend, kind), [(0, 0), (0, 3), (1, 0)])
+        == bad
+    )
 
 
 @pytest.mark.parametrize("augment", POLICIES)
@@ -111,4 +120,6 @@ def test_a_plain_loader_passes(photographs: Scene, damaged: Scene) -> None:
 @pytest.mark.parametrize("plant", FAULTS, ids=lambda plant: plant.__name__)
 def test_a_fault_is_refused(plant: Callable[[Feed], Any], damaged: Scene) -> None:
     feed = feed_of(damaged, FAULTS[plant], CPU)
-    assert checks.raises(epoch_is_the_plans, plant, feed, damaged, tolerance(Backend(name="dali-cpu"), FAULTS[plant]))
+    assert checks.raises(
+        epoch_is_the_plans, plant, feed, damaged, tolerance(Backend(name="dali-cpu"), FAULTS[plant])
+    )

@@ -24,11 +24,17 @@ def of_images(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) ->
     broken = damaged.feed(batch_size=5, image_size=40, training=False)
     return {
         "rows": lambda open_: checks.rows_are_the_plans(open_, few, small),
-        "windows": lambda open_: [checks.windows_are_the_plans(open_, ramp, ramps, epoch) for epoch in (0, 1)],
+        "windows": lambda open_: [
+            checks.windows_are_the_plans(open_, ramp, ramps, epoch) for epoch in (0, 1)
+        ],
         "own pixels": lambda open_: checks.pixels_are_the_samples_own(open_, ramp, ramps),
-        "pixels": lambda open_: checks.pixels_are_pillows(open_, photographs.feed(image_size=64), photographs, 0.5),
+        "pixels": lambda open_: checks.pixels_are_pillows(
+            open_, photographs.feed(image_size=64), photographs, 0.5
+        ),
         "resume": lambda open_: checks.resumes_at(open_, few, small, (0, 5, 13), 0.0),
-        "damage": lambda open_: checks.damaged_samples_keep_their_place(open_, broken, damaged, 0.5, epochs=(0,)),
+        "damage": lambda open_: checks.damaged_samples_keep_their_place(
+            open_, broken, damaged, 0.5, epochs=(0,)
+        ),
     }
 
 
@@ -39,7 +45,9 @@ def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
     val = quick_clips.feed(batch_size=5, image_size=32, training=False)
     return {
         "rows": lambda open_: checks.rows_are_the_plans(open_, few, quick_clips),
-        "windows": lambda open_: [checks.windows_are_the_plans(open_, ruled, ruled_clips, epoch, 0.7) for epoch in (0, 1)],
+        "windows": lambda open_: [
+            checks.windows_are_the_plans(open_, ruled, ruled_clips, epoch, 0.7) for epoch in (0, 1)
+        ],
         "own pixels": lambda open_: checks.pixels_are_the_samples_own(open_, ruled, ruled_clips),
         "resume": lambda open_: checks.resumes_at(open_, few, quick_clips, (0, 13), 0.0),
         "resume of views": lambda open_: checks.resumes_at(open_, val, quick_clips, (0, 13), 0.0),
@@ -100,7 +108,9 @@ def test_a_fault_is_refused(checks_of: dict[str, Check], plant: type[Plain], nam
         assert checks.raises(checks_of[name], plant), f"{name} lets {plant.__name__} pass"
 
 
-@pytest.mark.parametrize("plant", [plants.LeavesThread, plants.LeavesProcess, plants.LeavesFile, plants.LeavesFolder])
+@pytest.mark.parametrize(
+    "plant", [plants.LeavesThread, plants.LeavesProcess, plants.LeavesFile, plants.LeavesFolder]
+)
 def test_what_is_left_is_seen(plant: type[Plain], small: Scene, temporary: Path) -> None:
     before = Traces.now(temporary)
     planted = plant(small.feed())

@@ -14,7 +14,9 @@ from tests.conformance import pictures
 from tests.conformance.scenes import Scene
 
 DIFFERENCE = {"opencv": 0.02, "imageio": 0.0}
-"""Mean grey levels that readers which `auto` never chooses may differ by; those that it may choose must be equal."""
+"""Mean grey levels that readers which `auto` never chooses may differ by; those that it may choose must be
+equal.
+"""
 
 
 def regions(height: int, width: int, seed: int) -> list[tuple[int, int, int, int]]:
@@ -51,7 +53,9 @@ def test_auto_chooses_among_equals_only() -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
-    """A reader may refuse more than Pillow, for Pillow is asked then; it must never give other pixels, nor pixels where Pillow has none."""
+    """A reader may refuse more than Pillow, for Pillow is asked then; it must never give other pixels, nor
+    pixels where Pillow has none.
+    """
     decode = READERS[reader]()
     for name, content in pictures.damaged_files().items():
         with Image.open(io.BytesIO(content)) as image:

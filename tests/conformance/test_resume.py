@@ -1,4 +1,6 @@
-"""Resuming is asking for another `first`: every loader gives the tail of the same epoch, whatever was asked before."""
+"""Resuming is asking for another `first`: every loader gives the tail of the same epoch, whatever was asked
+before.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ FIRSTS = (0, 5, 10, 3, 17, 36, 41)  # multiples of the batch of 5 and others, no
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
 def test_tails(backend: Backend, quick: Scene, training: bool) -> None:
     feed = quick.feed(backend.device, batch_size=5, image_size=32, training=training)
-    firsts = [first for first in FIRSTS if not training or first + 5 <= quick.samples][:: 2 if feed.plan.views > 1 else 1]
+    firsts = [first for first in FIRSTS if not training or first + 5 <= quick.samples][
+        :: 2 if feed.plan.views > 1 else 1
+    ]
     checks.resumes_at(backend.open, feed, quick, firsts, backend.repeat_difference)
 
 
@@ -47,7 +51,9 @@ def test_another_process_and_another_day(lone_backend: Backend, quick: Scene) ->
 
 
 def test_abandoned_iterators(any_backend: Backend, quick: Scene) -> None:
-    """Asked again many times quickly, after none, one or several batches; the last iterator gives the whole epoch."""
+    """Asked again many times quickly, after none, one or several batches; the last iterator gives the whole
+    epoch.
+    """
     feed = quick.feed(any_backend.device, batch_size=4, image_size=32)
     with any_backend.open(feed) as loader:
         for taken in (0, 1, 3, 0, 0, 2, 1):
@@ -65,7 +71,13 @@ def test_abandoned_iterators_leave_no_pixels_behind(lone_backend: Backend, quick
         for taken in (2, 0, 1, 4):
             for _ in itertools.islice(loader.batches(0, 0), taken):
                 pass
-        checks.same_samples(joined(seen(batch, feed) for batch in loader.batches(1, 0)), 0, whole, 0, lone_backend.repeat_difference)
+        checks.same_samples(
+            joined(seen(batch, feed) for batch in loader.batches(1, 0)),
+            0,
+            whole,
+            0,
+            lone_backend.repeat_difference,
+        )
 
 
 def test_validation_in_the_middle_of_an_epoch(lone_backend: Backend, quick: Scene, ruled: Scene) -> None:
@@ -88,7 +100,10 @@ def test_validation_in_the_middle_of_an_epoch(lone_backend: Backend, quick: Scen
 
 def test_two_loaders_in_turn(lone_backend: Backend, quick: Scene) -> None:
     """Batch by batch from two open loaders."""
-    one, two = (quick.feed(lone_backend.device, batch_size=5, image_size=32, training=training) for training in (True, False))
+    one, two = (
+        quick.feed(lone_backend.device, batch_size=5, image_size=32, training=training)
+        for training in (True, False)
+    )
     expected = passed(lone_backend.open, one), passed(lone_backend.open, two)
     found: tuple[list, list] = ([], [])
     with lone_backend.open(one) as first, lone_backend.open(two) as second:

@@ -20,7 +20,10 @@ def test_ids_labels_and_padding(any_backend: Backend, quick: Scene, batch_size: 
 def test_windows_and_flips_of_training(backend: Backend, ruled: Scene, record_property) -> None:
     feed = ruled.feed(backend.device, batch_size=6, image_size=64)
     for epoch in (0, 1):
-        record_property("edge_error_pixels", checks.windows_are_the_plans(backend.open, feed, ruled, epoch, backend.edge_difference))
+        record_property(
+            "edge_error_pixels",
+            checks.windows_are_the_plans(backend.open, feed, ruled, epoch, backend.edge_difference),
+        )
 
 
 def test_windows_of_validation(backend: Backend, ruled: Scene) -> None:

@@ -1,4 +1,6 @@
-"""Ctrl-C, SIGTERM and SIGKILL in the middle of an epoch: the program is gone within seconds, and its workers with it."""
+"""Ctrl-C, SIGTERM and SIGKILL in the middle of an epoch: the program is gone within seconds, and its workers
+with it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ GONE_S = 60.0
 
 
 @contextmanager
-def running(backend: Backend, scene: Scene, cache: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
+def running(
+    backend: Backend, scene: Scene, cache: Path
+) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """The consumer in the middle of its first epoch, in a process group of its own, and its workers."""
     files = "videos" if backend.clips else "images"
     arguments = [backend.name, str(backend.device), files, str(scene.folder), str(cache), "0"]
@@ -77,10 +81,20 @@ def test_ctrl_c_to_the_program_alone(lone_backend: Backend, quick: Scene, tmp_pa
     interrupted(lone_backend, quick, tmp_path, os.kill)
 
 
-def test_a_program_that_does_not_close_its_loader(lone_backend: Backend, quick: Scene, tmp_path: Path) -> None:
+def test_a_program_that_does_not_close_its_loader(
+    lone_backend: Backend, quick: Scene, tmp_path: Path
+) -> None:
     """It ends as if it had: within seconds, and nobody says anything."""
     files = "videos" if lone_backend.clips else "images"
-    arguments = [lone_backend.name, str(lone_backend.device), files, str(quick.folder), str(tmp_path), "0", "leave"]
+    arguments = [
+        lone_backend.name,
+        str(lone_backend.device),
+        files,
+        str(quick.folder),
+        str(tmp_path),
+        "0",
+        "leave",
+    ]
     left = subprocess.run(
         [sys.executable, "-m", "tests.conformance.consumer", *arguments],
         cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=GONE_S, check=False,
@@ -90,8 +104,12 @@ def test_a_program_that_does_not_close_its_loader(lone_backend: Backend, quick: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["terminated", "killed"])
-def test_an_end_that_the_loader_does_not_see(lone_backend: Backend, quick: Scene, tmp_path: Path, number: signal.Signals) -> None:
-    """SIGTERM without a handler to the whole group, SIGKILL to the program alone: workers find out by themselves."""
+def test_an_end_that_the_loader_does_not_see(
+    lone_backend: Backend, quick: Scene, tmp_path: Path, number: signal.Signals
+) -> None:
+    """SIGTERM without a handler to the whole group, SIGKILL to the program alone: workers find out by
+    themselves.
+    """
     with running(lone_backend, quick, tmp_path) as (consumer, workers):
         (os.killpg if number is signal.SIGTERM else os.kill)(consumer.pid, number)
         assert_gone(consumer, workers)

@@ -71,7 +71,8 @@ def opened(data: Path, source: str) -> dict[str, Split]:
     return open_splits(config.data, loader="torchvision", console=Console())
 
 
-# --- the contract ---------------------------------------------------------------------------------------------------------------------
+# --- the contract
+# ---------------------------------------------------------------------------------------------------------------------
 
 CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
     "names": sources.names_tell_samples_apart,
@@ -125,7 +126,8 @@ def test_all_sources_have_one_fingerprint(tmp_path: Path) -> None:
     assert len(set(prints.values())) == 1, prints
 
 
-# --- plants ---------------------------------------------------------------------------------------------------------------------------
+# --- plants
+# ---------------------------------------------------------------------------------------------------------------------------
 
 PLANTS: list[tuple[str, Callable[[Any], Source]]] = [
     ("names", sources.OneName),
@@ -178,7 +180,8 @@ def test_faults_around_a_source_are_refused(tmp_path: Path) -> None:
     assert raised(sources.what_is_gone_is_named, gone, WRITTEN, LAYOUTS["folder"].lose)
 
 
-# --- which source it is ---------------------------------------------------------------------------------------------------------------
+# --- which source it is
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def mistake(call: Callable[[], object]) -> str:
@@ -228,7 +231,8 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert "--source toy is for images; videos are files" in said
 
 
-# --- loaders --------------------------------------------------------------------------------------------------------------------------
+# --- loaders
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def held(columns: Any, folder: Source) -> toy.Memory:
@@ -274,7 +278,9 @@ def test_a_loader_takes_bytes_or_says_which_does(name: str, small: Scene, quick_
 
 
 def test_files_are_opened_by_those_that_say_so() -> None:
-    """Or that have no path to open: a loader that says no, and asks the source for a path, fails in the test above."""
+    """Or that have no path to open: a loader that says no, and asks the source for a path, fails in the test
+    above.
+    """
     assert {name for name in NAMES if not opens_files(name)} == {
         "synthetic",
         "torchvision",

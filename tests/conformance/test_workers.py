@@ -18,7 +18,9 @@ DALI_READS = ("dali-cpu", "dali-gpu")
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
 def test_worker_counts(backend: Backend, quick: Scene, training: bool) -> None:
-    whole = passed(backend.open, quick.feed(backend.device, batch_size=5, image_size=32, training=training, workers=1))
+    whole = passed(
+        backend.open, quick.feed(backend.device, batch_size=5, image_size=32, training=training, workers=1)
+    )
     for workers in (0, 3):
         feed = quick.feed(backend.device, batch_size=5, image_size=32, training=training, workers=workers)
         found = passed(backend.open, feed)
@@ -50,8 +52,12 @@ def delays(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return asked
 
 
-def timed(backend: Backend, quick: Scene, *, workers: int, delay_s: float, epochs: int = 2) -> tuple[float, Seen]:
-    """Seconds of the fastest of some epochs of an open loader, and the epoch before them: in it threads start, DALI's delay is compiled."""
+def timed(
+    backend: Backend, quick: Scene, *, workers: int, delay_s: float, epochs: int = 2
+) -> tuple[float, Seen]:
+    """Seconds of the fastest of some epochs of an open loader, and the epoch before them: in it threads
+    start, DALI's delay is compiled.
+    """
     feed = quick.feed(backend.device, batch_size=8, image_size=32, workers=workers, delay_s=delay_s)
     with backend.open(feed) as loader:
         found = joined(seen(batch, feed) for batch in loader.batches(0, 0))
@@ -64,8 +70,12 @@ def timed(backend: Backend, quick: Scene, *, workers: int, delay_s: float, epoch
         return min(took), found
 
 
-def test_each_read_waits_in_the_thread_that_reads(paced_backend: Backend, quick: Scene, delays: list[float]) -> None:
-    """`--read-delay-ms`: as many reads wait at once as there are workers; no pixel changes; no delay, no step for it in DALI's graph."""
+def test_each_read_waits_in_the_thread_that_reads(
+    paced_backend: Backend, quick: Scene, delays: list[float]
+) -> None:
+    """`--read-delay-ms`: as many reads wait at once as there are workers; no pixel changes; no delay, no step
+    for it in DALI's graph.
+    """
     backend, reads = paced_backend, quick.samples // 8 * 8
     prompt, whole = timed(backend, quick, workers=1, delay_s=0.0)
     assert prompt < 0.5 * reads * DELAY_S

@@ -24,9 +24,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What a run sees of ours: a manifest cache of the session, and no CUDA device, whatever this machine has."""
+    """What a run sees of ours: a manifest cache of the session, and no CUDA device, whatever this machine
+    has.
+    """
     kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    return {**kept, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "CUDA_VISIBLE_DEVICES": "", "COLUMNS": "80"}
+    return {
+        **kept,
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "80",
+    }
 
 
 @pytest.fixture(scope="session")

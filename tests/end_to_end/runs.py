@@ -95,14 +95,18 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
 
 @dataclass
 class Runner:
-    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with the manifest cache of the session."""
+    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with the manifest cache of the
+    session.
+    """
 
     cwd: Path
     env: dict[str, str]
     zygote: subprocess.Popen[str]
     started: list[Process] = field(default_factory=list)
 
-    def __call__(self, *argv: object, limits: dict[str, int] | None = None, env: dict[str, str] | None = None) -> Process:
+    def __call__(
+        self, *argv: object, limits: dict[str, int] | None = None, env: dict[str, str] | None = None
+    ) -> Process:
         folder = self.cwd / f"process-{len(self.started)}"
         folder.mkdir()
         for name in ("stdout", "stderr"):
@@ -125,8 +129,15 @@ class Runner:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
-        return [self(*argv, env={**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)]
+        meet = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(count),
+            "LOCAL_WORLD_SIZE": str(count),
+        }
+        return [
+            self(*argv, env={**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)
+        ]
 
     @contextmanager
     def command(self, *words: object) -> Iterator[subprocess.Popen[str]]:
@@ -161,7 +172,11 @@ def session(leader: int) -> list[int]:
     found = []
     for folder in Path("/proc").iterdir():
         try:
-            if folder.name.isdigit() and os.getsid(int(folder.name)) == leader and " Z " not in (folder / "stat").read_text():
+            if (
+                folder.name.isdigit()
+                and os.getsid(int(folder.name)) == leader
+                and " Z " not in (folder / "stat").read_text()
+            ):
                 found.append(int(folder.name))
         except OSError:
             continue

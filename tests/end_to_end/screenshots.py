@@ -1,6 +1,8 @@
-"""`python -m tests.end_to_end.screenshots LOGDIR PAGE OUT.png`: a page of TensorBoard in a real browser, as a picture.
+"""`python -m tests.end_to_end.screenshots LOGDIR PAGE OUT.png`: a page of TensorBoard in a real browser, as a
+picture.
 
-PAGE: hparams, custom_scalars, images or scalars. Needs Chromium and requirements-dev.txt. test_browser.py reads the same pages.
+PAGE: hparams, custom_scalars, images or scalars. Needs Chromium and requirements-dev.txt. test_browser.py
+reads the same pages.
 """
 
 from __future__ import annotations
@@ -22,14 +24,23 @@ from pathlib import Path
 from typing import Any
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-PAGES = {"hparams": (2240, 580), "custom_scalars": (1500, 790), "images": (1500, 1300), "scalars": (1500, 950)}
-"""Name in the address -> width and height of its window, pixels: every open column of HPARAMS is seen, and the charts of rate and step."""
+PAGES = {
+    "hparams": (2240, 580),
+    "custom_scalars": (1500, 790),
+    "images": (1500, 1300),
+    "scalars": (1500, 950),
+}
+"""Name in the address -> width and height of its window, pixels: every open column of HPARAMS is seen, and
+the charts of rate and step.
+"""
 AS_MEASURED = "&_smoothingWeight=0"
 ALL_OF_IT = "if (location.protocol === 'http:') localStorage.setItem('_ignoreYOutliers', 'false')"
 """Settings of a page with curves: every point where it is, a ceiling far above the rate too."""
 TIMEOUT_S = 120.0
 SETTLED_S, SHELL = 2.0, 12
-"""Without a change for so long, a page that waits for nothing and has more lines of text than TensorBoard's own head is complete."""
+"""Without a change for so long, a page that waits for nothing and has more lines of text than TensorBoard's
+own head is complete.
+"""
 TEXT = """
 (() => {
   const found = [];
@@ -77,13 +88,21 @@ class Page:
     def open(self, address: str, page: str) -> None:
         """`page` of the TensorBoard at `address`."""
         width, height = PAGES[page]
-        self._ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         self._ask("Page.navigate", url="about:blank")  # another hash alone would not load the page anew
         self._loading.clear()
         self._ask("Page.navigate", url=f"{address}#{page}{AS_MEASURED}")
 
     def text(self) -> str:
-        return str(self._ask("Runtime.evaluate", expression=TEXT, returnByValue=True)["result"].get("value", ""))
+        return str(
+            self._ask("Runtime.evaluate", expression=TEXT, returnByValue=True)["result"].get("value", "")
+        )
 
     def settle(self) -> str:
         """Wait until nothing is added to the page any more: its text."""
@@ -116,7 +135,9 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 def started(command: list[str], log: Path, cwd: Path | None = None) -> Iterator[None]:
     """A program with all that it starts, to be ended together."""
     with log.open("wb") as said:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=cwd, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, cwd=cwd, start_new_session=True
+        )
     try:
         yield
     finally:
@@ -130,21 +151,40 @@ def tensorboard(logdir: Path) -> Iterator[str]:
     """Its address while it runs."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
-        command = [sys.executable, "-m", "tensorboard.main", "--logdir", ".", "--host", "127.0.0.1", "--port", "0"]
+        command = [
+            sys.executable,
+            "-m",
+            "tensorboard.main",
+            "--logdir",
+            ".",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+        ]
         with started(command, log, cwd=logdir):  # whose path the pages show
             yield until(lambda: re.search(r"at (http://\S+/) ", log.read_text()), "TensorBoard")[1]
 
 
 @contextmanager
 def browser() -> Iterator[Page]:
-    """A tab of a headless Chromium. Raises FileNotFoundError, ImportError when it or `websockets` is not installed."""
+    """A tab of a headless Chromium. Raises FileNotFoundError, ImportError when it or `websockets` is not
+    installed.
+    """
     from websockets.sync.client import connect
 
     program = next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         raise FileNotFoundError(f"no browser: none of {', '.join(BROWSERS)} is installed")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--hide-scrollbars")
+        flags = (
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--hide-scrollbars",
+        )
         command = [program, *flags, f"--user-data-dir={folder}", "--remote-debugging-port=0", "about:blank"]
         told = Path(folder) / "DevToolsActivePort"
         with started(command, Path(folder) / "log"):
@@ -153,7 +193,10 @@ def browser() -> Iterator[Page]:
 
             def tab() -> str | None:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
-                    return next((one["webSocketDebuggerUrl"] for one in json.load(answer) if one["type"] == "page"), None)
+                    return next(
+                        (one["webSocketDebuggerUrl"] for one in json.load(answer) if one["type"] == "page"),
+                        None,
+                    )
 
             with connect(until(tab, "its first tab"), max_size=None, proxy=None) as socket:
                 yield Page(socket)
@@ -162,7 +205,10 @@ def browser() -> Iterator[Page]:
 def main(argv: list[str]) -> int:
     if len(argv) != 3 or argv[1] not in PAGES or not Path(argv[0]).is_dir():
         got = " ".join(argv) or "nothing"
-        print(f"screenshots: got {got}; it takes LOGDIR PAGE OUT.png: a folder of runs, one of {', '.join(PAGES)}, a file", file=sys.stderr)
+        print(
+            f"screenshots: got {got}; it takes LOGDIR PAGE OUT.png: a folder of runs, one of {', '.join(PAGES)}, a file",
+            file=sys.stderr,
+        )
         return 2
     with tensorboard(Path(argv[0])) as address, browser() as page:
         page.open(address, argv[1])

@@ -20,7 +20,8 @@ from plan import draws
 from report.phases import Phases
 from tasks.classification import Classification
 
-# family -> (its smallest member, a size that it can train on: the smallest that its layers allow, or the only one)
+# family -> (its smallest member, a size that it can train on: the smallest that its layers allow, or the only
+# one)
 FAMILIES = {
     "alexnet": ("alexnet", 64),
     "convnext": ("convnext_tiny", 32),
@@ -53,7 +54,10 @@ def family(name: str) -> str:
     """`regnet_y_16gf` -> `regnet_y`, `vgg16_bn` -> `vgg_bn`, `efficientnet_v2_l` -> `efficientnet_v2`."""
     if name.startswith("vgg"):
         return "vgg_bn" if name.endswith("_bn") else "vgg"
-    stem = re.match(r"(efficientnet_v2|mobilenet_v\d|shufflenet_v2|swin_v2|regnet_[xy]|wide_resnet|inception|[a-z]+)", name)
+    stem = re.match(
+        r"(efficientnet_v2|mobilenet_v\d|shufflenet_v2|swin_v2|regnet_[xy]|wide_resnet|inception|[a-z]+)",
+        name,
+    )
     assert stem
     return stem.group(1)
 
@@ -106,7 +110,8 @@ def test_one_step(name: str) -> None:
     outputs: Any = module.train()(batch.images)
     assert isinstance(outputs, torch.Tensor) == (registry.auxiliary_weight(arch) == 0)
     before = {key: parameter.detach().clone() for key, parameter in module.named_parameters()}
-    for position in range(2):  # a head that starts at zero gives the layers before it no gradient in the first step
+    # a head that starts at zero gives the layers before it no gradient in the first step
+    for position in range(2):
         outcome = step(iter([batch]), lr=0.005, epoch=0, position=position, want_norm=True)
         assert outcome[1] == BATCH and (position or torch.isfinite(outcome[0]))
     still = [key for key, parameter in module.named_parameters() if torch.equal(parameter, before[key])]

@@ -1,4 +1,6 @@
-"""TensorBoard in a real browser, over a folder that a benchmark has left: what the README says of its pages can be read there."""
+"""TensorBoard in a real browser, over a folder that a benchmark has left: what the README says of its pages
+can be read there.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.end_to_end import screenshots
 pytest.importorskip("websockets", reason="websockets is not installed (requirements-dev.txt)")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not any(map(shutil.which, screenshots.BROWSERS)), reason=f"none of {', '.join(screenshots.BROWSERS)} is installed"),
+    pytest.mark.skipif(
+        not any(map(shutil.which, screenshots.BROWSERS)),
+        reason=f"none of {', '.join(screenshots.BROWSERS)} is installed",
+    ),
 ]
 
 
@@ -28,14 +33,42 @@ pytestmark = [
 def measured(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`bench train` at two batch sizes; how few steps a busy machine has made of them is no matter here."""
     folder = tmp_path_factory.mktemp("bench")
-    asked = ["--archs", "squeezenet1_1", "--batch-sizes", "4", "8", "--loaders", "torchvision", "--precisions", "fp32", "--seconds", "1"]
-    small = ["--workers", "0", "--image-size", "32", "--min-window-s", "0.2", "--log-every", "5", "--manifest-dir", str(folder / "cache")]
+    asked = [
+        "--archs",
+        "squeezenet1_1",
+        "--batch-sizes",
+        "4",
+        "8",
+        "--loaders",
+        "torchvision",
+        "--precisions",
+        "fp32",
+        "--seconds",
+        "1",
+    ]
+    small = [
+        "--workers",
+        "0",
+        "--image-size",
+        "32",
+        "--min-window-s",
+        "0.2",
+        "--log-every",
+        "5",
+        "--manifest-dir",
+        str(folder / "cache"),
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         patch.setattr(_suite, "LEAST", 1)
         patch.setattr(_suite, "LEAST_STEPS", 1)
-        assert bench.main(["train", "--data", str(pictures), *asked, "--output", str(folder / "out"), "--", *small]) == 0
+        assert (
+            bench.main(
+                ["train", "--data", str(pictures), *asked, "--output", str(folder / "out"), "--", *small]
+            )
+            == 0
+        )
     assert [row["status"] for row in results(folder / "out")] == ["ok", "ok"]
     return folder / "out"
 
@@ -57,15 +90,23 @@ def test_hparams_is_the_table_of_throughput(measured: Path, pages: dict[str, lis
     lines = pages["hparams"]
     first = lines.index("Trial ID")
     titles = ["arch", "batch_size", "loader", "precision", "world_size"]
-    titles += [f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")]
+    titles += [
+        f"throughput/{name}" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling", "efficiency")
+    ]
     assert [line for line in lines[first + 1 :] if line != "Show Metrics"][: len(titles)] == titles
     rows = results(measured)
     assert len(rows) == 2
     for row in rows:
         told = json.loads((measured / row["folder"] / "summary.json").read_text())
         cells = lines[lines.index(row["folder"], first) + 1 :][: len(titles)]
-        assert [cells[0], float(cells[1]), cells[2], cells[3]] == [told[name] for name in ("arch", "batch_size", "loader", "precision")]
-        figures = [told["world_size"], told["rate"]["steady"], *(told["ceiling"][name]["rate"] for name in ("compute", "loader"))]
+        assert [cells[0], float(cells[1]), cells[2], cells[3]] == [
+            told[name] for name in ("arch", "batch_size", "loader", "precision")
+        ]
+        figures = [
+            told["world_size"],
+            told["rate"]["steady"],
+            *(told["ceiling"][name]["rate"] for name in ("compute", "loader")),
+        ]
         assert [float(cell) for cell in cells[4:]] == pytest.approx([*figures, told["efficiency"]], rel=1e-3)
 
 

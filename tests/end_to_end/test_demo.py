@@ -16,7 +16,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def drawn(folder: Path, images: int) -> None:
-    """As many training images of each class, which the demo takes for the whole set: it would draw for half a minute."""
+    """As many training images of each class, which the demo takes for the whole set: it would draw for half a
+    minute.
+    """
     demo_set.write(folder, images, 15, progress=False)
     stamp = folder / demo_set.STAMP
     said = json.loads(stamp.read_text(encoding="utf-8"))
@@ -27,16 +29,31 @@ def drawn(folder: Path, images: int) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("images", "epochs", "top1"), [(10, 1, 0.0), (60, 4, 0.2)], ids=["short", "learns"])
 def test_the_demo_ends_with_the_table(images: int, epochs: int, top1: float, tmp_path: Path) -> None:
-    """In few passes over fewer images: of `learns` a seventh of its steps. The time is for a machine that others share."""
+    """In few passes over fewer images: of `learns` a seventh of its steps. The time is for a machine that
+    others share.
+    """
     drawn(tmp_path / "demo-data", images)
-    here = {**os.environ, "SATURATE_PYTHON": sys.executable, "SATURATE_DEMO_DIR": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = ["bash", "scripts/demo.sh", *f"--epochs {epochs} --val-every {epochs} --warmup-epochs 1".split()]
-    said = subprocess.run(command, cwd=ROOT, env=here, capture_output=True, text=True, timeout=850, check=False)
+    here = {
+        **os.environ,
+        "SATURATE_PYTHON": sys.executable,
+        "SATURATE_DEMO_DIR": str(tmp_path),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    command = [
+        "bash",
+        "scripts/demo.sh",
+        *f"--epochs {epochs} --val-every {epochs} --warmup-epochs 1".split(),
+    ]
+    said = subprocess.run(
+        command, cwd=ROOT, env=here, capture_output=True, text=True, timeout=850, check=False
+    )
     assert said.returncode == 0, said.stdout[-2000:] + said.stderr[-2000:]
     assert f"{tmp_path / 'demo-data'}: already there" in said.stdout
     (summary,) = tmp_path.glob("demo-*/summary.json")
     found = json.loads(summary.read_text(encoding="utf-8"))
-    assert found["validation"]["samples"] == 150 and found["validation"]["top1"] >= top1, "chance is 10 %: four deviations above it"
+    assert found["validation"]["samples"] == 150 and found["validation"]["top1"] >= top1, (
+        "chance is 10 %: four deviations above it"
+    )
     for line in (
         "top-1",
         "rate",

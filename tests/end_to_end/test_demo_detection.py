@@ -23,7 +23,9 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_preset_learns(train: Runner, shapes: Path) -> None:
-    """In a quarter of the demo's steps, validated once; the header of the preset has the figures of all of them."""
+    """In a quarter of the demo's steps, validated once; the header of the preset has the figures of all of
+    them.
+    """
     preset = ("--config", ROOT / "configs/coco/demo.yaml", "--data", shapes)
     learning = train(*preset, "--output", "learned", *SHORT)
     learning.wait(500)  # a minute on two cores; here it may have one

@@ -10,7 +10,9 @@ from scripts import demo_videos
 from tests.end_to_end.runs import ROOT, Runner, summary
 
 CLASSES = ("down", "sideways", "still", "up")
-"""Of the demo's eight: learned in 110 steps, where eight were at 19 to 52 % after 180, by the seed; on other processors by others."""
+"""Of the demo's eight: learned in 110 steps, where eight were at 19 to 52 % after 180, by the seed; on other
+processors by others.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,21 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: object) -> float:
     """Top-1 of the demo's preset after epochs of 5 steps; the demo's have many more."""
-    short = ("--epochs", epochs, "--val-every", epochs, "--warmup-epochs", 0.5, "--workers", 1, "--ceilings", "false")
-    process = train("--config", ROOT / "configs/video/demo.yaml", "--data", videos, "--output", output, *short, *flags)
+    short = (
+        "--epochs",
+        epochs,
+        "--val-every",
+        epochs,
+        "--warmup-epochs",
+        0.5,
+        "--workers",
+        1,
+        "--ceilings",
+        "false",
+    )
+    process = train(
+        "--config", ROOT / "configs/video/demo.yaml", "--data", videos, "--output", output, *short, *flags
+    )
     process.wait(500)  # 84 to 93 s on a slow core, 22 from single frames
     process.done()
     return float(summary(train.cwd / output)["validation"]["top1"])
@@ -39,4 +54,6 @@ def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: obj
 def test_the_preset_learns_the_motion_and_not_a_frame(train: Runner, videos: Path) -> None:
     """In few of the demo's steps; the header of the preset has the figures of all of them."""
     assert shortened(train, videos, "clips", 22) >= 0.7, "chance is 25 %; seeds 0 to 3 had 91 to 98 %"
-    assert shortened(train, videos, "frames", 5, "--clip-frames", 1) < 0.4, "chance is 25 %; seeds 0 to 3 had 17 to 25 %"
+    assert shortened(train, videos, "frames", 5, "--clip-frames", 1) < 0.4, (
+        "chance is 25 %; seeds 0 to 3 had 17 to 25 %"
+    )

@@ -1,4 +1,6 @@
-"""Training detectors, whole runs: what is said, resuming, validation over ranks, the results file, damage, and mistakes in one line."""
+"""Training detectors, whole runs: what is said, resuming, validation over ranks, the results file, damage,
+and mistakes in one line.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,75 @@ from tests.unit.coco_files import write_coco
 
 TRAIN, VAL = 16, 9  # images; every fourth has no annotation
 STEPS = 2 * 12 // 3
-BOXES = ("--task", "detection", "--image-size", 64, "--longer-side", 96, "--batch-size", 3, "--workers", 1, "--precision", "fp32")
-SMALL = (*BOXES, "--arch", "fcos_tiny", "--loader", "torchvision", "--ceilings", "false", "--log-every", 1, "--epochs", 2, "--lr", 0.001)
-LITE = ("--task", "detection", "--arch", "ssdlite320_mobilenet_v3_large", "--image-size", 96, "--batch-size", 4, "--workers", 1)
-MANY = (*LITE, "--precision", "fp32", "--loader", "torchvision", "--ceilings", "false", "--epochs", 1, "--lr", 0.01)
+BOXES = (
+    "--task",
+    "detection",
+    "--image-size",
+    64,
+    "--longer-side",
+    96,
+    "--batch-size",
+    3,
+    "--workers",
+    1,
+    "--precision",
+    "fp32",
+)
+SMALL = (
+    *BOXES,
+    "--arch",
+    "fcos_tiny",
+    "--loader",
+    "torchvision",
+    "--ceilings",
+    "false",
+    "--log-every",
+    1,
+    "--epochs",
+    2,
+    "--lr",
+    0.001,
+)
+LITE = (
+    "--task",
+    "detection",
+    "--arch",
+    "ssdlite320_mobilenet_v3_large",
+    "--image-size",
+    96,
+    "--batch-size",
+    4,
+    "--workers",
+    1,
+)
+MANY = (
+    *LITE,
+    "--precision",
+    "fp32",
+    "--loader",
+    "torchvision",
+    "--ceilings",
+    "false",
+    "--epochs",
+    1,
+    "--lr",
+    0.01,
+)
 """A detector that finds something in every image, however little it has learnt."""
-TWELVE = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large", "ar1", "ar10", "ar100", "ar_small", "ar_medium", "ar_large")
+TWELVE = (
+    "ap",
+    "ap50",
+    "ap75",
+    "ap_small",
+    "ap_medium",
+    "ap_large",
+    "ar1",
+    "ar10",
+    "ar100",
+    "ar_small",
+    "ar_medium",
+    "ar_large",
+)
 
 
 @pytest.fixture(scope="session")
@@ -32,10 +97,44 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_what_is_said_of_boxes(train: Runner, shapes: Path) -> None:
-    windows = ("--epochs", 2, "--val-every", 2, "--log-every", 2, "--min-window-s", 0.01, "--lr", 0.001, "--arch", "fcos_tiny")
-    said = train(*BOXES, "--data", shapes, *windows, "--augment", "multiscale", "--short-sides", 48, 64, "--output", "run").done().out
+    windows = (
+        "--epochs",
+        2,
+        "--val-every",
+        2,
+        "--log-every",
+        2,
+        "--min-window-s",
+        0.01,
+        "--lr",
+        0.001,
+        "--arch",
+        "fcos_tiny",
+    )
+    said = (
+        train(
+            *BOXES,
+            "--data",
+            shapes,
+            *windows,
+            "--augment",
+            "multiscale",
+            "--short-sides",
+            48,
+            64,
+            "--output",
+            "run",
+        )
+        .done()
+        .out
+    )
     found = summary(train.cwd / "run")
-    assert (found["task"], found["arch"], found["loader"], found["rate"]["unit"]) == ("detection", "fcos_tiny", "torchvision", "img/s")
+    assert (found["task"], found["arch"], found["loader"], found["rate"]["unit"]) == (
+        "detection",
+        "fcos_tiny",
+        "torchvision",
+        "img/s",
+    )
     assert (found["steps"], found["samples"], found["samples_failed"]) == (STEPS, 3 * STEPS, [])
     boxes = found["detection"]
     assert boxes["instances_per_s"] == pytest.approx(found["rate"]["steady"] * boxes["instances_per_image"])
@@ -57,7 +156,11 @@ def test_the_results_file_is_scored_alone(train: Runner, shapes: Path) -> None:
     assert {"image_id", "category_id", "bbox", "score"} <= set(json.loads(results.read_text())[0])
     told = []
     for name in ("faster-coco-eval", "pycocotools"):
-        said = train("--task", "detection", "--data", shapes, "--score", results, "--evaluator", name).done().out.splitlines()
+        said = (
+            train("--task", "detection", "--data", shapes, "--score", results, "--evaluator", name)
+            .done()
+            .out.splitlines()
+        )
         told.append(said[said.index("boxes:") :])  # the first reads the headers
     assert told[0] == told[1]
     ap50 = summary(train.cwd / "run")["validation"]["ap50"]
@@ -69,7 +172,8 @@ def start(train: Runner, shapes: Path, output: str, *flags: object) -> Process:
 
 
 def test_stopped_and_resumed(train: Runner, shapes: Path) -> None:
-    """SIGTERM leaves a checkpoint; from there the same samples come: losses, validations and weights are those of a run in one go.
+    """SIGTERM leaves a checkpoint; from there the same samples come: losses, validations and weights are
+    those of a run in one go.
 
     So they are behind a SIGKILL early in the second epoch, when the first one's boxes may still be scored.
     """
@@ -94,18 +198,42 @@ def test_stopped_and_resumed(train: Runner, shapes: Path) -> None:
         assert losses(output) == losses(whole) and len(losses(whole)) == STEPS
         assert points(output, "val") == points(whole, "val")
         for name in ("last.pt", "best.pt"):
-            first, second = (torch.load(folder / name, weights_only=True)["model"] for folder in (whole, output))
+            first, second = (
+                torch.load(folder / name, weights_only=True)["model"] for folder in (whole, output)
+            )
             assert all(torch.equal(value, second[key]) for key, value in first.items())
 
 
 def test_an_epoch_in_another_order_is_said(train: Runner, shapes: Path) -> None:
     start(train, shapes, "run", "--steps", 2, "--val-every", 0).done()
-    said = start(train, shapes, "run", "--augment", "multiscale", "--short-sides", 48, 64, "--steps", 3, "--val-every", 0).done().out
-    assert "this epoch was begun in another order (seed 0, sizes of flip 64 96; now seed 0, sizes of multiscale" in " ".join(said.split())
+    said = (
+        start(
+            train,
+            shapes,
+            "run",
+            "--augment",
+            "multiscale",
+            "--short-sides",
+            48,
+            64,
+            "--steps",
+            3,
+            "--val-every",
+            0,
+        )
+        .done()
+        .out
+    )
+    assert (
+        "this epoch was begun in another order (seed 0, sizes of flip 64 96; now seed 0, sizes of multiscale"
+        in " ".join(said.split())
+    )
 
 
 def test_nothing_to_find(train: Runner, shapes: Path) -> None:
-    """Without an annotation to validate on there is no AP, and best.pt is written all the same; without one to train on nothing begins."""
+    """Without an annotation to validate on there is no AP, and best.pt is written all the same; without one
+    to train on nothing begins.
+    """
     data = train.cwd / "data"
     shutil.copytree(shapes, data)
     for split in ("val2017", "train2017"):
@@ -118,7 +246,9 @@ def test_nothing_to_find(train: Runner, shapes: Path) -> None:
 
 
 def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
-    """Each image once, whatever the number of ranks: the same figures to the last digit; also with an image that cannot be decoded."""
+    """Each image once, whatever the number of ranks: the same figures to the last digit; also with an image
+    that cannot be decoded.
+    """
     data = train.cwd / "data"
     shutil.copytree(shapes, data)
     image = sorted((data / "val2017").iterdir())[0]
@@ -128,7 +258,19 @@ def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
     def evaluated(ranks: int, *flags: object) -> dict[str, Any]:
         output = f"evaluated-{len(train.started)}"
         # one image a batch: kernels differ by shape
-        arguments = (*MANY, "--data", data, "--evaluate", "true", "--resume", "run/last.pt", "--val-batch-size", 1, "--output", output)
+        arguments = (
+            *MANY,
+            "--data",
+            data,
+            "--evaluate",
+            "true",
+            "--resume",
+            "run/last.pt",
+            "--val-batch-size",
+            1,
+            "--output",
+            output,
+        )
         for process in train.ranks(ranks, *arguments, *flags):
             process.wait()
             assert process.poll() == 0, process.err
@@ -148,7 +290,20 @@ def test_images_without_boxes(train: Runner, shapes: Path) -> None:
 @pytest.mark.parametrize("arch", ["maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn"])
 @pytest.mark.slow
 def test_masks_and_keypoints(train: Runner, shapes: Path, arch: str) -> None:
-    flags = ("--arch", arch, "--loader", "torchvision", "--ceilings", "false", "--steps", 1, "--image-size", 32, "--longer-side", 48)
+    flags = (
+        "--arch",
+        arch,
+        "--loader",
+        "torchvision",
+        "--ceilings",
+        "false",
+        "--steps",
+        1,
+        "--image-size",
+        32,
+        "--longer-side",
+        48,
+    )
     train(*BOXES, *flags, "--data", shapes, "--output", "run").done()
     val = summary(train.cwd / "run")["validation"]
     assert {"ap", "mask_ap" if "mask" in arch else "keypoint_ap"} <= set(val)
@@ -157,13 +312,18 @@ def test_masks_and_keypoints(train: Runner, shapes: Path, arch: str) -> None:
 MISTAKES: tuple[tuple[tuple[object, ...], tuple[str, ...]], ...] = (
     (("--loader", "pyav"), ("--loader", "'pyav'", "torchvision")),
     (("--arch", "resnet50"), ("--arch", "'resnet50'", "fcos_resnet50_fpn")),
-    (("--arch", "keypointrcnn_resnet50_fpn", "--trainable-layers", 6), ("--trainable-layers got 6", "0 to 5")),
+    (
+        ("--arch", "keypointrcnn_resnet50_fpn", "--trainable-layers", 6),
+        ("--trainable-layers got 6", "0 to 5"),
+    ),
     (("--weights-backbone", "nowhere.pt"), ("--weights-backbone nowhere.pt",)),
     (("--batch-size", 13), ("12 training samples", "--batch-size 12")),
 )
 
 
-@pytest.mark.parametrize(("flags", "said"), MISTAKES, ids=[" ".join(map(str, flags)) for flags, _ in MISTAKES])
+@pytest.mark.parametrize(
+    ("flags", "said"), MISTAKES, ids=[" ".join(map(str, flags)) for flags, _ in MISTAKES]
+)
 def test_mistakes(train: Runner, shapes: Path, flags: tuple[object, ...], said: tuple[str, ...]) -> None:
     line = train(*SMALL, "--data", shapes, *flags).mistake()
     assert all(part in line for part in said), line

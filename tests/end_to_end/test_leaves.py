@@ -19,7 +19,20 @@ from tasks.classification import KIND
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, summary
 from tests.end_to_end.test_rates import Told, check_rates
 
-FLAGS = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 10, "--workers", 1, "--epochs", 2, "--lr", 0.002)
+FLAGS = (
+    "--arch",
+    "squeezenet1_1",
+    "--image-size",
+    32,
+    "--batch-size",
+    10,
+    "--workers",
+    1,
+    "--epochs",
+    2,
+    "--lr",
+    0.002,
+)
 WINDOWS = ("--log-every", 4, "--min-window-s", 0.05)
 STEPS, DROPPED = 18, 12
 
@@ -45,7 +58,10 @@ CONTRACT: dict[str, Any] = {
     "cpu": {"utilisation": OPTIONAL, "steal": OPTIONAL},
 }
 TAGS = {
-    *(f"throughput/{name}" for name in ("samples_per_s", "per_gpu", "compute_ceiling", "loader_ceiling", "efficiency")),
+    *(
+        f"throughput/{name}"
+        for name in ("samples_per_s", "per_gpu", "compute_ceiling", "loader_ceiling", "efficiency")
+    ),
     *(f"time/{name}_ms" for name in ("data_wait", "forward", "backward", "update")),
     *(f"train/{name}" for name in ("loss", "lr", "grad_norm", "loss_scale", "skipped_steps")),
     *(f"val/{name}" for name in ("top1", "top5", "loss")),
@@ -55,11 +71,17 @@ TAGS = {
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], zygote: Any, pictures: Path) -> Iterator[Runner]:
+def run(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], zygote: Any, pictures: Path
+) -> Iterator[Runner]:
     """A run in folder `run`, by the real command, and the same without ceilings in folder `bare`."""
     runner = Runner(tmp_path_factory.mktemp("runs"), environment, zygote)
-    bare = runner("--data", pictures, *FLAGS, "--log-every", 1, "--ceilings", "false", "--output", "bare").done()
-    with runner.command(ROOT / "train.py", "--data", pictures, *FLAGS, *WINDOWS, "--output", "run") as process:
+    bare = runner(
+        "--data", pictures, *FLAGS, "--log-every", 1, "--ceilings", "false", "--output", "bare"
+    ).done()
+    with runner.command(
+        ROOT / "train.py", "--data", pictures, *FLAGS, *WINDOWS, "--output", "run"
+    ) as process:
         _, said = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, said) == (0, "")
     assert bare.poll() == 0
@@ -81,15 +103,34 @@ def test_files(run: Runner) -> None:
     names = sorted(path.name for path in (run.cwd / "run").iterdir())
     events = [name for name in names if name.startswith("events.out.tfevents.")]
     assert len(events) == 1
-    assert [name for name in names if name not in events] == ["best.pt", "config.yaml", "last.pt", "metrics.jsonl", "summary.json"]
-    assert sorted(path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")) == ["bare", "run"]
+    assert [name for name in names if name not in events] == [
+        "best.pt",
+        "config.yaml",
+        "last.pt",
+        "metrics.jsonl",
+        "summary.json",
+    ]
+    assert sorted(path.name for path in run.cwd.iterdir() if not path.name.startswith("process-")) == [
+        "bare",
+        "run",
+    ]
 
 
 def test_summary_is_the_contract(run: Runner) -> None:
     found = summary(run.cwd / "run")
     check(found, CONTRACT, "summary")
-    assert (found["arch"], found["loader"], found["world_size"], found["batch_size"]) == ("squeezenet1_1", "torchvision", 1, 10)
-    assert (found["epochs"], found["steps"], found["samples"], found["samples_dropped"]) == (2, STEPS, 10 * STEPS, DROPPED)
+    assert (found["arch"], found["loader"], found["world_size"], found["batch_size"]) == (
+        "squeezenet1_1",
+        "torchvision",
+        1,
+        10,
+    )
+    assert (found["epochs"], found["steps"], found["samples"], found["samples_dropped"]) == (
+        2,
+        STEPS,
+        10 * STEPS,
+        DROPPED,
+    )
     assert found["samples_failed"] == []
     assert "--arch squeezenet1_1" in found["command"]
     assert 0 <= found["validation"]["top1"] <= found["validation"]["top5"] <= 1
@@ -104,10 +145,15 @@ def test_rates_are_consistent(run: Runner) -> None:
 def test_points_of_the_curves(run: Runner) -> None:
     output = run.cwd / "run"
     for point in points(output, "train"):
-        assert {"epoch", "consumed", "losses", "lr", "grad_norm", "loss_scale", "skipped_steps", "ms"} <= set(point)
+        assert {"epoch", "consumed", "losses", "lr", "grad_norm", "loss_scale", "skipped_steps", "ms"} <= set(
+            point
+        )
     assert len(losses(output)) == STEPS
     validations = points(output, "val")
-    assert [(point["epoch"], point["step"], point["samples"]) for point in validations] == [(0, 9, 44), (1, 18, 44)]
+    assert [(point["epoch"], point["step"], point["samples"]) for point in validations] == [
+        (0, 9, 44),
+        (1, 18, 44),
+    ]
     assert summary(output)["validation"]["loss"] == validations[-1]["loss"]
 
 
@@ -125,10 +171,16 @@ def test_tensorboard(run: Runner) -> None:
     board.Reload()
     tags = board.Tags()
     assert set(tags["scalars"]) >= TAGS, TAGS - set(tags["scalars"])
-    shown = {f"{group}/{name}" for group, charts in layout(KIND).items() for names in charts.values() for name in names}
+    shown = {
+        f"{group}/{name}"
+        for group, charts in layout(KIND).items()
+        for names in charts.values()
+        for name in names
+    }
     promised = {*metrics(compared()), *shown}
     missing = {tag for tag in promised - set(tags["scalars"]) if not tag.startswith(("gpu/", "memory/"))}
-    missing -= {"val/ap", "val/ap50"}  # of detectors; the HPARAMS page takes its columns from whichever run it meets first
+    # of detectors; the HPARAMS page takes its columns from whichever run it meets first
+    missing -= {"val/ap", "val/ap50"}
     assert missing <= {"time/transfer_ms"}, "a column that no code fills; the transfer is one to a GPU"
     assert all(math.isfinite(event.value) for tag in tags["scalars"] for event in board.Scalars(tag))
     for tag in ("train/loss", "val/top1"):
@@ -136,7 +188,9 @@ def test_tensorboard(run: Runner) -> None:
         assert steps == sorted(set(steps)), tag
     assert tags["images"] == ["augmented"]
     (grid,) = board.Images("augmented")
-    assert (grid.width, grid.height) == (4 * 32 + 3 * 2, 3 * 32 + 2 * 2), "ten images in rows of four, two pixels apart"
+    assert (grid.width, grid.height) == (4 * 32 + 3 * 2, 3 * 32 + 2 * 2), (
+        "ten images in rows of four, two pixels apart"
+    )
     plugins = board.summary_metadata
     assert "_hparams_/session_start_info" in plugins and "_hparams_/session_end_info" in plugins
     assert any("custom_scalars" in tag for tag in plugins)
@@ -154,7 +208,15 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
 def test_console(run: Runner) -> None:
     """Plain lines where there is no terminal: an epoch, a validation, and a table with what to change first."""
     said = run.started[0].out
-    for words in ("epoch 1/2", "epoch 2/2", "validated epoch 2: top1", "top-1", "change first", "run folder:", "tensorboard --logdir"):
+    for words in (
+        "epoch 1/2",
+        "epoch 2/2",
+        "validated epoch 2: top1",
+        "top-1",
+        "change first",
+        "run folder:",
+        "tensorboard --logdir",
+    ):
         assert words in said
     assert "\x1b" not in said and "\r" not in said
 

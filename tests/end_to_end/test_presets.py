@@ -18,7 +18,9 @@ DETECTORS = torchvision.models.list_models(module=torchvision.models.detection)
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_preset(path: Path) -> None:
-    """Parses, sets what it says, names what exists, is the recipe of its architecture; its header is a page of a lab book."""
+    """Parses, sets what it says, names what exists, is the recipe of its architecture; its header is a page
+    of a lab book.
+    """
     config = parse(["--config", str(path)])
     for key, value in read_preset(path).items():
         got = config.flat()[key.replace("-", "_")]
@@ -30,17 +32,24 @@ def test_preset(path: Path) -> None:
     assert config.model.arch in kind.registry.names()
     assert config.loading.loader in (*kind.loaders, "auto")
     header = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert all(any(line.startswith(f"# {word} ") for line in header) for word in ("command", "hardware", "expected", "source"))
+    assert all(
+        any(line.startswith(f"# {word} ") for line in header)
+        for word in ("command", "hardware", "expected", "source")
+    )
 
 
 @pytest.mark.parametrize("arch", DETECTORS)
 def test_detectors_expect_what_torchvision_published(arch: str) -> None:
-    """The header's figures are those of torchvision's weights, and the backbone's weights are known by the name that is set."""
+    """The header's figures are those of torchvision's weights, and the backbone's weights are known by the
+    name that is set.
+    """
     path = ROOT / f"configs/coco/{arch}.yaml"
     config = parse(["--config", str(path)])
     published = torchvision.models.get_model_weights(arch)["COCO_V1"]
     (expected,) = (line for line in path.read_text().splitlines() if line.startswith("# expected "))
-    figures = {name: float(value) for name, value in re.findall(r"(box|mask|keypoint) AP (\d+\.\d)", expected)}
+    figures = {
+        name: float(value) for name, value in re.findall(r"(box|mask|keypoint) AP (\d+\.\d)", expected)
+    }
     metrics = published.meta["_metrics"]["COCO-val2017"]
     keys = {"box": "box_map", "mask": "mask_map", "keypoint": "kp_map"}
     assert figures == {name: metrics[key] for name, key in keys.items() if key in metrics}
@@ -53,6 +62,9 @@ def test_detectors_expect_what_torchvision_published(arch: str) -> None:
 
 def test_there_are_presets() -> None:
     names = {str(path.relative_to(ROOT / "configs")) for path in PRESETS}
-    assert names >= {"demo.yaml", *(f"imagenet/{arch}.yaml" for arch in ("alexnet", "resnet18", "resnet50", "shufflenet_v2_x0_5"))}
+    assert names >= {
+        "demo.yaml",
+        *(f"imagenet/{arch}.yaml" for arch in ("alexnet", "resnet18", "resnet50", "shufflenet_v2_x0_5")),
+    }
     assert names >= {f"video/{name}.yaml" for name in ("demo", "r3d_18", "mvit_v2_s", "s3d")}
     assert names >= {f"coco/{arch}.yaml" for arch in DETECTORS}

@@ -1,5 +1,6 @@
-"""The rate against a stopwatch of our own, an intervention (slower reads move what is bound by its loader, and nothing else), and a
-summary whose figures follow from the points that led to them."""
+"""The rate against a stopwatch of our own, an intervention (slower reads move what is bound by its loader,
+and nothing else), and a summary whose figures follow from the points that led to them.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +17,32 @@ import pytest
 
 from tests.end_to_end.runs import TIMEOUT_S, Runner, points, summary, until
 
-SMALL = ("--arch", "squeezenet1_1", "--precision", "fp32", "--epochs", 1000, "--val-every", 0, "--save-every-minutes", 0)
+SMALL = (
+    "--arch",
+    "squeezenet1_1",
+    "--precision",
+    "fp32",
+    "--epochs",
+    1000,
+    "--val-every",
+    0,
+    "--save-every-minutes",
+    0,
+)
 WITHIN = 0.02
 PHASES = ("data_wait", "forward", "backward", "update")
 SPAN, ENDS, SPANS, RUNS = 15, 4, 3, 3
-"""Windows that the stopwatch is held to, and at either end of them; times that it tries; runs, of which one must pass its own check."""
+"""Windows that the stopwatch is held to, and at either end of them; times that it tries; runs, of which one
+must pass its own check.
+"""
 
 
 def drift(told_s: list[float], seen: list[float]) -> float:
-    """By how much the durations of a span's windows differ from a stopwatch that noted when each was seen, as a share of its time.
+    """By how much the durations of a span's windows differ from a stopwatch that noted when each was seen, as
+    a share of its time.
 
-    A window is seen late when a process had to wait for a core, and never early: at either end that one counts which was seen the soonest.
+    A window is seen late when a process had to wait for a core, and never early: at either end that one
+    counts which was seen the soonest.
     """
     ended = list(accumulate(told_s))
     late = [ours - theirs for ours, theirs in zip(seen, ended, strict=True)]
@@ -39,14 +55,31 @@ def test_a_wrong_duration_is_seen_and_a_late_look_is_not() -> None:
     seen = [10.0 + 0.5 * at for at in range(SPAN)]
     assert drift([0.5] * SPAN, seen) == pytest.approx(0)
     for at in (0, 1, 7, SPAN - 1):
-        assert drift([0.5] * SPAN, [when + 0.4 * (at == i) for i, when in enumerate(seen)]) == pytest.approx(0)
+        assert drift([0.5] * SPAN, [when + 0.4 * (at == i) for i, when in enumerate(seen)]) == pytest.approx(
+            0
+        )
     for wrong in (0.97, 1.03):
         assert abs(drift([0.5 * wrong] * SPAN, seen)) > WITHIN
 
 
 def test_stopwatch(train: Runner) -> None:
-    """Windows are what the run says of its time, the clock of this process is another's; of a few spans one must agree."""
-    flags = ("--loader", "synthetic", "--image-size", 32, "--batch-size", 8, "--log-every", 1, "--min-window-s", 0.5, "--ceilings", "false")
+    """Windows are what the run says of its time, the clock of this process is another's; of a few spans one
+    must agree.
+    """
+    flags = (
+        "--loader",
+        "synthetic",
+        "--image-size",
+        32,
+        "--batch-size",
+        8,
+        "--log-every",
+        1,
+        "--min-window-s",
+        0.5,
+        "--ceilings",
+        "false",
+    )
     process = train(*SMALL, *flags, "--output", "run")
     output = train.cwd / "run"
 
@@ -73,15 +106,21 @@ def test_stopwatch(train: Runner) -> None:
 
     windows = points(output, "window")
     steps = [0, *(window["step"] for window in windows)]
-    assert [window["samples"] for window in windows] == [8 * (after - before) for before, after in pairwise(steps)]
-    assert [window["rate"] for window in windows] == pytest.approx([window["samples"] / window["seconds"] for window in windows])
+    assert [window["samples"] for window in windows] == [
+        8 * (after - before) for before, after in pairwise(steps)
+    ]
+    assert [window["rate"] for window in windows] == pytest.approx(
+        [window["samples"] / window["seconds"] for window in windows]
+    )
     rates = [window["rate"] for window in windows]
     assert min(rates) <= summary(output)["rate"]["steady"] <= max(rates)
 
 
 @dataclass
 class Told:
-    """What a run of one process, without accumulation, says of its speed: summary.json, and the points of metrics.jsonl behind it."""
+    """What a run of one process, without accumulation, says of its speed: summary.json, and the points of
+    metrics.jsonl behind it.
+    """
 
     summary: dict[str, Any]
     windows: list[dict[str, Any]]
@@ -95,7 +134,9 @@ class Told:
 
 
 def warm_up(rates: list[float]) -> int:
-    """Windows before the first that is within 10 % of the median of the later half; the earlier half when none is."""
+    """Windows before the first that is within 10 % of the median of the later half; the earlier half when
+    none is.
+    """
     half = len(rates) // 2
     level = statistics.median(rates[half:])
     return next((i for i, rate in enumerate(rates) if abs(rate - level) <= 0.1 * level), half)
@@ -121,17 +162,31 @@ def check_rates(told: Told) -> None:
     first = warm_up(rates)
     assert rate["warmup_windows"] == first
     assert rate["steady"] == pytest.approx(statistics.median(rates[first:]))
-    low, _, high = statistics.quantiles(rates[first:], n=4, method="inclusive") if len(rates[first:]) > 1 else (0.0, 0.0, 0.0)
-    spread = {"n": len(rates[first:]), "min": min(rates[first:]), "max": max(rates[first:]), "iqr": high - low}
+    low, _, high = (
+        statistics.quantiles(rates[first:], n=4, method="inclusive")
+        if len(rates[first:]) > 1
+        else (0.0, 0.0, 0.0)
+    )
+    spread = {
+        "n": len(rates[first:]),
+        "min": min(rates[first:]),
+        "max": max(rates[first:]),
+        "iqr": high - low,
+    }
     assert rate["spread"] == pytest.approx(spread, abs=1e-6)
     within = [window for window in windows if window["epoch"] == told.train[0]["epoch"]]
     assert rate["first_epoch"] == (pytest.approx(mean_rate(within)) if within else None)
     assert rate["per_rank"] == [pytest.approx(mean_rate(windows[first:]))]
 
     for name in ("compute", "loader"):
-        assert found["ceiling"][name] == max((point[name] for point in told.ceilings), key=lambda ceiling: ceiling["rate"])
+        assert found["ceiling"][name] == max(
+            (point[name] for point in told.ceilings), key=lambda ceiling: ceiling["rate"]
+        )
         spread = found["ceiling"][name]["spread"]
-        assert spread["n"] >= (3 if name == "compute" else 1) and spread["min"] <= found["ceiling"][name]["rate"] <= spread["max"]
+        assert (
+            spread["n"] >= (3 if name == "compute" else 1)
+            and spread["min"] <= found["ceiling"][name]["rate"] <= spread["max"]
+        )
         assert spread["iqr"] <= spread["max"] - spread["min"]
     compute, loader = (found["ceiling"][name]["rate"] for name in ("compute", "loader"))
     assert found["efficiency"] == pytest.approx(rate["steady"] / min(compute, loader))
@@ -145,19 +200,31 @@ def check_rates(told: Told) -> None:
     split = {name: [one for point in told.train for one in point["steps_ms"][name]][warm:] for name in PHASES}
     assert found["split_ms"] == pytest.approx({name: statistics.mean(each) for name, each in split.items()})
     waits, whole = split["data_wait"], [sum(parts) for parts in zip(*split.values(), strict=True)]
-    assert found["data_wait"] == pytest.approx({"ms": statistics.mean(waits), "share": sum(waits) / sum(whole)})
+    assert found["data_wait"] == pytest.approx(
+        {"ms": statistics.mean(waits), "share": sum(waits) / sum(whole)}
+    )
     assert found["step_ms"]["n"] == len(whole) == found["steps"] - warm
     assert found["step_ms"]["p50"] == pytest.approx(statistics.median(whole))
     assert found["step_ms"]["p50"] <= found["step_ms"]["p99"] <= max(whole)
 
 
 def consistent() -> Told:
-    """By hand: a slow first window, then 100, 110 and 105 samples a second; 45 steps of 10 samples, of which two end no window."""
+    """By hand: a slow first window, then 100, 110 and 105 samples a second; 45 steps of 10 samples, of which
+    two end no window.
+    """
     windows = [
         {"step": step, "samples": samples, "seconds": seconds, "rate": samples / seconds, "epoch": epoch}
-        for step, samples, seconds, epoch in ((4, 40, 1.0, 0), (14, 100, 1.0, 0), (25, 110, 1.0, 1), (43, 180, 180 / 105, 1))
+        for step, samples, seconds, epoch in (
+            (4, 40, 1.0, 0),
+            (14, 100, 1.0, 0),
+            (25, 110, 1.0, 1),
+            (43, 180, 180 / 105, 1),
+        )
     ]
-    one, other = ({"rate": rate, "spread": {"n": 5, "min": rate - 2, "max": rate + 1, "iqr": 1.0}} for rate in (120.0, 109.0))
+    one, other = (
+        {"rate": rate, "spread": {"n": 5, "min": rate - 2, "max": rate + 1, "iqr": 1.0}}
+        for rate in (120.0, 109.0)
+    )
     less = {"rate": 100.0, "spread": {"n": 5, "min": 99.0, "max": 101.0, "iqr": 1.0}}
     return Told(
         summary={
@@ -182,7 +249,11 @@ def consistent() -> Told:
         windows=windows,
         ceilings=[{"compute": one, "loader": less}, {"compute": less, "loader": other}],
         train=[
-            {"epoch": 0, "losses": [1.0] * n, "steps_ms": {name: [ms] * n for name, ms in zip(PHASES, (wait, 2.0, 4.0, 1.0), strict=True)}}
+            {
+                "epoch": 0,
+                "losses": [1.0] * n,
+                "steps_ms": {name: [ms] * n for name, ms in zip(PHASES, (wait, 2.0, 4.0, 1.0), strict=True)},
+            }
             for n, wait in ((4, 9.0), (31, 3.0), (10, 0.0))
         ],
     )
@@ -248,7 +319,9 @@ def as_slow_as_its_reads(said: dict[str, Any], ms: int) -> bool:
 
 
 def passing(train: Runner, pictures: Path, ms: int, *flags: object) -> dict[str, Any]:
-    """The first run that passes its own check, and that reads slowed down: neither holds where the machine stalled on the way."""
+    """The first run that passes its own check, and that reads slowed down: neither holds where the machine
+    stalled on the way.
+    """
     for turn in range(RUNS):
         said = measured(train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms)
         check_rates(Told.read(train.cwd / f"{ms}-ms-{turn}"))
@@ -269,12 +342,16 @@ def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> N
 
 
 def test_slow_reads_do_not_move_a_compute_bound_rate(train: Runner, pictures: Path) -> None:
-    """The loader could still give five times what the step takes. The best of up to three runs each: other programs share the cores."""
+    """The loader could still give five times what the step takes. The best of up to three runs each: other
+    programs share the cores.
+    """
     flags = ("--image-size", 128, "--batch-size", 8, "--steps", 12, "--ceilings", "false")
     rates = {0: 0.0, 2: 0.0}
     for turn in range(RUNS):
         for ms in rates:
-            rate = measured(train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms)["rate"]["steady"]
+            rate = measured(train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms)["rate"][
+                "steady"
+            ]
             rates[ms] = max(rates[ms], rate)
         if rates[2] > 0.65 * rates[0]:
             break

@@ -1,4 +1,6 @@
-"""A run that was stopped or killed anywhere and resumed: the same losses bit for bit, each sample of an epoch once."""
+"""A run that was stopped or killed anywhere and resumed: the same losses bit for bit, each sample of an epoch
+once.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,40 @@ from tests.end_to_end.runs import STOPPING, TIMEOUT_S, Process, Runner, losses, 
 
 N, EPOCHS, STEP = 96, 2, 8  # samples of an epoch, epochs, samples of a step
 STEPS = EPOCHS * N // STEP
-SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--workers", 2, "--epochs", EPOCHS, "--ceilings", "false", "--log-every", 1)
+SMALL = (
+    "--arch",
+    "squeezenet1_1",
+    "--image-size",
+    32,
+    "--workers",
+    2,
+    "--epochs",
+    EPOCHS,
+    "--ceilings",
+    "false",
+    "--log-every",
+    1,
+)
 """squeezenet1_1 has dropout; `workers` is a rank's."""
 
 
-def start(train: Runner, pictures: Path, output: str, *, ranks: int = 1, flags: Sequence[object] = ()) -> list[Process]:
+def start(
+    train: Runner, pictures: Path, output: str, *, ranks: int = 1, flags: Sequence[object] = ()
+) -> list[Process]:
     batch = STEP // ranks
-    return train.ranks(ranks, "--data", pictures, *SMALL, "--batch-size", batch, "--output", output, "--resume", "auto", *flags)
+    return train.ranks(
+        ranks,
+        "--data",
+        pictures,
+        *SMALL,
+        "--batch-size",
+        batch,
+        "--output",
+        output,
+        "--resume",
+        "auto",
+        *flags,
+    )
 
 
 def steps(output: Path) -> int:
@@ -54,10 +83,13 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
 
     draws, interrupted = random.Random(ranks), 0
     for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 4))):
-        processes = start(train, pictures, "killed", ranks=ranks, flags=("--save-every-steps", draws.randint(1, 3)))
+        processes = start(
+            train, pictures, "killed", ranks=ranks, flags=("--save-every-steps", draws.randint(1, 3))
+        )
         reached(killed, max(at, steps(killed) + 1), processes[0])
         how = (signal.SIGTERM, signal.SIGKILL)[number % 2]
-        for process in processes if how == signal.SIGKILL else processes[-1:]:  # one rank hears SIGTERM, all stop
+        # one rank hears SIGTERM, all stop
+        for process in processes if how == signal.SIGKILL else processes[-1:]:
             process.send(how)
         codes = {process.wait() for process in processes}
         ended = -how if how == signal.SIGKILL else 128 + how
@@ -96,7 +128,11 @@ def test_a_second_ctrl_c_ends_a_run_whose_storage_does_not_answer(train: Runner,
     (process,) = start(train, pictures, "run", flags=("--read-delay-ms", 1e8))
     status = Path(f"/proc/{process.pid}/status")
     heard = 1 << signal.SIGTERM - 1  # proc(5), SigCgt
-    until(lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) & heard, TIMEOUT_S, "the run to listen")
+    until(
+        lambda: int(status.read_text().split("SigCgt:")[1].split()[0], 16) & heard,
+        TIMEOUT_S,
+        "the run to listen",
+    )
     process.interrupt()
     process.send(signal.SIGTERM)
     time.sleep(ECHO_S + 3)  # a busy machine may hear the first one late
@@ -118,13 +154,18 @@ def test_stopped_while_validating(train: Runner, pictures: Path) -> None:
     assert (progress["epoch"], progress["consumed"], progress["step"]) == (0, N, N // STEP)
 
     start(train, pictures, "run")[0].done()
-    assert [(point["epoch"], point["step"]) for point in points(train.cwd / "run", "val")] == [(0, N // STEP), (1, STEPS)]
+    assert [(point["epoch"], point["step"]) for point in points(train.cwd / "run", "val")] == [
+        (0, N // STEP),
+        (1, STEPS),
+    ]
     assert len(losses(train.cwd / "run")) == STEPS
     assert summary(train.cwd / "run")["samples_dropped"] == 0
 
 
 def test_files_that_are_gone_for_a_while_cost_no_step(train: Runner, pictures: Path) -> None:
-    """The run says so and ends with a checkpoint of its last whole step; put back, they are trained on as if nothing had been."""
+    """The run says so and ends with a checkpoint of its last whole step; put back, they are trained on as if
+    nothing had been.
+    """
     data = train.cwd / "data"
     shutil.copytree(pictures, data)
     start(train, data, "whole")[0].done()
@@ -169,7 +210,12 @@ def test_stopped_while_validating_after_the_last_step(train: Runner, pictures: P
 
 def test_other_batch_and_world_size_go_on_with_the_tail(train: Runner, pictures: Path) -> None:
     """3 steps of 8 samples, 1 of 2 x 15, 1 of 7, and of the 35 samples left 4 steps of 8: 3 are dropped."""
-    stages: tuple[tuple[int, int, int, int], ...] = ((1, 8, 3, 24), (2, 15, 4, 54), (1, 7, 5, 61), (1, 8, 9, 93))
+    stages: tuple[tuple[int, int, int, int], ...] = (
+        (1, 8, 3, 24),
+        (2, 15, 4, 54),
+        (1, 7, 5, 61),
+        (1, 8, 9, 93),
+    )
     for ranks, batch, step, consumed in stages:
         flags = ("--batch-size", batch, "--steps", step, "--val-every", 0)
         for process in start(train, pictures, "run", ranks=ranks, flags=flags):
@@ -197,7 +243,9 @@ def test_best_and_last(train: Runner, pictures: Path) -> None:
     start(train, pictures, "run", flags=("--epochs", 4, "--lr", 0.02))[0].done()
     top1 = [point["top1"] for point in points(train.cwd / "run", "val")]
     assert len(top1) == 4
-    best, last = (torch.load(train.cwd / "run" / name, weights_only=True)["progress"] for name in ("best.pt", "last.pt"))
+    best, last = (
+        torch.load(train.cwd / "run" / name, weights_only=True)["progress"] for name in ("best.pt", "last.pt")
+    )
     assert best["best"] == last["best"] == max(top1)
     assert best["epoch"] == top1.index(max(top1)) + 1
     assert best["consumed"] == 0
@@ -206,11 +254,25 @@ def test_best_and_last(train: Runner, pictures: Path) -> None:
 
 
 def test_a_full_disk_loses_no_checkpoint(train: Runner, pictures: Path) -> None:
-    """No file may grow beyond a limit that is smaller than a checkpoint: one line, exit code 2, and the checkpoint before is whole."""
+    """No file may grow beyond a limit that is smaller than a checkpoint: one line, exit code 2, and the
+    checkpoint before is whole.
+    """
     start(train, pictures, "run", flags=("--steps", 5))[0].done()
     last = train.cwd / "run" / "last.pt"
     before = last.read_bytes()
-    arguments = ("--data", pictures, *SMALL, "--batch-size", STEP, "--output", "run", "--resume", "auto", "--save-every-steps", 2)
+    arguments = (
+        "--data",
+        pictures,
+        *SMALL,
+        "--batch-size",
+        STEP,
+        "--output",
+        "run",
+        "--resume",
+        "auto",
+        "--save-every-steps",
+        2,
+    )
     line = train(*arguments, limits={"RLIMIT_FSIZE": len(before) // 2}).mistake()
     assert "--output run" in line and "last.pt" in line and "untouched" in line
     assert last.read_bytes() == before

@@ -16,7 +16,20 @@ from engine.distributed import ProcessWorld
 from engine.schedules import learning_rate
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
 
-SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 8, "--workers", 0, "--ceilings", "false", "--val-every", 0)
+SMALL = (
+    "--arch",
+    "squeezenet1_1",
+    "--image-size",
+    32,
+    "--batch-size",
+    8,
+    "--workers",
+    0,
+    "--ceilings",
+    "false",
+    "--val-every",
+    0,
+)
 
 
 def run(train: Runner, pictures: Path, output: str, *flags: object) -> Path:
@@ -45,11 +58,15 @@ def test_fp16_resumes_with_its_loss_scale(train: Runner, pictures: Path) -> None
     first = points(train.cwd / "parts", "train")[-1]["loss_scale"]
     parts = run(train, pictures, "parts", "--precision", "fp16", "--steps", 6, "--resume", "auto")
     assert losses(parts) == losses(whole)
-    assert points(parts, "train")[-1]["loss_scale"] == points(whole, "train")[-1]["loss_scale"] <= first < 2**16
+    assert (
+        points(parts, "train")[-1]["loss_scale"] == points(whole, "train")[-1]["loss_scale"] <= first < 2**16
+    )
 
 
 def test_ceilings_after_steps_that_were_all_skipped(train: Runner) -> None:
-    """One step an epoch in fp16, whose scale is too high at first: AdamW has no state yet when the ceiling is measured."""
+    """One step an epoch in fp16, whose scale is too high at first: AdamW has no state yet when the ceiling is
+    measured.
+    """
     few = draw(train.cwd / "few", classes=("a", "b"), train=4, val=1)
     flags = ("--arch", "regnet_x_400mf", "--precision", "fp16", "--optimizer", "adamw", "--epochs", 2)
     measured = run(train, few, "measured", *flags, "--ceilings", "true")
@@ -65,7 +82,9 @@ def test_seconds(train: Runner, pictures: Path) -> None:
     told = summary(output)
     windows = points(output, "window")  # all of them: later ones may have moved the end of the warm-up
     assert told["finished"] and told["epochs"] < 10_000
-    assert sum(window["seconds"] for window in windows) >= 1.0 and told["rate"]["warmup_windows"] < len(windows)
+    assert sum(window["seconds"] for window in windows) >= 1.0 and told["rate"]["warmup_windows"] < len(
+        windows
+    )
     few = draw(train.cwd / "few", classes=("a", "b"), train=4, val=1)
     assert summary(run(train, few, "short", *flags))["finished"], "an epoch of one step"
     assert told["step_ms"]["n"] >= 1 and 0 < told["step_ms"]["p50"] <= told["step_ms"]["p99"]
@@ -81,13 +100,28 @@ def test_accumulation(train: Runner, pictures: Path) -> None:
 
 def test_clipping(train: Runner, pictures: Path) -> None:
     """The norm that is told is the one before; the step is as long as the limit allows."""
-    flags = ("--steps", 1, "--momentum", 0, "--weight-decay", 0, "--lr", 1.0, "--warmup-epochs", 0, "--precision", "fp32")
+    flags = (
+        "--steps",
+        1,
+        "--momentum",
+        0,
+        "--weight-decay",
+        0,
+        "--lr",
+        1.0,
+        "--warmup-epochs",
+        0,
+        "--precision",
+        "fp32",
+    )
     weights = {}
     for limit in (0.01, 0.02):
         output = run(train, pictures, f"clip-{limit}", *flags, "--clip-grad-norm", limit)
         assert points(output, "train")[0]["grad_norm"] > limit
         weights[limit] = torch.load(output / "last.pt", weights_only=True)["model"]
-    moved = math.sqrt(sum(float(((weights[0.02][name] - weights[0.01][name]) ** 2).sum()) for name in weights[0.01]))
+    moved = math.sqrt(
+        sum(float(((weights[0.02][name] - weights[0.01][name]) ** 2).sum()) for name in weights[0.01])
+    )
     assert moved == pytest.approx(0.01, rel=1e-3)
 
 
@@ -101,12 +135,24 @@ def test_optimizers_resume_exactly(train: Runner, pictures: Path, optimizer: str
 
 @pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
 def test_schedules(train: Runner, pictures: Path, schedule: str) -> None:
-    """The rate of each step is the schedule at the samples consumed before it; three epochs, half of one to warm up."""
-    settings: dict[str, Any] = {"schedule": schedule, "lr": 0.01, "epochs": 3, "warmup_epochs": 0.5, "final_lr": 0.001}
+    """The rate of each step is the schedule at the samples consumed before it; three epochs, half of one to
+    warm up.
+    """
+    settings: dict[str, Any] = {
+        "schedule": schedule,
+        "lr": 0.01,
+        "epochs": 3,
+        "warmup_epochs": 0.5,
+        "final_lr": 0.001,
+    }
     settings |= {"lr_step_epochs": 1, "lr_gamma": 0.5}
     optimisation = Optimisation(**settings)
     flags = ("--schedule", schedule, "--epochs", 3, "--batch-size", 48, "--lr", 0.01, "--warmup-epochs", 0.5)
-    own = {"cosine": ("--final-lr", 0.001), "step": ("--lr-step-epochs", 1, "--lr-gamma", 0.5), "constant": ()}
+    own = {
+        "cosine": ("--final-lr", 0.001),
+        "step": ("--lr-step-epochs", 1, "--lr-gamma", 0.5),
+        "constant": (),
+    }
     output = run(train, pictures, "run", *flags, *own[schedule])
     rates = {point["step"]: point["lr"] for point in points(output, "train")}
     assert max(rates) == 6
@@ -116,7 +162,10 @@ def test_schedules(train: Runner, pictures: Path, schedule: str) -> None:
 
 
 def test_the_seed_decides_everything(train: Runner, pictures: Path) -> None:
-    first, again, other = (run(train, pictures, name, "--steps", 3, "--seed", seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    first, again, other = (
+        run(train, pictures, name, "--steps", 3, "--seed", seed)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
     assert losses(first) == losses(again)
     assert losses(first)[0] != losses(other)[0]
 
@@ -151,7 +200,9 @@ def test_graphs_are_torch_compiles_own_mode(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch, "compile", compiled)
     for argv in (["--compile", "true"], ["--compile", "true", "--compile-mode", "reduce-overhead"], []):
         model = parse(argv).model
-        ProcessWorld(torch.device("cpu")).wrap(torch.nn.Linear(2, 3), compiled=model.compile, mode=model.compile_mode)
+        ProcessWorld(torch.device("cpu")).wrap(
+            torch.nn.Linear(2, 3), compiled=model.compile, mode=model.compile_mode
+        )
     assert asked == ["default", "reduce-overhead"]
 
 
@@ -159,11 +210,40 @@ def test_graphs_are_torch_compiles_own_mode(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 def test_compile(train: Runner) -> None:
-    """Kernels are built, the losses are the same but for rounding, and the checkpoint is that of the bare module."""
+    """Kernels are built, the losses are the same but for rounding, and the checkpoint is that of the bare
+    module.
+    """
     kernels = train.cwd / "kernels"
     train.env = {**train.env, "TORCHINDUCTOR_CACHE_DIR": str(kernels)}
-    small = ("--task", "video", "--arch", "r3d_tiny", "--image-size", 16, "--clip-frames", 4, "--batch-size", 2, "--loader", "synthetic")
-    flags = (*small, "--workers", 0, "--precision", "fp32", "--steps", 2, "--val-every", 0, "--log-every", 1, "--ceilings", "false")
+    small = (
+        "--task",
+        "video",
+        "--arch",
+        "r3d_tiny",
+        "--image-size",
+        16,
+        "--clip-frames",
+        4,
+        "--batch-size",
+        2,
+        "--loader",
+        "synthetic",
+    )
+    flags = (
+        *small,
+        "--workers",
+        0,
+        "--precision",
+        "fp32",
+        "--steps",
+        2,
+        "--val-every",
+        0,
+        "--log-every",
+        1,
+        "--ceilings",
+        "false",
+    )
     train(*flags, "--output", "plain").done()
     plain = train.cwd / "plain"
     assert not list(kernels.rglob("*.so"))

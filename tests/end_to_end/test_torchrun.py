@@ -12,7 +12,20 @@ from engine.distributed import ALONE_AFTER_S
 from tests.end_to_end.runs import ROOT, STOPPING, TIMEOUT_S, Runner, losses, points, session, until
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, ROOT / "train.py")
-SMALL = ("--arch", "squeezenet1_1", "--image-size", 32, "--batch-size", 4, "--workers", 1, "--ceilings", "false", "--log-every", 1)
+SMALL = (
+    "--arch",
+    "squeezenet1_1",
+    "--image-size",
+    32,
+    "--batch-size",
+    4,
+    "--workers",
+    1,
+    "--ceilings",
+    "false",
+    "--log-every",
+    1,
+)
 
 
 def ours(stderr: str) -> list[str]:
@@ -22,7 +35,9 @@ def ours(stderr: str) -> list[str]:
 def test_sigterm_ends_in_one_checkpoint(train: Runner, pictures: Path) -> None:
     """All ranks stop at the same step, and everything is gone long before torchrun would kill (30 s)."""
     output = train.cwd / "run"
-    with train.command(*TORCHRUN, "--data", pictures, *SMALL, "--epochs", 100_000, "--val-every", 0, "--output", "run") as process:
+    with train.command(
+        *TORCHRUN, "--data", pictures, *SMALL, "--epochs", 100_000, "--val-every", 0, "--output", "run"
+    ) as process:
         until(lambda: len(points(output, "train")) > 3, TIMEOUT_S, "three steps")
         process.terminate()
         _, said = process.communicate(timeout=25)
@@ -46,24 +61,48 @@ def test_a_mistake_is_said_once(train: Runner, pictures: Path) -> None:
 def test_a_mistake_of_one_rank_alone(train: Runner) -> None:
     """Rank 0 knows nothing of it; the rank that is still there after a while says it."""
     began = time.monotonic()
-    alone = train("--arch", "resnet1", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"})
+    alone = train(
+        "--arch", "resnet1", env={"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    )
     assert "did you mean resnet18" in alone.mistake()
     assert time.monotonic() - began > ALONE_AFTER_S
 
 
 def test_a_loss_that_is_not_finite(train: Runner, pictures: Path) -> None:
     """Exit code 3, one line with step and samples, and no checkpoint after it."""
-    flags = ("--epochs", 2, "--lr", 1e30, "--warmup-epochs", 0, "--save-every-steps", 1, "--precision", "fp32", "--output", "run")
+    flags = (
+        "--epochs",
+        2,
+        "--lr",
+        1e30,
+        "--warmup-epochs",
+        0,
+        "--save-every-steps",
+        1,
+        "--precision",
+        "fp32",
+        "--output",
+        "run",
+    )
     processes = train.ranks(2, "--data", pictures, *SMALL, *flags)
     assert processes[0].wait() == 3
     (line,) = processes[0].err.splitlines()
-    assert line.startswith("train.py: the loss is ") and "step 2" in line and "samples [" in line and "--lr" in line
+    assert (
+        line.startswith("train.py: the loss is ")
+        and "step 2" in line
+        and "samples [" in line
+        and "--lr" in line
+    )
     step = int(line.split("at step ")[1].split(";")[0])
-    assert step == 2 and not (train.cwd / "run" / "last.pt").exists(), "the first one is written once step 2 is known to be sound"
+    assert step == 2 and not (train.cwd / "run" / "last.pt").exists(), (
+        "the first one is written once step 2 is known to be sound"
+    )
 
 
 def test_a_rank_that_is_killed(train: Runner, pictures: Path) -> None:
-    processes = train.ranks(2, "--data", pictures, *SMALL, "--epochs", 1000, "--save-every-steps", 1, "--output", "run")
+    processes = train.ranks(
+        2, "--data", pictures, *SMALL, "--epochs", 1000, "--save-every-steps", 1, "--output", "run"
+    )
     until(lambda: len(points(train.cwd / "run", "train")) > 3, TIMEOUT_S, "three steps")
     processes[1].send(signal.SIGKILL)
     assert processes[0].mistake().startswith("another rank has ended: ")
@@ -71,7 +110,9 @@ def test_a_rank_that_is_killed(train: Runner, pictures: Path) -> None:
 
 
 def test_ctrl_c(train: Runner, pictures: Path) -> None:
-    """A terminal sends it to every process of the run, loader workers too: a checkpoint, exit code 130, nobody is left."""
+    """A terminal sends it to every process of the run, loader workers too: a checkpoint, exit code 130,
+    nobody is left.
+    """
     process = train("--data", pictures, *SMALL, "--epochs", 1000, "--workers", 2, "--output", "run")
     until(lambda: len(points(train.cwd / "run", "train")) > 3, TIMEOUT_S, "three steps")
     process.interrupt()

@@ -10,16 +10,31 @@ import pytest
 
 from tests.end_to_end.runs import TIMEOUT_S, Process, Runner, points, summary, until
 
-SMALL = ("--arch", "resnet18", "--image-size", 32, "--workers", 1, "--ceilings", "false", "--precision", "fp32")
+SMALL = (
+    "--arch",
+    "resnet18",
+    "--image-size",
+    32,
+    "--workers",
+    1,
+    "--ceilings",
+    "false",
+    "--precision",
+    "fp32",
+)
 BATCH_TOLERANCE = 1e-5
 """Of the loss across batch sizes: kernels differ by shape, so logits do in their last bits."""
 
 
 def trained(train: Runner, pictures: Path) -> Process:
-    return train("--data", pictures, *SMALL, "--batch-size", 12, "--epochs", 1, "--lr", 0.01, "--output", "run").done()
+    return train(
+        "--data", pictures, *SMALL, "--batch-size", 12, "--epochs", 1, "--lr", 0.01, "--output", "run"
+    ).done()
 
 
-def evaluated(train: Runner, pictures: Path, output: str, *flags: object, ranks: int = 1, resume: str = "run/last.pt") -> dict[str, float]:
+def evaluated(
+    train: Runner, pictures: Path, output: str, *flags: object, ranks: int = 1, resume: str = "run/last.pt"
+) -> dict[str, float]:
     arguments = ("--data", pictures, *SMALL, "--batch-size", 12, "--evaluate", "true", "--output", output)
     for process in train.ranks(ranks, *arguments, *(("--resume", resume) if resume else ()), *flags):
         process.done()
@@ -51,7 +66,19 @@ def test_alone_and_in_company(train: Runner, pictures: Path) -> None:
 def test_an_evaluation_opens_one_loader(train: Runner, pictures: Path) -> None:
     """Of the validation; with its two workers, and no others."""
     trained(train, pictures)
-    flags = (*SMALL[:-4], "--workers", 2, "--read-delay-ms", 1e6, "--evaluate", "true", "--resume", "run/last.pt", "--output", "slow")
+    flags = (
+        *SMALL[:-4],
+        "--workers",
+        2,
+        "--read-delay-ms",
+        1e6,
+        "--evaluate",
+        "true",
+        "--resume",
+        "run/last.pt",
+        "--output",
+        "slow",
+    )
     process = psutil.Process(train("--data", pictures, *flags).pid)
     until(lambda: len(process.children()) >= 2, TIMEOUT_S, "the workers")
     time.sleep(1)
@@ -61,7 +88,19 @@ def test_an_evaluation_opens_one_loader(train: Runner, pictures: Path) -> None:
 def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> None:
     trained(train, pictures)
     before = {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir()}
-    arguments = ("--data", pictures, *SMALL, "--batch-size", 12, "--evaluate", "true", "--output", "run", "--resume", "auto")
+    arguments = (
+        "--data",
+        pictures,
+        *SMALL,
+        "--batch-size",
+        12,
+        "--evaluate",
+        "true",
+        "--output",
+        "run",
+        "--resume",
+        "auto",
+    )
     said = train(*arguments).done().out
     assert "\nvalidated epoch 1: top1 " in said and "  samples 44  in " in said, "the epoch that was trained"
     table = said.split("-" * 80)[1].strip().splitlines()
@@ -69,7 +108,9 @@ def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> No
     train(*arguments).done()
     folders = [path for path in (train.cwd / "run").iterdir() if path.is_dir()]
     assert len(folders) == 2
-    assert {path.name: path.read_bytes() for path in (train.cwd / "run").iterdir() if path.is_file()} == before
+    assert {
+        path.name: path.read_bytes() for path in (train.cwd / "run").iterdir() if path.is_file()
+    } == before
     for folder in folders:
         assert summary(folder)["reader"] == summary(train.cwd / "run")["reader"] != ""
         assert summary(folder)["validation"] == summary(train.cwd / "run")["validation"]

@@ -1,7 +1,9 @@
-"""Starts runs of train.py quickly: imports once what train.py imports, then forks a process for each run that it is asked for.
+"""Starts runs of train.py quickly: imports once what train.py imports, then forks a process for each run that
+it is asked for.
 
-The child runs train.py as `__main__`, in a session of its own; only the seconds of importing and of compiling kernels are saved. One
-JSON object a line on stdin (see runs.Runner), the child's process id as the answer; its exit status goes to a file.
+The child runs train.py as `__main__`, in a session of its own; only the seconds of importing and of compiling
+kernels are saved. One JSON object a line on stdin (see runs.Runner), the child's process id as the answer;
+its exit status goes to a file.
 """
 
 from __future__ import annotations
@@ -38,7 +40,11 @@ def imported_by(file: Path) -> list[str]:
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module:
             found += [node.module]
-            found += [f"{node.module}.{alias.name}" for alias in node.names if (file.parent / node.module / f"{alias.name}.py").exists()]
+            found += [
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if (file.parent / node.module / f"{alias.name}.py").exists()
+            ]
         elif isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
     return found
@@ -47,7 +53,9 @@ def imported_by(file: Path) -> list[str]:
 def become(order: dict[str, Any]) -> None:
     """In the child: everything that a fresh process would have been given."""
     os.setsid()
-    for number, (file, how) in enumerate(((os.devnull, os.O_RDONLY), *((order[name], os.O_WRONLY) for name in ("stdout", "stderr")))):
+    for number, (file, how) in enumerate(
+        ((os.devnull, os.O_RDONLY), *((order[name], os.O_WRONLY) for name in ("stdout", "stderr")))
+    ):
         os.dup2(os.open(file, how), number)
     os.chdir(order["cwd"])
     os.environ.clear()
@@ -59,7 +67,9 @@ def become(order: dict[str, Any]) -> None:
 
 
 def run() -> NoReturn:
-    """train.py as `__main__`, to the end of its process; what it leaves to the interpreter's own end is done as there."""
+    """train.py as `__main__`, to the end of its process; what it leaves to the interpreter's own end is done
+    as there.
+    """
     code: Any = None
     try:
         runpy.run_path(str(TRAIN), run_name="__main__")

@@ -1,4 +1,6 @@
-"""Needs a CUDA device. Without one every test here is skipped; with one a skip is a failure, but for images that are not there."""
+"""Needs a CUDA device. Without one every test here is skipped; with one a skip is a failure, but for images
+that are not there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from tests.conformance.fixtures import SAMPLES, parametrise
 HERE = Path(__file__).parent
 CUDA = torch.device("cuda", 0)
 LOCK = Path(tempfile.gettempdir(), f"saturate-tests-gpu-{os.getuid()}.lock")
-"""Shared by the tests that use the device, of any process; a test that asks how much of its memory is in use has it for itself."""
+"""Shared by the tests that use the device, of any process; a test that asks how much of its memory is in use
+has it for itself.
+"""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -32,7 +36,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if not torch.cuda.is_available():
                 item.add_marker(absent)
     # else all processes wait for them in between
-    items.sort(key=lambda item: item.path.is_relative_to(HERE) and item.get_closest_marker("alone") is not None)
+    items.sort(
+        key=lambda item: item.path.is_relative_to(HERE) and item.get_closest_marker("alone") is not None
+    )
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outside pytest-timeout's clock

@@ -1,4 +1,6 @@
-"""Clips that are decoded on the GPU: the right frames or none, pixels as the CPU's, batches as everywhere, and memory that stays flat."""
+"""Clips that are decoded on the GPU: the right frames or none, pixels as the CPU's, batches as everywhere,
+and memory that stays flat.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,10 @@ APART = 2.0
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made(tmp_path_factory.mktemp("kinds"), {name: LARGE | video for name, video in KINDS.items() if name != "vp9-odd.mp4"})
+    return Made(
+        tmp_path_factory.mktemp("kinds"),
+        {name: LARGE | video for name, video in KINDS.items() if name != "vp9-odd.mp4"},
+    )
 
 
 def on_gpu(given: Feed, device: torch.device) -> Feed:
@@ -63,7 +68,10 @@ class ByNvdec:
         for frame, picture, surface in self._decode(self._packets(sample, self._videos.path(sample), frames)):
             height, width = picture.shape
             whole = np.array([0, 0, width, height])
-            yield frame, Fit(picture, whole, whole.astype(float), (height, width))(surface[None])[0].cpu().numpy()
+            yield (
+                frame,
+                Fit(picture, whole, whole.astype(float), (height, width))(surface[None])[0].cpu().numpy(),
+            )
 
 
 class ByDali:
@@ -125,7 +133,11 @@ def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> No
     found = {name: wrong(made, read, sample) for sample, name in enumerate(made.names)}
     for name, claim in zip(made.names, claims, strict=True):
         print(f"{decoder}: {name:22} {'claimed' if claim else ''} {found[name]}")
-    false = {name: found[name] for name, claim in zip(made.names, claims, strict=True) if claim and any(found[name].values())}
+    false = {
+        name: found[name]
+        for name, claim in zip(made.names, claims, strict=True)
+        if claim and any(found[name].values())
+    }
     assert not any(found["wrong"] for found in false.values()), false
     assert set(false) <= {"h264-parts.mp4"}, "clips of both its parts are refused"
     assert claims.sum() >= 10
@@ -133,11 +145,16 @@ def test_the_table_is_true(made: Made, decoder: str, device: torch.device) -> No
 
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["h264.mp4", "hevc.mp4", "vp9.webm", "vp9-hidden.webm"])
-def test_one_decoder_for_files_of_many_sizes(kind: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_decoder_for_files_of_many_sizes(
+    kind: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Set up anew for each, by which nothing grows."""
     sizes = [(192, 256), (256, 192), (360, 640), (208, 272), (1080, 1920), (240, 320), (256, 192)]
     ending = kind.rpartition(".")[2]
-    kinds = Made(tmp_path, {f"{at}.{ending}": KINDS[kind] | {"size": size, "frames": 36} for at, size in enumerate(sizes)})
+    kinds = Made(
+        tmp_path,
+        {f"{at}.{ending}": KINDS[kind] | {"size": size, "frames": 36} for at, size in enumerate(sizes)},
+    )
     made: list[tuple[int, int]] = []
 
     class Counted(_engines.Decoder):
@@ -170,13 +187,17 @@ def test_every_clip_of_every_kind(made: Made, name: str, views: int, device: tor
                 assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
                 np.testing.assert_array_equal(batch.ids, rows.ids)
                 np.testing.assert_array_equal(batch.valid.cpu(), rows.valid)
-                np.testing.assert_array_equal(batch.targets["labels"].cpu(), np.where(rows.valid, rows.ids, -1))
+                np.testing.assert_array_equal(
+                    batch.targets["labels"].cpu(), np.where(rows.valid, rows.ids, -1)
+                )
                 assert not batch.images[~batch.valid].any() and rows.frames is not None
                 clips = on_cpu(batch.images)
                 apart = np.abs(clips - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
                 for place in np.flatnonzero(rows.valid).tolist():
                     upright = clips[place][:, :, :: -1 if rows.turns[place] else 1]
-                    expected = [made.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
+                    expected = [
+                        made.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()
+                    ]
                     assert [number(frame) for frame in upright] == expected, made.names[rows.ids[place]]
                     assert apart[place] <= APART, made.names[rows.ids[place]]
         told = dict(loading.counts.fallbacks)
@@ -194,13 +215,17 @@ SIZES: list[tuple[str, dict[str, Any]]] = [
     *(("vp9.webm", {"size": size}) for size in [(168, 250), (168, 256), (176, 256), (192, 256)]),
     ("h264-90.mp4", {"size": (248, 168)}),
 ]
-"""Of which many are coded in the same blocks of 16: both NVIDIA's parser and DALI's decoders take some of them for others."""
+"""Of which many are coded in the same blocks of 16: both NVIDIA's parser and DALI's decoders take some of
+them for others.
+"""
 
 
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.parametrize("order", [1, -1])
 def test_sizes_that_are_coded_alike(name: str, order: int, tmp_path: Path, device: torch.device) -> None:
-    """Whichever comes first: every frame is the file's own, and no larger or smaller than pyav's, to which a number would be deaf."""
+    """Whichever comes first: every frame is the file's own, and no larger or smaller than pyav's, to which a
+    number would be deaf.
+    """
     files = {f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(SIZES[::order])}
     kinds = Made(tmp_path, files)
     given = on_gpu(feed(kinds.videos), device)
@@ -233,7 +258,9 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
     one = on_gpu(feed(videos), device)
     with open_loader("pyav", one) as reference, open_loader(name, one) as loading:
         apart: dict[str, float] = {}
-        for batch, other, rows in zip(loading.batches(3, 0), reference.batches(3, 0), one.plan.rows(3, 0), strict=True):
+        for batch, other, rows in zip(
+            loading.batches(3, 0), reference.batches(3, 0), one.plan.rows(3, 0), strict=True
+        ):
             assert batch.failed == other.failed == ()
             levels_apart = np.abs(on_cpu(batch.images) - on_cpu(other.images)).mean(axis=(1, 2, 3, 4))
             for place in np.flatnonzero(rows.valid).tolist():
@@ -245,8 +272,12 @@ def test_real_files(name: str, tmp_path: Path, device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_files_beside_damaged_ones_are_right(name: str, tmp_path: Path, device: torch.device) -> None:
-    """What an engine makes up of a damaged file cannot be told; that a decoder has seen one must not harm the next file."""
-    kinds = spoiled(tmp_path, lambda content: content[: len(content) // 3] + bytes(len(content) - len(content) // 3))
+    """What an engine makes up of a damaged file cannot be told; that a decoder has seen one must not harm the
+    next file.
+    """
+    kinds = spoiled(
+        tmp_path, lambda content: content[: len(content) // 3] + bytes(len(content) - len(content) // 3)
+    )
     given = on_gpu(feed(kinds.videos), device)
     with open_loader(name, given) as loading:
         for epoch in range(3):
@@ -255,12 +286,18 @@ def test_files_beside_damaged_ones_are_right(name: str, tmp_path: Path, device: 
                 clips = on_cpu(batch.images)
                 for place in np.flatnonzero(batch.valid.cpu().numpy() & (rows.ids % 2 == 1)).tolist():
                     shown = [number(frame) for frame in clips[place][:, :, :: -1 if rows.turns[place] else 1]]
-                    assert shown == [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
+                    assert shown == [
+                        kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()
+                    ]
 
 
 FLAT: dict[str, dict[str, dict[str, Any]]] = {
-    "sizes": {f"{192 + 32 * i}.mp4": {"size": (192 + 32 * i, 256), "frames": 24} for i in range(10)},  # which DALI tells apart
-    "codecs": {name: LARGE | KINDS[name] for name in ("h264.mp4", "hevc.mp4", "hevc-unaligned.mp4", "vp9.webm", "vp9-hidden.webm")},
+    # which DALI tells apart
+    "sizes": {f"{192 + 32 * i}.mp4": {"size": (192 + 32 * i, 256), "frames": 24} for i in range(10)},
+    "codecs": {
+        name: LARGE | KINDS[name]
+        for name in ("h264.mp4", "hevc.mp4", "hevc-unaligned.mp4", "vp9.webm", "vp9-hidden.webm")
+    },
 }
 
 
@@ -268,7 +305,9 @@ FLAT: dict[str, dict[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("kind", FLAT)
 @pytest.mark.parametrize("name", LOADERS)
 def test_memory_and_files_stay_flat(name: str, kind: str, tmp_path: Path, device: torch.device) -> None:
-    """Many sizes, so that decoders come and go, and one decoder of each sort in each thread; closing gives back what opening took."""
+    """Many sizes, so that decoders come and go, and one decoder of each sort in each thread; closing gives
+    back what opening took.
+    """
     kinds = Made(tmp_path, FLAT[kind])
     given, me = on_gpu(feed(kinds.videos), device), psutil.Process()
     on_device, on_host, files = [], [], []

@@ -1,4 +1,6 @@
-"""The assertions of tests/conformance, with batches on the GPU and dali-gpu among the loaders: SATURATE_SAMPLES names real images."""
+"""The assertions of tests/conformance, with batches on the GPU and dali-gpu among the loaders:
+SATURATE_SAMPLES names real images.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Detectors in fp16 on a GPU: each family trains on canvases that change, a ceiling leaves no trace, memory does not grow."""
+"""Detectors in fp16 on a GPU: each family trains on canvases that change, a ceiling leaves no trace, memory
+does not grow.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ BATCH, STEPS = 4, 12
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(tmp_path_factory.mktemp("coco") / "data", splits={"train2017": 32, "val2017": 4}, size=(240, 320))
+    return write_coco(
+        tmp_path_factory.mktemp("coco") / "data", splits={"train2017": 32, "val2017": 4}, size=(240, 320)
+    )
 
 
 def made(arch: str, root: Path, cache: Path, device: torch.device) -> tuple[Step, Feed]:
@@ -49,12 +53,16 @@ def made(arch: str, root: Path, cache: Path, device: torch.device) -> tuple[Step
     columns = open_coco(root, "train", keypoints="keypoint" in arch, cache=cache)
     native = registry.native(arch)
     native = native if native.longer is None else native._replace(size=256, longer=384)
-    framing: dict[str, Any] = {"augment": "multiscale", "short_sides": (192, 256)} if native.longer else {"augment": "ssd"}
+    framing: dict[str, Any] = (
+        {"augment": "multiscale", "short_sides": (192, 256)} if native.longer else {"augment": "ssd"}
+    )
     policy = DetectionPolicy(size=native.size, longer=native.longer, flip=0.5, **framing)
     plan = DetectionPlan.of(columns, policy, seed=0, batch_size=BATCH)
     torch.manual_seed(0)
     keypoints = len(columns.keypoint_mirror)
-    module, _ = registry.build(arch, classes=len(columns.classes), shape=(BATCH, *plan.sample_shape), keypoints=keypoints)
+    module, _ = registry.build(
+        arch, classes=len(columns.classes), shape=(BATCH, *plan.sample_shape), keypoints=keypoints
+    )
     module = module.to(device).to(memory_format=torch.channels_last)
     task = Detection(columns, masks="mask" in arch, keypoints="keypoint" in arch, centred=policy.centred)
     optimisation = Optimisation(lr=1e-4, nesterov=False)
@@ -75,7 +83,9 @@ def made(arch: str, root: Path, cache: Path, device: torch.device) -> tuple[Step
         targets=task.targets,
         device=device,
         workers=2,
-        pixels=Pixels(mean=native.mean, std=native.std, dtype="float16" if device.type == "cuda" else "float32"),
+        pixels=Pixels(
+            mean=native.mean, std=native.std, dtype="float16" if device.type == "cuda" else "float32"
+        ),
     )
     return step, feed
 
@@ -96,7 +106,9 @@ def test_each_family_trains_in_fp16(arch: str, root: Path, tmp_path: Path, devic
 
 
 @pytest.mark.parametrize("arch", ["fasterrcnn_resnet50_fpn", "ssd300_vgg16"])
-def test_a_compute_ceiling_leaves_no_trace(arch: str, root: Path, tmp_path: Path, device: torch.device) -> None:
+def test_a_compute_ceiling_leaves_no_trace(
+    arch: str, root: Path, tmp_path: Path, device: torch.device
+) -> None:
     step, feed = made(arch, root, tmp_path, device)
     trains(step, feed, "torchvision", steps=2)
     before = [tensor.clone() for tensor in step.state_tensors()]

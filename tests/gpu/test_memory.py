@@ -1,4 +1,6 @@
-"""Device memory: a validation loader takes some and gives it back while training's stays; a leak on the device is seen."""
+"""Device memory: a validation loader takes some and gives it back while training's stays; a leak on the
+device is seen.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.alone
 SLACK_MIB = 24.0
 """Kernels that are loaded at first use, and the driver's own pools."""
 KEPT_MIB = 160.0
-"""What the first validation beside an open loader leaves: streams, and pieces of DALI's pools in which both have memory."""
+"""What the first validation beside an open loader leaves: streams, and pieces of DALI's pools in which both
+have memory.
+"""
 
 
 def device_mib() -> float:
@@ -41,7 +45,9 @@ def validated(backend: Backend, feed: Feed) -> float:
 
 
 @pytest.mark.parametrize("source", ["photographs", "samples"])
-def test_validation_gives_its_memory_back(backend: Backend, source: str, request: pytest.FixtureRequest) -> None:
+def test_validation_gives_its_memory_back(
+    backend: Backend, source: str, request: pytest.FixtureRequest
+) -> None:
     scene: Scene = request.getfixturevalue(source)
     feed = scene.feed(backend.device, batch_size=8, image_size=224)
     val_feed = scene.feed(backend.device, batch_size=16, image_size=224, training=False)
@@ -54,7 +60,9 @@ def test_validation_gives_its_memory_back(backend: Backend, source: str, request
             before.append(device_mib())
             during.append(validated(backend, val_feed))
             after.append(device_mib())
-        print(f"{backend.name}: before {before[0]:.0f}, during {during[0]:.0f}, after {after[0]:.0f} MiB; last after {after[-1]:.0f}")
+        print(
+            f"{backend.name}: before {before[0]:.0f}, during {during[0]:.0f}, after {after[0]:.0f} MiB; last after {after[-1]:.0f}"
+        )
         if backend.decodes_on_gpu:
             assert min(during) > max(after) + SLACK_MIB
         assert after[0] <= before[0] + KEPT_MIB

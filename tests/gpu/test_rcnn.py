@@ -1,4 +1,6 @@
-"""R-CNN's training on a GPU: the kernel keeps what torchvision keeps, losses are torchvision's, and the host waits for nothing."""
+"""R-CNN's training on a GPU: the kernel keeps what torchvision keeps, losses are torchvision's, and the host
+waits for nothing.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def batch_on(device: torch.device, kind: str) -> tuple[torch.Tensor, list[dict[s
 
 @pytest.mark.parametrize("count", [1, 37, 819, 2000])
 @pytest.mark.parametrize("threshold", [0.1, 0.7])
-def test_the_compiled_kernel_keeps_what_torchvision_keeps(count: int, threshold: float, device: torch.device) -> None:
+def test_the_compiled_kernel_keeps_what_torchvision_keeps(
+    count: int, threshold: float, device: torch.device
+) -> None:
     """Nearly: fused multiplications may decide otherwise where an overlap is the threshold."""
     assert _nms._kernel(device) is not None
     boxes, alive = groups(count, count, 6)
@@ -82,4 +86,6 @@ def test_losses_and_gradients_are_torchvisions(kind: str, device: torch.device) 
     for name, loss in wanted.items():
         torch.testing.assert_close(got[name], loss, rtol=1e-3, atol=1e-4)
     for (name, one), two in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, two.grad, rtol=1e-2, atol=1e-2 * float(two.grad.abs().max()) + 1e-5, msg=name)
+        torch.testing.assert_close(
+            one.grad, two.grad, rtol=1e-2, atol=1e-2 * float(two.grad.abs().max()) + 1e-5, msg=name
+        )

@@ -1,4 +1,6 @@
-"""SSD's detections on a GPU: a CPU's, and quickly also where nearly every class of a default box is a candidate."""
+"""SSD's detections on a GPU: a CPU's, and quickly also where nearly every class of a default box is a
+candidate.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def test_detections_are_those_of_a_cpu(sharpness: float, device: torch.device) -
     with torch.inference_mode():
         outputs = outputs_from(1, len(sizes), len(defaults()), sharpness)
         wanted = _ssd.detections(stock, outputs, defaults(), sizes)
-        found = _ssd.detections(stock, {name: one.to(device) for name, one in outputs.items()}, defaults().to(device), sizes)
+        found = _ssd.detections(
+            stock, {name: one.to(device) for name, one in outputs.items()}, defaults().to(device), sizes
+        )
     assert all(len(one["boxes"]) == 50 for one in wanted)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one["scores"].cpu(), other["scores"])
@@ -30,11 +34,15 @@ def test_detections_are_those_of_a_cpu(sharpness: float, device: torch.device) -
 
 
 def test_a_network_that_knows_nothing_yet_is_validated_quickly(device: torch.device) -> None:
-    """All 90 classes have 400 candidates in each of 128 images: torchvision's loops take four seconds for them."""
+    """All 90 classes have 400 candidates in each of 128 images: torchvision's loops take four seconds for
+    them.
+    """
     stock = ssd300_vgg16(weights=None, weights_backbone=None).eval()
     images = torch.zeros(1, 3, 300, 300)
     with torch.inference_mode():
-        among = stock.anchor_generator(ImageList(images, [(300, 300)]), list(stock.backbone(images).values()))[0].to(device)
+        among = stock.anchor_generator(
+            ImageList(images, [(300, 300)]), list(stock.backbone(images).values())
+        )[0].to(device)
         generator = torch.Generator(device).manual_seed(0)
         outputs = {
             "bbox_regression": torch.randn(128, len(among), 4, generator=generator, device=device),

@@ -1,4 +1,6 @@
-"""The training step in fp16 on a GPU: it runs for each family, a ceiling leaves no trace, and ranks agree on a validation."""
+"""The training step in fp16 on a GPU: it runs for each family, a ceiling leaves no trace, and ranks agree on
+a validation.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,8 @@ def test_fp16_steps_learn_one_batch(arch: str, device: torch.device) -> None:
     """The loss of one resident batch is finite and falls; the loss scale is dynamic and steps are taken."""
     image_size = registry.native(arch).size
     step, batch = made_step(arch, device, image_size), made_batch(device, image_size)
-    lr = 0.001 if arch == "resnet50" else 0.01  # it diverges with 0.01 in fp32 too: eight samples, and no warm-up
+    # it diverges with 0.01 in fp32 too: eight samples, and no warm-up
+    lr = 0.001 if arch == "resnet50" else 0.01
     losses = []
     for position in range(12):
         outcome = step(itertools.repeat(batch, 1), lr=lr, epoch=0, position=position)
@@ -122,7 +125,9 @@ def test_graphs_change_no_number_but_by_rounding(device: torch.device) -> None:
         for position in range(12):
             if position == 8:
                 compute_ceiling(step, batches, accumulate=1, world=world, synchronise=world.synchronise)
-            outcomes.append(step(itertools.repeat(batches[position % 3], 1), lr=0.001, epoch=0, position=position))
+            outcomes.append(
+                step(itertools.repeat(batches[position % 3], 1), lr=0.001, epoch=0, position=position)
+            )
         return [float(outcome[0] / outcome[1]) for outcome in outcomes]
 
     eager, graphs = losses(graphs=False), losses(graphs=True)
@@ -132,13 +137,30 @@ def test_graphs_change_no_number_but_by_rounding(device: torch.device) -> None:
 
 def launched(ranks: int, *flags: str) -> None:
     """train.py under torchrun, ranks sharing what devices there are."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "train.py", *flags]
-    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONWARNINGS": "ignore"}, capture_output=True, text=True, timeout=280)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "train.py",
+        *flags,
+    ]
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
 
 
 def test_two_ranks_on_one_gpu_validate_like_one(tmp_path: Path) -> None:
-    """gloo, since NCCL refuses two ranks on one GPU; equal batch a rank, an odd number of samples: counts and losses are the same."""
+    """gloo, since NCCL refuses two ranks on one GPU; equal batch a rank, an odd number of samples: counts and
+    losses are the same.
+    """
     files = list(scenes.small(37).items())
     scene(tmp_path / "one", dict(files[:24]))
     scene(tmp_path / "two", dict(files))
@@ -147,7 +169,16 @@ def test_two_ranks_on_one_gpu_validate_like_one(tmp_path: Path) -> None:
     (data / "train").symlink_to(tmp_path / "one" / "data")
     (data / "val").symlink_to(tmp_path / "two" / "data")
     common = [
-        *("--data", str(data), "--manifest-dir", str(tmp_path / "manifests"), "--arch", "resnet18", "--image-size", "64"),
+        *(
+            "--data",
+            str(data),
+            "--manifest-dir",
+            str(tmp_path / "manifests"),
+            "--arch",
+            "resnet18",
+            "--image-size",
+            "64",
+        ),
         *("--loader", "torchvision", "--workers", "1", "--batch-size", "6", "--ceilings", "false"),
     ]
     launched(1, *common, "--epochs", "1", "--output", str(tmp_path / "trained"))

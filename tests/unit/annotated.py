@@ -1,4 +1,6 @@
-"""Columns of annotated images for tests of plans and targets: those of dataset.coco.columns.Instances, without a scan or a file."""
+"""Columns of annotated images for tests of plans and targets: those of dataset.coco.columns.Instances,
+without a scan or a file.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ COCO_MIX = {
     (640, 640): 1.0,
     (333, 500): 1.0,
 }
-"""Width and height -> per cent of train2017, about; the others have a longer side of 640 and any shorter one."""
+"""Width and height -> per cent of train2017, about; the others have a longer side of 640 and any shorter one.
+"""
 
 
 def columns(
@@ -38,7 +41,9 @@ def columns(
     mirror: Sequence[int] = (),
     runs: Sequence[Array] | None = None,
 ) -> SimpleNamespace:
-    """Of images of `sizes`, height and width, with boxes x y width height each; polygons are the boxes' outlines, or none with `runs`."""
+    """Of images of `sizes`, height and width, with boxes x y width height each; polygons are the boxes'
+    outlines, or none with `runs`.
+    """
     counts = [len(own) for own in boxes]
     every = np.array([box for own in boxes for box in own], np.float64).reshape(-1, 4)
     m = len(every)
@@ -81,4 +86,7 @@ def coco_like(n: int, *, seed: int = 0) -> SimpleNamespace:
     extent = np.minimum(np.exp(rng.uniform(np.log(8), np.log(500), limit.shape)), limit)
     corner = rng.random(limit.shape) * (limit - extent)
     parts = np.split(np.concatenate([corner, extent], axis=1), np.cumsum(counts)[:-1])
-    return columns(list(zip(heights.tolist(), widths.tolist(), strict=True)), [list(map(tuple, part.tolist())) for part in parts])
+    return columns(
+        list(zip(heights.tolist(), widths.tolist(), strict=True)),
+        [list(map(tuple, part.tolist())) for part in parts],
+    )

@@ -18,7 +18,9 @@ from loaders import CLIPS
 from tests.unit.video_files import Video, make
 
 FRAMES = 48
-STEPS = tuple(int(tick) for tick in np.random.default_rng(3).choice([3000, 3600, 5400, 9000], FRAMES).cumsum())
+STEPS = tuple(
+    int(tick) for tick in np.random.default_rng(3).choice([3000, 3600, 5400, 9000], FRAMES).cumsum()
+)
 HIDDEN = {"lag-in-frames": "25", "auto-alt-ref": "1", "b": "300000"}
 """VP9 with frames that are decoded and not shown, each in a packet with one that is."""
 KINDS: dict[str, dict[str, Any]] = {
@@ -59,7 +61,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "hevc-cut.mp4": {"codec": "hevc", "b_frames": 3, "cut": 7},
     "hevc-90.mp4": {"codec": "hevc", "b_frames": 2, "rotation": 90},
     "hevc-unaligned.mp4": {"codec": "hevc", "b_frames": 2, "size": (184, 264)},
-    "hevc-two.mkv": {"codec": "hevc", "b_frames": 2, "other": Video(frames=40, size=(48, 64), numbers_from=1000)},
+    "hevc-two.mkv": {
+        "codec": "hevc",
+        "b_frames": 2,
+        "other": Video(frames=40, size=(48, 64), numbers_from=1000),
+    },
     "vp9.mp4": {"codec": "vp9"},
     "vp9.webm": {"codec": "vp9"},
     "vp9-variable.webm": {"codec": "vp9", "ticks": STEPS},
@@ -104,7 +110,9 @@ class Made:
         """The number that the frame must show."""
         video = KINDS[self.names[sample]]
         if "parts" in video:
-            return [number for first, count in video["parts"] for number in range(first, first + count)][frame]
+            return [number for first, count in video["parts"] for number in range(first, first + count)][
+                frame
+            ]
         twice = sorted([*range(FRAMES), *video.get("again", ())])
         return int(video.get("cut", 0)) + twice[frame]
 

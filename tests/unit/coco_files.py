@@ -1,7 +1,9 @@
-"""Small COCO sets for the tests: shapes drawn on dim noise, and exactly what was drawn in the annotation files.
+"""Small COCO sets for the tests: shapes drawn on dim noise, and exactly what was drawn in the annotation
+files.
 
-Of every four images the first is a landscape, the second a portrait that also holds a crowd, the third grey, and the fourth has no
-annotation. Each of the others has one shape of each category in a quarter of its own, so that no two overlap:
+Of every four images the first is a landscape, the second a portrait that also holds a crowd, the third grey,
+and the fourth has no annotation. Each of the others has one shape of each category in a quarter of its own,
+so that no two overlap:
 
     person    blue, 5 keypoints as white marks of 3 x 3 pixels; the hands are marked or not (visibility 2 or 0)
     box       red, its segmentation the four corners
@@ -31,11 +33,14 @@ PLACES = np.array([(0.5, 0.5), (0.7, 0.25), (0.3, 0.25), (0.85, 0.8), (0.15, 0.8
 SPLITS = {"train2017": 8, "val2017": 5}
 
 
-def write_coco(root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[int, int] = (96, 128), seed: int = 0) -> Path:
-    """Write root/<split>/*.jpg, root/annotations/instances_<split>.json and person_keypoints_<split>.json; returns root.
+def write_coco(
+    root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[int, int] = (96, 128), seed: int = 0
+) -> Path:
+    """Write root/<split>/*.jpg, root/annotations/instances_<split>.json and person_keypoints_<split>.json;
+    returns root.
 
-    `splits` says how many images each has; `size` is height and width of a landscape, at least 64 each. Image and annotation ids have
-    gaps, and entries are in no order.
+    `splits` says how many images each has; `size` is height and width of a landscape, at least 64 each. Image
+    and annotation ids have gaps, and entries are in no order.
     """
     (root / "annotations").mkdir(parents=True, exist_ok=True)
     for place, (split, count) in enumerate(splits.items()):
@@ -51,15 +56,26 @@ def write_coco(root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[in
             name = f"{image_id:012d}.jpg"
             picture.save(root / split / name, quality=95, subsampling=0)
             images.append({"id": image_id, "file_name": name, "height": height, "width": width, "license": 1})
-            annotations += [{"id": 10 * image_id + 3 * i, "image_id": image_id, **each} for i, each in enumerate(drawn)]
+            annotations += [
+                {"id": 10 * image_id + 3 * i, "image_id": image_id, **each} for i, each in enumerate(drawn)
+            ]
         rng.shuffle(images)
         rng.shuffle(annotations)
-        plain = [{key: value for key, value in each.items() if "keypoints" not in key} for each in annotations]
-        categories = [{"id": key, "name": name, "supercategory": "shape"} for key, name in reversed(CATEGORIES.items())]
+        plain = [
+            {key: value for key, value in each.items() if "keypoints" not in key} for each in annotations
+        ]
+        categories = [
+            {"id": key, "name": name, "supercategory": "shape"} for key, name in reversed(CATEGORIES.items())
+        ]
         write(root, split, {"info": {}, "images": images, "annotations": plain, "categories": categories})
         people = [each for each in annotations if "keypoints" in each]
         person = {"id": 1, "name": "person", "keypoints": list(KEYPOINTS), "skeleton": [[1, 2], [1, 3]]}
-        write(root, split, {"info": {}, "images": images, "annotations": people, "categories": [person]}, kind="person_keypoints")
+        write(
+            root,
+            split,
+            {"info": {}, "images": images, "annotations": people, "categories": [person]},
+            kind="person_keypoints",
+        )
     return root
 
 
@@ -97,14 +113,18 @@ def reasons(found: Instances) -> list[str]:
 
 
 def counts(mask: Array) -> list[int]:
-    """COCO's uncompressed run lengths of a bool mask [H, W]: column by column, beginning with those that are False."""
+    """COCO's uncompressed run lengths of a bool mask [H, W]: column by column, beginning with those that are
+    False.
+    """
     flat = mask.ravel(order="F")
     edges = np.flatnonzero(np.diff(flat)) + 1
     runs = np.diff([0, *edges, len(flat)]).tolist()
     return [0, *runs] if flat[0] else runs
 
 
-def _drawn(rng: np.random.Generator, height: int, width: int, *, empty: bool, crowd: bool) -> tuple[Image.Image, list[dict[str, Any]]]:
+def _drawn(
+    rng: np.random.Generator, height: int, width: int, *, empty: bool, crowd: bool
+) -> tuple[Image.Image, list[dict[str, Any]]]:
     """A picture and the annotations of what is drawn on it."""
     picture = Image.fromarray(rng.integers(0, 60, (height, width, 3), np.uint8))
     if empty:
@@ -121,11 +141,23 @@ def _drawn(rng: np.random.Generator, height: int, width: int, *, empty: bool, cr
     return picture, found
 
 
-def _shape(draw: ImageDraw.ImageDraw, what: str, box: tuple[int, int, int, int], size: tuple[int, int], *, hands: bool) -> dict[str, Any]:
+def _shape(
+    draw: ImageDraw.ImageDraw,
+    what: str,
+    box: tuple[int, int, int, int],
+    size: tuple[int, int],
+    *,
+    hands: bool,
+) -> dict[str, Any]:
     """Draw one shape that touches all sides of its box; returns its annotation, without ids."""
     x, y, w, h = box
     category = next((key for key, name in CATEGORIES.items() if name == what), 3)
-    made: dict[str, Any] = {"category_id": category, "bbox": [float(value) for value in box], "area": float(w * h), "iscrowd": 0}
+    made: dict[str, Any] = {
+        "category_id": category,
+        "bbox": [float(value) for value in box],
+        "area": float(w * h),
+        "iscrowd": 0,
+    }
     if what == "triangle":
         draw.polygon([(x, y + h - 1), (x + w // 2, y), (x + w - 1, y + h - 1)], fill=COLOURS[what])
         corners = [x, y + h, x + w / 2, y, x + w, y + h]

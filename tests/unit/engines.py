@@ -1,4 +1,6 @@
-"""What stands for PyNvVideoCodec where there is no GPU: its interface as loaders/videos/_engines.py uses it, on FFmpeg's decoders."""
+"""What stands for PyNvVideoCodec where there is no GPU: its interface as loaders/videos/_engines.py uses it,
+on FFmpeg's decoders.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,13 @@ class Frame:
 
 
 class Session:
-    """A PyNvDecoder. As NVIDIA's parser does, it gives each picture, in the order of display, the smallest label that it still has.
+    """A PyNvDecoder. As NVIDIA's parser does, it gives each picture, in the order of display, the smallest
+    label that it still has.
 
-    Where pictures are coded in as many blocks of 16 as those before, it does not hear of their size: they are put on surfaces of the one
-    before, of which as much is told as it was asked for last. Where it was not asked for another size, it scales them to the one before.
-    Of a packet of VP9 with a hidden picture it has two labels, the other one being that of the packet before; one that shows a picture
-    again gives none.
+    Where pictures are coded in as many blocks of 16 as those before, it does not hear of their size: they are
+    put on surfaces of the one before, of which as much is told as it was asked for last. Where it was not
+    asked for another size, it scales them to the one before. Of a packet of VP9 with a hidden picture it has
+    two labels, the other one being that of the packet before; one that shows a picture again gives none.
     """
 
     def __init__(self, codec: Codec, name: str, most: tuple[int, int]) -> None:
@@ -116,7 +119,9 @@ def cut(surface: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     found = torch.full((size[0] * 3 // 2, size[1]), 99, dtype=torch.uint8)
     rows_both, columns_both = min(rows, size[0]), min(columns, size[1])
     found[:rows_both, :columns_both] = surface[:rows_both, :columns_both]
-    found[size[0] : size[0] + rows_both // 2, :columns_both] = surface[rows : rows + rows_both // 2, :columns_both]
+    found[size[0] : size[0] + rows_both // 2, :columns_both] = surface[
+        rows : rows + rows_both // 2, :columns_both
+    ]
     return found
 
 
@@ -157,6 +162,14 @@ class Codec:
         }
 
     def CreateDecoder(self, *, codec: str, **given: Any) -> Session:
-        assert set(given) == {"gpuid", "cudacontext", "cudastream", "usedevicememory", "maxwidth", "maxheight", "latency"}
+        assert set(given) == {
+            "gpuid",
+            "cudacontext",
+            "cudastream",
+            "usedevicememory",
+            "maxwidth",
+            "maxheight",
+            "latency",
+        }
         self.made += 1
         return Session(self, NAMES[codec], (given["maxheight"], given["maxwidth"]))

@@ -1,4 +1,6 @@
-"""Image folders for the tests of the scan: how to make one, and what was found in it. conftest.py offers the fixtures."""
+"""Image folders for the tests of the scan: how to make one, and what was found in it. conftest.py offers the
+fixtures.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ JPEG, PNG = FILES["jpeg grey"], FILES["png rgb"]
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Two classes of two images."""
-    return fill(tmp_path / "train", {"ant/0.jpg": JPEG, "ant/1.jpg": PNG, "bee/0.jpg": JPEG, "bee/1.jpg": JPEG})
+    return fill(
+        tmp_path / "train", {"ant/0.jpg": JPEG, "ant/1.jpg": PNG, "bee/0.jpg": JPEG, "bee/1.jpg": JPEG}
+    )
 
 
 @pytest.fixture
@@ -29,7 +33,9 @@ def cache(tmp_path: Path) -> Path:
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of what was brought to the disk; really doing it would be half of these tests' time."""
     names: list[str] = []
-    monkeypatch.setattr(os, "fsync", lambda file: names.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}"))))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: names.append(os.path.basename(os.readlink(f"/proc/self/fd/{file}")))
+    )
     return names
 
 

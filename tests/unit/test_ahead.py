@@ -119,7 +119,9 @@ def test_an_error_comes_where_it_happened() -> None:
 
 
 def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
-    """As one is that arrives just before it waits; here another thread gets it. Its handler runs in the main thread all the same."""
+    """As one is that arrives just before it waits; here another thread gets it. Its handler runs in the main
+    thread all the same.
+    """
     asked, heard, sent_s, heard_s = threading.Event(), threading.Event(), [], []
 
     def source() -> Iterator[int]:
@@ -127,7 +129,8 @@ def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
         heard.wait(10 * HEARS_S)
         return iter(())
 
-    def handler(*_: object) -> None:  # raises nothing: Python may run it in a callback of the garbage collector, where that is lost
+    # raises nothing: Python may run it in a callback of the garbage collector, where that is lost
+    def handler(*_: object) -> None:
         heard_s.append(time.monotonic())
         heard.set()
 

@@ -1,4 +1,6 @@
-"""Running the points of a suite, and its command line: a suite whose points do what their name says stands for the real ones."""
+"""Running the points of a suite, and its command line: a suite whose points do what their name says stands
+for the real ones.
+"""
 
 from __future__ import annotations
 
@@ -60,12 +62,20 @@ def suite(**changes: Any) -> Suite:
         Column(key="rate", title="img/s", form="{:,.1f}"),
     )
     columns += (Column(key="bound", title="bound", detail=True), Column(key="power_w", title="W"))
-    fields: dict[str, Any] = {"name": "fake", "about": "about it", "settings": Settings, "points": points, "command": command}
+    fields: dict[str, Any] = {
+        "name": "fake",
+        "about": "about it",
+        "settings": Settings,
+        "points": points,
+        "command": command,
+    }
     return Suite(**(fields | {"read": figures_of, "columns": columns, "rate": "rate"} | changes))
 
 
 def ran(folder: Path, *names: str, limit_s: float = 30.0, **changes: Any) -> list[Row]:
-    return run(suite(**changes), Settings(names=names, output=folder, limit_s=limit_s), folder, lambda *_: None)
+    return run(
+        suite(**changes), Settings(names=names, output=folder, limit_s=limit_s), folder, lambda *_: None
+    )
 
 
 def test_each_end_is_a_row(tmp_path: Path) -> None:
@@ -96,10 +106,21 @@ def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> N
 
 def test_a_library_that_gets_no_memory_is_out_of_memory(tmp_path: Path) -> None:
     """What cuBLAS, DALI, our loaders, the system and C++ say."""
-    lines = ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when", "Can't allocate 77 bytes on device 0.", "DALI ran out of the GPU's memory: a"]
+    lines = [
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when",
+        "Can't allocate 77 bytes on device 0.",
+        "DALI ran out of the GPU's memory: a",
+    ]
     lines += ["[Errno 12] Cannot allocate memory", "what():  std::bad_alloc"]
     for number, said in enumerate(lines):
-        one = replace(suite(), command=lambda *_, said=said: [sys.executable, "-c", f'print("{said}"); print("the end"); exit(1)'])
+        one = replace(
+            suite(),
+            command=lambda *_, said=said: [
+                sys.executable,
+                "-c",
+                f'print("{said}"); print("the end"); exit(1)',
+            ],
+        )
         (row,) = run(one, Settings(), tmp_path / str(number), lambda *_: None)
         assert (row["status"], row["error"]) == ("oom", said)
 
@@ -116,7 +137,10 @@ def test_a_library_that_gets_no_memory_is_out_of_memory(tmp_path: Path) -> None:
 def test_no_thread_or_a_kill_is_out_of_memory_where_that_is_looked_for(ends: str, tmp_path: Path) -> None:
     """Elsewhere these have other reasons too, which must not be hidden."""
     (failed,), (oom,) = (
-        ran(tmp_path / str(asks), "good", command=lambda *_: [sys.executable, "-c", ends], asks_what_fits=asks) for asks in (False, True)
+        ran(
+            tmp_path / str(asks), "good", command=lambda *_: [sys.executable, "-c", ends], asks_what_fits=asks
+        )
+        for asks in (False, True)
     )
     assert (failed["status"], oom["status"]) == ("failed", "oom")
 
@@ -127,7 +151,12 @@ def test_going_on_measures_what_is_left(tmp_path: Path) -> None:
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"point": {"na')  # a kill in mid-write
     said: list[str] = []
-    rows = run(suite(), Settings(names=("good", "crash"), output=tmp_path), tmp_path, lambda *told: said.append(told[2]))
+    rows = run(
+        suite(),
+        Settings(names=("good", "crash"), output=tmp_path),
+        tmp_path,
+        lambda *told: said.append(told[2]),
+    )
     assert [row["point"]["name"] for row in rows] == ["good", "crash"]
     assert [line.partition(":")[0] for line in said] == ["crash-8", "crash-8"]
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
@@ -190,13 +219,25 @@ def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from scripts import bench; import tests.unit.test_bench as here;"
         "bench.SUITES['fake'] = 'tests.unit.test_bench'; here.SUITE = here.suite(); sys.exit(bench.main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", script, "fake", "--names", "good", "slow", "--output", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-c",
+        script,
+        "fake",
+        "--names",
+        "good",
+        "slow",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("out/runs/slow-8/log.txt")) and time.monotonic() < until:
         time.sleep(0.05)
     time.sleep(0.3)
-    (child,) = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True).stdout.split()
+    (child,) = subprocess.run(
+        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True
+    ).stdout.split()
     process.send_signal(signal.SIGTERM)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130 and f"--output {tmp_path / 'out'} goes on" in said
@@ -209,12 +250,20 @@ def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:
     """Their medians and spread are the point's; fewer than three that went well are no figure."""
     settings = Settings(names=("good", "crash"), output=tmp_path, repeats=3)
     rows = run(suite(), settings, tmp_path, lambda *_: None)
-    assert [(row["point"]["name"], row["point"]["repeat"]) for row in rows] == [(n, k) for k in range(3) for n in ("good", "crash")]
+    assert [(row["point"]["name"], row["point"]["repeat"]) for row in rows] == [
+        (n, k) for k in range(3) for n in ("good", "crash")
+    ]
     for row, rate in zip(rows[::2], (90.0, 100.0, 120.0), strict=True):
         row["figures"]["rate"] = rate
     good, crash = merged(rows)
-    assert good["point"] == {"name": "good", "size": 8} and (good["figures"]["rate"], good["figures"]["repeats"]) == (100.0, 3)
-    assert good["spread"]["rate"] | {"iqr": 0} == {"n": 3, "min": 90.0, "max": 120.0, "iqr": 0} and good["figures"]["bound"] == "compute"
+    assert good["point"] == {"name": "good", "size": 8} and (
+        good["figures"]["rate"],
+        good["figures"]["repeats"],
+    ) == (100.0, 3)
+    assert (
+        good["spread"]["rate"] | {"iqr": 0} == {"n": 3, "min": 90.0, "max": 120.0, "iqr": 0}
+        and good["figures"]["bound"] == "compute"
+    )
     assert crash["status"] == "failed"
     assert merged(rows[:3])[0]["status"] == "short"
     with pytest.raises(UserError, match="--repeats 2: of fewer than 3 no figure is shown; 1, or 3 and more"):
@@ -226,8 +275,14 @@ def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:
 
 def repeated(folder: Path, *statuses: str) -> list[Row]:
     (good,) = ran(folder, "good")
-    named = [{**good, "point": {**good["point"], "repeat": number}, "status": status} for number, status in enumerate(statuses)]
-    return [row if row["status"] == "ok" else {**row, "error": "it broke", "figures": {}, "versions": {}} for row in named]
+    named = [
+        {**good, "point": {**good["point"], "repeat": number}, "status": status}
+        for number, status in enumerate(statuses)
+    ]
+    return [
+        row if row["status"] == "ok" else {**row, "error": "it broke", "figures": {}, "versions": {}}
+        for row in named
+    ]
 
 
 def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
@@ -236,7 +291,10 @@ def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
     assert (row["status"], row["figures"]["repeats"], row["figures"]["lost"]) == ("ok", 3, 1)
     assert row["error"] == "1 of 4 processes without a figure: oom: it broke"
     _show.show(suite(), rows, tmp_path, Console(file=io.StringIO()))
-    assert "| 100.0 (100.0 to 100.0, 3); 1 of 4 processes without a figure: oom: it broke |" in (tmp_path / "table.md").read_text()
+    assert (
+        "| 100.0 (100.0 to 100.0, 3); 1 of 4 processes without a figure: oom: it broke |"
+        in (tmp_path / "table.md").read_text()
+    )
     _show.show(suite(), rows[:3], tmp_path, Console(file=io.StringIO()))
     text = (tmp_path / "table.md").read_text()
     assert "| too short: no figure; 1 of 3 processes without a figure: oom: it broke |" in text
@@ -251,8 +309,13 @@ def test_the_commit_is_each_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_suite, "_commit", lambda: "other+")
     (after,) = ran(tmp_path / "after", "good")
     assert [row["versions"]["commit"] for row in (before, after)] == ["one", "other+"]
-    assert "- commit one / other+, torch 2\n" in _show.markdown(suite(), [before, {**after, "point": {"name": "b", "size": 8}}], tmp_path)
-    turns = [{**row, "point": {**row["point"], "repeat": number}} for number, row in enumerate((before, after, before))]
+    assert "- commit one / other+, torch 2\n" in _show.markdown(
+        suite(), [before, {**after, "point": {"name": "b", "size": 8}}], tmp_path
+    )
+    turns = [
+        {**row, "point": {**row["point"], "repeat": number}}
+        for number, row in enumerate((before, after, before))
+    ]
     assert "- commit one / other+, torch 2\n" in _show.markdown(suite(), merged(turns), tmp_path)
 
 
@@ -269,7 +332,9 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 
 
 def test_a_signal_while_a_point_is_ended_is_heard_once_it_is(tmp_path: Path) -> None:
-    """A point that took too long, and has its time to end: `timeout` sends a signal once. Under nohup, which ignores another."""
+    """A point that took too long, and has its time to end: `timeout` sends a signal once. Under nohup, which
+    ignores another.
+    """
     send = "[os.kill(os.getppid(), number) for number in (signal.SIGHUP, signal.SIGTERM)]"
     deaf = f"import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: {send}); time.sleep(60)"
     began, before = time.monotonic(), psutil.Process().children()
@@ -287,13 +352,27 @@ def test_a_signal_while_a_point_is_ended_is_heard_once_it_is(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("statuses", "code"),
-    [(("short",), 1), (("absent", "short"), 1), (("oom",), 1), (("ok", "absent"), 0), (("ok", "oom"), 0), (("ok", "failed"), 1)],
+    [
+        (("short",), 1),
+        (("absent", "short"), 1),
+        (("oom",), 1),
+        (("ok", "absent"), 0),
+        (("ok", "oom"), 0),
+        (("ok", "failed"), 1),
+    ],
 )
 def test_without_a_figure_it_failed(
-    statuses: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    statuses: tuple[str, ...],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (good,) = ran(tmp_path, "good")
-    rows = [{**good, "point": {"name": str(number), "size": 8}, "status": status} for number, status in enumerate(statuses)]
+    rows = [
+        {**good, "point": {"name": str(number), "size": 8}, "status": status}
+        for number, status in enumerate(statuses)
+    ]
     monkeypatch.setattr(bench, "suite_of", lambda _: suite())
     monkeypatch.setattr(bench, "run", lambda *_: rows)
     assert bench.main(["fake", "--output", str(tmp_path)]) == code
@@ -339,7 +418,9 @@ def test_no_suite_gives_a_common_flag_another_meaning() -> None:
 
 
 def test_it_runs_as_a_file() -> None:
-    ended = subprocess.run([sys.executable, "scripts/bench.py"], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(
+        [sys.executable, "scripts/bench.py"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert ended.returncode == 0 and "train" in ended.stdout
 
 
@@ -355,7 +436,9 @@ def test_it_runs_as_a_file() -> None:
         (["--data", "/nope"], "has no train/ folder"),
     ],
 )
-def test_mistakes_before_anything_is_made(argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_before_anything_is_made(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "data" / "train").mkdir(parents=True)
     flags = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]
     assert bench.main([*flags, *argv]) == 2

@@ -43,7 +43,17 @@ class Alone:
 def passed(name: str, videos: Path, epochs: int = 1, **asked: Any) -> tuple[list[int], dict[str, Any]]:
     """Samples of each batch, and what is told at ten clips a second."""
     settings = settled(
-        Loader(**{"data": videos, "task": "video", "batch_size": 2, "image_size": 16, "workers": 0, "clip_frames": 4, **asked})
+        Loader(
+            **{
+                "data": videos,
+                "task": "video",
+                "batch_size": 2,
+                "image_size": 16,
+                "workers": 0,
+                "clip_frames": 4,
+                **asked,
+            }
+        )
     )
     world: Any = Alone()
     with passes.opened(settings, name, passes.open_split(videos / "train"), world) as (run, tell):
@@ -67,13 +77,17 @@ def test_a_pass_over_clips(name: str, videos: Path) -> None:
     assert sum(found) == 30
     if name != "synthetic":
         found, told = passed(name, videos, clip_frames=0, clip_stride=2)
-        assert sum(found) == 10 and told["frames_per_s"] == pytest.approx(10 * (9 * 12 + 3) / 10), "frames that differ"
+        assert sum(found) == 10 and told["frames_per_s"] == pytest.approx(10 * (9 * 12 + 3) / 10), (
+            "frames that differ"
+        )
 
 
 @pytest.mark.usefixtures("cached")
 def test_whole_files_are_decoded_once_from_end_to_end(videos: Path) -> None:
     _, told = passed("pyav", videos, clip_frames=0)
-    assert told["decoded_per_frame"] == pytest.approx((9 * 24 + 6) / (10 * 24)), "a frame that is shown again is not decoded again"
+    assert told["decoded_per_frame"] == pytest.approx((9 * 24 + 6) / (10 * 24)), (
+        "a frame that is shown again is not decoded again"
+    )
     assert told["fallbacks"] is None
     _, told = passed("decord", videos, clip_frames=4) if importlib.util.find_spec("decord") else ([], {})
     assert not told or told["frames_per_s"] == 40.0
@@ -139,7 +153,9 @@ def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None
     def first(files: list[str], count: int, **asked: Any) -> list[int]:
         given = {"frames": 4, "stride": 2, "clips": 0, "threads": 2, "gpu": 3} | asked
         log.clear()
-        return list(itertools.islice(nvdec.clips(SimpleNamespace(SimpleDecoder=SimpleDecoder), files, **given), count))
+        return list(
+            itertools.islice(nvdec.clips(SimpleNamespace(SimpleDecoder=SimpleDecoder), files, **given), count)
+        )
 
     assert first(["a", "b", "c"], 6) == [4] * 6 and {file for file, _ in log[:9]} == {"a", "b", "c"}
     assert first(["a"], 3, clips=5) == [4] * 3
@@ -150,11 +166,18 @@ def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None
 
 
 def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
-    rows = [row("nvdec-alone", 1, 100.0), row("decord-alone", 1, 25.0), row("pytorch", 1, 10.0), row("nvdec+pyav", 1, 115.0)]
+    rows = [
+        row("nvdec-alone", 1, 100.0),
+        row("decord-alone", 1, 25.0),
+        row("pytorch", 1, 10.0),
+        row("nvdec+pyav", 1, 115.0),
+    ]
     found = derive(rows)
     assert [one["figures"]["speed_up"] for one in found] == pytest.approx([10, 2.5, 1, 11.5])
     said = conclude(found)
-    assert said[0].startswith("1 process: nvdec+pyav passes") and "11.5 times as fast as pytorch" in said[0], "no loader, no fastest"
+    assert (
+        said[0].startswith("1 process: nvdec+pyav passes") and "11.5 times as fast as pytorch" in said[0]
+    ), "no loader, no fastest"
     assert said[1] == "nvdec+pyav gives 92% of what nvdec-alone and decord-alone decode together."
 
 
@@ -178,26 +201,64 @@ def test_two_ranks_pass_over_clips(videos: Path, tmp_path: Path, monkeypatch: py
     gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ["loader", "--task", "video", "--data", str(videos), "--loaders", "pyav", "--gpus", "2", "--image-size", "16"]
-    assert bench.main([*words, "--batch-size", "2", "--workers", "1", "--clip-frames", "4", "--output", str(tmp_path / "out")]) == 0
+    words = [
+        "loader",
+        "--task",
+        "video",
+        "--data",
+        str(videos),
+        "--loaders",
+        "pyav",
+        "--gpus",
+        "2",
+        "--image-size",
+        "16",
+    ]
+    assert (
+        bench.main(
+            [
+                *words,
+                "--batch-size",
+                "2",
+                "--workers",
+                "1",
+                "--clip-frames",
+                "4",
+                "--output",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 0
+    )
     (pyav,) = results(tmp_path / "out")
     assert pyav["status"] == "ok", pyav["error"]
     figures = pyav["figures"]
     assert (figures["samples"], figures["files"]) == (8, 10), "whole batches of both ranks"
-    assert figures["frames_per_s"] == pytest.approx(4 * figures["rate"]) and figures["pass_s"] == pytest.approx(10 / figures["rate"])
+    assert figures["frames_per_s"] == pytest.approx(4 * figures["rate"]) and figures[
+        "pass_s"
+    ] == pytest.approx(10 / figures["rate"])
     table = (tmp_path / "out" / "table.md").read_text()
     assert "| clip/s |" in table and "| frame/s |" in table and "img/s" not in table
 
 
-# --- the set of videos ----------------------------------------------------------------------------------------------------------------
+# --- the set of videos
+# ----------------------------------------------------------------------------------------------------------------
 
 
-def test_a_set_of_videos_is_as_asked(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_set_of_videos_is_as_asked(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = [read(os.fsencode(path)) for path in sorted((videos / "train" / "video").iterdir())]
     assert len(found) == 9
     for times in found:
         about = dict(zip(RECORD.names or (), times.record, strict=True))
-        assert (about["height"], about["width"], about["count"], about["fps"], about["flags"]) == (64, 96, 24, 30.0, 0)
+        assert (about["height"], about["width"], about["count"], about["fps"], about["flags"]) == (
+            64,
+            96,
+            24,
+            30.0,
+            0,
+        )
         assert CODECS[about["codec"]] == "h264" and times.keys.nonzero()[0].tolist() == [0, 8, 16]
     assert len({times.record for times in found}) > 1, "of different sizes in bytes, so no two are alike"
     assert not video_set.write(videos, 9), "it is there already"

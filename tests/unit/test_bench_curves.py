@@ -30,7 +30,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def row(suite: str, point: dict[str, Any], figures: dict[str, Any], status: str = "ok") -> Row:
-    of: Row = {"suite": suite, "point": point, "status": status, "error": None, "spread": {}, "versions": {}, "hardware": {}}
+    of: Row = {
+        "suite": suite,
+        "point": point,
+        "status": status,
+        "error": None,
+        "spread": {},
+        "versions": {},
+        "hardware": {},
+    }
     return of | {"folder": f"runs/{len(point)}", "figures": figures, "took_s": 1.0, "began": 0.0}
 
 
@@ -38,7 +46,10 @@ def charts(folder: Path) -> dict[str, dict[str, list[str]]]:
     """Group -> title -> what its tags match, of all runs."""
     plugin = CustomScalarsPlugin(base_plugin.TBContext(data_provider=provider(folder)))
     layout = json.loads(plugin.layout_impl(RequestContext(), ""))
-    return {one["title"]: {chart["title"]: chart["multiline"]["tag"] for chart in one["chart"]} for one in layout.get("category", [])}
+    return {
+        one["title"]: {chart["title"]: chart["multiline"]["tag"] for chart in one["chart"]}
+        for one in layout.get("category", [])
+    }
 
 
 def curve(run: Path, tag: str) -> list[tuple[int, float]]:
@@ -63,7 +74,12 @@ def test_a_run_is_of_points_that_differ_in_one_value_and_refused_figures_are_in_
     figures = {"total_s": 2.0, "waited_s": 0.5, "floor_s": 1.0}
     rows = [
         row("slow-storage", {"read_delay_ms": delay, "method": method, "steps": 10}, figures, status)
-        for delay, method, status in ((0.0, "pytorch", "ok"), (2.5, "pytorch", "ok"), (2.5, "dali-fed", "ok"), (0.0, "dali-fed", "short"))
+        for delay, method, status in (
+            (0.0, "pytorch", "ok"),
+            (2.5, "pytorch", "ok"),
+            (2.5, "dali-fed", "ok"),
+            (0.0, "dali-fed", "short"),
+        )
     ]
     _show.show(suite_of("slow-storage"), rows, tmp_path, Console(file=io.StringIO()))
     group = "slow-storage over read_delay_ms, thousandths"
@@ -76,6 +92,12 @@ def test_a_run_is_of_points_that_differ_in_one_value_and_refused_figures_are_in_
 def test_charts_of_a_search_are_of_its_trials(tmp_path: Path) -> None:
     figures = {"device_gib": 4.0, "allocated_gib": 3.0, "host_gib": 2.0}
     points = [(8, "ok"), (16, "ok"), (32, "oom")]
-    rows = [row("max-batch", SETTINGS["max-batch"] | {"batch_size": n}, figures | {"largest": n}, status) for n, status in points]
+    rows = [
+        row("max-batch", SETTINGS["max-batch"] | {"batch_size": n}, figures | {"largest": n}, status)
+        for n, status in points
+    ]
     _show.show(suite_of("max-batch"), rows, tmp_path, Console(file=io.StringIO()))
-    assert curve(tmp_path / "curves" / "max-batch", "max-batch over batch_size/device_gib") == [(8, 4.0), (16, 4.0)]
+    assert curve(tmp_path / "curves" / "max-batch", "max-batch over batch_size/device_gib") == [
+        (8, 4.0),
+        (16, 4.0),
+    ]

@@ -1,4 +1,6 @@
-"""What is said of a flag that is not as it should be: one line, what was got, what is allowed, and exit code 2."""
+"""What is said of a flag that is not as it should be: one line, what was got, what is allowed, and exit code
+2.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,20 @@ from tests.end_to_end.runs import draw
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("train --batch-sizes 0 x", "--batch-sizes got '0': input should be greater than 0; bench train --help"),
+        (
+            "train --batch-sizes 0 x",
+            "--batch-sizes got '0': input should be greater than 0; bench train --help",
+        ),
         ("train --batch-sizes 64 x", "--batch-sizes got 'x': input should be a valid integer"),
         ("train --batch-sizes=0", "--batch-sizes got '0'"),
-        ("train --loaders nothing", "--loaders got 'nothing', which is unknown; known: synthetic, torchvision"),
-        ("train --precisions fp17", "--precisions got 'fp17': input should be 'auto', 'fp16', 'bf16' or 'fp32'"),
+        (
+            "train --loaders nothing",
+            "--loaders got 'nothing', which is unknown; known: synthetic, torchvision",
+        ),
+        (
+            "train --precisions fp17",
+            "--precisions got 'fp17': input should be 'auto', 'fp16', 'bf16' or 'fp32'",
+        ),
         ("train --workers x", "--workers got 'x': input should be a valid integer"),
         ("train --limit-s -1", "--limit-s got '-1': input should be greater than or equal to 0"),
         ("train --seconds", "Missing value for argument '--seconds'"),
@@ -36,7 +47,9 @@ from tests.end_to_end.runs import draw
         ("nothing", "SUITE got 'nothing', which is unknown; known: train, readers"),
     ],
 )
-def test_one_line_says_what_was_got_and_what_is_allowed(argv: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_says_what_was_got_and_what_is_allowed(
+    argv: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bench.main(argv.split()) == 2
     told = capsys.readouterr().err
     assert said in told and told.startswith("bench: ") and told.count("\n") == 1 and len(told) < 200
@@ -57,25 +70,47 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
         lambda: train.points(train.Train(data=tmp_path, gpus=(1, 4))),
         lambda: loader.points(loader.Loader(data=tmp_path, gpus=(1, 4))),
     ):
-        with pytest.raises(UserError, match=rf"--gpus 4: there (is 1 GPU|are 2 GPUs) here.*at most --gpus {count}"):
+        with pytest.raises(
+            UserError, match=rf"--gpus 4: there (is 1 GPU|are 2 GPUs) here.*at most --gpus {count}"
+        ):
             points()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert {point["gpus"] for point in train.points(train.Train(data=tmp_path, gpus=(1, 4)))} == {1, 4}
     require_gpus((), 2)  # a flag without a value is another mistake
 
 
-def test_a_data_folder_whose_name_is_no_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_folder_whose_name_is_no_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And a note of two lines: the table stays a table."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     odd = os.fsdecode(b"\xff x")
     data, output = draw(tmp_path / odd, classes=("a", "b"), train=24, val=1), tmp_path / f"out {odd}"
     monkeypatch.setattr(sys, "argv", ["bench", "readers", "--data", str(data)])
-    flags = ["--readers", "pil", "--tasks", "to-array", "--processes", "1", "--seconds", "0.2", "--warmup-s", "0"]
-    assert bench.main(["readers", "--data", str(data), "--output", str(output), "--note", "one\n\n| two", *flags]) == 0
+    flags = [
+        "--readers",
+        "pil",
+        "--tasks",
+        "to-array",
+        "--processes",
+        "1",
+        "--seconds",
+        "0.2",
+        "--warmup-s",
+        "0",
+    ]
+    assert (
+        bench.main(
+            ["readers", "--data", str(data), "--output", str(output), "--note", "one\n\n| two", *flags]
+        )
+        == 0
+    )
     text = (output / "table.md").read_bytes().decode()
     assert "\n- one | two\n- The same for all" in text
     assert "\\udcff x" in text.partition("```bash")[2].partition("```")[0], "the command"
-    assert bench.main(["readers", "--data", str(data), "--output", str(output), *flags]) == 0, "and it goes on"
+    assert bench.main(["readers", "--data", str(data), "--output", str(output), *flags]) == 0, (
+        "and it goes on"
+    )
     assert report.main([str(output)]) == 0
     other = tmp_path / "other"
     shutil.copytree(output, other)

@@ -34,14 +34,27 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-# --- points ---------------------------------------------------------------------------------------------------------------------------
+# --- points
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "find_spec", lambda name: True)
-    assert expanded("--x", ["auto"], 2) == ["pytorch", "dali", "torchvision", "dali-cpu", "dali-gpu", "dali-fed"]
+    assert expanded("--x", ["auto"], 2) == [
+        "pytorch",
+        "dali",
+        "torchvision",
+        "dali-cpu",
+        "dali-gpu",
+        "dali-fed",
+    ]
     assert "dali" in expanded("--x", ["auto"], 0), "images are decoded on the CPU too"
-    assert expanded("--x", ["auto"], 0, more=("dali-own",)) == ["dali-own", "torchvision", "dali-cpu", "dali-fed"]
+    assert expanded("--x", ["auto"], 0, more=("dali-own",)) == [
+        "dali-own",
+        "torchvision",
+        "dali-cpu",
+        "dali-fed",
+    ]
     assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu", "what is named is tried"
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     assert expanded("--x", ["auto", "torchvision"], 2) == ["pytorch", "torchvision"]
@@ -52,7 +65,17 @@ def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_of_videos_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "find_spec", lambda name: True)
     on_gpu = expanded("--x", ["auto"], 1, task="video")
-    assert on_gpu == ["pytorch", "pytorch+decord", "dali", "dali-experimental", "pyav", "decord", "torchcodec", "nvdec", "dali-video"]
+    assert on_gpu == [
+        "pytorch",
+        "pytorch+decord",
+        "dali",
+        "dali-experimental",
+        "pyav",
+        "decord",
+        "torchcodec",
+        "nvdec",
+        "dali-video",
+    ]
     assert expanded("--x", ["auto"], 0, task="video") == [name for name in on_gpu[:7] if "dali" not in name]
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     assert expanded("--x", ["auto", "nvdec+decord"], 1, task="video") == ["pytorch", "pyav", "nvdec+decord"]
@@ -61,17 +84,32 @@ def test_auto_of_videos_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_defaults_are_the_tasks(pictures: Path) -> None:
-    image, clip = (loader.points(Loader(data=pictures, task=task, loaders=("pytorch",)))[0] for task in ("classification", "video"))
-    assert (image["batch_size"], image["image_size"], clip["batch_size"], clip["image_size"]) == (32, 640, 8, 224)
+    image, clip = (
+        loader.points(Loader(data=pictures, task=task, loaders=("pytorch",)))[0]
+        for task in ("classification", "video")
+    )
+    assert (image["batch_size"], image["image_size"], clip["batch_size"], clip["image_size"]) == (
+        32,
+        640,
+        8,
+        224,
+    )
     assert "clip_frames" not in image and "window" not in clip
     (asked,) = loader.points(Loader(data=pictures, task="video", loaders=("pytorch",), image_size=64))
-    assert json.loads(loader.command(Loader(data=pictures, task="video"), asked, pictures)[3])["batch_size"] == 8
+    assert (
+        json.loads(loader.command(Loader(data=pictures, task="video"), asked, pictures)[3])["batch_size"] == 8
+    )
 
 
 def test_points_are_loaders_on_each_number_of_gpus(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus(monkeypatch, 2)
     found = loader.points(Loader(data=pictures, loaders=("pytorch", "dali-gpu"), gpus=(1, 2), image_size=64))
-    assert [(point["gpus"], point["loader"]) for point in found] == [(1, "pytorch"), (1, "dali-gpu"), (2, "pytorch"), (2, "dali-gpu")]
+    assert [(point["gpus"], point["loader"]) for point in found] == [
+        (1, "pytorch"),
+        (1, "dali-gpu"),
+        (2, "pytorch"),
+        (2, "dali-gpu"),
+    ]
     assert {point["image_size"] for point in found} == {64}
     with pytest.raises(UserError, match="--gpus 4: there are 2 GPUs here"):
         loader.points(Loader(data=pictures, gpus=(1, 4)))
@@ -94,16 +132,29 @@ def test_ranks_are_started_by_torchrun(pictures: Path, tmp_path: Path) -> None:
     assert two[6:8] == ["-m", "benchmarks.loader"]
 
 
-# --- figures --------------------------------------------------------------------------------------------------------------------------
+# --- figures
+# --------------------------------------------------------------------------------------------------------------------------
 
 
-def row(name: str, gpus: int, rate: float, *, files: int = 1000, links: int = 10, status: str = "ok") -> dict[str, Any]:
+def row(
+    name: str, gpus: int, rate: float, *, files: int = 1000, links: int = 10, status: str = "ok"
+) -> dict[str, Any]:
     figures = {"rate": rate, "pass_s": files / rate, "files": files, "unique_files": links, "samples": files}
-    return {"point": {"loader": name, "gpus": gpus}, "status": status, "figures": figures if status == "ok" else {}, "spread": {}}
+    return {
+        "point": {"loader": name, "gpus": gpus},
+        "status": status,
+        "figures": figures if status == "ok" else {},
+        "spread": {},
+    }
 
 
 def test_speed_up_and_scaling_compare_rows() -> None:
-    rows = [row("pytorch", 1, 100.0), row("dali-gpu", 1, 1000.0), row("pytorch", 2, 150.0), row("dali-gpu", 2, 1800.0)]
+    rows = [
+        row("pytorch", 1, 100.0),
+        row("dali-gpu", 1, 1000.0),
+        row("pytorch", 2, 150.0),
+        row("dali-gpu", 2, 1800.0),
+    ]
     found = {(one["point"]["loader"], one["point"]["gpus"]): one["figures"] for one in derive(rows)}
     assert found["dali-gpu", 1]["speed_up"] == pytest.approx(10)
     assert found["dali-gpu", 1]["scaling"] is None
@@ -125,20 +176,29 @@ def test_the_fastest_loop_by_hand_is_what_speed_ups_are_over() -> None:
     rows[2]["figures"] |= {"frames_per_s": 16_000.0, "fallback_kinds": "mjpeg in avi"}
     found = derive(rows)
     assert [one["figures"]["speed_up"] for one in found] == pytest.approx([0.5, 1.0, 5.0])
-    assert conclude(found) == ["1 process: nvdec passes over all files in 1 s (16,000 frames/s), 5.0 times as fast as pytorch+decord."]
+    assert conclude(found) == [
+        "1 process: nvdec passes over all files in 1 s (16,000 frames/s), 5.0 times as fast as pytorch+decord."
+    ]
     assert facts(found)[1:] == ["nvdec: clips of some files were decoded by pyav (mjpeg in avi)."]
 
 
 def test_a_conclusion_is_over_the_baseline_that_it_names() -> None:
     """The fastest one may have been unsteady; then no conclusion is drawn from it."""
     pytorch, dali, nvdec = derive([row("pytorch", 1, 10.0), row("dali", 1, 80.0), row("nvdec", 1, 100.0)])
-    assert conclude([pytorch, nvdec]) == ["1 process: nvdec passes over all files in 10 s, 10.0 times as fast as pytorch."]
+    assert conclude([pytorch, nvdec]) == [
+        "1 process: nvdec passes over all files in 10 s, 10.0 times as fast as pytorch."
+    ]
     told = "1 process: nvdec passes over all files in 10 s, 10.0 times as fast as pytorch and 1.2 times as fast as dali."
     assert conclude([pytorch, dali, nvdec]) == [told]
 
 
 def test_a_loader_is_compared_with_pytorch_and_with_dalis_own_reader_apart() -> None:
-    rows = [row("pytorch", 1, 10.0), row("dali", 1, 80.0), row("dali-experimental", 1, 40.0), row("dali-gpu", 1, 100.0)]
+    rows = [
+        row("pytorch", 1, 10.0),
+        row("dali", 1, 80.0),
+        row("dali-experimental", 1, 40.0),
+        row("dali-gpu", 1, 100.0),
+    ]
     ratios = [(one["figures"]["speed_up"], one["figures"]["of_dali"]) for one in derive(rows)]
     assert ratios == [pytest.approx(pair) for pair in ((1, 1 / 8), (8, 1), (4, 1 / 2), (10, 10 / 8))]
     (alone,) = derive(rows[3:])
@@ -148,7 +208,9 @@ def test_a_loader_is_compared_with_pytorch_and_with_dalis_own_reader_apart() -> 
 def test_the_conclusion_states_unique_files_and_the_fastest() -> None:
     rows = derive([row("pytorch", 1, 100.0), row("dali-gpu", 1, 250.0)])
     assert facts(rows) == ["1,000 files, 10 of them unique: the others are links to these, or copies."]
-    assert conclude(rows) == ["1 process: dali-gpu passes over all files in 4 s, 2.5 times as fast as pytorch."]
+    assert conclude(rows) == [
+        "1 process: dali-gpu passes over all files in 4 s, 2.5 times as fast as pytorch."
+    ]
     assert conclude([]) == facts([]) == []
 
 
@@ -168,7 +230,9 @@ class Paths:
 
 
 def test_links_and_copies_are_not_unique(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, copy, same_size, longer, hard, soft = (tmp_path / name for name in ("one", "copy", "same_size", "longer", "hard", "soft"))
+    one, copy, same_size, longer, hard, soft = (
+        tmp_path / name for name in ("one", "copy", "same_size", "longer", "hard", "soft")
+    )
     one.write_bytes(b"abc")
     copy.write_bytes(b"abc")
     same_size.write_bytes(b"xyz")
@@ -181,7 +245,8 @@ def test_links_and_copies_are_not_unique(tmp_path: Path, monkeypatch: pytest.Mon
     assert unique(found) == 4, "of many files the contents are not read"
 
 
-# --- a pass ---------------------------------------------------------------------------------------------------------------------------
+# --- a pass
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["pytorch", "dali", "dali-cpu", "torchvision"])
@@ -198,7 +263,8 @@ def test_a_pass_over_images_has_as_many_for_ours_and_for_others(
         assert [list(run(epoch)) for epoch in range(2)] == [[8] * 4] * 2, "of 72, whole batches of both ranks"
 
 
-# --- the whole suite ------------------------------------------------------------------------------------------------------------------
+# --- the whole suite
+# ------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -208,7 +274,18 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ["loader", "--data", str(pictures), "--loaders", "torchvision", "dali-gpu", "--gpus", "2", "--image-size", "32"]
+    words = [
+        "loader",
+        "--data",
+        str(pictures),
+        "--loaders",
+        "torchvision",
+        "dali-gpu",
+        "--gpus",
+        "2",
+        "--image-size",
+        "32",
+    ]
     assert bench.main([*words, "--batch-size", "8", "--workers", "1", "--output", str(tmp_path / "out")]) == 1
     good, bad = results(tmp_path / "out")
     assert good["status"] == "ok", good["error"]
@@ -225,19 +302,28 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     assert (tmp_path / "out" / "plots" / "pass.png").is_file()
 
 
-def test_small_sets_are_passed_over_until_there_are_enough_batches(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_sets_are_passed_over_until_there_are_enough_batches(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Passes of two batches each, and no window is longer here."""
     gpus(monkeypatch, 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    program = "from benchmarks import loader; loader.LEAST_S = 0.0; loader.measuring(loader.Loader, loader.measure)"
+    program = (
+        "from benchmarks import loader; loader.LEAST_S = 0.0; loader.measuring(loader.Loader, loader.measure)"
+    )
     brief = replace(SUITE, command=lambda *asked: [sys.executable, "-c", program, *SUITE.command(*asked)[3:]])
-    settings = Loader(data=pictures, loaders=("synthetic",), image_size=32, workers=0, output=tmp_path / "out")
+    settings = Loader(
+        data=pictures, loaders=("synthetic",), image_size=32, workers=0, output=tmp_path / "out"
+    )
     (row,) = run(brief, settings, tmp_path / "out", lambda *_: None)
-    assert (row["status"], row["figures"]["steps"], row["spread"]["rate"]["n"]) == ("ok", 20, 10), row["error"]
+    assert (row["status"], row["figures"]["steps"], row["spread"]["rate"]["n"]) == ("ok", 20, 10), row[
+        "error"
+    ]
 
 
-# --- the set of links -----------------------------------------------------------------------------------------------------------------
+# --- the set of links
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_links_are_spread_evenly() -> None:

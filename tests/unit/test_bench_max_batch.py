@@ -46,7 +46,9 @@ def found(limit: int, *, start: int, largest: int, tolerance: float, above: str 
 @example(limit=5, start=4096, largest=16384, tolerance=0.0)  # the first trial is far too large
 @example(limit=10_000, start=64, largest=2000, tolerance=0.05)  # the data set ends before the memory
 @example(limit=64, start=64, largest=64, tolerance=0.05)
-def test_the_search_finds_the_largest_within_the_tolerance(limit: int, start: int, largest: int, tolerance: float) -> None:
+def test_the_search_finds_the_largest_within_the_tolerance(
+    limit: int, start: int, largest: int, tolerance: float
+) -> None:
     its = found(limit, start=start, largest=largest, tolerance=tolerance)
     assert its.fits <= limit
     if its.fails is None:
@@ -70,13 +72,30 @@ def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_end
 
 def row(loader: str, batch: int, status: str, **figures: Any) -> dict[str, Any]:
     point = {"arch": "resnet18", "loader": loader, "precision": "fp16", "batch_size": batch}
-    told = {"spread": {}, "versions": {}, "hardware": {}, "folder": f"runs/{name_of(point)}", "suite": "max-batch"}
-    return {"point": point, "status": status, "error": None, "figures": figures, "began": 0.0, "took_s": 2.0, **told}
+    told = {
+        "spread": {},
+        "versions": {},
+        "hardware": {},
+        "folder": f"runs/{name_of(point)}",
+        "suite": "max-batch",
+    }
+    return {
+        "point": point,
+        "status": status,
+        "error": None,
+        "figures": figures,
+        "began": 0.0,
+        "took_s": 2.0,
+        **told,
+    }
 
 
 def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limited() -> None:
     rows = [
-        *(row("torchvision", 64, "ok", device_gib=10.0), row("torchvision", 128, "ok", device_gib=20.0, sm_mhz=1755.0)),
+        *(
+            row("torchvision", 64, "ok", device_gib=10.0),
+            row("torchvision", 128, "ok", device_gib=20.0, sm_mhz=1755.0),
+        ),
         row("torchvision", 136, "oom"),
         *(row("dali-gpu", 64, "ok", device_gib=12.0), row("dali-gpu", 72, "oom")),
         *(row("other", 64, "ok"), row("other", 72, "failed") | {"error": "exit code 1: cuDNN"}),
@@ -87,12 +106,22 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
     told = {its["point"]["loader"]: its for its in summarise(rows)}
     assert list(told) == ["torchvision", "dali-gpu", "other", "dali-cpu", "dali-fed", "synthetic"]
     best = told["torchvision"]["figures"]
-    assert (best["largest"], best["device_gib"], best["ended"], best["trials"]) == (128, 20.0, "out of memory at 136", 3)
+    assert (best["largest"], best["device_gib"], best["ended"], best["trials"]) == (
+        128,
+        20.0,
+        "out of memory at 136",
+        3,
+    )
     assert (best["of_torchvision"], best["of_dali-gpu"]) == (1.0, 2.0)
-    assert any(line.startswith("GPU clock 1,755 ") for line in _show.conditions(max_batch.SUITE, [*told.values()]))
+    assert any(
+        line.startswith("GPU clock 1,755 ") for line in _show.conditions(max_batch.SUITE, [*told.values()])
+    )
     assert not any("steal" in line for line in _show.conditions(max_batch.SUITE, [*told.values()]))
     next(iter(told.values()))["figures"]["cpu_steal"] = 0.25
-    assert any(line.startswith("Up to 25% of the cores' time") for line in _show.conditions(max_batch.SUITE, [*told.values()]))
+    assert any(
+        line.startswith("Up to 25% of the cores' time")
+        for line in _show.conditions(max_batch.SUITE, [*told.values()])
+    )
     assert told["torchvision"]["took_s"] == 6.0
     assert told["dali-gpu"]["figures"]["of_torchvision"] == 0.5
     assert told["other"]["figures"]["ended"] == "failed (exit code 1: cuDNN) at 72"
@@ -100,10 +129,15 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
     assert told["dali-cpu"]["figures"]["ended"] == ">= 96: all training samples"
     assert "of_torchvision" not in told["dali-cpu"]["figures"]
     assert told["dali-fed"]["status"] == "oom"
-    assert (told["synthetic"]["status"], told["synthetic"]["error"]) == ("failed", "batch 64: exit code 2: no such architecture")
+    assert (told["synthetic"]["status"], told["synthetic"]["error"]) == (
+        "failed",
+        "batch 64: exit code 2: no such architecture",
+    )
 
 
-def test_a_trial_that_is_killed_or_gets_no_thread_was_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_that_is_killed_or_gets_no_thread_was_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whichever comes first: the search goes on below it."""
     program = """
 import json, os, sys
@@ -122,25 +156,44 @@ json.dump({"figures": {"largest": batch}}, open(folder + "/figures.json", "w"))
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 1000)
     settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), start=64, output=tmp_path)
     rows = run(replace(max_batch.SUITE, command=command), settings, tmp_path, lambda *_: None)
-    assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(64, "oom"), (32, "oom"), (16, "oom"), (8, "ok")]
+    assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [
+        (64, "oom"),
+        (32, "oom"),
+        (16, "oom"),
+        (8, "ok"),
+    ]
     (told,) = summarise(rows)
     assert told["figures"]["ended"] == "out of memory at 16" and told["figures"]["limited"] == 1
 
 
 def test_searches_are_counted_and_not_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """How many trials there will be is not known; of a time left from their number nothing would be true."""
-    program = "import json, sys; json.dump({'figures': {'largest': 1}}, open(sys.argv[1] + '/figures.json', 'w'))"
-    brief = replace(max_batch.SUITE, command=lambda _, point, folder: [sys.executable, "-c", program, str(folder)])
+    program = (
+        "import json, sys; json.dump({'figures': {'largest': 1}}, open(sys.argv[1] + '/figures.json', 'w'))"
+    )
+    brief = replace(
+        max_batch.SUITE, command=lambda _, point, folder: [sys.executable, "-c", program, str(folder)]
+    )
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 128)
     settings = MaxBatch(loaders=("synthetic",), archs=("resnet18", "resnet50"), output=tmp_path)
     told: list[tuple[int, int]] = []
     run(brief, settings, tmp_path, lambda done, known, _: told.append((done, known)))
-    assert told == [(0, 2), (0, 2), (0, 2), (1, 2), (1, 2), (1, 2), (1, 2), (2, 2)], "before and after each of two trials a search"
+    assert told == [(0, 2), (0, 2), (0, 2), (1, 2), (1, 2), (1, 2), (1, 2), (2, 2)], (
+        "before and after each of two trials a search"
+    )
 
 
-def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
-    settings = MaxBatch(loaders=("synthetic", "torchvision"), archs=("resnet18",), precisions=("fp16",), start=64, by_hand=True)
+    settings = MaxBatch(
+        loaders=("synthetic", "torchvision"),
+        archs=("resnet18",),
+        precisions=("fp16",),
+        start=64,
+        by_hand=True,
+    )
     rows: list[dict[str, Any]] = []
     for _ in range(20):
         points = follow(settings, rows)
@@ -148,7 +201,9 @@ def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials
         if not new:
             break
         assert len(new) == 1
-        rows.append(row(new[0]["loader"], new[0]["batch_size"], "ok" if new[0]["batch_size"] <= 70 else "oom"))
+        rows.append(
+            row(new[0]["loader"], new[0]["batch_size"], "ok" if new[0]["batch_size"] <= 70 else "oom")
+        )
     assert [(its["point"]["loader"], its["point"]["batch_size"]) for its in rows] == [
         *(("synthetic", batch) for batch in (64, 100, 80, 72)),
         *(("torchvision", batch) for batch in (64, 100, 80, 72)),
@@ -158,17 +213,23 @@ def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials
 
 
 @pytest.mark.parametrize(("gpu", "wanted"), [(True, ["fp16"]), (False, ["fp32", "fp16"])])
-def test_a_precision_is_named_as_by_hand_has_it(gpu: bool, wanted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_precision_is_named_as_by_hand_has_it(
+    gpu: bool, wanted: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Or no ratio to it would be formed; what is named twice is searched once."""
     monkeypatch.setattr(max_batch.torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("engine.precision._cpu_has_bf16", lambda: False)
-    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), precisions=("auto", "fp16"), by_hand=True)
+    settings = MaxBatch(
+        loaders=("synthetic",), archs=("resnet18",), precisions=("auto", "fp16"), by_hand=True
+    )
     *ours, theirs = max_batch.searches(settings)
     assert ours == [("resnet18", "synthetic", one) for one in wanted]
     assert theirs == ("resnet18", "by hand: dali", "fp16")
 
 
-def test_by_hand_gets_the_workers_and_refuses_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_hand_gets_the_workers_and_refuses_other_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "train").mkdir()
     settings = MaxBatch(data=tmp_path, loaders=("synthetic",), by_hand=True, flags="--workers 3")
     with pytest.raises(UserError, match="--image-size behind -- with --by-hand"):
@@ -179,7 +240,9 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(tmp_path: Path, monkeyp
     monkeypatch.setattr(max_batch.loop_by_hand, "main", lambda: said.append(sys.argv))
     monkeypatch.setattr(max_batch.torch.cuda, "max_memory_allocated", lambda _: 0)
     monkeypatch.setattr(sys, "argv", [])
-    max_batch._by_hand(settings, {"arch": "resnet18", "batch_size": 8}, max_batch.torch.device("cpu"), [], 0.0, dict)
+    max_batch._by_hand(
+        settings, {"arch": "resnet18", "batch_size": 8}, max_batch.torch.device("cpu"), [], 0.0, dict
+    )
     assert said[0][-2:] == ["--workers", "3"]
 
 
@@ -193,8 +256,22 @@ def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     data = draw(tmp_path / "data", classes=("red", "blue"), train=12, val=3)
-    flags = ["--archs", "squeezenet1_1", "--loaders", "torchvision", "--start", "16", "--steps", "2", "--output", str(tmp_path / "out")]
-    assert bench.main(["max-batch", "--data", str(data), *flags, "--", "--image-size", "32", "--workers", "1"]) == 0
+    flags = [
+        "--archs",
+        "squeezenet1_1",
+        "--loaders",
+        "torchvision",
+        "--start",
+        "16",
+        "--steps",
+        "2",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    assert (
+        bench.main(["max-batch", "--data", str(data), *flags, "--", "--image-size", "32", "--workers", "1"])
+        == 0
+    )
     rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(16, "ok"), (24, "ok")]
     assert all(set(LOADS) <= set(its["figures"]) for its in rows)
@@ -203,7 +280,11 @@ def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch
     assert "validated" in (tmp_path / "out" / rows[-1]["folder"] / "log.txt").read_text()
     shown = {path.parent.name for path in (tmp_path / "out").rglob("events.out.tfevents.*")}
     assert shown == {Path(rows[-1]["folder"]).name, "plots", "max-batch"}
-    curve = EventAccumulator(str(tmp_path / "out" / "curves" / "max-batch")).Reload().Scalars("max-batch over batch_size/host_gib")
+    curve = (
+        EventAccumulator(str(tmp_path / "out" / "curves" / "max-batch"))
+        .Reload()
+        .Scalars("max-batch over batch_size/host_gib")
+    )
     assert [event.step for event in curve] == [16, 24], "its trials"
     answer = EventAccumulator(str(tmp_path / "out" / rows[-1]["folder"])).Reload()
     assert [event.value for event in answer.Scalars("max-batch/largest")] == [24.0]
@@ -225,7 +306,23 @@ def test_a_batch_that_does_not_fit_is_an_answer(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     limit = ["--memory-limit-gib", "2", "--start", "1024", "--tolerance", "1", "--steps", "1"]
     named = ["--archs", "squeezenet1_1", "--loaders", "synthetic", "--precisions", "fp32"]
-    assert bench.main(["max-batch", *named, *limit, "--output", str(tmp_path), "--", "--image-size", "64", "--val-every", "0"]) == 0
+    assert (
+        bench.main(
+            [
+                "max-batch",
+                *named,
+                *limit,
+                "--output",
+                str(tmp_path),
+                "--",
+                "--image-size",
+                "64",
+                "--val-every",
+                "0",
+            ]
+        )
+        == 0
+    )
     rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(1024, "oom"), (512, "ok")]
     assert "out of memory at 1,024" in (tmp_path / "table.md").read_text()

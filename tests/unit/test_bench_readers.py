@@ -1,4 +1,6 @@
-"""The suite `readers`: its points, what it decodes, the comparison with PIL (with a plant), and one small run."""
+"""The suite `readers`: its points, what it decodes, the comparison with PIL (with a plant), and one small
+run.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,15 @@ def test_what_is_told_of_the_pixels(files: Files, reader: str, task: Any) -> Non
     pytest.importorskip("nvidia.dali" if reader == "dali" else "cv2")
     found = compare(reader, task, files)
     assert found["compared"] == 48 and found["refused"] == 0
-    assert found["worst"] < (0.5 if task == "train" else 1e-9), "whole images and regions are PIL's bit for bit"
+    assert found["worst"] < (0.5 if task == "train" else 1e-9), (
+        "whole images and regions are PIL's bit for bit"
+    )
 
 
 def test_a_reader_with_shifted_pixels_is_seen(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OTHERS, "shifted", lambda: lambda data, region: np.roll(READERS["pil"]()(data, region), 1, axis=1))
+    monkeypatch.setitem(
+        OTHERS, "shifted", lambda: lambda data, region: np.roll(READERS["pil"]()(data, region), 1, axis=1)
+    )
     for task in ("to-array", "region", "train"):
         found = compare("shifted", task, files)
         assert 1.0 < found["mad"] < found["worst"], task
@@ -87,7 +93,9 @@ def test_refused_files_are_counted_and_have_no_pixels(files: Files, monkeypatch:
 
     monkeypatch.setitem(OTHERS, "choosy", lambda: refuses_small)
     small = sum(int(files.split.columns.width[i]) < 65 for i in next(files.parts(0)).ids)
-    part: list[Any] = list(itertools.islice(itertools.chain.from_iterable(parts_of("choosy", "to-pil", files, seed=0)), PART))
+    part: list[Any] = list(
+        itertools.islice(itertools.chain.from_iterable(parts_of("choosy", "to-pil", files, seed=0)), PART)
+    )
     assert sum(one is None for one in part) == small > 0
     found = compare("choosy", "to-array", files)
     assert found["mad"] == 0.0 and found["refused"] > 0 and found["refused"] + found["compared"] == 48
@@ -101,8 +109,17 @@ def test_a_rate_is_the_sum_of_each_processs_own() -> None:
         between(before, before + np.array([0, 1.0, 1.0]))
 
 
-def row(reader: str, task: str, rate: float, *, processes: int = 1, worst: float | None = 0.0, status: str = "ok") -> Row:
-    figures = {"rate": rate, "cpu_us": 1e6 * processes / rate, "files": 9, "size": 2048.0, "width": 4.0, "height": 3.0}
+def row(
+    reader: str, task: str, rate: float, *, processes: int = 1, worst: float | None = 0.0, status: str = "ok"
+) -> Row:
+    figures = {
+        "rate": rate,
+        "cpu_us": 1e6 * processes / rate,
+        "files": 9,
+        "size": 2048.0,
+        "width": 4.0,
+        "height": 3.0,
+    }
     figures |= {} if worst is None else {"worst": worst}
     return {
         "point": {"reader": reader, "task": task, "processes": processes},
@@ -118,14 +135,30 @@ def test_against_pil_and_the_conclusions() -> None:
         row("wrong", "train", 900, worst=3.0),
         row("lost", "train", 1, status="absent"),
     ]
-    rows += [row("pil", "train", 390, processes=4), row("quick", "train", 585, processes=4), row("quick", "region", 200)]
+    rows += [
+        row("pil", "train", 390, processes=4),
+        row("quick", "train", 585, processes=4),
+        row("quick", "region", 200),
+    ]
     rows += [row("nvimgcodec", "region", 500), row("nvimgcodec", "entropy", 1000, worst=None)]
     found = derive(rows)
-    assert [one["figures"].get("against_pil") for one in found] == [1.0, 1.5, 9.0, None, 1.0, 1.5, None, None, None]
+    assert [one["figures"].get("against_pil") for one in found] == [
+        1.0,
+        1.5,
+        9.0,
+        None,
+        1.0,
+        1.5,
+        None,
+        None,
+        None,
+    ]
     assert found[1]["figures"]["cpu_against_pil"] == pytest.approx(1.5)
     (files,), (train, region, floor) = facts(found), conclude(found)
     assert files.startswith("Files: 9 plain JPEGs, mean 2 KiB and 4 x 3 pixels")
-    assert "quick is the fastest at 4 processes, 1.50x PIL; its rate is 3.9 times that of one process" in train
+    assert (
+        "quick is the fastest at 4 processes, 1.50x PIL; its rate is 3.9 times that of one process" in train
+    )
     assert region.startswith("region: ") and "x PIL" not in region
     assert "takes nvimgcodec 1,000 of the region's 2,000 µs, 50%" in floor
     lost = [row("lost", "train", 1, status="absent")]
@@ -133,10 +166,19 @@ def test_against_pil_and_the_conclusions() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_run_in_which_one_reader_is_absent(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_run_in_which_one_reader_is_absent(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "simplejpeg.py").write_text("raise ImportError('planted')")  # found before an installed one
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    settings = Readers(data=data, readers=("pil", "simplejpeg"), tasks=("to-array",), processes=(2,), seconds=0.3, warmup_s=0.1)
+    settings = Readers(
+        data=data,
+        readers=("pil", "simplejpeg"),
+        tasks=("to-array",),
+        processes=(2,),
+        seconds=0.3,
+        warmup_s=0.1,
+    )
     pil, absent = run(readers.SUITE, settings, tmp_path / "bench", lambda done, known, said: None)
     assert pil["status"] == "ok", pil
     figures = pil["figures"]

@@ -26,7 +26,9 @@ def test_the_tables(tmp_path: Path) -> None:
     _show.show(suite(), rows, tmp_path, console)
     shown = console.export_text()
     assert "100.0 (90.0 to 110.0, 5)" in shown and "out of memory" in shown and "too short" in shown
-    assert "More columns in table.md: bound." in shown and "bound" not in shown.partition("More columns")[0], "a detail"
+    assert (
+        "More columns in table.md: bound." in shown and "bound" not in shown.partition("More columns")[0]
+    ), "a detail"
     text = (tmp_path / "table.md").read_text()
     assert "| name | img/s | bound |" in text, "neither what is the same for all, nor what nobody has"
     assert "| good | 100.0 (90.0 to 110.0, 5) | compute |" in text
@@ -44,10 +46,18 @@ def test_the_tables(tmp_path: Path) -> None:
 
 def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: Path) -> None:
     steady, *_ = ran(tmp_path, "good")
-    wild = steady | {"point": {**steady["point"], "name": "wild"}, "spread": {"rate": {"n": 5, "min": 19.0, "max": 222.0, "iqr": 60.0}}}
-    telling = suite(facts=lambda rows: [f"{len(rows)} are there"], conclude=lambda rows: [f"of {row['point']['name']}" for row in rows])
+    wild = steady | {
+        "point": {**steady["point"], "name": "wild"},
+        "spread": {"rate": {"n": 5, "min": 19.0, "max": 222.0, "iqr": 60.0}},
+    }
+    telling = suite(
+        facts=lambda rows: [f"{len(rows)} are there"],
+        conclude=lambda rows: [f"of {row['point']['name']}" for row in rows],
+    )
     text = _show.markdown(telling, [steady, wild], tmp_path)
-    assert "- 2 are there\n" in text and "- of good\n" in text and "of wild" not in text.partition("| wild")[2]
+    assert (
+        "- 2 are there\n" in text and "- of good\n" in text and "of wild" not in text.partition("| wild")[2]
+    )
     assert "Unsteady, so no conclusion is drawn from it; measure it again on a quiet machine: wild-8." in text
 
 
@@ -71,7 +81,9 @@ def test_a_long_error_is_told_whole(tmp_path: Path) -> None:
     (row,) = ran(tmp_path, "crash")
     said = "--batch-size 1000000 " + "is more than there are " * 20
     shown = _show._why(row | {"error": said})
-    assert len(shown) <= _show.LONGEST and shown.endswith(" ...") and shown.split(" ...")[0] in f"failed: {said}"
+    assert (
+        len(shown) <= _show.LONGEST and shown.endswith(" ...") and shown.split(" ...")[0] in f"failed: {said}"
+    )
 
 
 @pytest.mark.parametrize("note", ["``` bash", "a ```` b", "~~~", "one\n```\ntwo"])
@@ -81,20 +93,29 @@ def test_a_note_begins_no_block_of_code(note: str, tmp_path: Path, monkeypatch: 
     rows = run(suite(), Settings(output=tmp_path, note=note), tmp_path, lambda *_: None)
     text = _show.markdown(suite(), rows, tmp_path)
     shown, inside, fence = list[str](), False, ""
-    for line in text.splitlines():  # as CommonMark has it: a block ends with a line of at least as many marks, and nothing else
+    # as CommonMark has it: a block ends with a line of at least as many marks, and nothing else
+    for line in text.splitlines():
         marks = re.match(r"(?:- )?(`{3,}|~{3,})", line)
         if inside:
-            inside = not (line.strip() and set(line.strip()) == {fence[0]} and len(line.strip()) >= len(fence))
+            inside = not (
+                line.strip() and set(line.strip()) == {fence[0]} and len(line.strip()) >= len(fence)
+            )
         elif marks and "`" not in line[marks.end() :]:
             inside, fence = True, marks[1]
         else:
             shown.append(line)
-    assert not inside and any(line.startswith("| 100.0") for line in shown) and sum("\\" in line for line in shown) == 1
+    assert (
+        not inside
+        and any(line.startswith("| 100.0") for line in shown)
+        and sum("\\" in line for line in shown) == 1
+    )
 
 
 def test_titles_have_the_unit_of_the_rows(tmp_path: Path) -> None:
     (row,) = ran(tmp_path, "good")
-    told = replace(suite(), columns=(Column(key="name", title="name"), Column(key="rate", title="{unit} a GPU")))
+    told = replace(
+        suite(), columns=(Column(key="name", title="name"), Column(key="rate", title="{unit} a GPU"))
+    )
     assert _show.cells(told, [row], detail=False)[0] == ["img/s a GPU"]
     row["figures"]["unit"] = "clip/s"
     assert _show.cells(told, [row], detail=False)[0] == ["clip/s a GPU"]
@@ -106,7 +127,9 @@ def test_tensorboard_has_rows_and_plots(tmp_path: Path) -> None:
         series: _plots.Series = {"a": [1.0, None], "b": [2.0, 3.0]}
         return [
             _plots.heat_map(folder / "heat.png", grid, x="name", y="size", figure="rate", title="t"),
-            _plots.bars(folder / "bars.png", ["x", "y"], series, title="t", unit="img/s", marks={"ceiling": series}),
+            _plots.bars(
+                folder / "bars.png", ["x", "y"], series, title="t", unit="img/s", marks={"ceiling": series}
+            ),
             _plots.lines(folder / "lines.png", {"a": [(1.0, 2.0), (2.0, 3.0)]}, title="t", x="n", y="img/s"),
         ]
 
@@ -151,4 +174,9 @@ def test_points_done_and_the_time_left() -> None:
             tell(3, 4, "point 2: 100 img/s")
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert re.search(r"point 2 .*3/4 0:00:00 left 0:00:00", text)
-    assert pipe.getvalue().splitlines() == ["[0/4] point 0", "[1/4] point 1", "[2/4] point 2", "[3/4] point 2: 100 img/s"]
+    assert pipe.getvalue().splitlines() == [
+        "[0/4] point 0",
+        "[1/4] point 1",
+        "[2/4] point 2",
+        "[3/4] point 2: 100 img/s",
+    ]

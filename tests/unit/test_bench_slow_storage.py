@@ -46,7 +46,9 @@ def test_waits_are_counted_apart_from_steps_and_from_the_first_batch() -> None:
             yield 4
         clock.sleep(9.0)  # the end of an epoch is nobody's wait
 
-    found, steps = consume(batches(), step_s=2.0, wait=lambda: clock.sleep(0.125), clock=clock, sleep=clock.sleep)
+    found, steps = consume(
+        batches(), step_s=2.0, wait=lambda: clock.sleep(0.125), clock=clock, sleep=clock.sleep
+    )
     assert steps == 4
     assert found == Epoch(first_batch_s=4.125, total_s=4 * 2.0 + 0.75 + 3 * 0.125, waited_s=0.75 + 3 * 0.125)
 
@@ -54,7 +56,15 @@ def test_waits_are_counted_apart_from_steps_and_from_the_first_batch() -> None:
 def test_figures_are_medians_of_the_repeats() -> None:
     found = [Epoch(3.0, 10.5, 0.5), Epoch(1.0, 10.25, 0.25), Epoch(1.0, 11.0, 1.0)]
     told = measured(found, floor_s=10.0, opening_s=0.5, device=torch.device("cpu"))
-    figures = {"total_s": 10.5, "waited_s": 0.5, "first_batch_s": 1.0, "over_floor_s": 0.5, "all_s": 12.0, "floor_s": 10.0, "start_s": 3.5}
+    figures = {
+        "total_s": 10.5,
+        "waited_s": 0.5,
+        "first_batch_s": 1.0,
+        "over_floor_s": 0.5,
+        "all_s": 12.0,
+        "floor_s": 10.0,
+        "start_s": 3.5,
+    }
     assert told.figures == figures
     assert told.spread["waited_s"] == {"n": 3, "min": 0.25, "max": 1.0, "iqr": 0.375}
     assert told.spread["first_batch_s"]["max"] == 3.0
@@ -67,7 +77,12 @@ def row(method: str, delay: float, waited_s: float, status: str = "ok") -> dict[
 
 
 def test_the_conclusion_comes_from_the_rows() -> None:
-    rows = [row("pytorch", 10, 1.1), row("dali-fed", 10, 0.25), row("torchvision", 10, 0.3), row("dali-cpu", 10, 0, "failed")]
+    rows = [
+        row("pytorch", 10, 1.1),
+        row("dali-fed", 10, 0.25),
+        row("torchvision", 10, 0.3),
+        row("dali-cpu", 10, 0, "failed"),
+    ]
     said = conclude([*rows, row("dali-fed", 50, 0.5)])
     assert said == [
         "10 ms a read, 100 steps of 10 s in all: kept by dali-fed 0.25 s, torchvision 0.30 s; lost by pytorch 1.10 s.",
@@ -78,7 +93,9 @@ def test_the_conclusion_comes_from_the_rows() -> None:
 
 
 def test_points_are_methods_at_each_delay(pictures: Path) -> None:
-    found = slow_storage.points(SlowStorage(data=pictures, methods=("pytorch", "dali-by-hand"), delays=(0, 2.5), steps=25))
+    found = slow_storage.points(
+        SlowStorage(data=pictures, methods=("pytorch", "dali-by-hand"), delays=(0, 2.5), steps=25)
+    )
     asked = [(point["read_delay_ms"], point["method"]) for point in found]
     assert asked == [(0, "pytorch"), (0, "dali-by-hand"), (2.5, "pytorch"), (2.5, "dali-by-hand")]
     assert {(point["steps"], point["batch_size"], point["dali_threads"]) for point in found} == {(25, 4, 2)}
@@ -88,12 +105,23 @@ def test_points_are_methods_at_each_delay(pictures: Path) -> None:
 
 
 @pytest.mark.slow
-def test_reads_in_the_consumers_thread_are_waited_for(pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_in_the_consumers_thread_are_waited_for(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("nvidia.dali")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = ["slow-storage", "--data", str(pictures), "--methods", "pytorch", "dali-by-hand", "--delays", "10"]
+    words = [
+        "slow-storage",
+        "--data",
+        str(pictures),
+        "--methods",
+        "pytorch",
+        "dali-by-hand",
+        "--delays",
+        "10",
+    ]
     words += ["--steps", "24", "--batch-size", "2", "--step-ms", "20", "--image-size", "32", "--workers", "4"]
     words += ["--output", str(tmp_path / "out")]
     assert bench.main(words) == 0
@@ -112,14 +140,20 @@ def test_reads_in_the_consumers_thread_are_waited_for(pictures: Path, tmp_path: 
 
 
 def test_processes_of_a_point_are_what_a_change_is_judged_by() -> None:
-    """bench slow-storage --repeats 3, two folders of it: the epochs of one process say nothing of how processes differ."""
+    """bench slow-storage --repeats 3, two folders of it: the epochs of one process say nothing of how
+    processes differ.
+    """
 
     def folder(method: str, waits: tuple[float, ...]) -> list[Row]:
         rows = [row(method, 10, waited) for waited in waits]
-        return merged([{**one, "point": one["point"] | {"repeat": number}} for number, one in enumerate(rows)])
+        return merged(
+            [{**one, "point": one["point"] | {"repeat": number}} for number, one in enumerate(rows)]
+        )
 
     a = folder("dali-fed", (0.1, 0.2, 0.3))
-    (slower,), (alike,) = (report.pairs(SUITE, a, folder("dali-fed", waits)) for waits in ((2.0, 2.1, 2.2), (0.3, 0.4, 0.5)))
+    (slower,), (alike,) = (
+        report.pairs(SUITE, a, folder("dali-fed", waits)) for waits in ((2.0, 2.1, 2.2), (0.3, 0.4, 0.5))
+    )
     assert slower.beyond_noise and slower.judged and slower.speed == pytest.approx(10.2 / 12.1)
     assert alike.judged and not alike.beyond_noise
     (once,) = report.pairs(SUITE, [row("dali-fed", 10, 0.1)], [row("dali-fed", 10, 9.0)])

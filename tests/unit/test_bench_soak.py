@@ -90,8 +90,14 @@ def test_a_few_large_steps_are_a_leak() -> None:
 
 
 def test_steps_that_are_no_leak_are_told() -> None:
-    assert told(400 + 128.0 * (EPOCHS > 13) + 24.0 * (EPOCHS > 18)) == ([], ["host memory rose in 2 steps by 152 MiB"])
-    assert told(np.where(EPOCHS > 12, 1424.0, 400.0), "device_mib") == ([], ["device memory rose in 1 step by 1,024 MiB"])
+    assert told(400 + 128.0 * (EPOCHS > 13) + 24.0 * (EPOCHS > 18)) == (
+        [],
+        ["host memory rose in 2 steps by 152 MiB"],
+    )
+    assert told(np.where(EPOCHS > 12, 1424.0, 400.0), "device_mib") == (
+        [],
+        ["device memory rose in 1 step by 1,024 MiB"],
+    )
     assert told(np.where(EPOCHS > 3, 21, 20), "files") == ([], ["open files rose in 1 step by 1"])
     assert told(400 + RNG.normal(0, 8, 26)) == told(400 - 2.0 * EPOCHS) == ([], [])
 
@@ -104,8 +110,13 @@ def test_a_single_step_is_never_a_leak(epochs: int) -> None:
 
 
 def test_a_leak_after_a_short_warm_up_says_what_tells() -> None:
-    grows, opens = ["device memory: +1.60 MiB an epoch, allowed 0.5"], ["open files: +1.00 an epoch, allowed 0"]
-    assert _leaks.warmer(grows, 6, 4) == ["or pools that still fill, after 24 batches of warm-up: --warm-epochs 84 tells"]
+    grows, opens = (
+        ["device memory: +1.60 MiB an epoch, allowed 0.5"],
+        ["open files: +1.00 an epoch, allowed 0"],
+    )
+    assert _leaks.warmer(grows, 6, 4) == [
+        "or pools that still fill, after 24 batches of warm-up: --warm-epochs 84 tells"
+    ]
     assert _leaks.warmer(grows, 6, 84) == _leaks.warmer(opens, 6, 4) == _leaks.warmer([], 6, 4) == []
 
 
@@ -145,9 +156,13 @@ class Leaks:
 
 def measured(data: Path, folder: Path, mib: int, **changes: Any) -> tuple[str | None, dict[str, Any]]:
     folder.mkdir()
-    settings = Soak(**{"data": data, "epochs": 18, "batch_size": 8, "image_size": 32, "workers": 1, **changes})
+    settings = Soak(
+        **{"data": data, "epochs": 18, "batch_size": 8, "image_size": 32, "workers": 1, **changes}
+    )
     (point,) = soak.points(settings.model_copy(update={"loaders": ("synthetic",)}))
-    found = soak.measure(settings, point, folder, open_=(lambda name, feed: Leaks(name, feed, mib)) if mib else None)
+    found = soak.measure(
+        settings, point, folder, open_=(lambda name, feed: Leaks(name, feed, mib)) if mib else None
+    )
     return found.error, found.figures
 
 
@@ -249,7 +264,12 @@ def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("few_objects")
 def test_a_planted_leak_of_1_mib_and_a_file_an_epoch_is_caught(data: Path, tmp_path: Path) -> None:
     error, figures = measured(data, tmp_path / "leaks", 1)
-    assert error and "host memory: +1." in error and "open files: +1.00 an epoch" in error and error.endswith("--warm-epochs 167 tells")
+    assert (
+        error
+        and "host memory: +1." in error
+        and "open files: +1.00 an epoch" in error
+        and error.endswith("--warm-epochs 167 tells")
+    )
     assert figures["host_mib_an_epoch"] == pytest.approx(1.0, abs=0.3)
     assert len(json.loads((tmp_path / "leaks" / "series.json").read_text())["host_mib"]) == 18
     error, figures = measured(data, tmp_path / "flat", 0)
@@ -299,19 +319,37 @@ def test_videos_of_a_list(videos: Path, tmp_path: Path) -> None:
 def test_what_leaks_is_shown_with_its_figures() -> None:
     error = "host memory: +1.00 MiB an epoch, allowed 0.5"
     figures = {"rate": 100.0, "host_mib_an_epoch": 1.0, "verdict": error}
-    row: Row = {"point": {"loader": "x", "batch_size": 8, "image_size": 32}, "status": "failed", "error": error, "figures": figures}
+    row: Row = {
+        "point": {"loader": "x", "batch_size": 8, "image_size": 32},
+        "status": "failed",
+        "error": error,
+        "figures": figures,
+    }
     row |= {"suite": "soak", "spread": {}, "versions": {}, "hardware": {}, "folder": "runs/x", "took_s": 1.0}
     titles, line = _show.cells(soak.SUITE, [row], detail=False)
     of_clips: Row = row | {"point": row["point"] | {"clip_frames": 8}, "figures": {}, "error": "no"}
-    assert _show.cells(soak.SUITE, [of_clips], detail=False)[0][0] == "clip/s", "also where nothing was measured"
-    assert dict(zip(titles, line, strict=True)) == {"img/s": "100", "host MiB an epoch": "+1.00", "verdict": error}
+    assert _show.cells(soak.SUITE, [of_clips], detail=False)[0][0] == "clip/s", (
+        "also where nothing was measured"
+    )
+    assert dict(zip(titles, line, strict=True)) == {
+        "img/s": "100",
+        "host MiB an epoch": "+1.00",
+        "verdict": error,
+    }
 
 
 def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
-    suite = replace(soak.SUITE, command=lambda *_: ["true"], read=lambda *_: Measured(figures={"rate": 1.0}, error="it grows"))
+    suite = replace(
+        soak.SUITE,
+        command=lambda *_: ["true"],
+        read=lambda *_: Measured(figures={"rate": 1.0}, error="it grows"),
+    )
     (tmp_path / "data").mkdir()
-    (row,) = run(suite, Soak(data=tmp_path / "data", loaders=("synthetic",)), tmp_path / "out", lambda *_: None)
-    assert (row["status"], row["error"], row["figures"]) == ("failed", "it grows", {"rate": 1.0})  # bench's exit code is then 1
+    (row,) = run(
+        suite, Soak(data=tmp_path / "data", loaders=("synthetic",)), tmp_path / "out", lambda *_: None
+    )
+    # bench's exit code is then 1
+    assert (row["status"], row["error"], row["figures"]) == ("failed", "it grows", {"rate": 1.0})
 
 
 def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
@@ -324,8 +362,30 @@ def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_short_soak_of_clips(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    flags = ["--task", "video", "--loaders", "pyav", "--epochs", "12", "--warm-epochs", "2", "--batch-size", "4", "--image-size", "32"]
-    flags += ["--workers", "1", "--clip-frames", "2", "--max-mib-an-epoch", "20", "--output", str(tmp_path / "out")]
+    flags = [
+        "--task",
+        "video",
+        "--loaders",
+        "pyav",
+        "--epochs",
+        "12",
+        "--warm-epochs",
+        "2",
+        "--batch-size",
+        "4",
+        "--image-size",
+        "32",
+    ]
+    flags += [
+        "--workers",
+        "1",
+        "--clip-frames",
+        "2",
+        "--max-mib-an-epoch",
+        "20",
+        "--output",
+        str(tmp_path / "out"),
+    ]
     assert bench.main(["soak", "--data", str(videos), *flags]) == 0
     (row,) = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert (row["status"], row["figures"]["processes"], row["point"]["clip_frames"]) == ("ok", 2, 2)
@@ -334,13 +394,29 @@ def test_a_short_soak_of_clips(videos: Path, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.slow
-def test_a_short_soak_ends_as_a_table_curves_and_hparams(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_soak_ends_as_a_table_curves_and_hparams(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    flags = ["--loaders", "torchvision", "--epochs", "14", "--batch-size", "8", "--image-size", "32", "--workers", "1"]
+    flags = [
+        "--loaders",
+        "torchvision",
+        "--epochs",
+        "14",
+        "--batch-size",
+        "8",
+        "--image-size",
+        "32",
+        "--workers",
+        "1",
+    ]
     out = tmp_path / "out"
-    assert bench.main(["soak", "--data", str(data), *flags, "--max-mib-an-epoch", "20", "--output", str(out)]) == 0
+    assert (
+        bench.main(["soak", "--data", str(data), *flags, "--max-mib-an-epoch", "20", "--output", str(out)])
+        == 0
+    )
     (row,) = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert (row["status"], row["figures"]["processes"], row["spread"]["rate"]["n"]) == ("ok", 2, 10)
     assert set(LOADS) <= set(row["figures"])
@@ -349,5 +425,7 @@ def test_a_short_soak_ends_as_a_table_curves_and_hparams(data: Path, tmp_path: P
     events = EventAccumulator(str(out / row["folder"])).Reload()
     assert len(events.Scalars("epochs/host_mib")) == 14
     assert len(events.Scalars("soak/rate")) == 1
-    assert {"_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(events.summary_metadata)
+    assert {"_hparams_/experiment", "_hparams_/session_start_info", "_hparams_/session_end_info"} <= set(
+        events.summary_metadata
+    )
     assert "custom_scalars__config__" in events.summary_metadata

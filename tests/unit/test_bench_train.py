@@ -1,4 +1,6 @@
-"""The suite `train`: its points, their commands, a loop by hand by the same rule, and a run of it on drawn images."""
+"""The suite `train`: its points, their commands, a loop by hand by the same rule, and a run of it on drawn
+images.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_points_say_what_runs_and_a_loop_by_hand_follows_its_own(data: Path) -> None:
-    settings = Train(data=data, archs=("resnet18", "alexnet"), batch_sizes=(8, 16), loaders=("auto", "dali-cpu"), by_hand=("dali",))
+    settings = Train(
+        data=data,
+        archs=("resnet18", "alexnet"),
+        batch_sizes=(8, 16),
+        loaders=("auto", "dali-cpu"),
+        by_hand=("dali",),
+    )
     found = points(settings)
     assert [(point["arch"], point["batch_size"]) for point in found[::3]] == [
         ("resnet18", 8),
@@ -40,25 +48,53 @@ def test_points_say_what_runs_and_a_loop_by_hand_follows_its_own(data: Path) -> 
 
 def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
     settings = Train(
-        data=data, archs=("alexnet",), batch_sizes=(8,), loaders=("synthetic",), workers=3, gpus=(1, 2), flags="--image-size 64"
+        data=data,
+        archs=("alexnet",),
+        batch_sizes=(8,),
+        loaders=("synthetic",),
+        workers=3,
+        gpus=(1, 2),
+        flags="--image-size 64",
     )
     one, two = (command(settings, point, tmp_path / "out") for point in points(settings))
     asked = parse(one[2:])
-    assert (asked.model.arch, asked.loading.batch_size, asked.loading.loader, asked.loading.workers) == ("alexnet", 8, "synthetic", 3)
-    assert (asked.optimisation.seconds, asked.augmentation.image_size, asked.run.output) == (settings.seconds, 64, tmp_path / "out")
-    assert two[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] and two[7:] == one[2:]
+    assert (asked.model.arch, asked.loading.batch_size, asked.loading.loader, asked.loading.workers) == (
+        "alexnet",
+        8,
+        "synthetic",
+        3,
+    )
+    assert (asked.optimisation.seconds, asked.augmentation.image_size, asked.run.output) == (
+        settings.seconds,
+        64,
+        tmp_path / "out",
+    )
+    assert (
+        two[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        and two[7:] == one[2:]
+    )
 
 
 @pytest.mark.parametrize(
     ("task", "folder", "loader", "arch"),
-    [("detection", "train2017", "torchvision", "fasterrcnn_resnet50_fpn"), ("video", "train", "pyav", "r3d_18")],
+    [
+        ("detection", "train2017", "torchvision", "fasterrcnn_resnet50_fpn"),
+        ("video", "train", "pyav", "r3d_18"),
+    ],
 )
 def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch: str, tmp_path: Path) -> None:
     (tmp_path / folder).mkdir()
     found = points(Train(task=task, data=tmp_path, loaders=(loader, "synthetic")))
     assert [(point["arch"], point["loader"]) for point in found[:2]] == [(arch, loader), (arch, "synthetic")]
-    asked = parse(command(Train(task=task, data=tmp_path, loaders=(loader,)), found[0], tmp_path.parent / "out")[2:])
-    assert (asked.model.task, asked.model.arch, asked.loading.loader, asked.data.data) == (task, arch, loader, tmp_path)
+    asked = parse(
+        command(Train(task=task, data=tmp_path, loaders=(loader,)), found[0], tmp_path.parent / "out")[2:]
+    )
+    assert (asked.model.task, asked.model.arch, asked.loading.loader, asked.data.data) == (
+        task,
+        arch,
+        loader,
+        tmp_path,
+    )
     if torch.cuda.device_count() == 0:
         assert found[0]["precision"] == "fp32", "what train.py picks for this task on a CPU"
     for wrong, said in (
@@ -74,39 +110,72 @@ def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch:
 
 def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
     (tmp_path / "train2017").mkdir()
-    settings = Train(task="detection", data=tmp_path, loaders=("torchvision",), by_hand=("torchvision",), workers=3)
+    settings = Train(
+        task="detection", data=tmp_path, loaders=("torchvision",), by_hand=("torchvision",), workers=3
+    )
     (ours, theirs, *_) = points(settings)
     words = command(settings, theirs, tmp_path / "out")
     flags = dict(zip(words[3::2], words[4::2], strict=True))
-    assert words[1:3] == ["-m", "benchmarks.baselines.train"] and ours["arch"] == theirs["arch"] == flags["--arch"]
-    assert (flags["--task"], flags["--loader"], flags["--batch-size"], flags["--workers"]) == ("detection", "torchvision", "16", "3")
+    assert (
+        words[1:3] == ["-m", "benchmarks.baselines.train"]
+        and ours["arch"] == theirs["arch"] == flags["--arch"]
+    )
+    assert (flags["--task"], flags["--loader"], flags["--batch-size"], flags["--workers"]) == (
+        "detection",
+        "torchvision",
+        "16",
+        "3",
+    )
 
 
-def test_a_loop_by_hand_has_our_pixels_and_workers(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loop_by_hand_has_our_pixels_and_workers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("engine.distributed.cores", lambda: 4.5)
-    settings = Train(data=data, archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",))
+    settings = Train(
+        data=data, archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",)
+    )
     ours, theirs = points(settings)
     assert "--workers" not in command(settings, ours, tmp_path), "the default of train.py"
     words = command(settings, theirs, tmp_path)
     assert words[words.index("--workers") + 1] == "3", "the same"
-    with pytest.raises(UserError, match="--by-hand: the loop by hand trains at 224 px, efficientnet_v2_s at 384"):
+    with pytest.raises(
+        UserError, match="--by-hand: the loop by hand trains at 224 px, efficientnet_v2_s at 384"
+    ):
         points(settings.model_copy(update={"archs": ("resnet18", "efficientnet_v2_s")}))
 
 
 def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:
     rate = {"steady": 10.0, "unit": "clip/s", "spread": None, "first_epoch": None}
-    told = {"rate": rate, "ceiling": {"compute": None, "loader": None}, "efficiency": None, "bound": None, "check": "passed"}
-    told |= {"data_wait": None, "memory": dict.fromkeys(("device_gib", "allocated_gib", "host_gib")), "gpu": {"power_w": None}}
+    told = {
+        "rate": rate,
+        "ceiling": {"compute": None, "loader": None},
+        "efficiency": None,
+        "bound": None,
+        "check": "passed",
+    }
+    told |= {
+        "data_wait": None,
+        "memory": dict.fromkeys(("device_gib", "allocated_gib", "host_gib")),
+        "gpu": {"power_w": None},
+    }
     told |= {"world_size": 1, "cpu": {"utilisation": None}, "versions": {}, "hardware": {}}
     found = measured(told | {"clips": {"frames_per_s": 160.0, "decoded_per_delivered": 3.1}}).figures
-    assert (found["unit"], found["frames_per_s"], found["decoded_per_delivered"], found["padding"]) == ("clip/s", 160.0, 3.1, None)
+    assert (found["unit"], found["frames_per_s"], found["decoded_per_delivered"], found["padding"]) == (
+        "clip/s",
+        160.0,
+        3.1,
+        None,
+    )
     found = measured(told | {"detection": {"instances_per_s": 70.0, "padding": 0.05}}).figures
     assert (found["instances_per_s"], found["padding"], found["frames_per_s"]) == (70.0, 0.05, None)
 
 
 def test_a_loop_by_hand_is_read_by_the_same_rule(tmp_path: Path) -> None:
     """The slow first window is warm-up."""
-    (tmp_path / "figures.json").write_text(json.dumps({"windows": [[100, 2.0], [200, 2.0], [210, 2.0], [190, 2.0]], "steps": 70}))
+    (tmp_path / "figures.json").write_text(
+        json.dumps({"windows": [[100, 2.0], [200, 2.0], [210, 2.0], [190, 2.0]], "steps": 70})
+    )
     found = read({"loader": BY_HAND + "dali"}, tmp_path)
     assert found.figures == {"rate": 100.0, "steps": 70}
     assert found.spread["rate"] | {"iqr": 0.0} == {"n": 3, "min": 95.0, "max": 105.0, "iqr": 0.0}
@@ -114,10 +183,19 @@ def test_a_loop_by_hand_is_read_by_the_same_rule(tmp_path: Path) -> None:
 
 def test_the_bound_of_repeats_is_of_their_medians() -> None:
     """The first process alone would be bound by the loader."""
-    of: Any = {"point": {"loader": "torchvision"}, "status": "ok", "error": None, "spread": {}, "versions": {}}
+    of: Any = {
+        "point": {"loader": "torchvision"},
+        "status": "ok",
+        "error": None,
+        "spread": {},
+        "versions": {},
+    }
     figures = [(90, 200, 91, "loader"), (99, 100, 200, "compute"), (98, 101, 200, "compute")]
     named = ("rate", "compute_ceiling", "loader_ceiling", "bound")
-    rows = [of | {"point": {"repeat": at}, "figures": dict(zip(named, its, strict=True))} for at, its in enumerate(figures)]
+    rows = [
+        of | {"point": {"repeat": at}, "figures": dict(zip(named, its, strict=True))}
+        for at, its in enumerate(figures)
+    ]
     (row,) = derive(merged(rows))
     assert row["figures"]["bound"] == "compute"
     assert derive(rows[:1]) == rows[:1], "of one process it is that process's"
@@ -135,26 +213,45 @@ def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> Non
     ours.hparams({**row, "world_size": 1, "workers": 3}, metrics(compared()))
     ours.scalars({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9}, 500)
     ours.close()
-    (tmp_path / "a by hand" / "figures.json").write_text(json.dumps({"windows": [[200, 2.0]] * 4, "steps": 70}))
+    (tmp_path / "a by hand" / "figures.json").write_text(
+        json.dumps({"windows": [[200, 2.0]] * 4, "steps": 70})
+    )
     point = {"arch": "resnet18", "batch_size": 8, "loader": BY_HAND + "dali", "precision": "fp16", "gpus": 1}
     read(point, tmp_path / "a by hand")
 
     columns, found = table(tmp_path)
     assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
     settings, measured_by_hand, _ = found["a by hand"]
-    assert settings == {"arch": "resnet18", "batch_size": 8, "loader": BY_HAND + "dali", "precision": "fp16", "world_size": 1}
+    assert settings == {
+        "arch": "resnet18",
+        "batch_size": 8,
+        "loader": BY_HAND + "dali",
+        "precision": "fp16",
+        "world_size": 1,
+    }
     assert measured_by_hand == {"throughput/samples_per_s": 100.0}
     assert found["b"][1] == pytest.approx({"throughput/samples_per_s": 120.0, "throughput/efficiency": 0.9})
 
 
-def test_bars_are_of_one_precision_and_number_of_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_are_of_one_precision_and_number_of_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: dict[str, Any] = {}
     monkeypatch.setattr(train._plots, "heat_map", lambda path, *_, **__: path)
-    monkeypatch.setattr(train._plots, "bars", lambda path, archs, series, **more: drawn.setdefault(path.name, series) and path)
-    rates = {("torchvision", "bf16", 2): 50.0, ("torchvision", "fp16", 2): 70.0, (f"{BY_HAND}dali", "fp16", 1): 30.0}
+    monkeypatch.setattr(
+        train._plots, "bars", lambda path, archs, series, **more: drawn.setdefault(path.name, series) and path
+    )
+    rates = {
+        ("torchvision", "bf16", 2): 50.0,
+        ("torchvision", "fp16", 2): 70.0,
+        (f"{BY_HAND}dali", "fp16", 1): 30.0,
+    }
     named = ("loader", "precision", "gpus")
     rows = [
-        {"point": {"arch": "resnet18", "batch_size": 8, **dict(zip(named, point, strict=True))}, "figures": {"rate": rate}}
+        {
+            "point": {"arch": "resnet18", "batch_size": 8, **dict(zip(named, point, strict=True))},
+            "figures": {"rate": rate},
+        }
         for point, rate in rates.items()
     ]
     plots(rows, tmp_path)
@@ -180,14 +277,25 @@ def test_by_hand_and_flags_it_does_not_take(flags: str, refused: str | None, dat
     if refused is None:
         assert points(settings)
         return
-    with pytest.raises(UserError, match=f"{refused} behind -- with --by-hand: the loop by hand does not take it"):
+    with pytest.raises(
+        UserError, match=f"{refused} behind -- with --by-hand: the loop by hand does not take it"
+    ):
         points(settings)
 
 
 def test_a_run(data: Path, tmp_path: Path) -> None:
     """A machine too slow for 20 steps in the time, of which the suite says so, is given more of it."""
-    flags = f"--workers 0 --image-size 32 --min-window-s 0.2 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
-    asked = Train(data=data, archs=("squeezenet1_1",), batch_sizes=(4,), loaders=("torchvision",), precisions=("fp32",), flags=flags)
+    flags = (
+        f"--workers 0 --image-size 32 --min-window-s 0.2 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
+    )
+    asked = Train(
+        data=data,
+        archs=("squeezenet1_1",),
+        batch_sizes=(4,),
+        loaders=("torchvision",),
+        precisions=("fp32",),
+        flags=flags,
+    )
     for seconds in (2, 8, 32):
         settings = asked.model_copy(update={"seconds": seconds})
         (row,) = run(train.SUITE, settings, tmp_path / "bench", lambda *_: None)
@@ -196,8 +304,17 @@ def test_a_run(data: Path, tmp_path: Path) -> None:
     assert row["status"] == "ok", row
     told = json.loads((tmp_path / "bench" / row["folder"] / "summary.json").read_text())
     figures = row["figures"]
-    assert figures["rate"] == told["rate"]["steady"] and figures["steps"] == told["step_ms"]["n"] >= LEAST_STEPS
-    assert figures["efficiency"] == pytest.approx(figures["rate"] / min(figures["compute_ceiling"], figures["loader_ceiling"]))
+    assert (
+        figures["rate"] == told["rate"]["steady"] and figures["steps"] == told["step_ms"]["n"] >= LEAST_STEPS
+    )
+    assert figures["efficiency"] == pytest.approx(
+        figures["rate"] / min(figures["compute_ceiling"], figures["loader_ceiling"])
+    )
     assert not list((tmp_path / "bench").rglob("*.pt"))
-    assert {path.name for path in plots([row], tmp_path)} == {"heat-torchvision-fp32-1.png", "bars-4-fp32-1.png"}
-    assert measured(told | {"step_ms": {"n": 10, "p50": 1.0, "p99": 9.0}}).figures["step_p99_ms"] is None, "of ten steps"
+    assert {path.name for path in plots([row], tmp_path)} == {
+        "heat-torchvision-fp32-1.png",
+        "bars-4-fp32-1.png",
+    }
+    assert measured(told | {"step_ms": {"n": 10, "p50": 1.0, "p99": 9.0}}).figures["step_p99_ms"] is None, (
+        "of ten steps"
+    )

@@ -1,4 +1,6 @@
-"""The suite `workers`: its points, the split of a step, and each sentence of its advice over rows made by hand."""
+"""The suite `workers`: its points, the split of a step, and each sentence of its advice over rows made by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,26 @@ from tests.end_to_end.runs import draw
 def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     settings = Workers(
-        data=tmp_path, batch_sizes=(8, 16), workers=(0, 2), memory=("pinned", "pageable"), image_sizes=(64,), flags="--seed 1"
+        data=tmp_path,
+        batch_sizes=(8, 16),
+        workers=(0, 2),
+        memory=("pinned", "pageable"),
+        image_sizes=(64,),
+        flags="--seed 1",
     )
     found = points(settings)
     assert len(found) == 8 and len({json.dumps(point) for point in found}) == 8
     command = workers.command(settings, found[-1], tmp_path)
     assert command[0] == sys.executable and Path(command[1]).name == "train.py"
     flags = dict(zip(command[2::2], command[3::2], strict=True))
-    wanted = {"--batch-size": "16", "--workers": "2", "--pin-memory": "false", "--image-size": "64", "--arch": "resnet18", "--seed": "1"}
+    wanted = {
+        "--batch-size": "16",
+        "--workers": "2",
+        "--pin-memory": "false",
+        "--image-size": "64",
+        "--arch": "resnet18",
+        "--seed": "1",
+    }
     assert wanted.items() <= flags.items()
     told = {flag.removeprefix("--").replace("-", "_") for flag in workers.SET_HERE}
     assert told <= SETTINGS.keys(), "what tells points apart is a column of HPARAMS"
@@ -42,12 +56,19 @@ def test_without_data_only_the_synthetic_loader() -> None:
 @pytest.mark.parametrize("flag", ["--workers", "--image-size", "--pin-memory", "--compile"])
 def test_flags_that_are_a_points_own(flag: str) -> None:
     with pytest.raises(UserError, match=f"{flag} behind -- is what the suite sets itself"):
-        points(Workers(loader="synthetic", flags=f"{flag} {'4' if flag in ('--workers', '--image-size') else 'false'}"))
+        points(
+            Workers(
+                loader="synthetic",
+                flags=f"{flag} {'4' if flag in ('--workers', '--image-size') else 'false'}",
+            )
+        )
 
 
 def test_fixed_costs_and_enough() -> None:
     assert fixed({8: 100.0, 16: 200.0, 64: 200.0}) == pytest.approx({8: 1.0, 16: 0.0})
-    assert fixed({one: one / (6.0 + 0.25 * one) for one in (8, 16, 32)}) == pytest.approx({8: 6 / 8, 16: 6 / 10})
+    assert fixed({one: one / (6.0 + 0.25 * one) for one in (8, 16, 32)}) == pytest.approx(
+        {8: 6 / 8, 16: 6 / 10}
+    )
     assert enough({8: 50.0, 16: 91.0, 32: 100.0}) == 16
     assert enough({8: 50.0, 16: 60.0, 32: 100.0}) is None
     assert enough({8: 50.0, 16: 100.0, 32: 80.0}) == 16
@@ -66,7 +87,14 @@ def row(
     repeats: int = 5,
     compiled: str = "eager",
 ) -> Row:
-    point = {"loader": loader, "image_size": 224, "memory": memory, "workers": workers, "batch_size": batch, "compiled": compiled}
+    point = {
+        "loader": loader,
+        "image_size": 224,
+        "memory": memory,
+        "workers": workers,
+        "batch_size": batch,
+        "compiled": compiled,
+    }
     parts = {"data_wait_ms": wait, "forward_ms": 3.0, "backward_ms": 5.0, "update_ms": 1.0}
     spread = {"rate": {"n": 5, "min": rate * 0.99, "max": rate * 1.01, "iqr": rate * 0.01}}
     figures = {"rate": rate, "compute_ceiling": ceiling, **parts} | ({"repeats": repeats} if repeats else {})
@@ -76,7 +104,10 @@ def row(
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([row(8, 90, ceiling=100), row(64, 700, ceiling=950), row(512, 900, ceiling=1000)], "At batch 64 the compute ceiling"),
+        (
+            [row(8, 90, ceiling=100), row(64, 700, ceiling=950), row(512, 900, ceiling=1000)],
+            "At batch 64 the compute ceiling",
+        ),
         ([row(8, 90, ceiling=100), row(64, 700, ceiling=800)], "still grows at batch 64 (800 img/s)"),
         (
             [row(8, 105, ceiling=200), row(8, 100, ceiling=200, memory="pageable")],
@@ -92,16 +123,28 @@ def row(
         ),
         (
             [
-                *(row(8, rate, ceiling=200, memory=memory) for rate, memory in ((105, "pinned"), (100, "pageable"))),
-                *(row(16, rate, ceiling=300, memory=memory, repeats=0) for rate, memory in ((300, "pinned"), (200, "pageable"))),
+                *(
+                    row(8, rate, ceiling=200, memory=memory)
+                    for rate, memory in ((105, "pinned"), (100, "pageable"))
+                ),
+                *(
+                    row(16, rate, ceiling=300, memory=memory, repeats=0)
+                    for rate, memory in ((300, "pinned"), (200, "pageable"))
+                ),
             ],
             "Pinned memory: +5.0% at batch 8 with 4 workers, beyond the noise there and in 1 of 1 pairs",
         ),
         ([row(8, 91, ceiling=200, workers=2), row(8, 100, ceiling=200)], "Batch 8: 2 workers will do"),
-        ([row(8, 50, ceiling=200, workers=1), row(8, 100, ceiling=200)], "Batch 8: the rate still grows at 4 workers (100 img/s)"),
+        (
+            [row(8, 50, ceiling=200, workers=1), row(8, 100, ceiling=200)],
+            "Batch 8: the rate still grows at 4 workers (100 img/s)",
+        ),
         ([row(8, 90, ceiling=100, wait=9.0)], "50% of a step waits for data: the loader"),
         (
-            [row(8, 90, ceiling=100, wait=9.0, loader="synthetic"), row(16, 180, ceiling=195, loader="synthetic")],
+            [
+                row(8, 90, ceiling=100, wait=9.0, loader="synthetic"),
+                row(16, 180, ceiling=195, loader="synthetic"),
+            ],
             "50% of a step is the host's own time (there is no data to wait for), and 97% of its compute",
         ),
         ([row(8, 90, ceiling=100)], "takes a larger batch size beside it"),
@@ -110,7 +153,10 @@ def row(
             "97% of its compute costs the same up to batch 16, the next that was measured: bound by launches, and by kernels too small to "
             "fill the GPU: a larger batch, or --compile true --compile-mode reduce-overhead.",
         ),
-        ([row(8, 90, ceiling=100, gpu=None), row(16, 180, ceiling=195, gpu=None)], "a larger batch shares it among more images"),
+        (
+            [row(8, 90, ceiling=100, gpu=None), row(16, 180, ceiling=195, gpu=None)],
+            "a larger batch shares it among more images",
+        ),
         (
             [row(8, 90, ceiling=100), row(16, 110, ceiling=120)],
             "33% of its compute costs the same up to batch 16, the next that was measured: bound by the work",
@@ -118,12 +164,18 @@ def row(
         (
             [
                 *(row(size, rate, ceiling=rate) for size, rate in ((8, 90), (16, 180))),
-                *(row(size, rate, ceiling=rate, compiled="reduce-overhead") for size, rate in ((8, 270), (16, 360))),
+                *(
+                    row(size, rate, ceiling=rate, compiled="reduce-overhead")
+                    for size, rate in ((8, 270), (16, 360))
+                ),
             ],
             "reduce-overhead: 3.00 times the rate of eager at batch 8 (270 img/s).",
         ),
         (
-            [row(size, rate, ceiling=rate, compiled="reduce-overhead") for size, rate in ((8, 90), (16, 180))],
+            [
+                row(size, rate, ceiling=rate, compiled="reduce-overhead")
+                for size, rate in ((8, 90), (16, 180))
+            ],
             "too small to fill the GPU: a larger batch.",
         ),
         (
@@ -132,8 +184,14 @@ def row(
         ),
         (
             [
-                *(row(8, rate, ceiling=200, memory=memory) for rate, memory in ((105, "pinned"), (100, "pageable"))),
-                *(row(16, rate, ceiling=300, memory=memory) for rate, memory in ((200, "pinned"), (220, "pageable"))),
+                *(
+                    row(8, rate, ceiling=200, memory=memory)
+                    for rate, memory in ((105, "pinned"), (100, "pageable"))
+                ),
+                *(
+                    row(16, rate, ceiling=300, memory=memory)
+                    for rate, memory in ((200, "pinned"), (220, "pageable"))
+                ),
             ],
             "makes no difference beyond the noise (the largest: -9.1%, batch 16",
         ),
@@ -154,15 +212,27 @@ def test_rows_that_are_compiled_otherwise_are_not_compared_by_their_batch() -> N
     eager, graphs = row(8, 90, ceiling=100), row(16, 900, ceiling=1000, compiled="reduce-overhead")
     assert all("fixed" not in one["figures"] for one in derive([eager, graphs]))
     said = conclude([eager, graphs])
-    assert len(said) == 2 and said[0].startswith("eager: Batch 8") and said[1].startswith("reduce-overhead: Batch 16")
+    assert (
+        len(said) == 2
+        and said[0].startswith("eager: Batch 8")
+        and said[1].startswith("reduce-overhead: Batch 16")
+    )
 
 
 def test_a_compiled_point_says_so_to_train_py(tmp_path: Path) -> None:
     settings = Workers(
-        loader="synthetic", batch_sizes=(8,), workers=(1,), memory=("pinned",), compiled=("eager", "default", "reduce-overhead")
+        loader="synthetic",
+        batch_sizes=(8,),
+        workers=(1,),
+        memory=("pinned",),
+        compiled=("eager", "default", "reduce-overhead"),
     )
     commands = [" ".join(workers.command(settings, point, tmp_path)) for point in points(settings)]
-    assert [re.findall(r"--compile-mode (\S+)", command) for command in commands] == [[], ["default"], ["reduce-overhead"]]
+    assert [re.findall(r"--compile-mode (\S+)", command) for command in commands] == [
+        [],
+        ["default"],
+        ["reduce-overhead"],
+    ]
     assert ["--compile true" in command for command in commands] == [False, True, True]
 
 
@@ -197,5 +267,7 @@ def test_a_point_is_a_run_of_train_py(tmp_path: Path) -> None:
     assert all(part > 0 for part in parts)
     assert 4e3 / sum(parts) == pytest.approx(figures["rate"], rel=0.5), "the parts make up the step"
     drawn = workers.plots(derive([found]), tmp_path)
-    assert {path.name for path in drawn} >= {"split-32.png", "rate-32.png"} and all(path.stat().st_size > 1000 for path in drawn)
+    assert {path.name for path in drawn} >= {"split-32.png", "rate-32.png"} and all(
+        path.stat().st_size > 1000 for path in drawn
+    )
     assert len(conclude([found])) == 1

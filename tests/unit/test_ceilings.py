@@ -1,4 +1,6 @@
-"""The ceilings: right against known durations, training left as it was bit for bit, nothing that was prefetched counted."""
+"""The ceilings: right against known durations, training left as it was bit for bit, nothing that was
+prefetched counted.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,14 @@ def batch_of(size: int = SIZE, *, failed: int = 0, seed: int = 0) -> Batch:
 
 def net() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 5))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(144, 5)
+    )
 
 
-def step_of(module: nn.Module, *, optimizer: str = "sgd", precision: str = "fp32", accumulate: int = 1) -> Step:
+def step_of(
+    module: nn.Module, *, optimizer: str = "sgd", precision: str = "fp32", accumulate: int = 1
+) -> Step:
     settings: dict[str, Any] = {"optimizer": optimizer, "accumulate": accumulate, "weight_decay": 1e-3}
     optimisation = Optimisation(**settings)
     return Step(
@@ -99,15 +105,21 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# --- the step without a loader --------------------------------------------------------------------------------------------------------
+# --- the step without a loader
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[float], None]) -> None:
     step = FakeStep(0.02, sleep)
-    found = ceilings.compute_ceiling(step, [batch_of(failed=2)], accumulate=accumulate, world=alone(), synchronise=nothing)
+    found = ceilings.compute_ceiling(
+        step, [batch_of(failed=2)], accumulate=accumulate, world=alone(), synchronise=nothing
+    )
     assert found["rate"] == pytest.approx(SIZE * accumulate / 0.02)
-    assert found["spread"]["n"] == ceilings.BLOCKS and found["spread"]["min"] <= found["rate"] <= found["spread"]["max"]
+    assert (
+        found["spread"]["n"] == ceilings.BLOCKS
+        and found["spread"]["min"] <= found["rate"] <= found["spread"]["max"]
+    )
     assert found["steps"] * 0.02 >= 2.0, "at least two seconds"
     assert step.calls == found["steps"] + 8, "eight to warm up"
     assert len(step.given) == accumulate and all(batch.valid.all() for batch in step.given)
@@ -125,12 +137,16 @@ def test_the_rate_is_that_of_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps meet in collectives: a rank that took one more would wait for ever. The slowest sets the rate."""
+    """The steps meet in collectives: a rank that took one more would wait for ever. The slowest sets the
+    rate.
+    """
     monkeypatch.setattr(ceilings, "LEAST_S", 0.2)
 
     def work(world: Threads) -> Any:
         step = FakeStep(0.02 * (world.rank + 1))
-        return ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=world, synchronise=nothing), step.calls
+        return ceilings.compute_ceiling(
+            step, [batch_of()], accumulate=1, world=world, synchronise=nothing
+        ), step.calls
 
     (one, calls), (other, other_calls) = on_ranks(2, work)
     assert one == other and calls == other_calls
@@ -138,7 +154,9 @@ def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.Monke
 
 
 def test_resident_batches_stand_for_all_sizes() -> None:
-    """Where sizes differ a few neighbours would say little: the mean over those that are chosen is the mean over the epoch."""
+    """Where sizes differ a few neighbours would say little: the mean over those that are chosen is the mean
+    over the epoch.
+    """
     sides = np.sort(np.random.default_rng(0).integers(100, 1000, 3000))  # like sizes are neighbours
     began: list[int] = []
 
@@ -148,8 +166,15 @@ def test_resident_batches_stand_for_all_sizes() -> None:
         return iter([SimpleNamespace(side=int(sides[first // 8]))])
 
     def work(world: Threads) -> list[int]:
-        rows = [SimpleNamespace(padded=(int(side), 10)) for side in sides[world.rank :]]  # the last rank's has other sizes
-        plan: Any = SimpleNamespace(resident=8, batch_size=4, samples=8 * len(sides), global_batch_size=8, rows=lambda epoch, first: rows)
+        # the last rank's has other sizes
+        rows = [SimpleNamespace(padded=(int(side), 10)) for side in sides[world.rank :]]
+        plan: Any = SimpleNamespace(
+            resident=8,
+            batch_size=4,
+            samples=8 * len(sides),
+            global_batch_size=8,
+            rows=lambda epoch, first: rows,
+        )
         loader: Any = SimpleNamespace(batches=batches)
         chosen: Any = ceilings.typical(plan, loader, epoch=3, world=world)
         return [batch.side for batch in chosen]
@@ -188,7 +213,10 @@ def assert_same(one: Any, other: Any) -> None:
 
 
 def train(step: Step, first: int, last: int) -> list[list[float]]:
-    return [step(iter([batch_of(seed=i)]), lr=0.05, epoch=0, position=i * SIZE).tolist()[:2] for i in range(first, last)]
+    return [
+        step(iter([batch_of(seed=i)]), lr=0.05, epoch=0, position=i * SIZE).tolist()[:2]
+        for i in range(first, last)
+    ]
 
 
 def asked_after(times: int) -> Callable[[], bool]:
@@ -197,8 +225,12 @@ def asked_after(times: int) -> Callable[[], bool]:
     return lambda: next(left, None) is None
 
 
-@pytest.mark.parametrize(("optimizer", "precision"), [("sgd", "fp32"), ("adamw", "fp32"), ("sgd", "fp16"), ("adamw", "bf16")])
-def test_training_goes_on_bit_for_bit(optimizer: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "precision"), [("sgd", "fp32"), ("adamw", "fp32"), ("sgd", "fp16"), ("adamw", "bf16")]
+)
+def test_training_goes_on_bit_for_bit(
+    optimizer: str, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
     plain = step_of(net(), optimizer=optimizer, precision=precision)
     expected = train(plain, 0, 6)
@@ -215,13 +247,17 @@ def test_training_goes_on_bit_for_bit(optimizer: str, precision: str, monkeypatc
 
 
 @pytest.mark.parametrize("asked", [0, 1, 4])
-def test_a_step_that_is_asked_to_stop_has_no_rate_and_is_put_back(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_is_asked_to_stop_has_no_rate_and_is_put_back(
+    asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ceilings, "LEAST_S", 0.05)
     step = step_of(net(), optimizer="adamw")
     before = everything(step)
     stop = asked_after(asked)
     with pytest.raises(ceilings.Stopped):
-        ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing, stop=stop)
+        ceilings.compute_ceiling(
+            step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing, stop=stop
+        )
     assert_same(everything(step), before)
 
 
@@ -230,7 +266,8 @@ def test_a_state_that_is_not_put_back_is_seen(monkeypatch: pytest.MonkeyPatch) -
     step = step_of(net())
     train(step, 0, 3)
     before = everything(step)
-    monkeypatch.setattr(step, "state_tensors", lambda: list(step.module.parameters()))  # momentum and statistics forgotten
+    # momentum and statistics forgotten
+    monkeypatch.setattr(step, "state_tensors", lambda: list(step.module.parameters()))
     ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
     with pytest.raises(AssertionError):
         assert_same(everything(step), before)
@@ -246,7 +283,8 @@ def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert batch.valid.tolist() == [False] + [True] * 7
 
 
-# --- the loader without a step ----------------------------------------------------------------------------------------------------------
+# --- the loader without a step
+# ----------------------------------------------------------------------------------------------------------
 
 
 class FakeLoader:
@@ -290,12 +328,16 @@ class FakeLoader:
 
 
 @pytest.mark.parametrize("in_flight", [0, 4, 400])
-def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(in_flight: int, sleep: Callable[[float], None]) -> None:
+def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(
+    in_flight: int, sleep: Callable[[float], None]
+) -> None:
     """400 batches of 10 ms that are ready at once would make four seconds read a hundred times too fast."""
     loader = FakeLoader(0.01, sleep, in_flight=in_flight, ready=in_flight)
     found = ceilings.loader_ceiling(loader, epoch=3, world=alone(), synchronise=nothing)
     assert found["rate"] == pytest.approx(SIZE / 0.01)
-    assert found["spread"] == pytest.approx({"n": found["windows"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0}, abs=1e-6)
+    assert found["spread"] == pytest.approx(
+        {"n": found["windows"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0}, abs=1e-6
+    )
     assert found["windows"] >= 3
     assert -loader.ready * 0.01 >= 1.99, "two seconds of batches that nobody had prefetched"
     assert loader.asked == [(3, 0)] and loader.abandoned == 1, "whoever iterates next is not in its way"
@@ -316,7 +358,8 @@ def test_a_small_data_set_is_passed_over_several_times(sleep: Callable[[float], 
 
 def test_each_batch_is_awaited_on_the_device(sleep: Callable[[float], None]) -> None:
     loader = FakeLoader(0.001, sleep)
-    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=lambda: sleep(0.01))  # the copy
+    # the copy
+    found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=lambda: sleep(0.01))
     assert found["rate"] == pytest.approx(SIZE / 0.011)
 
 
@@ -339,7 +382,9 @@ def test_a_slow_loader_is_measured_by_one_round_of_what_is_in_flight(sleep: Call
 
 
 @pytest.mark.parametrize("asked", [0, 5, 20])
-def test_a_loader_that_is_asked_to_stop_hears_it_at_the_next_batch(asked: int, sleep: Callable[[float], None]) -> None:
+def test_a_loader_that_is_asked_to_stop_hears_it_at_the_next_batch(
+    asked: int, sleep: Callable[[float], None]
+) -> None:
     loader = FakeLoader(3.0, sleep, in_flight=16)
     with pytest.raises(ceilings.Stopped):
         ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing, stop=asked_after(asked))
@@ -354,7 +399,9 @@ def test_one_rank_that_is_asked_to_stop_ends_it_for_all(asked: int, monkeypatch:
         stop = asked_after(asked) if world.rank else ceilings.never
         step, loader = FakeStep(0.001), FakeLoader(0.001)
         with pytest.raises(ceilings.Stopped):
-            ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=world, synchronise=nothing, stop=stop)
+            ceilings.compute_ceiling(
+                step, [batch_of()], accumulate=1, world=world, synchronise=nothing, stop=stop
+            )
         with pytest.raises(ceilings.Stopped):
             ceilings.loader_ceiling(loader, epoch=0, world=world, synchronise=nothing, stop=stop)
         return step.calls

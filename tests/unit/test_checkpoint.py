@@ -25,7 +25,10 @@ FITS: dict[str, Any] = {"arch": "resnet18", "classes": ["ant", "bee", "cow"], "m
 CONTENT: dict[str, Any] = {
     **FITS,
     "model": {"weight": torch.arange(1000.0), "steps": torch.tensor(3)},
-    "optimizer": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+    "optimizer": {
+        "state": {0: {"momentum_buffer": torch.ones(2)}},
+        "param_groups": [{"lr": 0.1, "params": [0]}],
+    },
     "progress": {"epoch": 2, "consumed": 640, "best": float("-inf")},
 }
 
@@ -60,7 +63,8 @@ def test_round_trip(written: Path) -> None:
     assert [path.name for path in written.parent.iterdir()] == ["last.pt"]
 
 
-# --- whole at any time ----------------------------------------------------------------------------------------------------------------
+# --- whole at any time
+# ----------------------------------------------------------------------------------------------------------------
 
 WRITER = """
     import itertools, pathlib, sys, torch
@@ -84,7 +88,11 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
         said += process.communicate()[0]
         content = torch.load(path, weights_only=True)
         assert content["i"] >= int(said.split()[-1]), "what was said to be written is"
-        assert {float(content["i"])} == set(content["model"]["a"].tolist()) == set(content["model"]["b"].tolist())
+        assert (
+            {float(content["i"])}
+            == set(content["model"]["a"].tolist())
+            == set(content["model"]["b"].tolist())
+        )
         assert len(list(tmp_path.iterdir())) <= 2, "what the kills left does not pile up"
     checkpoint.write(path, CONTENT)
     assert [left.name for left in tmp_path.iterdir()] == ["last.pt"]
@@ -107,7 +115,9 @@ FULL = """
 
 def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(FULL), str(path)], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FULL), str(path)], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
     assert len(said) == 2, "the first fitted"
@@ -119,12 +129,16 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Pat
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_before_the_name_is_changed(
+    call: str, written: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint.os, call, fails)
-    with pytest.raises(UserError, match=r"No space left on device; the earlier last.pt is untouched") as caught:
+    with pytest.raises(
+        UserError, match=r"No space left on device; the earlier last.pt is untouched"
+    ) as caught:
         checkpoint.write(written, {"arch": "other"})
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
@@ -133,7 +147,9 @@ def test_a_failure_before_the_name_is_changed(call: str, written: Path, monkeypa
 
 
 def test_a_folder_that_is_gone(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"No such file or directory; there is no last.pt yet: .*another folder$"):
+    with pytest.raises(
+        UserError, match=r"No such file or directory; there is no last.pt yet: .*another folder$"
+    ):
         checkpoint.write(tmp_path / "gone" / "last.pt", CONTENT)
 
 
@@ -145,13 +161,16 @@ def test_the_file_and_its_folder_are_synced_in_order(tmp_path: Path, monkeypatch
         done.append("rename")
         replace(new, path)
 
-    monkeypatch.setattr(os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{file}")).name))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: done.append(Path(os.readlink(f"/proc/self/fd/{file}")).name)
+    )
     monkeypatch.setattr(os, "replace", renamed)
     checkpoint.write(tmp_path / "last.pt", CONTENT)
     assert done[1:] == ["rename", tmp_path.name] and done[0] != "last.pt"
 
 
-# --- what does not fit ------------------------------------------------------------------------------------------------------------------
+# --- what does not fit
+# ------------------------------------------------------------------------------------------------------------------
 
 MANY = [f"class {i}" for i in range(1000)]
 
@@ -173,12 +192,17 @@ def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ..
 
 def test_other_parameters_were_trained() -> None:
     def trained(count: int) -> torch.optim.Optimizer:
-        return torch.optim.SGD([torch.nn.Parameter(torch.ones(2)) for _ in range(count)], lr=0.5, momentum=0.9)
+        return torch.optim.SGD(
+            [torch.nn.Parameter(torch.ones(2)) for _ in range(count)], lr=0.5, momentum=0.9
+        )
 
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     content = {"config": {"optimizer": "sgd"}, "optimizer": trained(3).state_dict(), "scaler": {}}
     checkpoint.load_optimizer(trained(3), scaler, content, "sgd")
-    with pytest.raises(UserError, match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone"):
+    with pytest.raises(
+        UserError,
+        match=r"3 parameters were trained in the checkpoint, 2 are in this run: .*--weights-backbone",
+    ):
         checkpoint.load_optimizer(trained(2), scaler, content, "sgd")
     with pytest.raises(UserError, match="--optimizer is sgd in the checkpoint, adamw in this run"):
         checkpoint.load_optimizer(trained(3), scaler, content, "adamw")
@@ -235,7 +259,8 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
     assert refused > 50
 
 
-# --- which file -------------------------------------------------------------------------------------------------------------------------
+# --- which file
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:
@@ -258,7 +283,23 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
     before = parse(["--lr", "0.1", "--crop-scale", "0.1", "1", "--workers", "2", "--output", "a"]).flat()
-    now = parse(["--lr", "1", "--crop-scale", "0.2", "1", "--workers", "3", "--output", "b", "--steps", "9", "--seed", "1"]).flat()
+    now = parse(
+        [
+            "--lr",
+            "1",
+            "--crop-scale",
+            "0.2",
+            "1",
+            "--workers",
+            "3",
+            "--output",
+            "b",
+            "--steps",
+            "9",
+            "--seed",
+            "1",
+        ]
+    ).flat()
     changed = Resume(content={"config": before}).changed(now)
     assert sorted(changed) == [
         "crop_scale [0.1, 1.0] -> [0.2, 1.0]",

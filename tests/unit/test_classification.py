@@ -48,7 +48,11 @@ def random(count: int, classes: int, seed: int = 0) -> tuple[torch.Tensor, torch
     """(logits, labels, valid), a third of them not valid."""
     generator = torch.Generator().manual_seed(seed)
     logits = 3 * torch.randn(count, classes, generator=generator)
-    return logits, torch.randint(0, classes, (count,), generator=generator), torch.rand(count, generator=generator) > 0.33
+    return (
+        logits,
+        torch.randint(0, classes, (count,), generator=generator),
+        torch.rand(count, generator=generator) > 0.33,
+    )
 
 
 def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[str, float]:
@@ -60,7 +64,8 @@ def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[st
     return found
 
 
-# --- targets ------------------------------------------------------------------------------------------------------------------------
+# --- targets
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_labels_of_the_rows_and_ignore_for_padding() -> None:
@@ -70,7 +75,8 @@ def test_labels_of_the_rows_and_ignore_for_padding() -> None:
     assert Classification(LABELS).targets(rows([-1, -1]))["labels"].tolist() == [IGNORE, IGNORE]
 
 
-# --- losses -------------------------------------------------------------------------------------------------------------------------
+# --- losses
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -79,7 +85,11 @@ def test_one_loss_a_sample(smoothing: float) -> None:
     losses = Classification(LABELS, label_smoothing=smoothing).losses(logits, batch_of(labels, valid))
     assert losses.dtype == torch.float32 and losses.shape == (20,)
     for i in range(20):
-        expected = functional.cross_entropy(logits[i], labels[i], label_smoothing=smoothing) if valid[i] else torch.tensor(0.0)
+        expected = (
+            functional.cross_entropy(logits[i], labels[i], label_smoothing=smoothing)
+            if valid[i]
+            else torch.tensor(0.0)
+        )
         assert float(losses[i]) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -88,7 +98,9 @@ def test_half_precision_logits_are_summed_in_single() -> None:
     batch = batch_of(labels)
     losses = Classification(LABELS).losses(logits.half(), batch)
     assert losses.dtype == torch.float32
-    torch.testing.assert_close(losses, functional.cross_entropy(logits.half().float(), labels, reduction="none"))
+    torch.testing.assert_close(
+        losses, functional.cross_entropy(logits.half().float(), labels, reduction="none")
+    )
 
 
 def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
@@ -102,7 +114,8 @@ def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
     assert measured((tuple(heads), batch)) == measured((heads[0], batch))  # type: ignore[arg-type]
 
 
-# --- the metric ---------------------------------------------------------------------------------------------------------------------
+# --- the metric
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def naive(logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor, k: int) -> int:
@@ -157,8 +170,12 @@ def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:
 
 
 def test_no_sample_at_all() -> None:
-    found = measured((torch.zeros(2, 3), batch_of(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool))))
-    assert found == {"top1": 0.0, "top5": 0.0, "loss": 0.0, "samples": 0, "losses_not_finite": 0} == measured()
+    found = measured(
+        (torch.zeros(2, 3), batch_of(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)))
+    )
+    assert (
+        found == {"top1": 0.0, "top5": 0.0, "loss": 0.0, "samples": 0, "losses_not_finite": 0} == measured()
+    )
 
 
 def test_the_sum_has_room_for_a_million_of_the_largest_losses() -> None:

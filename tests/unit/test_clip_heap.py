@@ -1,4 +1,6 @@
-"""What is read of a video leaves nothing behind on C's heap, which grows too slowly for a test that looks at a process from outside."""
+"""What is read of a video leaves nothing behind on C's heap, which grows too slowly for a test that looks at
+a process from outside.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,18 @@ from loaders.videos.dali_video import Cutting
 from tests.unit.clip_kinds import Made, reader
 
 WARM, CLIPS = 30, 100
-FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+FIELDS = (
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+)
 
 
 class Mallinfo(ctypes.Structure):

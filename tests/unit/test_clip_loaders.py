@@ -1,4 +1,6 @@
-"""Loaders of clips as a loop uses them: the form of a batch, resuming, falling back, damage, mistakes, and what they leave behind."""
+"""Loaders of clips as a loop uses them: the form of a batch, resuming, falling back, damage, mistakes, and
+what they leave behind.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ EPOCHS, WARM = 3, 1
 
 @dataclass(frozen=True)
 class Clips:
-    """contracts.Plan: two clips of every sample, shown whole, in batches of BATCH; epochs differ in their frames."""
+    """contracts.Plan: two clips of every sample, shown whole, in batches of BATCH; epochs differ in their
+    frames.
+    """
 
     videos: Any
     views: int = 1
@@ -73,15 +77,20 @@ class Clips:
     def rows(self, epoch: int, first: int) -> list[Rows]:
         draws = np.random.default_rng(epoch)
         ids = np.tile(np.repeat(np.arange(len(self.videos)), self.views), 2)
-        frames = np.array([draws.integers(0, self.videos.count[i] - T) + np.arange(T) for i in ids[:: self.views]]).repeat(
-            self.views, axis=0
-        )
+        frames = np.array(
+            [draws.integers(0, self.videos.count[i] - T) + np.arange(T) for i in ids[:: self.views]]
+        ).repeat(self.views, axis=0)
         flips = draws.random(len(ids)) < 0.5
-        return [self._batch(*(column[at : at + BATCH] for column in (ids, frames, flips))) for at in range(first, len(ids), BATCH)]
+        return [
+            self._batch(*(column[at : at + BATCH] for column in (ids, frames, flips)))
+            for at in range(first, len(ids), BATCH)
+        ]
 
     def _batch(self, ids: np.ndarray, frames: np.ndarray, flips: np.ndarray) -> Rows:
         valid = np.arange(BATCH) < len(ids)
-        ids, frames, flips = (np.resize(column, (BATCH, *column.shape[1:])) for column in (ids, frames, flips))
+        ids, frames, flips = (
+            np.resize(column, (BATCH, *column.shape[1:])) for column in (ids, frames, flips)
+        )
         zero, width, height = np.zeros(BATCH), self.videos.width[ids], self.videos.height[ids]
         whole = np.stack([zero, zero, width, height], axis=1)
         return Rows(
@@ -104,13 +113,18 @@ def feed(videos: Any, workers: int = 2, **changes: Any) -> Feed:
 
     source = Folder(videos)
     plan = Clips(videos, **changes)
-    return Feed(plan=plan, source=source, columns=videos, targets=targets, device=torch.device("cpu"), workers=workers)
+    return Feed(
+        plan=plan, source=source, columns=videos, targets=targets, device=torch.device("cpu"), workers=workers
+    )
 
 
 def levels(images: torch.Tensor) -> np.ndarray:
     """float32 [B, T, H, W, 3], grey levels."""
     pixels = Pixels()
-    return 255 * (images.permute(0, 2, 3, 4, 1).numpy() * np.array(pixels.std, np.float32) + np.array(pixels.mean, np.float32))
+    return 255 * (
+        images.permute(0, 2, 3, 4, 1).numpy() * np.array(pixels.std, np.float32)
+        + np.array(pixels.mean, np.float32)
+    )
 
 
 @pytest.mark.parametrize("backend", CLIPS)
@@ -125,7 +139,9 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
                 assert batch.failed == ()
                 np.testing.assert_array_equal(batch.ids, rows.ids)
                 np.testing.assert_array_equal(batch.valid.numpy(), rows.valid)
-                np.testing.assert_array_equal(batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1))
+                np.testing.assert_array_equal(
+                    batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1)
+                )
                 assert rows.frames is not None and not batch.images[~batch.valid].any()
                 for i in np.flatnonzero(rows.valid):
                     upright = levels(batch.images)[i][:, :, :: -1 if rows.turns[i] else 1]
@@ -134,7 +150,8 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
         claimed = exact(backend, made.videos, np.arange(len(made.videos)))
         others = {kind(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
         told = dict(loader.counts.fallbacks)
-        assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}  # decord refuses the one in fragments
+        # decord refuses the one in fragments
+        assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}
         assert set(loader.counts.refusals) == {words for words in told if words.endswith(REFUSED)}
         assert all(loader.counts.refusals.values())
         assert backend != "pyav" or not told
@@ -184,7 +201,9 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
     slot = np.empty(3 * T * SIZE * SIZE * 3, np.uint8)
     told = Decoding(given, "pyav", Counted, None)(one, slot)
     assert (told.lost, told.fallbacks, told.delivered) == ([], [], 3 * T)
-    assert told.decoded == passed(made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0])), "once for three crops"
+    assert told.decoded == passed(made.videos.keys(int(one.ids[0])), np.unique(rows.frames[0])), (
+        "once for three crops"
+    )
     assert asked == [rows.frames[0].tolist()]
     instead = Decoding(given, "toy", Pyav, Counted)(one, slot)
     assert instead.fallbacks == [kind(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
@@ -204,7 +223,11 @@ def test_what_a_decoder_goes_through() -> None:
 def test_what_pyav_leaves_out_is_not_counted(made: Made) -> None:
     """No picture is made from the last B-frames of H.264: NVDEC does not get them either."""
     sample, spared = made.names.index("h264.mp4"), 0
-    read, packets, path = Pyav(made.videos), Packets(made.videos), made.videos.path(made.names.index("h264.mp4"))
+    read, packets, path = (
+        Pyav(made.videos),
+        Packets(made.videos),
+        made.videos.path(made.names.index("h264.mp4")),
+    )
     for frames in patterns(len(made.videos.pts(sample))):
         assert len(list(read(sample, path, frames))) == len(frames) <= read.decoded
         assert read.decoded <= sum(len(group.packets) for group in packets(sample, path, frames).about.groups)
@@ -217,7 +240,9 @@ def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:
     given = feed(made.videos)
 
     def fewer(columns: Any) -> Any:
-        return lambda sample, path, frames: itertools.islice(Pyav(columns)(sample, path, frames), len(frames) - 1)
+        return lambda sample, path, frames: itertools.islice(
+            Pyav(columns)(sample, path, frames), len(frames) - 1
+        )
 
     rows = given.plan.rows(0, 0)[0]
     told = Decoding(given, "pyav", fewer, None)(part_of(rows, 0, 1), np.empty(T * SIZE * SIZE * 3, np.uint8))
@@ -231,10 +256,14 @@ def test_a_frame_of_another_size_is_none(made: Made, backend: str) -> None:
     read = reader(backend, made.videos)
     given = feed(made.videos)
     names = (*(RECORD.names or ()), "file", "frame_pts", "frame_offsets")
-    columns = SimpleNamespace(**{name: getattr(made.videos, name) for name in names} | {"width": made.videos.width + 2})
+    columns = SimpleNamespace(
+        **{name: getattr(made.videos, name) for name in names} | {"width": made.videos.width + 2}
+    )
     work = Decoding(replace(given, columns=columns), "pyav", lambda _: read, None)
     place, batch = next(
-        (place, batch) for batch in given.plan.rows(0, 0) for place in np.flatnonzero(batch.ids == made.names.index("h264.mp4")).tolist()
+        (place, batch)
+        for batch in given.plan.rows(0, 0)
+        for place in np.flatnonzero(batch.ids == made.names.index("h264.mp4")).tolist()
     )
     told = work(part_of(batch, place, place + 1), np.empty(T * SIZE * SIZE * 3, np.uint8))
     assert (told.lost, told.delivered) == ([0], 0)
@@ -243,7 +272,13 @@ def test_a_frame_of_another_size_is_none(made: Made, backend: str) -> None:
 
 def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
     """Files of other kinds, each of which is changed after the scan."""
-    kinds = Made(folder, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "h264.ts", "hevc.mp4", "mpeg4.mp4", "vp9.webm")})
+    kinds = Made(
+        folder,
+        {
+            name: KINDS[name]
+            for name in ("h264.mp4", "h264.mkv", "h264.ts", "hevc.mp4", "mpeg4.mp4", "vp9.webm")
+        },
+    )
     for sample in range(0, len(kinds.videos), 2):
         path = Path(os.fsdecode(kinds.videos.path(sample)))
         path.write_bytes(spoil(path.read_bytes()))
@@ -267,17 +302,25 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
         for epoch in range(3):
             for batch, rows in zip(loader.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
                 failed |= set(batch.failed)
-                np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
+                np.testing.assert_array_equal(
+                    batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed)
+                )
                 assert not batch.images[~batch.valid].any()
                 for i in np.flatnonzero(batch.valid.numpy()):
                     sample = int(rows.ids[i])
                     assert rows.frames is not None
-                    shown = [number(frame) for frame in levels(batch.images)[i][:, :, :: -1 if rows.turns[i] else 1]]
+                    shown = [
+                        number(frame)
+                        for frame in levels(batch.images)[i][:, :, :: -1 if rows.turns[i] else 1]
+                    ]
                     expected = [kinds.shown(sample, frame) for frame in rows.frames[i].tolist()]
                     if sample % 2:  # one that is whole
                         assert shown == expected
-                    elif backend == "pyav":  # torn at worst (-1); decord and torchcodec make up what they cannot decode
-                        assert all(found in (-1, frame) for found, frame in zip(shown, expected, strict=True)), kinds.names[sample]
+                    # torn at worst (-1); decord and torchcodec make up what they cannot decode
+                    elif backend == "pyav":
+                        assert all(
+                            found in (-1, frame) for found, frame in zip(shown, expected, strict=True)
+                        ), kinds.names[sample]
         told = loader.counts.fallbacks
         assert backend != "pyav" or not told
         lost = {kind(kinds.videos, sample) + LOST for sample in failed}
@@ -295,7 +338,9 @@ def test_a_reason_is_one_line_of_what_can_be_shown() -> None:
     assert len(reason("", Undecodable("ä" * 5000))) == REASON + 2
 
 
-@pytest.mark.parametrize(("spoil", "said"), [(lambda content: content[:-9], "changed size"), (None, "is gone")])
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(lambda content: content[:-9], "changed size"), (None, "is gone")]
+)
 def test_a_file_that_changed_is_the_users_mistake(tmp_path: Path, spoil: Any, said: str) -> None:
     kinds = Made(tmp_path, {"h264.mp4": {}, "vp9.webm": {"codec": "vp9"}})
     path = Path(os.fsdecode(kinds.videos.path(1)))
@@ -309,9 +354,13 @@ def test_a_file_that_changed_is_the_users_mistake(tmp_path: Path, spoil: Any, sa
 
 
 @pytest.mark.parametrize(("backend", "module"), [("decord", "decord"), ("torchcodec", "torchcodec.decoders")])
-def test_a_backend_that_is_not_installed(made: Made, backend: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_is_not_installed(
+    made: Made, backend: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=f"--loader {backend}: .*pip install {backend}.*--loader pyav") as caught:
+    with pytest.raises(
+        UserError, match=f"--loader {backend}: .*pip install {backend}.*--loader pyav"
+    ) as caught:
         open_loader(backend, feed(made.videos))
     assert "\n" not in str(caught.value)
 
@@ -328,7 +377,9 @@ class Kept:
 
 
 def test_workers_are_forked_by_who_opens(made: Made, tmp_path: Path) -> None:
-    """PyAV 19's converters, which a program may have used, wait for ever in a child that was forked by another thread."""
+    """PyAV 19's converters, which a program may have used, wait for ever in a child that was forked by
+    another thread.
+    """
     own = threading.local()
     own.kept = Kept(tmp_path / "told")
     given = feed(made.videos)
@@ -341,7 +392,17 @@ def test_workers_are_forked_by_who_opens(made: Made, tmp_path: Path) -> None:
 def many(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """1,000 videos: links to a small one of some kinds."""
     folder = tmp_path_factory.mktemp("many")
-    kinds = ("h264.mp4", "h264.mkv", "h264.ts", "h264-90.mp4", "h264-ten.mp4", "hevc.mp4", "vp9.webm", "mpeg4.avi", "mpeg4-packed.avi")
+    kinds = (
+        "h264.mp4",
+        "h264.mkv",
+        "h264.ts",
+        "h264-90.mp4",
+        "h264-ten.mp4",
+        "hevc.mp4",
+        "vp9.webm",
+        "mpeg4.avi",
+        "mpeg4-packed.avi",
+    )
     small: dict[str, Any] = {"frames": 6, "gop": 6, "size": (48, 64)}
     made = [make(folder / "files" / name, Video(**small | KINDS[name])) for name in kinds]
     (folder / "data" / "x").mkdir(parents=True)

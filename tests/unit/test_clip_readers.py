@@ -1,4 +1,6 @@
-"""Readers of clips, with numbered frames: the right frames or none, from every kind of file, whatever the reader."""
+"""Readers of clips, with numbered frames: the right frames or none, from every kind of file, whatever the
+reader.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ from loaders.videos.pyav import Pyav, planes
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import make, number
 
-SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "video_sample"
+SAMPLES = (
+    Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "video_sample"
+)
 LEAST = {"pyav": (0, 12), "decord": (12, 7), "torchcodec": (12, 7)}
 """Reader -> files of KINDS, and real ones, that it claims at least; of one that is not here: one."""
 
 
 def patterns(count: int) -> Iterator[list[int]]:
-    """Places of frames to ask for: single ones, short runs, wide steps, anything; the first and the last ones too."""
+    """Places of frames to ask for: single ones, short runs, wide steps, anything; the first and the last ones
+    too.
+    """
     draws = np.random.default_rng(5)
     yield from ([0], [count - 1], [0, count - 1], list(range(count - 4, count)))
     for begin in draws.integers(0, count - 12, 4).tolist():
@@ -45,7 +51,9 @@ def upright(picture: Picture) -> np.ndarray:
     """uint8 [H, W, 3], the whole displayed frame in its own size."""
     height, width = picture.shape
     out = np.empty((height, width, 3), np.uint8)
-    Fitter(picture, np.array([0, 0, width, height]), np.array([0.0, 0, width, height]), (height, width)).fill(out, picture)
+    Fitter(picture, np.array([0, 0, width, height]), np.array([0.0, 0, width, height]), (height, width)).fill(
+        out, picture
+    )
     return out
 
 
@@ -54,7 +62,10 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
     found = {"wrong": 0, "refused": 0}
     for frames in patterns(len(made.videos.pts(sample))):
         try:
-            came = {frame: number(upright(picture)) for frame, picture in read(sample, made.videos.path(sample), frames)}
+            came = {
+                frame: number(upright(picture))
+                for frame, picture in read(sample, made.videos.path(sample), frames)
+            }
             assert sorted(came) == frames
             found["wrong"] += sum(shown != made.shown(sample, frame) for frame, shown in came.items())
         except Undecodable:
@@ -62,7 +73,8 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
     return found
 
 
-# --- which frames ---------------------------------------------------------------------------------------------------------------------
+# --- which frames
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_kind_is_in_the_manifest(made: Made) -> None:
@@ -74,9 +86,14 @@ def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> Non
     assert wrong(made, Pyav(made.videos), made.names.index(name)) == {"wrong": 0, "refused": 0}
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "h264.ts", "h264-cut.mp4", "hevc.mp4", "vp9.webm", "av1.mp4", "mpeg4-b.mp4"])
+@pytest.mark.parametrize(
+    "name",
+    ["h264.mp4", "h264.mkv", "h264.ts", "h264-cut.mp4", "hevc.mp4", "vp9.webm", "av1.mp4", "mpeg4-b.mp4"],
+)
 def test_the_first_attempt_is_enough(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is opened once for a clip: later attempts, which are slower, are for files that are not as they should be."""
+    """A file is opened once for a clip: later attempts, which are slower, are for files that are not as they
+    should be.
+    """
     opened, sample = [0], made.names.index(name)
     really = av.open
 
@@ -108,20 +125,34 @@ def test_every_reader_has_its_line() -> None:
 
 @pytest.mark.parametrize("backend", EXACT)
 def test_the_table_is_true(made: Made, backend: str) -> None:
-    """What it claims is right, or refused for a reason found in the file; what it could claim is printed (pytest -rP)."""
+    """What it claims is right, or refused for a reason found in the file; what it could claim is printed
+    (pytest -rP).
+    """
     read = reader(backend, made.videos)
     claims = exact(backend, made.videos, np.arange(len(made.videos)))
     found = {name: wrong(made, read, sample) for sample, name in enumerate(made.names)}
-    false = {name: found[name] for name, claimed in zip(made.names, claims, strict=True) if claimed and any(found[name].values())}
+    false = {
+        name: found[name]
+        for name, claimed in zip(made.names, claims, strict=True)
+        if claimed and any(found[name].values())
+    }
     assert {name for name in false if found[name]["wrong"]} == set(), "these frames are wrong"
-    assert set(false) <= {"h264-fragments.mp4", "h264-every.mp4", "h264-open-cut.mp4"}, "these are claimed and refused"
-    modest = [name for name, claimed in zip(made.names, claims, strict=True) if not claimed and not any(found[name].values())]
+    assert set(false) <= {"h264-fragments.mp4", "h264-every.mp4", "h264-open-cut.mp4"}, (
+        "these are claimed and refused"
+    )
+    modest = [
+        name
+        for name, claimed in zip(made.names, claims, strict=True)
+        if not claimed and not any(found[name].values())
+    ]
     print(f"{backend} was also right about {', '.join(modest) or 'nothing else'}")
     assert claims.sum() >= LEAST.get(backend, (1, 1))[0]
 
 
 def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -> None:
-    """FFmpeg, left to itself, makes up a frame that it cannot decode from the one before it, which has another number."""
+    """FFmpeg, left to itself, makes up a frame that it cannot decode from the one before it, which has
+    another number.
+    """
     kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "mpeg4.mp4")})
     columns, shown, refused = kinds.videos, Counter[str](), 0
     for sample in range(len(columns)):
@@ -194,13 +225,21 @@ def test_decord_refuses_a_file_with_fewer_frames_than_its_manifest(made: Made) -
     longer = np.append(pts, 2 * pts[-1] - pts[-2])
     assert list(reader("decord", made.videos)(sample, made.videos.path(sample), [3]))
     with pytest.raises(Undecodable, match="frames, the manifest"):
-        list(reader("decord", with_columns(made.videos, pts=lambda _: longer))(sample, made.videos.path(sample), [3]))
+        list(
+            reader("decord", with_columns(made.videos, pts=lambda _: longer))(
+                sample, made.videos.path(sample), [3]
+            )
+        )
 
 
 def test_decord_refuses_what_does_not_begin_at_zero(made: Made) -> None:
     """So it is not asked for it: it would read the whole file for each clip to find out."""
     read, late = reader("decord", made.videos), [i for i in range(len(made.videos)) if made.videos.pts(i)[0]]
-    claimed = [i for i in late if CODECS[made.videos.codec[i]] == "h264" and CONTAINERS[made.videos.container[i]] == "mp4"]
+    claimed = [
+        i
+        for i in late
+        if CODECS[made.videos.codec[i]] == "h264" and CONTAINERS[made.videos.container[i]] == "mp4"
+    ]
     assert {made.names[i] for i in claimed} >= {"h264-fragments.mp4"}
     for sample in claimed:
         with pytest.raises(Undecodable):
@@ -209,16 +248,27 @@ def test_decord_refuses_what_does_not_begin_at_zero(made: Made) -> None:
 
 
 def test_a_file_that_begins_within_half_a_frame_is_not_late() -> None:
-    files = {"frame_pts": np.array([7, 0, 30]), "frame_offsets": np.arange(4), "file": np.arange(3), "fps": np.full(3, 25.0)}
-    columns = SimpleNamespace(**files, time_base_num=np.ones(3, np.int32), time_base_den=np.full(3, 1000, np.int32))
+    files = {
+        "frame_pts": np.array([7, 0, 30]),
+        "frame_offsets": np.arange(4),
+        "file": np.arange(3),
+        "fps": np.full(3, 25.0),
+    }
+    columns = SimpleNamespace(
+        **files, time_base_num=np.ones(3, np.int32), time_base_den=np.full(3, 1000, np.int32)
+    )
     assert late(columns, np.arange(3)).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("backend", ["pyav", *EXACT])
 def test_real_files(backend: str, tmp_path: Path) -> None:
-    """Random access gives what decoding in sequence gives: the same pixels from pyav, much the same from others."""
+    """Random access gives what decoding in sequence gives: the same pixels from pyav, much the same from
+    others.
+    """
     if not SAMPLES.is_dir():
-        pytest.skip(f"no real videos in {SAMPLES}; set SATURATE_SAMPLES to the folder that holds video_sample")
+        pytest.skip(
+            f"no real videos in {SAMPLES}; set SATURATE_SAMPLES to the folder that holds video_sample"
+        )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "x").symlink_to(SAMPLES)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2)
@@ -231,16 +281,21 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
             decoded: Any = container.decode(container.streams[int(videos.stream[sample])])
             turns = int(videos.rotation[sample]) // 90
             expected = {
-                place: upright(planes(frame, turns)) for place, frame in zip(range(count), decoded, strict=False) if place in frames
+                place: upright(planes(frame, turns))
+                for place, frame in zip(range(count), decoded, strict=False)
+                if place in frames
             }
         name = os.path.basename(os.fsdecode(videos.path(sample)))
         try:
             found = {frame: upright(picture) for frame, picture in read(sample, videos.path(sample), frames)}
         except Undecodable:
-            assert name == "rotate-buck-bunny.mp4" and backend == "decord"  # in fragments, whose times decord reads wrongly
+            # in fragments, whose times decord reads wrongly
+            assert name == "rotate-buck-bunny.mp4" and backend == "decord"
             continue
         assert sorted(found) == frames
-        apart[name] = max(float(np.abs(found[frame].astype(int) - expected[frame]).mean()) for frame in frames)
+        apart[name] = max(
+            float(np.abs(found[frame].astype(int) - expected[frame]).mean()) for frame in frames
+        )
     print(f"{backend}: {apart}")
     assert max(apart.values()) <= (0 if backend == "pyav" else 2.5)
     assert len(apart) >= LEAST.get(backend, (1, 1))[1]

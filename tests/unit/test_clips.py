@@ -1,4 +1,6 @@
-"""Clips: which frames, which window, which view, for any video; tests/conformance/test_plans.py has what every plan must keep."""
+"""Clips: which frames, which window, which view, for any video; tests/conformance/test_plans.py has what
+every plan must keep.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,17 @@ SIDES = st.integers(16, 3000)
 
 
 def policy(**changes: Any) -> ClipPolicy:
-    return ClipPolicy(**{"frames": 4, "stride": 2, "image_size": 16, "shorter": (18, 24), "resize": 18, "flip": 0.5, **changes})
+    return ClipPolicy(
+        **{
+            "frames": 4,
+            "stride": 2,
+            "image_size": 16,
+            "shorter": (18, 24),
+            "resize": 18,
+            "flip": 0.5,
+            **changes,
+        }
+    )
 
 
 def plan(n: int, **numbers: Any) -> ClipPlan:
@@ -36,11 +48,14 @@ def places(rows: Rows) -> Any:
     return rows.windows + rows.regions[:, [0, 1, 0, 1]]
 
 
-# --- frames ---------------------------------------------------------------------------------------------------------------------------
+# --- frames
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), st.floats(0, 1, exclude_max=True))
-def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(frames: int, count: int, stride: int, draw: float) -> None:
+def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(
+    frames: int, count: int, stride: int, draw: float
+) -> None:
     last = clips.last_start(np.array([frames]), count, stride)
     start = clips.random_start(last, np.array([draw]))
     clip = clips.by_stride(start, np.array([frames]), count, stride)[0]
@@ -49,7 +64,9 @@ def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(frames: int, co
     for one, other in pairwise(clip.tolist()):
         assert other - one == stride or (not fits and other == frames - 1)
     assert fits or clip[0] == 0
-    assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0), "the clip that starts last ends with the last frame"
+    assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0), (
+        "the clip that starts last ends with the last frame"
+    )
 
 
 def test_every_valid_start_is_as_likely() -> None:
@@ -69,8 +86,15 @@ def test_spaced_clips_begin_at_the_start_and_end_at_the_end(last: int, count: in
     assert clips.spaced_start(np.array([last]), np.array([0]), 1)[0] == last // 2
 
 
-@given(st.lists(st.integers(1, 90), min_size=1, max_size=60), st.integers(1, 20), st.floats(0.2, 200), st.floats(0, 1, exclude_max=True))
-def test_a_clip_by_time_has_the_nearest_frames(steps: list[int], count: int, step: float, draw: float) -> None:
+@given(
+    st.lists(st.integers(1, 90), min_size=1, max_size=60),
+    st.integers(1, 20),
+    st.floats(0.2, 200),
+    st.floats(0, 1, exclude_max=True),
+)
+def test_a_clip_by_time_has_the_nearest_frames(
+    steps: list[int], count: int, step: float, draw: float
+) -> None:
     pts = np.cumsum([700, *steps])
     last = clips.last_start_in_time(pts, count, step)
     fits = [i for i in range(len(pts)) if pts[i] + (count - 1) * step <= pts[-1] + 0.5]
@@ -83,7 +107,9 @@ def test_a_clip_by_time_has_the_nearest_frames(steps: list[int], count: int, ste
     assert clip.tolist() == nearest.tolist()
 
 
-@pytest.mark.parametrize(("step", "time_base"), [(512, (1, 12800)), (1, (1, 25)), (2, (512, 25600)), (1001, (1, 25025))])
+@pytest.mark.parametrize(
+    ("step", "time_base"), [(512, (1, 12800)), (1, (1, 25)), (2, (512, 25600)), (1001, (1, 25025))]
+)
 def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int]) -> None:
     """However a file counts it: a tick of avi is mostly a frame, of more than one unit."""
     columns = Videos(40, step=step, time_base=time_base)
@@ -97,11 +123,14 @@ def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int
     assert (np.diff(half.frames[long]) == 1).all(), "2 frames of 50 a second are 1 of 25"
 
 
-# --- windows --------------------------------------------------------------------------------------------------------------------------
+# --- windows
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @given(SIDES, SIDES, st.integers(0, 2), st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3))
-def test_windows_lie_in_their_region_and_regions_in_the_picture(height: int, width: int, place: int, draws: tuple[float, ...]) -> None:
+def test_windows_lie_in_their_region_and_regions_in_the_picture(
+    height: int, width: int, place: int, draws: tuple[float, ...]
+) -> None:
     h, w = np.array([height]), np.array([width])
     for regions, inner in (
         clips.random_window(h, w, np.array([draws]), shorter=(256, 320), crop=224),
@@ -116,13 +145,17 @@ def test_windows_lie_in_their_region_and_regions_in_the_picture(height: int, wid
 def test_the_shorter_side_is_uniform_and_corners_reach_every_place() -> None:
     n = 40_000
     draws = uniforms(1, 0, Purpose.WINDOW, np.arange(n), clips.UNIFORMS)
-    regions, inner = clips.random_window(np.full(n, 480), np.full(n, 640), draws, shorter=(256, 320), crop=224)
+    regions, inner = clips.random_window(
+        np.full(n, 480), np.full(n, 640), draws, shorter=(256, 320), crop=224
+    )
     full = inner + np.concatenate([regions[:, :2], regions[:, :2]], axis=1)
     side = 224 * 480 / (full[:, 3] - full[:, 1])
     assert np.abs(side - np.rint(side)).max() < 1e-6, "whole pixels"
     assert (side.min(), side.max()) == pytest.approx((256, 320))
     for quantile in (0.25, 0.5, 0.75):
-        assert np.quantile(side, quantile) == pytest.approx(256 + 64 * quantile, abs=1), "in size, not in 1 / size"
+        assert np.quantile(side, quantile) == pytest.approx(256 + 64 * quantile, abs=1), (
+            "in size, not in 1 / size"
+        )
     smallest = np.rint(side) == 256
     top = np.rint(full[smallest, 1] * 256 / 480)
     assert set(top.tolist()) == set(range(33)), "the last corner too"
@@ -142,7 +175,10 @@ def test_a_window_has_the_pixels_of_resize_then_crop(height: int, width: int) ->
     h, w = np.full(6, height), np.full(6, width)
     regions, inner = clips.random_window(h, w, draws, shorter=(52, 64), crop=48)
     new_h, new_w = resized(h, w, np.rint(52 + 12 * draws[:, 0]).astype(int))
-    left, top = np.floor(draws[:, 1] * (new_w - 47)).astype(int), np.floor(draws[:, 2] * (new_h - 47)).astype(int)
+    left, top = (
+        np.floor(draws[:, 1] * (new_w - 47)).astype(int),
+        np.floor(draws[:, 2] * (new_h - 47)).astype(int),
+    )
     for i in range(6):
         x0, y0, x1, y1 = regions[i]
         planes = [
@@ -172,7 +208,8 @@ def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bo
     assert across == pytest.approx(np.array([[0, short]] * 3), abs=1e-6)
 
 
-# --- the plan -------------------------------------------------------------------------------------------------------------------------
+# --- the plan
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_where_numbers_come_from() -> None:
@@ -181,7 +218,9 @@ def test_where_numbers_come_from() -> None:
     assert rows.frames is not None
     first, frames = columns.first[rows.ids], columns.frames[rows.ids]
     assert (rows.frames >= first[:, None]).all() and (rows.frames < (first + frames)[:, None]).all()
-    starts = clips.random_start(clips.last_start(frames, 4, 2), uniforms(3, 4, Purpose.FRAMES, rows.ids, 1)[:, 0])
+    starts = clips.random_start(
+        clips.last_start(frames, 4, 2), uniforms(3, 4, Purpose.FRAMES, rows.ids, 1)[:, 0]
+    )
     assert (rows.frames[:, 0] == first + starts).all()
     assert (rows.turns == (uniforms(3, 4, Purpose.FLIP, rows.ids, 1)[:, 0] < 0.5)).all()
     assert (rows.ids == order(3, 4, 30)).all() and (rows.sizes == 16).all()
@@ -189,7 +228,9 @@ def test_where_numbers_come_from() -> None:
 
 def test_views_are_clips_times_crops() -> None:
     columns = Videos(9)
-    rows = plan(9, columns=columns, batch_size=9 * 12, training=False, policy=policy(clips=4, crops=3, resize=16)).rows(0, 0)[0]
+    rows = plan(
+        9, columns=columns, batch_size=9 * 12, training=False, policy=policy(clips=4, crops=3, resize=16)
+    ).rows(0, 0)[0]
     assert rows.frames is not None
     for sample in range(9):
         mine = rows.ids == sample
@@ -200,10 +241,16 @@ def test_views_are_clips_times_crops() -> None:
         assert frames[-1, 0, -1] == first + count - 1
         assert (crops[0] == crops[3]).all()
         begins, longer = crops[0, :, :2].max(axis=1), max(columns.height[sample], columns.width[sample])
-        assert begins[0] == 0 and begins[0] <= begins[1] <= begins[2] and crops[0, 2].max() == pytest.approx(longer)
+        assert (
+            begins[0] == 0
+            and begins[0] <= begins[1] <= begins[2]
+            and crops[0, 2].max() == pytest.approx(longer)
+        )
     one = plan(9, columns=columns, batch_size=9, training=False).rows(0, 0)[0]
     centre = (places(one)[:, :2] + places(one)[:, 2:]) / 2
-    assert np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4, "one crop is the middle one"
+    assert np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4, (
+        "one crop is the middle one"
+    )
 
 
 def test_a_step_counts_videos() -> None:

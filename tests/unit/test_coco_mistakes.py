@@ -1,4 +1,6 @@
-"""What is wrong with an annotation file, its entries and its folder: one line each, with the id, or one line that ends the run."""
+"""What is wrong with an annotation file, its entries and its folder: one line each, with the id, or one line
+that ends the run.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ def data(tmp_path: Path, synced: list[str]) -> Path:
     return write_coco(tmp_path / "data")
 
 
-# --- what is left out -----------------------------------------------------------------------------------------------------------------
+# --- what is left out
+# -----------------------------------------------------------------------------------------------------------------
 
 ANNOTATION = 10000  # the id of an annotation of image 1000, 96 x 128 pixels
 IMAGE = 1000
@@ -52,24 +55,48 @@ BAD_ANNOTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         put("annotations", ANNOTATION, bbox=[128, 5, 9, 9]),
         "box [128.0, 5.0, 9.0, 9.0] lies outside image 1000, which has 128 x 96 pixels",
     ),
-    "below the image": (put("annotations", ANNOTATION, bbox=[5, 97, 9, 9]), "box [5.0, 97.0, 9.0, 9.0] lies outside image 1000"),
-    "left of the image": (put("annotations", ANNOTATION, bbox=[-9, 5, 8.5, 9]), "box [-9.0, 5.0, 8.5, 9.0] lies outside image 1000"),
-    "above the image": (put("annotations", ANNOTATION, bbox=[5, -9, 9, 8.5]), "box [5.0, -9.0, 9.0, 8.5] lies outside image 1000"),
+    "below the image": (
+        put("annotations", ANNOTATION, bbox=[5, 97, 9, 9]),
+        "box [5.0, 97.0, 9.0, 9.0] lies outside image 1000",
+    ),
+    "left of the image": (
+        put("annotations", ANNOTATION, bbox=[-9, 5, 8.5, 9]),
+        "box [-9.0, 5.0, 8.5, 9.0] lies outside image 1000",
+    ),
+    "above the image": (
+        put("annotations", ANNOTATION, bbox=[5, -9, 9, 8.5]),
+        "box [5.0, -9.0, 9.0, 8.5] lies outside image 1000",
+    ),
     "NaN": (put("annotations", ANNOTATION, bbox=[float("nan"), 5, 9, 9]), "bbox holds NaN or infinity"),
     "infinite": (put("annotations", ANNOTATION, bbox=[5, 5, float("inf"), 9]), "bbox holds NaN or infinity"),
     "infinite area": (put("annotations", ANNOTATION, area=float("inf")), "area holds NaN or infinity"),
-    "negative width": (put("annotations", ANNOTATION, bbox=[5, 5, -9, 9]), "width, height and area cannot be negative"),
+    "negative width": (
+        put("annotations", ANNOTATION, bbox=[5, 5, -9, 9]),
+        "width, height and area cannot be negative",
+    ),
     "negative area": (put("annotations", ANNOTATION, area=-1), "width, height and area cannot be negative"),
-    "three numbers": (put("annotations", ANNOTATION, bbox=[5, 5, 9]), "bbox has 3 numbers, not x y width height"),
-    "words": (put("annotations", ANNOTATION, bbox=["5", 5, 9, 9]), "bbox ['5', 5, 9, 9] is no list of numbers"),
+    "three numbers": (
+        put("annotations", ANNOTATION, bbox=[5, 5, 9]),
+        "bbox has 3 numbers, not x y width height",
+    ),
+    "words": (
+        put("annotations", ANNOTATION, bbox=["5", 5, 9, 9]),
+        "bbox ['5', 5, 9, 9] is no list of numbers",
+    ),
     "a number": (put("annotations", ANNOTATION, bbox=5), "bbox 5 is no list of numbers"),
     "huge": (put("annotations", ANNOTATION, area=10**400), "area"),
     "no box": (drop("annotations", ANNOTATION, "bbox"), "has no bbox"),
     "area is a word": (put("annotations", ANNOTATION, area="5"), "is no list of numbers"),
     "no category": (drop("annotations", ANNOTATION, "category_id"), "has no category_id"),
-    "half a category": (put("annotations", ANNOTATION, category_id=1.5), "category_id 1.5 is no whole number"),
+    "half a category": (
+        put("annotations", ANNOTATION, category_id=1.5),
+        "category_id 1.5 is no whole number",
+    ),
     "endless id": (put("annotations", ANNOTATION, image_id=1e30), "is no whole number"),
-    "category is a word": (put("annotations", ANNOTATION, category_id="1"), "category_id '1' is no whole number"),
+    "category is a word": (
+        put("annotations", ANNOTATION, category_id="1"),
+        "category_id '1' is no whole number",
+    ),
     "crowd": (put("annotations", ANNOTATION, iscrowd=2), "iscrowd 2 is neither 0 nor 1"),
 }
 
@@ -91,12 +118,27 @@ BAD_SEGMENTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         put("annotations", ANNOTATION, segmentation=[[1, 2, 3, 4, 5, float("nan")]]),
         "segmentation holds NaN or infinity",
     ),
-    "beyond any image": (put("annotations", ANNOTATION, segmentation=[[1, 2, 3, -1e8, 5, 6]]), "a point is 1e+08 pixels away"),
-    "odd polygon": (put("annotations", ANNOTATION, segmentation=[[1, 2, 3, 4, 5, 6, 7]]), "a polygon has 7 numbers"),
+    "beyond any image": (
+        put("annotations", ANNOTATION, segmentation=[[1, 2, 3, -1e8, 5, 6]]),
+        "a point is 1e+08 pixels away",
+    ),
+    "odd polygon": (
+        put("annotations", ANNOTATION, segmentation=[[1, 2, 3, 4, 5, 6, 7]]),
+        "a polygon has 7 numbers",
+    ),
     "two points": (put("annotations", ANNOTATION, segmentation=[[1, 2, 3, 4]]), "a polygon has 4 numbers"),
-    "polygon without brackets": (put("annotations", ANNOTATION, segmentation=[1, 2, 3, 4, 5, 6]), "segmentation 1 is no list of numbers"),
-    "segmentation is a word": (put("annotations", ANNOTATION, segmentation="x"), "'x' is no object with 'counts'"),
-    "runs too short": (put("annotations", ANNOTATION, segmentation={"counts": [5, 5], "size": [96, 128]}), "its runs are 10 pixels long"),
+    "polygon without brackets": (
+        put("annotations", ANNOTATION, segmentation=[1, 2, 3, 4, 5, 6]),
+        "segmentation 1 is no list of numbers",
+    ),
+    "segmentation is a word": (
+        put("annotations", ANNOTATION, segmentation="x"),
+        "'x' is no object with 'counts'",
+    ),
+    "runs too short": (
+        put("annotations", ANNOTATION, segmentation={"counts": [5, 5], "size": [96, 128]}),
+        "its runs are 10 pixels long",
+    ),
     "negative run": (
         put("annotations", ANNOTATION, segmentation={"counts": [-1, 12289], "size": [96, 128]}),
         "segmentation: cannot be decoded",
@@ -105,8 +147,14 @@ BAD_SEGMENTATIONS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
         put("annotations", ANNOTATION, segmentation={"counts": [96 * 128], "size": [128, 96]}),
         "segmentation of 96 x 128 pixels does not fit image 1000, which has 128 x 96 pixels",
     ),
-    "compressed, cut short": (put("annotations", ANNOTATION, segmentation={"counts": "P", "size": [96, 128]}), "cannot be decoded"),
-    "compressed, other letters": (put("annotations", ANNOTATION, segmentation={"counts": "é", "size": [96, 128]}), "cannot be decoded"),
+    "compressed, cut short": (
+        put("annotations", ANNOTATION, segmentation={"counts": "P", "size": [96, 128]}),
+        "cannot be decoded",
+    ),
+    "compressed, other letters": (
+        put("annotations", ANNOTATION, segmentation={"counts": "é", "size": [96, 128]}),
+        "cannot be decoded",
+    ),
     "no size": (put("annotations", ANNOTATION, segmentation={"counts": [1]}), "has no size"),
 }
 
@@ -133,7 +181,9 @@ def test_a_bad_segmentation_is_left_out_and_its_box_stays(what: str, data: Path)
 
 
 def test_annotations_without_an_id(data: Path) -> None:
-    found = changed(data, lambda written: written["annotations"].extend([[], {"bbox": [1, 2, 3, 4], "area": 1}, None]))
+    found = changed(
+        data, lambda written: written["annotations"].extend([[], {"bbox": [1, 2, 3, 4], "area": 1}, None])
+    )
     lines = reasons(found)
     assert [line.startswith(f"{FILE}: annotation without an id: ") for line in lines] == [True] * 3
     assert "has no id" in lines[1] and "None is no object" in lines[2]
@@ -154,7 +204,9 @@ def test_bad_keypoints(what: str, data: Path) -> None:
     number = document(data, "train2017", "person_keypoints")["annotations"][2]["id"]
     found = changed(data, put("annotations", number, keypoints=values), keypoints=True)
     (line,) = reasons(found)
-    assert line.startswith(f"annotations/person_keypoints_train2017.json: annotation {number}: ") and why in line, line
+    assert (
+        line.startswith(f"annotations/person_keypoints_train2017.json: annotation {number}: ") and why in line
+    ), line
     assert found.keypoints.shape == (5, len(KEYPOINTS), 3) and number not in found.annotation_id
 
 
@@ -169,18 +221,32 @@ BAD_IMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
     ),
     "other size": (
         put("images", IMAGE, height=128, width=96),
-        ["train2017/000000001000.jpg: image 1000: has 128 x 96 pixels, its annotations are for 96 x 128; with 3 annotations"],
+        [
+            "train2017/000000001000.jpg: image 1000: has 128 x 96 pixels, its annotations are for 96 x 128; with 3 annotations"
+        ],
     ),
     "outside": (
         put("images", IMAGE, file_name="../val2017/000000002000.jpg"),
         [f"{FILE}: image 1000: file_name '../val2017/000000002000.jpg' is no path below"],
     ),
-    "absolute": (put("images", IMAGE, file_name="/etc/passwd"), [f"{FILE}: image 1000: file_name '/etc/passwd' is no path below"]),
-    "no path": (put("images", IMAGE, file_name="\ud800.jpg"), [f"{FILE}: image 1000: file_name '\\ud800.jpg' is no path"]),
+    "absolute": (
+        put("images", IMAGE, file_name="/etc/passwd"),
+        [f"{FILE}: image 1000: file_name '/etc/passwd' is no path below"],
+    ),
+    "no path": (
+        put("images", IMAGE, file_name="\ud800.jpg"),
+        [f"{FILE}: image 1000: file_name '\\ud800.jpg' is no path"],
+    ),
     "no name": (drop("images", IMAGE, "file_name"), [f"{FILE}: image 1000: has no file_name"]),
     "no height": (put("images", IMAGE, height=0), [f"{FILE}: image 1000: is 128 x 0 pixels large"]),
-    "height is a word": (put("images", IMAGE, height="96"), [f"{FILE}: image 1000: height '96' is no whole number"]),
-    "same id": (twice("images", IMAGE, file_name="000000001007.jpg"), [f"{FILE}: image 1000: 2 images have this id; none of them is used"]),
+    "height is a word": (
+        put("images", IMAGE, height="96"),
+        [f"{FILE}: image 1000: height '96' is no whole number"],
+    ),
+    "same id": (
+        twice("images", IMAGE, file_name="000000001007.jpg"),
+        [f"{FILE}: image 1000: 2 images have this id; none of them is used"],
+    ),
 }
 
 
@@ -204,7 +270,10 @@ def test_image_files_that_are_none(data: Path) -> None:
     (data / "train2017" / "000000001000.jpg").write_bytes(b"text")
     (data / "train2017" / "000000001007.jpg").write_bytes(b"")
     lines = reasons(opened(data))
-    assert [line.partition(": ")[0] for line in lines] == ["train2017/000000001000.jpg", "train2017/000000001007.jpg"]
+    assert [line.partition(": ")[0] for line in lines] == [
+        "train2017/000000001000.jpg",
+        "train2017/000000001007.jpg",
+    ]
     assert "image 1000: " in lines[0] and "image 1007: empty file; with 4 annotations" in lines[1]
 
 
@@ -221,7 +290,8 @@ def test_a_turned_image_is_named_so(data: Path) -> None:
     assert changed(data, put("images", IMAGE, height=96, width=128)).rejected == 0
 
 
-# --- mistakes -------------------------------------------------------------------------------------------------------------------------
+# --- mistakes
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def mistake(root: Path, split: Any = "train", **how: Any) -> str:
@@ -244,7 +314,10 @@ def gone(path: Path) -> None:
     ("missing", "said"),
     [
         ("", "data is no folder"),
-        ("annotations", "has no folder annotations; COCO's layout has train2017/ and annotations/instances_train2017.json"),
+        (
+            "annotations",
+            "has no folder annotations; COCO's layout has train2017/ and annotations/instances_train2017.json",
+        ),
         ("annotations/instances_train2017.json", "has no instances_train*.json"),
         ("train2017", "has no folder train2017 for the images of annotations/instances_train2017.json"),
     ],
@@ -313,11 +386,17 @@ def test_errors_of_reading_and_of_writing(data: Path, monkeypatch: pytest.Monkey
         (put("categories", 3, name=5), "category 3: name 5 is no text"),
         (put("categories", 3, name=""), "category 3: name '' is empty or holds a control character"),
         (put("categories", 3, name=" \t"), "category 3: name ' \\t' is empty"),
-        (put("categories", 3, name="a\nb"), "category 3: name 'a\\nb' is empty or holds a control character or a line's end; give it"),
+        (
+            put("categories", 3, name="a\nb"),
+            "category 3: name 'a\\nb' is empty or holds a control character or a line's end; give it",
+        ),
         (put("categories", 3, name="a\u2028b"), "category 3: name"),
         (put("categories", 3, name="\ud800"), "category 3: name"),
         (put("categories", 3, id=1), "2 categories have the id 1"),
-        (put("categories", 3, id=2**53), "the category id 9007199254740992 is beyond 2^53, where the figures would be wrong"),
+        (
+            put("categories", 3, id=2**53),
+            "the category id 9007199254740992 is beyond 2^53, where the figures would be wrong",
+        ),
         (lambda written: written["categories"].append([]), "category without an id: [] is no object"),
     ],
 )
@@ -347,11 +426,16 @@ def test_a_side_without_a_partner(data: Path) -> None:
     written = document(data, "train2017", "person_keypoints")
     written["categories"][0]["keypoints"] = ["nose", "left_eye", "right_eye", "left_hand", "right_foot"]
     write(data, "train2017", written, "person_keypoints")
-    assert "keypoint 'left_hand' has no partner; rename, so that there is one 'right hand'" in mistake(data, keypoints=True)
+    assert "keypoint 'left_hand' has no partner; rename, so that there is one 'right hand'" in mistake(
+        data, keypoints=True
+    )
 
 
 def test_keypoints_need_names(data: Path) -> None:
-    shutil.copy(data / "annotations" / "instances_train2017.json", data / "annotations" / "person_keypoints_train2017.json")
+    shutil.copy(
+        data / "annotations" / "instances_train2017.json",
+        data / "annotations" / "person_keypoints_train2017.json",
+    )
     assert "category 1 names no keypoints" in mistake(data, keypoints=True)
 
 
@@ -367,7 +451,17 @@ def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
     with pytest.raises(UserError, match="has no folder train2017"):
         opened(data)
     alone = opened(data, images=False)
-    for name in ("image_id", "height", "width", "annotation_id", "boxes", "category", "usable", "points", "rle"):
+    for name in (
+        "image_id",
+        "height",
+        "width",
+        "annotation_id",
+        "boxes",
+        "category",
+        "usable",
+        "points",
+        "rle",
+    ):
         assert np.array_equal(getattr(alone, name), getattr(whole, name)), name
     assert not alone.rejected
 

@@ -20,7 +20,9 @@ from tests.unit.test_coco_scoring import KINDS, Set, guesses, scored
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Set:
     folder = tmp_path_factory.mktemp("few")
-    return Set(write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache")
+    return Set(
+        write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache"
+    )
 
 
 @pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
@@ -47,7 +49,9 @@ def test_processes_with_a_part_of_the_categories_change_no_digit(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_processes_that_write_a_part_change_no_byte(few: Set, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_write_a_part_change_no_byte(
+    few: Set, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = guesses(few.columns(kind), kind, seed=3, each=4)
     alone = _results.written(found, kind)
     monkeypatch.setattr(_results, "PART", 7)
@@ -77,7 +81,9 @@ def test_without_processes_one_scores(few: Set, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(_coco, "_score", killed)
     with pytest.warns(UserWarning, match="one does their work, slowly"):
-        assert _coco.score(columns, found, kind="boxes", evaluator="pycocotools", workers=2).figures() == wanted
+        assert (
+            _coco.score(columns, found, kind="boxes", evaluator="pycocotools", workers=2).figures() == wanted
+        )
 
 
 def test_groups_of_categories_have_as_much_to_do() -> None:

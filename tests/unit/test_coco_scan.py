@@ -1,4 +1,6 @@
-"""COCO's annotation files against the columns that a scan makes of them: drawn sets, real ones, and any annotations."""
+"""COCO's annotation files against the columns that a scan makes of them: drawn sets, real ones, and any
+annotations.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +43,19 @@ def as_written(found: Instances, sample: int) -> dict[str, Any]:
                 "bbox": found.boxes[place].tolist(),
                 "area": found.area[place],
                 "iscrowd": int(found.crowd[place]),
-                "segmentation": {"counts": runs, "size": [found.height[sample], found.width[sample]]} if runs else polygons,
+                "segmentation": {"counts": runs, "size": [found.height[sample], found.width[sample]]}
+                if runs
+                else polygons,
                 "keypoints": found.keypoints[place].ravel().tolist(),
             }
         )
     name = os.path.basename(os.fsdecode(found.path(sample)))
-    return {"id": found.image_id[sample], "file_name": name, "size": (found.height[sample], found.width[sample]), "annotations": some}
+    return {
+        "id": found.image_id[sample],
+        "file_name": name,
+        "size": (found.height[sample], found.width[sample]),
+        "annotations": some,
+    }
 
 
 def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]]:
@@ -54,7 +63,12 @@ def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]
     images = {}
     for each in sorted(written["images"], key=lambda image: image["id"]):
         size = (each["height"], each["width"])
-        images[each["id"]] = {"id": each["id"], "file_name": each["file_name"], "size": size, "annotations": []}
+        images[each["id"]] = {
+            "id": each["id"],
+            "file_name": each["file_name"],
+            "size": size,
+            "annotations": [],
+        }
     for each in written["annotations"]:
         names = ("id", "category_id", "bbox", "area", "iscrowd", "segmentation")
         some = {name: each[name] for name in names} | {"keypoints": each["keypoints"] if keypoints else []}
@@ -62,12 +76,15 @@ def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]
     return list(images.values())
 
 
-# --- what is found --------------------------------------------------------------------------------------------------------------------
+# --- what is found
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
 @pytest.mark.parametrize("piece", [1, 7, 1000])
-def test_columns_are_what_the_file_says(data: Path, keypoints: bool, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_are_what_the_file_says(
+    data: Path, keypoints: bool, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scan, "PIECE", piece)
     kind = "person_keypoints" if keypoints else "instances"
     for split in ("train", "val"):
@@ -75,8 +92,12 @@ def test_columns_are_what_the_file_says(data: Path, keypoints: bool, piece: int,
         written = expected(document(data, f"{split}2017", kind), keypoints=keypoints)
         assert [as_written(found, sample) for sample in range(len(found))] == written
         assert (found.rejected, found.root) == (0, data)
-        assert found.classes == (("__background__", "person") if keypoints else ("__background__", "person", "box", "triangle"))
-        assert {name: column.dtype for name in found.COLUMNS if (column := getattr(found, name)) is not None} == found.COLUMNS
+        assert found.classes == (
+            ("__background__", "person") if keypoints else ("__background__", "person", "box", "triangle")
+        )
+        assert {
+            name: column.dtype for name in found.COLUMNS if (column := getattr(found, name)) is not None
+        } == found.COLUMNS
 
 
 def test_columns_of_the_image_are_those_of_its_file(data: Path) -> None:
@@ -94,16 +115,23 @@ def test_columns_of_the_image_are_those_of_its_file(data: Path) -> None:
 def test_real_annotations(keypoints: bool, tmp_path: Path, synced: list[str]) -> None:
     root = SAMPLES / "coco_sample"
     if not root.is_dir():
-        pytest.skip(f"no real annotations: there is no {root}; SATURATE_SAMPLES names the folder that holds it")
+        pytest.skip(
+            f"no real annotations: there is no {root}; SATURATE_SAMPLES names the folder that holds it"
+        )
     kind = "person_keypoints" if keypoints else "instances"
     for split, images, boxes, crowds in (
-        [("train", 47, 101, 3), ("val", 24, 50, 1)] if keypoints else [("train", 48, 412, 6), ("val", 24, 250, 4)]
+        [("train", 47, 101, 3), ("val", 24, 50, 1)]
+        if keypoints
+        else [("train", 48, 412, 6), ("val", 24, 250, 4)]
     ):
         found = opened(root, split, keypoints=keypoints, cache=tmp_path)
         written = expected(document(root, f"{split}2017", kind), keypoints=keypoints)
         assert [as_written(found, sample) for sample in range(len(found))] == written
         assert (len(found), len(found.boxes), found.crowd.sum(), found.rejected) == (images, boxes, crowds, 0)
-        assert len(found.classes) == (2 if keypoints else 91) and found.keypoints.shape[1:] == (17 * keypoints, 3)
+        assert len(found.classes) == (2 if keypoints else 91) and found.keypoints.shape[1:] == (
+            17 * keypoints,
+            3,
+        )
         assert (found.class_of == found.category_ids).all() and found.classes[1] == "person"
     if keypoints:
         twins = [0, 2, 1, 4, 3, 6, 5, 8, 7, 10, 9, 12, 11, 14, 13, 16, 15]
@@ -113,7 +141,9 @@ def test_real_annotations(keypoints: bool, tmp_path: Path, synced: list[str]) ->
 
 
 def test_what_is_trained_on(data: Path) -> None:
-    """No crowds, and no box without width and height in the image; they stay in the columns, for scoring. Boxes may reach out."""
+    """No crowds, and no box without width and height in the image; they stay in the columns, for scoring.
+    Boxes may reach out.
+    """
     boxes = {
         "reaches out": [-5.0, -5.0, 20.0, 20.0],
         "no width": [5.0, 5.0, 0.0, 9.0],
@@ -124,7 +154,8 @@ def test_what_is_trained_on(data: Path) -> None:
 
     def change(written: dict[str, Any]) -> None:
         written["annotations"] = [
-            {"id": i, "image_id": 1000, "category_id": 3, "area": 1.0, "iscrowd": 0, "bbox": box} for i, box in enumerate(boxes.values())
+            {"id": i, "image_id": 1000, "category_id": 3, "area": 1.0, "iscrowd": 0, "bbox": box}
+            for i, box in enumerate(boxes.values())
         ]
         written["annotations"].append({**written["annotations"][0], "id": 9, "iscrowd": 1, "image_id": 1021})
 
@@ -137,14 +168,21 @@ def test_what_is_trained_on(data: Path) -> None:
 
 def test_a_set_without_annotations(data: Path) -> None:
     found = changed(data, lambda written: written["annotations"].clear())
-    assert (len(found), found.boxes.shape, found.points.shape, found.keypoints.shape) == (8, (0, 4), (0, 2), (0, 0, 3))
+    assert (len(found), found.boxes.shape, found.points.shape, found.keypoints.shape) == (
+        8,
+        (0, 4),
+        (0, 2),
+        (0, 0, 3),
+    )
     assert len(found.with_boxes) == 0 and found.annotations(7) == slice(0, 0)
 
 
 def test_the_only_file_of_a_split_may_have_another_name(data: Path) -> None:
     for split in ("train", "val"):
         (data / f"{split}2017").rename(data / f"{split}-mine")
-        (data / "annotations" / f"instances_{split}2017.json").rename(data / "annotations" / f"instances_{split}-mine.json")
+        (data / "annotations" / f"instances_{split}2017.json").rename(
+            data / "annotations" / f"instances_{split}-mine.json"
+        )
         assert len(opened(data, split)) == (8 if split == "train" else 5)
 
 
@@ -165,7 +203,12 @@ def test_names_of_images_may_begin_with_their_folder(data: Path, written: str) -
 def test_a_folder_within_that_has_the_same_name_is_meant(data: Path) -> None:
     (data / "train2017" / "train2017").mkdir()
     (data / "train2017" / "000000001000.jpg").rename(data / "train2017" / "train2017" / "a.jpg")
-    found = changed(data, lambda written: next(i for i in written["images"] if i["id"] == 1000).update(file_name="train2017/a.jpg"))
+    found = changed(
+        data,
+        lambda written: next(i for i in written["images"] if i["id"] == 1000).update(
+            file_name="train2017/a.jpg"
+        ),
+    )
     assert os.fsdecode(found.path(0)).endswith("/train2017/train2017/a.jpg") and found.rejected == 0
 
 
@@ -175,7 +218,11 @@ def test_whole_numbers_may_be_written_as_floats(data: Path) -> None:
     def change(written: dict[str, Any]) -> None:
         for each in (*written["images"], *written["annotations"], *written["categories"]):
             each.update(
-                {name: float(value) for name, value in each.items() if name in ("id", "image_id", "category_id", "height", "width")}
+                {
+                    name: float(value)
+                    for name, value in each.items()
+                    if name in ("id", "image_id", "category_id", "height", "width")
+                }
             )
 
     found = changed(data, change)
@@ -194,14 +241,19 @@ def test_a_missing_area_is_that_of_the_box(data: Path, area: dict[str, Any]) -> 
 
 
 def test_with_coco_s_own_name_others_do_not_matter(data: Path) -> None:
-    shutil.copy(data / "annotations" / "instances_val2017.json", data / "annotations" / "instances_train_small.json")
+    shutil.copy(
+        data / "annotations" / "instances_val2017.json", data / "annotations" / "instances_train_small.json"
+    )
     assert len(opened(data)) == 8
 
 
 def test_images_in_folders_below(data: Path) -> None:
     (data / "train2017" / "a" / "b").mkdir(parents=True)
     (data / "train2017" / "000000001000.jpg").rename(data / "train2017" / "a" / "b" / "é.jpg")
-    found = changed(data, lambda written: next(i for i in written["images"] if i["id"] == 1000).update(file_name="a/b/é.jpg"))
+    found = changed(
+        data,
+        lambda written: next(i for i in written["images"] if i["id"] == 1000).update(file_name="a/b/é.jpg"),
+    )
     assert os.fsdecode(found.path(0)).endswith("/train2017/a/b/é.jpg") and found.rejected == 0
 
 
@@ -213,7 +265,10 @@ NUMBER = st.floats(0, 60, allow_nan=False) | st.integers(0, 60)
 def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
     kind = draw(st.sampled_from(["polygons", "runs", "compressed", "none"]))
     if kind == "polygons":
-        return [draw(st.lists(NUMBER, min_size=2 * n, max_size=2 * n)) for n in draw(st.lists(st.integers(3, 6), max_size=3))]
+        return [
+            draw(st.lists(NUMBER, min_size=2 * n, max_size=2 * n))
+            for n in draw(st.lists(st.integers(3, 6), max_size=3))
+        ]
     flat = np.zeros(height * width, bool)
     for start in draw(st.lists(st.integers(0, height * width), max_size=4)):
         flat[start : start + draw(LENGTHS)] = True
@@ -221,7 +276,10 @@ def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
     if kind == "runs":
         return {"counts": counts(mask), "size": [height, width]}
     if kind == "compressed":
-        return {"counts": coco_mask.encode(np.asfortranarray(mask, np.uint8))["counts"].decode(), "size": [height, width]}
+        return {
+            "counts": coco_mask.encode(np.asfortranarray(mask, np.uint8))["counts"].decode(),
+            "size": [height, width],
+        }
     return None
 
 
@@ -251,13 +309,21 @@ def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
         if value is None:
             each["segmentation"] = []
         elif isinstance(value, dict):
-            mask = coco_mask.decode({**value, "counts": value["counts"].encode()}) if isinstance(value["counts"], str) else None
-            each["segmentation"] = {**value, "counts": value["counts"] if mask is None else counts(mask.astype(bool))}
+            mask = (
+                coco_mask.decode({**value, "counts": value["counts"].encode()})
+                if isinstance(value["counts"], str)
+                else None
+            )
+            each["segmentation"] = {
+                **value,
+                "counts": value["counts"] if mask is None else counts(mask.astype(bool)),
+            }
     written = expected({"images": list(images.values()), "annotations": annotations}, keypoints=False)
     assert [as_written(found, sample) for sample in range(len(found))] == written
 
 
-# --- found again ----------------------------------------------------------------------------------------------------------------------
+# --- found again
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def scanned(root: Path, **how: Any) -> tuple[Instances, bool]:

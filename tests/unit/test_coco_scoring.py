@@ -1,4 +1,6 @@
-"""AP of packed detections: both evaluators, the same figures as pycocotools gives by hand, results files there and back."""
+"""AP of packed detections: both evaluators, the same figures as pycocotools gives by hand, results files
+there and back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from tests.unit.coco_files import counts as runs_of
 from tests.unit.coco_files import write_coco
 
 pytest.importorskip("faster_coco_eval")
-SAMPLES = Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "coco_sample"
+SAMPLES = (
+    Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "coco_sample"
+)
 KINDS = ("boxes", "masks", "keypoints")
 
 
@@ -38,13 +42,17 @@ class Set:
 
     def __init__(self, root: Path, cache: Path) -> None:
         self.root = root
-        self._columns = {keypoints: open_coco(root, "val", keypoints=keypoints, cache=cache) for keypoints in (False, True)}
+        self._columns = {
+            keypoints: open_coco(root, "val", keypoints=keypoints, cache=cache) for keypoints in (False, True)
+        }
 
     def columns(self, kind: str) -> Any:
         return self._columns[kind == "keypoints"]
 
     def by_hand(self, found: Detections, kind: str) -> Any:
-        """The 12 figures, or 10, that pycocotools makes of the folder's own annotation file and a results file."""
+        """The 12 figures, or 10, that pycocotools makes of the folder's own annotation file and a results
+        file.
+        """
         which = "person_keypoints" if kind == "keypoints" else "instances"
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(str(self.root / "annotations" / f"{which}_val2017.json"))
@@ -62,7 +70,9 @@ class Set:
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
     """13 images: with crowds, and without anything."""
     folder = tmp_path_factory.mktemp("drawn")
-    return Set(write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache")
+    return Set(
+        write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +82,12 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Set:
     return Set(SAMPLES, tmp_path_factory.mktemp("cache"))
 
 
-def guesses(columns: Any, kind: str, *, seed: int, each: int = 2, wrong: float = 0.2, digits: int = 1) -> Detections:
-    """What a middling detector might find: `each` shapes near every object, crowds too, other classes now and then, many tied scores."""
+def guesses(
+    columns: Any, kind: str, *, seed: int, each: int = 2, wrong: float = 0.2, digits: int = 1
+) -> Detections:
+    """What a middling detector might find: `each` shapes near every object, crowds too, other classes now and
+    then, many tied scores.
+    """
     rng = np.random.default_rng(seed)
     which = rng.permutation(np.repeat(np.arange(len(columns.area)), each))
     which = which[rng.random(len(which)) < 0.9]
@@ -81,11 +95,15 @@ def guesses(columns: Any, kind: str, *, seed: int, each: int = 2, wrong: float =
     boxes = columns.boxes[which] + rng.normal(0, 0.08, (len(which), 4)) * np.tile(columns.boxes[which, 2:], 2)
     boxes[:, 2:] = np.maximum(boxes[:, 2:], 1)
     categories = columns.category_ids[columns.category[which]]
-    categories = np.where(rng.random(len(which)) < wrong, rng.choice(columns.category_ids, len(which)), categories)
+    categories = np.where(
+        rng.random(len(which)) < wrong, rng.choice(columns.category_ids, len(which)), categories
+    )
     masks = keypoints = None
     if kind == "masks":
         masks = []
-        for height, width, box in zip(columns.height[image], columns.width[image], boxes.round().astype(int), strict=True):
+        for height, width, box in zip(
+            columns.height[image], columns.width[image], boxes.round().astype(int), strict=True
+        ):
             pixels = np.zeros((height, width), np.uint8, order="F")
             x0, y0, x1, y1 = (max(int(value), 0) for value in (*box[:2], *(box[:2] + box[2:])))
             pixels[y0:y1, x0:x1] = 1
@@ -95,7 +113,14 @@ def guesses(columns: Any, kind: str, *, seed: int, each: int = 2, wrong: float =
         keypoints[:, :, :2] += rng.normal(0, 0.08, (len(which), 1, 1)) * columns.boxes[which, None, 2:]
     scores = rng.random(len(which)).round(digits)
     images = np.asarray(columns.image_id)[image]
-    found = Detections(image_ids=images, category_ids=categories, boxes=boxes, scores=scores, masks=masks, keypoints=keypoints)
+    found = Detections(
+        image_ids=images,
+        category_ids=categories,
+        boxes=boxes,
+        scores=scores,
+        masks=masks,
+        keypoints=keypoints,
+    )
     return Detections.joined([found])
 
 
@@ -116,7 +141,8 @@ def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
     return faster.figures()
 
 
-# --- the same figures -----------------------------------------------------------------------------------------------------------------
+# --- the same figures
+# -----------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -129,15 +155,24 @@ def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
-@given(seed=st.integers(0, 2**32), each=st.integers(1, 4), wrong=st.sampled_from([0.0, 0.5]), digits=st.sampled_from([0, 1, 8]))
+@given(
+    seed=st.integers(0, 2**32),
+    each=st.integers(1, 4),
+    wrong=st.sampled_from([0.0, 0.5]),
+    digits=st.sampled_from([0, 1, 8]),
+)
 def test_evaluators_agree(drawn: Set, kind: str, seed: int, each: int, wrong: float, digits: int) -> None:
     """Crowds, images without objects, and scores that are all the same, where the order decides."""
-    check_equal(drawn, guesses(drawn.columns(kind), kind, seed=seed, each=each, wrong=wrong, digits=digits), kind)
+    check_equal(
+        drawn, guesses(drawn.columns(kind), kind, seed=seed, each=each, wrong=wrong, digits=digits), kind
+    )
 
 
 def test_a_hundred_detections_an_image_count(drawn: Set) -> None:
     """And no more: beyond that both leave out the same ones."""
-    check_equal(drawn, guesses(drawn.columns("boxes"), "boxes", seed=0, each=150, wrong=0.0, digits=8), "boxes")
+    check_equal(
+        drawn, guesses(drawn.columns("boxes"), "boxes", seed=0, each=150, wrong=0.0, digits=8), "boxes"
+    )
 
 
 def test_more_than_255_masks(drawn: Set) -> None:
@@ -153,11 +188,16 @@ def test_the_truth_against_itself_is_1(drawn: Set, kind: str, evaluator: str) ->
     columns = drawn.columns(kind)
     of_objects = np.flatnonzero(~columns.crowd)
     truth = _coco.ground_truth(columns, kind)["annotations"]
-    sizes = {image: (height, width) for image, height, width in zip(columns.image_id, columns.height, columns.width, strict=True)}
+    sizes = {
+        image: (height, width)
+        for image, height, width in zip(columns.image_id, columns.height, columns.width, strict=True)
+    }
     masks = None
     if kind == "masks":
         shapes = [(truth[place]["segmentation"], *sizes[truth[place]["image_id"]]) for place in of_objects]
-        masks = [coder.merge(coder.frPyObjects(polygons, height, width)) for polygons, height, width in shapes]
+        masks = [
+            coder.merge(coder.frPyObjects(polygons, height, width)) for polygons, height, width in shapes
+        ]
     found = Detections(
         image_ids=np.array([truth[place]["image_id"] for place in of_objects]),
         category_ids=np.array([truth[place]["category_id"] for place in of_objects]),
@@ -173,7 +213,9 @@ def test_the_truth_against_itself_is_1(drawn: Set, kind: str, evaluator: str) ->
 
 
 @pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
-def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(drawn: Set, tmp_path: Path, evaluator: str) -> None:
+def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(
+    drawn: Set, tmp_path: Path, evaluator: str
+) -> None:
     columns = drawn.columns("boxes")
     nothing = guesses(columns, "boxes", seed=0).taken(np.zeros(0, np.int64))
     figures = scored(columns, nothing, "boxes", evaluator).figures()
@@ -182,8 +224,11 @@ def test_nothing_found_is_0_and_nothing_to_find_is_no_figure(drawn: Set, tmp_pat
     root = write_coco(tmp_path / "set", splits={"val2017": 4}, size=(64, 80))
     path = root / "annotations" / "instances_val2017.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"annotations": []}))
-    scores = scored(open_coco(root, "val", keypoints=False, cache=tmp_path / "cache"), nothing, "boxes", evaluator)
-    assert scores.figures().keys() == {"ap"} and math.isnan(scores.figures()["ap"])  # best.pt is picked by it: it is always there
+    scores = scored(
+        open_coco(root, "val", keypoints=False, cache=tmp_path / "cache"), nothing, "boxes", evaluator
+    )
+    # best.pt is picked by it: it is always there
+    assert scores.figures().keys() == {"ap"} and math.isnan(scores.figures()["ap"])
     assert scores.by_category() == {} and np.isnan(scores.curve(0)).all()
 
 
@@ -202,7 +247,8 @@ def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -
         _coco.require("faster-coco-eval")
 
 
-# --- results files --------------------------------------------------------------------------------------------------------------------
+# --- results files
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -248,21 +294,33 @@ BAD = {
     json.dumps([without("bbox")]): "entry 0 has none of bbox, segmentation, keypoints",
     json.dumps([entry(), without("score")]): "entry 1 has no score",
     json.dumps([entry(), without("bbox")]): "entry 1 has no bbox",
-    json.dumps([entry(), entry(image_id=5)]): "entry 1, image_id got 5: no image of the validation annotations",
+    json.dumps(
+        [entry(), entry(image_id=5)]
+    ): "entry 1, image_id got 5: no image of the validation annotations",
     json.dumps([entry(image_id="2000")]): "entry 0, image_id got '2000': an id is a whole number",
     json.dumps([entry(image_id=2**70)]): "an id is a whole number",
-    json.dumps([entry(category_id=2)]): "entry 0, category_id got 2: no category of the validation annotations",
+    json.dumps(
+        [entry(category_id=2)]
+    ): "entry 0, category_id got 2: no category of the validation annotations",
     json.dumps([entry(score=math.nan)]): "entry 0, score got nan: it must be a number",
-    json.dumps([entry(bbox=[1, 2, math.inf, 4])]): "entry 0, bbox got [1, 2, inf, 4]: it must be 4 numbers, none of them NaN",
+    json.dumps(
+        [entry(bbox=[1, 2, math.inf, 4])]
+    ): "entry 0, bbox got [1, 2, inf, 4]: it must be 4 numbers, none of them NaN",
     json.dumps([entry(bbox=[1, 2, 3])]): "entry 0, bbox got [1, 2, 3]: it must be 4 numbers",
     json.dumps([entry(bbox=[1, 2, "3", 4])]): "it must be 4 numbers",
-    json.dumps([entry(), entry(bbox=[1, 2, -3, 4])]): "entry 1, bbox got [1, 2, -3, 4]: a box is x y width height",
-    json.dumps([entry(segmentation=[[1, 2, 3, 4, 5, 6]])]): "entry 0, segmentation got [[1, 2, 3, 4, 5, 6]]: run lengths",
+    json.dumps(
+        [entry(), entry(bbox=[1, 2, -3, 4])]
+    ): "entry 1, bbox got [1, 2, -3, 4]: a box is x y width height",
+    json.dumps(
+        [entry(segmentation=[[1, 2, 3, 4, 5, 6]])]
+    ): "entry 0, segmentation got [[1, 2, 3, 4, 5, 6]]: run lengths",
     json.dumps([entry(segmentation={"size": [9, 9], "counts": "0"})]): "of an image of [64, 80] are due",
     "[" * 100_000: "is nested too deep",
     json.dumps([entry(), entry(score=10**400)]): "entry 1, score got 1000000000",
     json.dumps([entry(), entry(bbox=[1, 2, 3, -(10**400)])]): "entry 1, bbox got [1, 2, 3, -100000",
-    json.dumps([entry(score=json.loads("[" * 800 + "]" * 800))]): "entry 0, score got [[[[[[[...]]]]]]]: it must be a number",
+    json.dumps(
+        [entry(score=json.loads("[" * 800 + "]" * 800))]
+    ): "entry 0, score got [[[[[[[...]]]]]]]: it must be a number",
 }
 BAD_COUNTS = {
     "negative": [-5, 64 * 80 + 5],
@@ -299,19 +357,31 @@ def test_bad_run_lengths_get_one_line(drawn: Set, tmp_path: Path, counts: Any) -
     """pycocotools writes past its memory when it draws some of these."""
     path = tmp_path / "results.json"
     good = {"size": [64, 80], "counts": [5120]}
-    path.write_text(json.dumps([entry(segmentation=good), entry(segmentation={"size": [64, 80], "counts": counts})]))
+    path.write_text(
+        json.dumps([entry(segmentation=good), entry(segmentation={"size": [64, 80], "counts": counts})])
+    )
     with pytest.raises(
-        UserError, match=r"entry 1, segmentation got .*: counts must be run lengths, none below 0, that sum up to 64 x 80 pixels$"
+        UserError,
+        match=r"entry 1, segmentation got .*: counts must be run lengths, none below 0, that sum up to 64 x 80 pixels$",
     ):
         Results.read(path).checked(drawn.columns("masks"))
 
 
 @settings(max_examples=100)
-@given(seed=st.integers(0, 2**32), height=st.integers(1, 30), width=st.integers(1, 300), share=st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]))
+@given(
+    seed=st.integers(0, 2**32),
+    height=st.integers(1, 30),
+    width=st.integers(1, 300),
+    share=st.sampled_from([0.0, 0.01, 0.5, 0.99, 1.0]),
+)
 def test_good_run_lengths_are_taken_as_they_are(seed: int, height: int, width: int, share: float) -> None:
     mask = np.random.default_rng(seed).random((height, width)) < share
     code = coder.encode(np.asfortranarray(mask.astype(np.uint8)))
-    assert _masks.checked(code["counts"].decode(), height, width) == _masks.checked(runs_of(mask), height, width) == code
+    assert (
+        _masks.checked(code["counts"].decode(), height, width)
+        == _masks.checked(runs_of(mask), height, width)
+        == code
+    )
 
 
 def test_an_image_that_the_scan_left_out_is_said(drawn: Set, tmp_path: Path) -> None:
@@ -342,7 +412,9 @@ def test_a_file_without_detections_is_0(drawn: Set, tmp_path: Path, kind: str) -
 
 
 def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^--score .*/none.json: No such file or directory; name a results file"):
+    with pytest.raises(
+        UserError, match=r"^--score .*/none.json: No such file or directory; name a results file"
+    ):
         Results.read(tmp_path / "none.json")
 
 

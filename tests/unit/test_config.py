@@ -1,4 +1,6 @@
-"""The settings: preset < flags, one line for every mistake, a round trip through YAML, and a --help that says everything."""
+"""The settings: preset < flags, one line for every mistake, a round trip through YAML, and a --help that says
+everything.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,13 @@ def mistake(argv: list[str]) -> str:
         ("video", "--reader", ("pil",), "classification or detection"),
     ],
 )
-def test_a_setting_that_the_task_does_not_read(task: str, flag: str, value: tuple[str, ...], readers: str) -> None:
-    assert mistake(["--task", task, flag, *value]) == f"{flag} is for --task {readers}, and this is --task {task}"
+def test_a_setting_that_the_task_does_not_read(
+    task: str, flag: str, value: tuple[str, ...], readers: str
+) -> None:
+    assert (
+        mistake(["--task", task, flag, *value])
+        == f"{flag} is for --task {readers}, and this is --task {task}"
+    )
     kind_of(parse(["--task", readers.split()[0], flag, *value]))
 
 
@@ -54,7 +61,9 @@ def test_a_flag_that_another_one_makes_idle() -> None:
     for name, (other, value) in READ_WITH.items():
         assert name in GROUP_OF and other in GROUP_OF, name
         flag, needs = f"--{name.replace('_', '-')}", f"--{other.replace('_', '-')}"
-        assert f"{flag} is for {needs} {value}, and this is {needs} " in mistake([*OTHERWISE[other], flag, *CHANGED[name]])
+        assert f"{flag} is for {needs} {value}, and this is {needs} " in mistake(
+            [*OTHERWISE[other], flag, *CHANGED[name]]
+        )
         given = [needs, value, *(("--task", "detection") if other == "augment" else ())]
         assert parse([*given, flag, *CHANGED[name]]).flat()[name] != Config().flat()[name]
 
@@ -84,13 +93,17 @@ CHANGED = {
 def test_a_flag_may_make_idle_what_a_preset_has(tmp_path: Path) -> None:
     path = preset(tmp_path, "schedule: step\nlr_milestones: [3, 6]\n")
     found = parse(["--config", path, "--schedule", "cosine"])
-    assert parse(["--config", preset(tmp_path, as_yaml(found), "kept.yaml")]).optimisation.lr_milestones == (3, 6)
+    assert parse(["--config", preset(tmp_path, as_yaml(found), "kept.yaml")]).optimisation.lr_milestones == (
+        3,
+        6,
+    )
     assert "--lr-gamma is for --schedule step, and this is --schedule cosine" in mistake(
         ["--config", path, "--schedule", "cosine", "--lr-gamma", "0.5"]
     )
 
 
-# --- precedence ---------------------------------------------------------------------------------------------------------------------
+# --- precedence
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
@@ -127,31 +140,79 @@ def test_true_and_false_in_both_cases(word: str, form: str) -> None:
 
 
 def test_tuples_take_their_values_one_by_one() -> None:
-    assert parse(["--crop-scale", "0.25", "1", "--mean", "0", "0", "0"]).augmentation.crop_scale == (0.25, 1.0)
+    assert parse(["--crop-scale", "0.25", "1", "--mean", "0", "0", "0"]).augmentation.crop_scale == (
+        0.25,
+        1.0,
+    )
 
 
-# --- round trip -----------------------------------------------------------------------------------------------------------------------
+# --- round trip
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_run_writes_is_the_preset_of_the_same_run(tmp_path: Path) -> None:
-    for argv in ([], ["--lr", "1e-5", "--steps", "3", "--crop-scale", "0.5", "1", "--data", "my data: 'x'", "--compile", "true"]):
+    for argv in (
+        [],
+        [
+            "--lr",
+            "1e-5",
+            "--steps",
+            "3",
+            "--crop-scale",
+            "0.5",
+            "1",
+            "--data",
+            "my data: 'x'",
+            "--compile",
+            "true",
+        ],
+    ):
         found = parse(argv)
-        assert parse(["--config", preset(tmp_path, as_yaml(found))]).flat() == found.flat() | {"config": str(tmp_path / "preset.yaml")}
+        assert parse(["--config", preset(tmp_path, as_yaml(found))]).flat() == found.flat() | {
+            "config": str(tmp_path / "preset.yaml")
+        }
 
 
 @settings(max_examples=50)
-@given(st.text(min_size=1), st.floats(0, 1e9), st.integers(1, 10**12), st.booleans(), st.none() | st.integers(1, 5))
-def test_any_value_comes_back_from_yaml(text: str, number: float, whole: int, flag: bool, perhaps: int | None) -> None:
+@given(
+    st.text(min_size=1),
+    st.floats(0, 1e9),
+    st.integers(1, 10**12),
+    st.booleans(),
+    st.none() | st.integers(1, 5),
+)
+def test_any_value_comes_back_from_yaml(
+    text: str, number: float, whole: int, flag: bool, perhaps: int | None
+) -> None:
     if "\0" in text:
         return
-    values = {"weights": text, "weight_decay": number, "epochs": whole, "compile": flag, "steps": perhaps, "data": "/" + text}
+    values = {
+        "weights": text,
+        "weight_decay": number,
+        "epochs": whole,
+        "compile": flag,
+        "steps": perhaps,
+        "data": "/" + text,
+    }
     made = build(values)
     written = as_yaml(made).encode("utf-8", "strict").decode()
     assert build(yaml.safe_load(written)) == made
 
 
 @pytest.mark.parametrize(
-    "path", ["/a/\udcff\udc80.data", "/a/😀", "/a/\u2028b", "/a/\x85", "/a/é", "/a/#b", "/a/: b", "/a/ b ", "null", "1e-5"]
+    "path",
+    [
+        "/a/\udcff\udc80.data",
+        "/a/😀",
+        "/a/\u2028b",
+        "/a/\x85",
+        "/a/é",
+        "/a/#b",
+        "/a/: b",
+        "/a/ b ",
+        "null",
+        "1e-5",
+    ],
 )
 def test_any_path_comes_back_from_yaml(path: str) -> None:
     """\\udcff is how Python spells a byte of a file name that is no UTF-8."""
@@ -159,7 +220,8 @@ def test_any_path_comes_back_from_yaml(path: str) -> None:
     assert build(yaml.safe_load(as_yaml(made).encode("utf-8").decode())) == made
 
 
-# --- mistakes -------------------------------------------------------------------------------------------------------------------------
+# --- mistakes
+# -------------------------------------------------------------------------------------------------------------------------
 
 COMPILED = ("--compile", "true", "--compile-mode")
 WRONG_FLAGS = [
@@ -203,7 +265,10 @@ WRONG_FLAGS = [
     (["--batch-size", "abc"], ["--batch-size got 'abc'; it takes a whole number"]),
     (["--epochs", "1.5"], ["--epochs got '1.5'; it takes a whole number"]),
     (["--lr", "x"], ["--lr got 'x'; it takes a number"]),
-    (["--clip-stride", "99999999999999999999", "--task", "video"], ["--clip-stride got 99999999999999999999", "1000000"]),
+    (
+        ["--clip-stride", "99999999999999999999", "--task", "video"],
+        ["--clip-stride got 99999999999999999999", "1000000"],
+    ),
     ([*COMPILED, "fast"], ["--compile-mode", "fast", "reduce-overhead"]),
     (["--compile-mode", "reduce-overhead"], ["--compile-mode reduce-overhead", "--compile true"]),
     ([*COMPILED, "reduce-overhead", "--task", "detection"], ["--compile-mode default", "--task detection"]),
@@ -219,9 +284,15 @@ WRONG_FLAGS = [
     (["--workers", "-1"], ["--workers"]),
     (["--val-clips", "3"], ["--val-clips", "--task video", "--task classification"]),
     (["--task", "video", "--augment", "lsj"], ["--augment", "--task detection", "--task video"]),
-    (["--task", "video", "--crop-scale", "0.5", "1"], ["--crop-scale", "--task classification", "--task video"]),
+    (
+        ["--task", "video", "--crop-scale", "0.5", "1"],
+        ["--crop-scale", "--task classification", "--task video"],
+    ),
     (["--score", "found.json"], ["--score", "--task detection"]),
-    (["--task", "detections"], ["--task", "detections", "did you mean detection", "classification, detection, video"]),
+    (
+        ["--task", "detections"],
+        ["--task", "detections", "did you mean detection", "classification, detection, video"],
+    ),
     (["--config", "/nowhere/x.yaml"], ["--config /nowhere/x.yaml", "No such file", "configs/"]),
     (["--config", "/"], ["--config /", "directory"]),
 ]
@@ -271,7 +342,8 @@ def test_a_preset_of_defaults_alone_is_empty_braces(tmp_path: Path) -> None:
     assert parse(["--config", preset(tmp_path, "{}")]).optimisation == Config().optimisation
 
 
-# --- names --------------------------------------------------------------------------------------------------------------------------
+# --- names
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_nearest_names() -> None:
@@ -280,14 +352,19 @@ def test_nearest_names() -> None:
     assert nearest("zzz", known) == ""
     assert one_of("--arch", "alexnet", known) == "alexnet"
     assert one_of("--loader", "auto", known, auto="alexnet") == "alexnet"
-    for name, words in (("alexnett", "did you mean alexnet?"), ("zzz", "which is unknown; known: resnet18, resnet50, alexnet")):
+    for name, words in (
+        ("alexnett", "did you mean alexnet?"),
+        ("zzz", "which is unknown; known: resnet18, resnet50, alexnet"),
+    ):
         with pytest.raises(UserError, match=re.escape(words)) as caught:
             one_of("--arch", name, known)
         assert str(caught.value).startswith(f"--arch got '{name}'") and "\n" not in str(caught.value)
     with pytest.raises(UserError) as caught:
         one_of("--arch", "zzz", [f"net{i}" for i in range(80)])
     assert len(str(caught.value)) < 80, "a list of 80 names is no help"
-    with pytest.raises(UserError, match=r"^--arch got 'fcos_tiny', which is for --task detection; known: resnet18,"):
+    with pytest.raises(
+        UserError, match=r"^--arch got 'fcos_tiny', which is for --task detection; known: resnet18,"
+    ):
         one_of("--arch", "fcos_tiny", known, elsewhere=task_with_arch)
     with pytest.raises(UserError, match=r"^--arch got 'zzz', which is unknown"):
         one_of("--arch", "zzz", known, elsewhere=task_with_arch)
@@ -298,7 +375,8 @@ def test_names_of_settings_are_unique_over_groups() -> None:
     assert set(GROUPS) == set(Config.model_fields)
 
 
-# --- help ---------------------------------------------------------------------------------------------------------------------------
+# --- help
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def documented() -> dict[str, dict[str, str]]:
@@ -309,7 +387,11 @@ def documented() -> dict[str, dict[str, str]]:
             fields = found.setdefault(node.name, {})
             for statement, after in zip(node.body, [*node.body[1:], ast.Pass()], strict=True):
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-                    is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
+                    is_text = (
+                        isinstance(after, ast.Expr)
+                        and isinstance(after.value, ast.Constant)
+                        and isinstance(after.value.value, str)
+                    )
                     fields[statement.target.id] = after.value.value if is_text else ""  # type: ignore[attr-defined]
     return found
 
@@ -323,7 +405,9 @@ def test_every_setting_has_a_docstring() -> None:
         assert (group.__doc__ or "").strip().endswith(".")
 
 
-def test_help_lists_every_setting_in_groups(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_every_setting_in_groups(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stop:
         parse(["--help"])
@@ -338,7 +422,9 @@ def test_help_lists_every_setting_in_groups(capsys: pytest.CaptureFixture[str], 
         for name, said in documented()[cls.__name__].items():
             flag = f"--{name.replace('_', '-')} "
             assert flag in part, f"{flag} is not among the {group} options"
-            assert " ".join(said.split()) in part.replace("- ", "-") or " ".join(said.split()) in part, f"{flag} is not explained"
+            assert " ".join(said.split()) in part.replace("- ", "-") or " ".join(said.split()) in part, (
+                f"{flag} is not explained"
+            )
 
 
 STABLE = """config task data source arch loader reader batch-size val-batch-size accumulate epochs steps image-size workers precision lr

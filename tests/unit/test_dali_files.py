@@ -1,4 +1,6 @@
-"""Files that DALI cannot take as they are: what is said of many of them, and of a place where no picture of them can be put."""
+"""Files that DALI cannot take as they are: what is said of many of them, and of a place where no picture of
+them can be put.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,13 @@ def encoded(form: str) -> bytes:
 
 
 def made(folder: Path, webp: int, jpeg: int) -> Scene:
-    return scene(folder, {**{f"odd-{i}": encoded("WEBP") for i in range(webp)}, **{f"plain-{i}": encoded("JPEG") for i in range(jpeg)}})
+    return scene(
+        folder,
+        {
+            **{f"odd-{i}": encoded("WEBP") for i in range(webp)},
+            **{f"plain-{i}": encoded("JPEG") for i in range(jpeg)},
+        },
+    )
 
 
 @pytest.mark.parametrize(("webp", "said"), [(0, False), (1, False), (2, True)])
@@ -41,11 +49,16 @@ def test_many_files_that_pil_decodes_are_said(webp: int, said: bool, tmp_path: P
     prepare = PathPreparer(made(tmp_path, webp, 100 - webp).feed())
     assert len(prepare.notes) == said
     if said:
-        assert prepare.notes[0].startswith("2 of 100 images are no plain JPEG or 8-bit PNG") and "--loader dali-fed" in prepare.notes[0]
+        assert (
+            prepare.notes[0].startswith("2 of 100 images are no plain JPEG or 8-bit PNG")
+            and "--loader dali-fed" in prepare.notes[0]
+        )
     prepare.close()
 
 
-def test_a_full_temporary_folder_is_no_damage_of_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_temporary_folder_is_no_damage_of_the_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     feed = made(tmp_path, 4, 0).feed()
     rows = feed.plan.rows(0, 0)[0]
     prepare = PathPreparer(feed)
@@ -55,14 +68,24 @@ def test_a_full_temporary_folder_is_no_damage_of_the_image(tmp_path: Path, monke
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(UserError, match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot be written there \(No space left on device\): set TMPDIR to a folder with room",
+    ):
         prepare(rows, Known())
     prepare.close()
 
 
 def test_what_dali_is_not_given() -> None:
     """PNG of 16 bits, JPEG of 12, and what is not whole."""
-    kinds = [("jpeg", 8, True), ("jpeg", 12, True), ("jpeg", 8, False), ("png", 8, True), ("png", 16, True), ("png", 8, False)]
+    kinds = [
+        ("jpeg", 8, True),
+        ("jpeg", 12, True),
+        ("jpeg", 8, False),
+        ("png", 8, True),
+        ("png", 16, True),
+        ("png", 8, False),
+    ]
     columns = SimpleNamespace(
         format=np.array([FORMATS.index(name) for name, _, _ in kinds]),
         depth=np.array([depth for _, depth, _ in kinds]),
@@ -74,10 +97,16 @@ def test_what_dali_is_not_given() -> None:
 
 
 def test_bytes_that_are_others_than_the_scan_has_seen(tmp_path: Path) -> None:
-    """Of the same length: zeros, as network file systems may answer, and a PNG that was damaged in the middle."""
+    """Of the same length: zeros, as network file systems may answer, and a PNG that was damaged in the
+    middle.
+    """
     whole = encoded("PNG")
     assert intact(whole) and intact(encoded("JPEG"))
-    assert not intact(bytes(len(whole))) and not intact(b"<html>" * 50) and not intact(whole[:50] + whole[51:] + b"x")
+    assert (
+        not intact(bytes(len(whole)))
+        and not intact(b"<html>" * 50)
+        and not intact(whole[:50] + whole[51:] + b"x")
+    )
     scene = made(tmp_path, 0, 30)
     with open_loader("dali-fed", scene.feed(batch_size=30, training=False)) as loader:
         path = scene.path(3)
@@ -110,7 +139,9 @@ def test_substitutes_do_not_outlast_their_sequence(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A pipeline of DALI's that decodes what PIL has written for it, and of files none. `made`: so far; one at a time."""
+    """A pipeline of DALI's that decodes what PIL has written for it, and of files none. `made`: so far; one
+    at a time.
+    """
 
     made: ClassVar[list[int]] = []
     alive: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
@@ -123,7 +154,9 @@ class Failing:
 
     def feed_input(self, name: str, value: Any) -> None:
         if name == "data":
-            self._outputs.append(all(b"placeholder" in bytes(path) or b".png" in bytes(path) for path in value))
+            self._outputs.append(
+                all(b"placeholder" in bytes(path) or b".png" in bytes(path) for path in value)
+            )
 
     def schedule_run(self) -> None: ...
 
@@ -139,14 +172,26 @@ class Failing:
     [
         (MemoryError("CUDA allocation failed"), "ran out of the GPU's memory", 0),
         (MemoryError("Can't allocate 4096 bytes on device 0."), "ran out of the GPU's memory", 0),
-        (RuntimeError("nvImageCodec failure: '#4'"), "none of 5 files in a row that PIL does .*#4.*smaller --batch-size", 5),
+        (
+            RuntimeError("nvImageCodec failure: '#4'"),
+            "none of 5 files in a row that PIL does .*#4.*smaller --batch-size",
+            5,
+        ),
     ],
 )
 @pytest.mark.parametrize(("batch_size", "webp"), [(3, 0), (16, 9)])
 def test_what_is_no_fault_of_the_files(
-    error: Exception, said: str, tries: int, batch_size: int, webp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception,
+    said: str,
+    tries: int,
+    batch_size: int,
+    webp: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are not tried one by one for minutes, with another pipeline for each; be they of several batches, or others PIL's anyway."""
+    """They are not tried one by one for minutes, with another pipeline for each; be they of several batches,
+    or others PIL's anyway.
+    """
     monkeypatch.setattr(_pipeline, "REFUSED_ALL", 5)
     feed = made(tmp_path, webp, 40).feed(batch_size=batch_size)
     prepare = PathPreparer(feed)

@@ -1,4 +1,6 @@
-"""The baselines by DALI's own readers, on a CPU: which images, and which frames the experimental one of videos gives."""
+"""The baselines by DALI's own readers, on a CPU: which images, and which frames the experimental one of
+videos gives.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from tests.unit.video_files import make, number
 
 @pytest.mark.parametrize("window", ["stretch", "center", "random-resized"])
 def test_images_by_dalis_reader(window: str, tmp_path: Path) -> None:
-    """Every file once an epoch with its label, over two shards. Red, then the label's blue; at both ends green, that `center` cuts off."""
+    """Every file once an epoch with its label, over two shards. Red, then the label's blue; at both ends
+    green, that `center` cuts off.
+    """
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     files, labels = [str(tmp_path / f"{label}.png") for label in range(6)], [20 * label for label in range(6)]
     red, green = torch.tensor([255.0, 0.0, 0.0]), torch.tensor([0.0, 255.0, 0.0])
@@ -24,17 +28,33 @@ def test_images_by_dalis_reader(window: str, tmp_path: Path) -> None:
         image.paste((255, 0, 0), (40, 0, 80, 64))
         image.paste((0, 0, label), (80, 0, 120, 64))
         image.save(file)
-    same: dict[str, Any] = {"size": 32, "batch_size": 3, "threads": 1, "device": torch.device("cpu"), "files": files, "labels": labels}
+    same: dict[str, Any] = {
+        "size": 32,
+        "batch_size": 3,
+        "threads": 1,
+        "device": torch.device("cpu"),
+        "files": files,
+        "labels": labels,
+    }
     orders = []
     for shuffle in (False, True, True, True):
         found = []
         for rank in range(2):
-            (batch,) = next(iter(dali.images(window=window, shuffle=shuffle, world_size=2, rank=rank, **same)))
+            (batch,) = next(
+                iter(dali.images(window=window, shuffle=shuffle, world_size=2, rank=rank, **same))
+            )
             assert batch["images"].shape == (3, 3, 32, 32) and batch["images"].dtype == torch.float32
-            levels = 255 * (batch["images"] * torch.tensor(pytorch.STD)[:, None, None] + torch.tensor(pytorch.MEAN)[:, None, None])
+            levels = 255 * (
+                batch["images"] * torch.tensor(pytorch.STD)[:, None, None]
+                + torch.tensor(pytorch.MEAN)[:, None, None]
+            )
             for image, label in zip(levels, batch["labels"], strict=True):
                 blue = torch.tensor([0.0, 0.0, float(label)])
-                across = {"stretch": (green, red, blue, green), "center": (red, red, blue, blue), "random-resized": ()}[window]
+                across = {
+                    "stretch": (green, red, blue, green),
+                    "center": (red, red, blue, blue),
+                    "random-resized": (),
+                }[window]
                 for place, colour in zip((3, 12, 20, 29), across, strict=False):
                     assert torch.allclose(image[:, 16, place], colour, atol=1), place
                 found.append(int(label))
@@ -56,8 +76,17 @@ def test_images_by_dalis_reader(window: str, tmp_path: Path) -> None:
 
 
 def dali_sequences(files: list[str], device: torch.device, **asked: Any) -> list[list[tuple[int, list[int]]]]:
-    """Of two epochs of DALI's reader: (label, numbers of the frames) of each clip, in order of label and first frame."""
-    sizes: dict[str, Any] = {"frames": 4, "stride": 2, "size": 64, "shorter": 64, "batch_size": 1, "threads": 1}
+    """Of two epochs of DALI's reader: (label, numbers of the frames) of each clip, in order of label and
+    first frame.
+    """
+    sizes: dict[str, Any] = {
+        "frames": 4,
+        "stride": 2,
+        "size": 64,
+        "shorter": 64,
+        "batch_size": 1,
+        "threads": 1,
+    }
     made = dali.clips(files, [7, 8], device=device, experimental=True, **sizes | asked)
     epochs = []
     for _ in range(2):
@@ -76,7 +105,10 @@ def test_clips_by_dalis_reader(tmp_path: Path) -> None:
     """VP9, which it decodes on a CPU too."""
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     square: dict[str, Any] = {"codec": "vp9", "size": (64, 64), "gop": 8}
-    files = [str(make(tmp_path / "a.webm", frames=20, **square)), str(make(tmp_path / "b.webm", frames=5, numbers_from=100, **square))]
+    files = [
+        str(make(tmp_path / "a.webm", frames=20, **square)),
+        str(make(tmp_path / "b.webm", frames=5, numbers_from=100, **square)),
+    ]
     cpu, short = torch.device("cpu"), (8, [100, 102, 104, 104])
     first, second = dali_sequences(files, cpu, step=dali.step(0, 4, 2, 20))
     assert first == second == [(7, [0, 2, 4, 6]), (7, [8, 10, 12, 14]), (7, [16, 18, 19, 19]), short]
@@ -86,7 +118,17 @@ def test_clips_by_dalis_reader(tmp_path: Path) -> None:
     assert first[:2] == [(7, [0, 2, 4, 6]), (7, [13, 15, 17, 19])], "the last one ends where the video does"
     halves = [dali_sequences(files, cpu, step=8, world_size=2, rank=rank)[0] for rank in (0, 1)]
     assert sorted(halves[0] + halves[1]) == second and len(halves[0]) == 2, "shards"
-    options: dict[str, Any] = {"frames": 4, "stride": 2, "step": 8, "size": 64, "shorter": 73, "gpu": True, "shards": (0, 1)}
+    options: dict[str, Any] = {
+        "frames": 4,
+        "stride": 2,
+        "step": 8,
+        "size": 64,
+        "shorter": 73,
+        "gpu": True,
+        "shards": (0, 1),
+    }
     for experimental in (False, True):
-        graph = dali.clip_pipeline(files, [7, 8], experimental=experimental, **options, batch_size=2, num_threads=1, device_id=0)
+        graph = dali.clip_pipeline(
+            files, [7, 8], experimental=experimental, **options, batch_size=2, num_threads=1, device_id=0
+        )
         assert graph.max_batch_size == 2, "its operators take these arguments on a GPU too"

@@ -1,4 +1,6 @@
-"""DALI's decoder of clips, on the CPU, where it decodes VP9 alone: the graph, exact frames, pyav for what it refuses."""
+"""DALI's decoder of clips, on the CPU, where it decodes VP9 alone: the graph, exact frames, pyav for what it
+refuses.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ from tests.unit.video_files import number
 CPU = torch.device("cpu")
 VP9 = ("vp9.webm", "vp9-variable.webm", "vp9.mp4", "vp9-709.webm", "vp9-full.webm")
 CLAIMED = [
-    *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-fragments.mp4", "h264-every.mp4"),
+    *(
+        "h264.mp4",
+        "h264.mkv",
+        "h264-variable.mp4",
+        "h264-variable.mkv",
+        "h264-fragments.mp4",
+        "h264-every.mp4",
+    ),
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4"),
     *("h264-cut.mp4", "h264-parts.mp4", "h264-two.mp4"),
     *("hevc.mp4", "hevc-layers.mp4", "hevc-variable.mkv", "hevc-cut.mp4", "hevc-two.mkv", *VP9),
@@ -38,7 +47,9 @@ CLAIMED = [
 
 def open_video_of(read: Read, *, known: bool = False) -> Any:
     """`known`: by what the container says alone."""
-    return av.open(io.BytesIO(read.data.tobytes()), container_options={"codec_whitelist": "none"} if known else {})
+    return av.open(
+        io.BytesIO(read.data.tobytes()), container_options={"codec_whitelist": "none"} if known else {}
+    )
 
 
 def test_the_table(made: Made) -> None:
@@ -48,7 +59,9 @@ def test_the_table(made: Made) -> None:
 
 @pytest.mark.parametrize("name", VP9)
 def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> None:
-    """In any order and more than once; resized as pyav's are, to a grey level or so, also at a region's border."""
+    """In any order and more than once; resized as pyav's are, to a grey level or so, also at a region's
+    border.
+    """
     sample, frames = made.names.index(name), [30, 3, 3, 47, 0]
     fill = Filling(CPU, 0)
     height, width = int(made.videos.height[sample]), int(made.videos.width[sample])
@@ -90,7 +103,9 @@ def test_colours_that_dali_does_not_clip_are_right_to_a_level() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CLAIMED if name != "h264-parts.mp4"])
 def test_a_small_file_shows_the_frames(made: Made, name: str) -> None:
-    """In the places that it says, in the order of display, each as large as it is stored, and decodable from the first on."""
+    """In the places that it says, in the order of display, each as large as it is stored, and decodable from
+    the first on.
+    """
     sample = made.names.index(name)
     cutting, path = Cutting(made.videos), made.videos.path(sample)
     for frames in patterns(len(made.videos.pts(sample))):
@@ -98,10 +113,16 @@ def test_a_small_file_shows_the_frames(made: Made, name: str) -> None:
         with open_video_of(read) as file:
             shown = sorted(file.decode(video=0), key=lambda frame: frame.pts or 0)
         assert len(shown) == read.about.packets
-        assert len({frame.pts for frame in shown}) == len(shown) and shown[0].pts is not None and shown[0].pts >= 0
+        assert (
+            len({frame.pts for frame in shown}) == len(shown)
+            and shown[0].pts is not None
+            and shown[0].pts >= 0
+        )
         for frame in frames:
             picture = shown[read.about.places[frame]].to_ndarray(format="rgb24")
-            assert number(picture[: made.videos.height[sample], : made.videos.width[sample]]) == made.shown(sample, frame)
+            assert number(picture[: made.videos.height[sample], : made.videos.width[sample]]) == made.shown(
+                sample, frame
+            )
 
 
 @pytest.mark.parametrize(
@@ -113,8 +134,12 @@ def test_a_small_file_shows_the_frames(made: Made, name: str) -> None:
         ("vp9.webm", (90, 100), (90, 100)),
     ],
 )
-def test_pictures_are_displayed_as_they_are_stored(tmp_path: Path, name: str, size: tuple[int, int], unit: tuple[int, int]) -> None:
-    """By the container, from which DALI takes the size of what it gives, and by the pictures, from which it takes its decoder."""
+def test_pictures_are_displayed_as_they_are_stored(
+    tmp_path: Path, name: str, size: tuple[int, int], unit: tuple[int, int]
+) -> None:
+    """By the container, from which DALI takes the size of what it gives, and by the pictures, from which it
+    takes its decoder.
+    """
     kinds = Made(tmp_path, {name: KINDS[name] | {"size": size}})
     assert (kinds.videos.height[0], kinds.videos.width[0]) == size
     read = Cutting(kinds.videos)(0, kinds.videos.path(0), [13, 14])
@@ -125,7 +150,9 @@ def test_pictures_are_displayed_as_they_are_stored(tmp_path: Path, name: str, si
 
 
 def test_a_small_file_is_small(tmp_path: Path) -> None:
-    """Packets from the key frame on, until the last frame that is wanted; those of H.264 that nothing is made from are left out."""
+    """Packets from the key frame on, until the last frame that is wanted; those of H.264 that nothing is made
+    from are left out.
+    """
     kinds = Made(tmp_path, {"h264.mp4": KINDS["h264.mp4"]})
     keys = np.flatnonzero(kinds.videos.keys(0)).tolist()
     read = Cutting(kinds.videos)(0, kinds.videos.path(0), [keys[1], keys[1] + 1])
@@ -144,7 +171,9 @@ def test_packets_of_one_time_are_refused(tmp_path: Path, monkeypatch: pytest.Mon
     """DALI finds a picture by the time of its packet."""
     kinds = Made(tmp_path, {"h264.mp4": KINDS["h264.mp4"]})
     chosen = dali_video.chosen
-    monkeypatch.setattr(dali_video, "chosen", lambda *given: ((packet, 0, frame) for packet, _, frame in chosen(*given)))
+    monkeypatch.setattr(
+        dali_video, "chosen", lambda *given: ((packet, 0, frame) for packet, _, frame in chosen(*given))
+    )
     with pytest.raises(Undecodable, match="one time"):
         Cutting(kinds.videos)(0, kinds.videos.path(0), [3, 4])
 
@@ -159,10 +188,19 @@ def test_every_clip_of_every_kind(made: Made) -> None:
             for place in np.flatnonzero(rows.valid).tolist():
                 assert rows.frames is not None
                 upright = levels(batch.images)[place][:, :, :: -1 if rows.turns[place] else 1]
-                assert [number(frame) for frame in upright] == [made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()]
-        assert loading.counts.fallbacks["h264 in mp4, refused"] >= 2 and loading.counts.fallbacks["h264 in mp4, rotated"] >= 2
-        assert not any("vp9" in words and "odd" not in words and "refused" in words for words in loading.counts.fallbacks)
-        assert set(loading.counts.refusals) == {sort for sort in loading.counts.fallbacks if sort.endswith(REFUSED)}
+                assert [number(frame) for frame in upright] == [
+                    made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()
+                ]
+        assert (
+            loading.counts.fallbacks["h264 in mp4, refused"] >= 2
+            and loading.counts.fallbacks["h264 in mp4, rotated"] >= 2
+        )
+        assert not any(
+            "vp9" in words and "odd" not in words and "refused" in words for words in loading.counts.fallbacks
+        )
+        assert set(loading.counts.refusals) == {
+            sort for sort in loading.counts.fallbacks if sort.endswith(REFUSED)
+        }
         assert "Failed to create video decoder" in loading.counts.refusals["h264 in mp4" + REFUSED]
 
 
@@ -176,10 +214,18 @@ def test_clips_are_turned_and_operated_on(tmp_path: Path) -> None:
 def test_hevc_that_dali_takes_for_another_size_is_decoded_by_pyav(tmp_path: Path) -> None:
     """NVIDIA's parser rounds 152 rows up to 160, and DALI takes the decoder of a file that has 160."""
     sizes = [((152, 256), 8), ((152, 256), 16), ((160, 248), 8), ((160, 248), 16), ((160, 256), 8)]
-    kinds = Made(tmp_path, {f"{at}-hevc.mp4": KINDS["hevc.mp4"] | {"size": size, "unit": unit} for at, (size, unit) in enumerate(sizes)})
+    kinds = Made(
+        tmp_path,
+        {
+            f"{at}-hevc.mp4": KINDS["hevc.mp4"] | {"size": size, "unit": unit}
+            for at, (size, unit) in enumerate(sizes)
+        },
+    )
     loading = DaliVideo(feed(kinds.videos))
     with loading:
-        assert loading.notes == ["2 of 5 videos are hevc in mp4, unaligned: decoded by pyav, dali-video is not exact there"]
+        assert loading.notes == [
+            "2 of 5 videos are hevc in mp4, unaligned: decoded by pyav, dali-video is not exact there"
+        ]
         assert exact("dali-video", kinds.videos, np.arange(5)).tolist() == [False, True, False, True, True]
 
 

@@ -1,4 +1,6 @@
-"""Clips that two sides decode: who gets which, when; and worker processes that take what comes next as soon as they are free."""
+"""Clips that two sides decode: who gets which, when; and worker processes that take what comes next as soon
+as they are free.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,10 @@ from tests.unit.test_workers import mapped
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Of which the engines decode two in three."""
-    return Made(tmp_path_factory.mktemp("kinds"), {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")})
+    return Made(
+        tmp_path_factory.mktemp("kinds"),
+        {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")},
+    )
 
 
 def batches(made: Made, count: int, views: int = 1) -> list[Rows]:
@@ -43,7 +48,8 @@ def everything(deal: Deal) -> list[tuple[Rows, Unit]]:
     return found
 
 
-# --- who gets which -------------------------------------------------------------------------------------------------------------------
+# --- who gets which
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_rates_follow_what_is_measured() -> None:
@@ -52,8 +58,12 @@ def test_rates_follow_what_is_measured() -> None:
     for unit in range(6 * RECENT):
         pace.learn("worker", 0.04 + 0.02 * (unit % 2))
         pace.learn("thread", 0.015 + 0.01 * (unit % 2))
-    assert pace.rate("worker") == pytest.approx(300, rel=0.02) and pace.rate("thread") == pytest.approx(700, rel=0.02)
-    assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02), "what the threads do in a worker's time, and a half more"
+    assert pace.rate("worker") == pytest.approx(300, rel=0.02) and pace.rate("thread") == pytest.approx(
+        700, rel=0.02
+    )
+    assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02), (
+        "what the threads do in a worker's time, and a half more"
+    )
     assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
 
 
@@ -115,7 +125,9 @@ def test_every_row_is_dealt_once(made: Made, views: int, pace: Pace | None, pull
     for its, unit in given:
         assert len(its) == len(unit.places) and its.valid.any()
         assert len(set(its.ids.tolist())) == 1, "of one clip, also where a batch begins in the middle of one"
-        assert pace is not None or not able[its.ids].any(), "where they are to have no share, only what the device cannot decode"
+        assert pace is not None or not able[its.ids].any(), (
+            "where they are to have no share, only what the device cannot decode"
+        )
     assert given
 
 
@@ -126,8 +138,15 @@ def test_workers_begin_ahead_of_the_device_and_leave_it_the_rest(made: Made) -> 
     first = [deal.unit() for _ in range(4)]
     assert all(first)
     dealt = [deal.batch() for _ in range(40)]
-    taken = [order.index((id(batch.rows), int(unit.places[0]))) for batch in dealt if batch for unit in batch.workers]
-    assert taken == [20, 23, 26, 29], "20 units ahead of the first, then each third; those that nobody asked for are the device's"
+    taken = [
+        order.index((id(batch.rows), int(unit.places[0])))
+        for batch in dealt
+        if batch
+        for unit in batch.workers
+    ]
+    assert taken == [20, 23, 26, 29], (
+        "20 units ahead of the first, then each third; those that nobody asked for are the device's"
+    )
 
 
 @pytest.mark.parametrize("apart", [1.0, 2.25, 2.5, 3.1])
@@ -184,7 +203,8 @@ def test_workers_that_seem_slow_still_get_units(made: Made) -> None:
     assert 10 <= given <= 20, "in the first half"
 
 
-# --- the workers ----------------------------------------------------------------------------------------------------------------------
+# --- the workers
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

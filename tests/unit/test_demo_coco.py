@@ -1,4 +1,6 @@
-"""The demo's detection set: what COCO has is in it, the bytes depend on the arguments alone, and the annotations are the pixels' own."""
+"""The demo's detection set: what COCO has is in it, the bytes depend on the arguments alone, and the
+annotations are the pixels' own.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def opened(folder: Path, split: str) -> COCO:
@@ -82,7 +88,12 @@ def test_it_has_what_coco_has(made: Path) -> None:
 
 
 def test_large_ones_are_there_too(made: Path) -> None:
-    areas = [one["area"] for split in demo_coco.SPLITS for one in opened(made, split).anns.values() if not one["iscrowd"]]
+    areas = [
+        one["area"]
+        for split in demo_coco.SPLITS
+        for one in opened(made, split).anns.values()
+        if not one["iscrowd"]
+    ]
     assert max(areas) > 96**2
 
 
@@ -118,7 +129,9 @@ def test_boxes_and_areas_are_those_of_the_masks(made: Path, split: str) -> None:
         mask = coco.annToMask(one)
         ys, xs = np.nonzero(mask)
         slack = 0 if one["iscrowd"] else 3  # a polygon's tip may cover no pixel's middle
-        np.testing.assert_allclose([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], [x, y, x + width, y + height], atol=slack)
+        np.testing.assert_allclose(
+            [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1], [x, y, x + width, y + height], atol=slack
+        )
         np.testing.assert_allclose(mask.sum(), one["area"], rtol=0 if one["iscrowd"] else 0.1)
 
 
@@ -128,7 +141,10 @@ def test_what_is_annotated_is_what_is_painted() -> None:
         pixels, annotations = demo_coco.drawn(np.random.default_rng([5, index]))
         height, width = pixels.shape[:2]
         for one in annotations:
-            mask = Image.fromarray(masks.decode(masks.merge(masks.frPyObjects(one["segmentation"], height, width))) * np.uint8(255))
+            mask = Image.fromarray(
+                masks.decode(masks.merge(masks.frPyObjects(one["segmentation"], height, width)))
+                * np.uint8(255)
+            )
             inner = np.asarray(mask.filter(ImageFilter.MinFilter(5))) > 0
             outer = np.asarray(mask.filter(ImageFilter.MaxFilter(5))) == 0
             near = np.zeros_like(inner)
@@ -154,10 +170,13 @@ def test_nothing_touches_anything_else() -> None:
 def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
     counts = demo_coco.run_lengths(mask)
     assert sum(counts) == mask.size
-    np.testing.assert_array_equal(masks.decode(masks.frPyObjects({"counts": counts, "size": list(mask.shape)}, *mask.shape)), mask)
+    np.testing.assert_array_equal(
+        masks.decode(masks.frPyObjects({"counts": counts, "size": list(mask.shape)}, *mask.shape)), mask
+    )
 
 
-# --- as files -------------------------------------------------------------------------------------------------------------------------
+# --- as files
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_larger_set_begins_with_a_smaller_one(made: Path, tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_a_finished_set_is_reused_and_another_seed_replaces_it(program: Any, tmp
 
 
 @pytest.mark.parametrize("content", ["mine.txt", "{name}.json mine.txt", "train"])
-def test_a_foreign_folder_is_refused_in_one_line(program: Any, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_foreign_folder_is_refused_in_one_line(
+    program: Any, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = program.__name__.removeprefix("scripts.")
     for file in content.format(name=name).split():
         (tmp_path / file).write_text("{}")
@@ -59,7 +61,9 @@ def test_a_foreign_folder_is_refused_in_one_line(program: Any, content: str, tmp
     assert files(tmp_path) == before
 
 
-def test_an_interrupted_set_leaves_nothing(program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_set_leaves_nothing(
+    program: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -71,7 +75,15 @@ def test_an_interrupted_set_leaves_nothing(program: Any, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("start", [["-m", "scripts.demo_set"], ["scripts/demo_set.py"]])
 def test_one_starts_as_a_module_and_as_a_file(start: list[str], tmp_path: Path) -> None:
-    command = [sys.executable, *start, str(tmp_path / "set"), "--train-per-class", "1", "--val-per-class", "1"]
+    command = [
+        sys.executable,
+        *start,
+        str(tmp_path / "set"),
+        "--train-per-class",
+        "1",
+        "--val-per-class",
+        "1",
+    ]
     result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert len(files(tmp_path / "set")) == 21

@@ -1,4 +1,6 @@
-"""The demo's images: the file oddities are there, the bytes depend on the arguments alone, and colour does not give the class away."""
+"""The demo's images: the file oddities are there, the bytes depend on the arguments alone, and colour does
+not give the class away.
+"""
 
 from pathlib import Path
 
@@ -12,7 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -71,17 +77,23 @@ def test_motifs_are_five_shapes_apart_and_not_confusable_by_a_flip():
     def canonical(points, mirror):
         return tuple(sorted((round(mirror * x, 2) + 0.0, round(y, 2)) for x, y in points))
 
-    shapes = {name: frozenset(canonical(points, mirror) for mirror in (1, -1)) for name, points in demo_set.MOTIFS.items()}
+    shapes = {
+        name: frozenset(canonical(points, mirror) for mirror in (1, -1))
+        for name, points in demo_set.MOTIFS.items()
+    }
     assert len(set(shapes.values())) == 10
     for points in map(np.array, demo_set.MOTIFS.values()):
         assert points.shape == (5, 2)
         assert np.abs(points).max() <= 1
         gaps = np.hypot(*(points[:, None] - points[None]).T) + 9 * np.eye(5)
-        assert gaps.min() > 2 * 0.23  # the largest radius: shapes that overlap would paint less, and colour would tell
+        # the largest radius: shapes that overlap would paint less, and colour would tell
+        assert gaps.min() > 2 * 0.23
 
 
 def histogram_accuracy(pixels: list[np.ndarray], labels: np.ndarray) -> float:
-    """Share of the odd images put right by a ridge regression on the even images' colour histograms: 4 x 4 x 4 joint, 16 bins a channel."""
+    """Share of the odd images put right by a ridge regression on the even images' colour histograms: 4 x 4 x
+    4 joint, 16 bins a channel.
+    """
     features = []
     for image in pixels:
         joint = np.bincount((image // 64 @ np.array([16, 4, 1])).ravel(), minlength=64)
@@ -96,7 +108,9 @@ def histogram_accuracy(pixels: list[np.ndarray], labels: np.ndarray) -> float:
 
 def test_colour_does_not_give_the_class_away():
     labels = np.repeat(np.arange(10), 50)
-    pixels = [demo_set.image(np.random.default_rng([7, n]), int(label))[::3, ::3] for n, label in enumerate(labels)]
+    pixels = [
+        demo_set.image(np.random.default_rng([7, n]), int(label))[::3, ::3] for n, label in enumerate(labels)
+    ]
     assert histogram_accuracy(pixels, labels) < 0.3  # 10 % is chance
 
     # The plant: a tint per class must be found, or the line above proves nothing.

@@ -1,4 +1,6 @@
-"""The demo's videos: the oddities are there, the bytes depend on the arguments alone, and the class is the motion and nothing else."""
+"""The demo's videos: the oddities are there, the bytes depend on the arguments alone, and the class is the
+motion and nothing else.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +17,11 @@ SECONDS = np.arange(24) / 24
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def motion(name: str, seed: int, count: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -64,12 +70,17 @@ def test_distances_of_key_frames_differ(made):
     found = set()
     for path in (made / "train" / "up").glob("*.mp4"):
         with av.open(str(path)) as file:
-            keys = [place for place, packet in enumerate(p for p in file.demux(video=0) if p.size) if packet.is_keyframe]
+            keys = [
+                place
+                for place, packet in enumerate(p for p in file.demux(video=0) if p.size)
+                if packet.is_keyframe
+            ]
         found |= {after - before for before, after in pairwise(keys)}
     assert {12, 24} <= found
 
 
-@pytest.mark.parametrize(("label", "index"), [(7, 0), (0, 6), (0, 18), (7, 6), (7, 18), (7, 9), (7, 21)])  # H.264, four rotated, HEVC, VP9
+# H.264, four rotated, HEVC, VP9
+@pytest.mark.parametrize(("label", "index"), [(7, 0), (0, 6), (0, 18), (7, 6), (7, 18), (7, 9), (7, 21)])
 def test_a_player_shows_what_was_drawn(made, label, index):
     """Upright, in order and at its time, whatever the file is like."""
     rng = np.random.default_rng(np.random.SeedSequence(3, spawn_key=(0, label, index)))
@@ -103,7 +114,8 @@ def test_a_set_is_whole_and_does_not_depend_on_the_number_of_processes(made, tmp
         demo_set.write(tmp_path / "one", 1, 1, progress=False)
 
 
-# --- the class is the motion --------------------------------------------------------------------------------------------------------------
+# --- the class is the motion
+# --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -118,7 +130,8 @@ def test_each_class_moves_as_it_is_called(seed):
     for name, sign in (("grow", 1), ("shrink", -1)):
         offsets, radii = motion(name, seed)
         assert (offsets == 0).all()
-        assert ((np.sign(np.diff(radii, axis=0)) == sign).mean(axis=0) > 0.9).all()  # all but the step where it begins anew
+        # all but the step where it begins anew
+        assert ((np.sign(np.diff(radii, axis=0)) == sign).mean(axis=0) > 0.9).all()
     offsets, radii = motion("circle", seed)
     distance = np.hypot(*np.moveaxis(offsets, -1, 0))
     np.testing.assert_allclose(distance, distance[0, 0])
@@ -130,7 +143,9 @@ def test_each_class_moves_as_it_is_called(seed):
 
 
 def test_a_flip_keeps_every_class():
-    """Left to right is the only direction that a left-right flip turns, and one class has both; circles go round both ways."""
+    """Left to right is the only direction that a left-right flip turns, and one class has both; circles go
+    round both ways.
+    """
     assert {np.sign(motion("sideways", seed)[0][-1, 0, 0]) for seed in range(20)} == {-1, 1}
     turns = set()
     for seed in range(20):
@@ -154,7 +169,10 @@ def features(frame: np.ndarray) -> np.ndarray:
     """16 bins of each colour, and how large the differences of neighbours are in eighths of the frame."""
     bins = [np.bincount(frame[..., channel].ravel() // 16, minlength=16) for channel in range(3)]
     edges = [np.abs(np.diff(frame.astype(int), axis=axis)).mean(axis=(axis, 2)) for axis in (0, 1)]
-    return np.concatenate([np.sqrt(np.concatenate(bins)), *(part.mean() for edge in edges for part in np.array_split(edge, 8))], axis=None)
+    return np.concatenate(
+        [np.sqrt(np.concatenate(bins)), *(part.mean() for edge in edges for part in np.array_split(edge, 8))],
+        axis=None,
+    )
 
 
 def ridge_accuracy(features: np.ndarray, labels: np.ndarray) -> float:
@@ -171,7 +189,9 @@ def test_colours_and_texture_of_a_frame_do_not_give_the_class_away():
     labels = np.repeat(np.arange(8), 50)
     pixels: list[np.ndarray] = []
     for place, label in enumerate(labels):
-        pixels += demo_videos.frames(np.random.default_rng([7, place]), int(label), np.array([0.5]), (112, 112))
+        pixels += demo_videos.frames(
+            np.random.default_rng([7, place]), int(label), np.array([0.5]), (112, 112)
+        )
     assert ridge_accuracy(np.array([features(frame) for frame in pixels]), labels) < 0.25  # 12.5 % is chance
 
     # The plant: a tint per class must be found, or the line above proves nothing.
@@ -180,4 +200,5 @@ def test_colours_and_texture_of_a_frame_do_not_give_the_class_away():
     assert ridge_accuracy(np.array(tinted), labels) > 0.6
 
 
-# --- as a program -------------------------------------------------------------------------------------------------------------------------
+# --- as a program
+# -------------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,6 @@
-"""How a detector's images are framed: sizes are torchvision's to the pixel, distributions are torchvision's, places are whole pixels."""
+"""How a detector's images are framed: sizes are torchvision's to the pixel, distributions are torchvision's,
+places are whole pixels.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,20 @@ IDS = np.arange(20_000)
 
 
 def unlike(ours: Any, theirs: Any) -> float:
-    """Kolmogorov and Smirnov's distance of two samples, in units of what one in a thousand pairs of the same distribution passes."""
+    """Kolmogorov and Smirnov's distance of two samples, in units of what one in a thousand pairs of the same
+    distribution passes.
+    """
     ours, theirs = np.sort(np.asarray(ours, float)), np.sort(np.asarray(theirs, float))
     every = np.concatenate([ours, theirs])
-    apart = np.abs(np.searchsorted(ours, every, "right") / len(ours) - np.searchsorted(theirs, every, "right") / len(theirs)).max()
+    apart = np.abs(
+        np.searchsorted(ours, every, "right") / len(ours)
+        - np.searchsorted(theirs, every, "right") / len(theirs)
+    ).max()
     return float(apart / (1.95 * np.sqrt(1 / len(ours) + 1 / len(theirs))))
 
 
-# --- sizes: torchvision's to the pixel --------------------------------------------------------------------------------------------------
+# --- sizes: torchvision's to the pixel
+# --------------------------------------------------------------------------------------------------
 
 
 def test_outputs_are_as_large_as_torchvisions_detectors_make_them() -> None:
@@ -53,19 +61,23 @@ def test_a_canvas_is_as_large_as_torchvisions(sizes: list[tuple[int, int]]) -> N
     assert canvas(np.array(sizes)) == tuple(theirs.batch_images(images).shape[2:])
 
 
-# --- distributions: torchvision's -------------------------------------------------------------------------------------------------------
+# --- distributions: torchvision's
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_the_distance_tells_what_differs() -> None:
     rng = np.random.default_rng(0)
-    assert unlike(rng.random(20_000), rng.random(500)) < 1 < unlike(rng.random(20_000), rng.random(500) ** 1.4)
+    assert (
+        unlike(rng.random(20_000), rng.random(500)) < 1 < unlike(rng.random(20_000), rng.random(500) ** 1.4)
+    )
 
 
 @pytest.mark.parametrize(("height", "width"), [(480, 640), (333, 500)])
 def test_zooms_are_those_of_random_zoom_out(height: int, width: int) -> None:
     torch.manual_seed(0)
     picture = tv_tensors.Image(torch.empty(3, height, width, device="meta"))
-    padded = np.array([v2.RandomZoomOut().make_params([picture])["padding"] for _ in range(800)])  # left top right bottom
+    # left top right bottom
+    padded = np.array([v2.RandomZoomOut().make_params([picture])["padding"] for _ in range(800)])
     images, extents = windows.zoomed_out(
         np.full(20_000, height), np.full(20_000, width), uniforms(1, 0, Purpose.ZOOM, IDS, 4), probability=1.0
     )
@@ -74,7 +86,9 @@ def test_zooms_are_those_of_random_zoom_out(height: int, width: int) -> None:
     for column in range(4):
         assert unlike(ours[:, column], padded[:, column]) < 1
     assert unlike(ours[:, 0] + ours[:, 2], padded[:, 0] + padded[:, 2]) < 1
-    images, extents = windows.zoomed_out(np.full(20_000, height), np.full(20_000, width), uniforms(1, 0, Purpose.ZOOM, IDS, 4))
+    images, extents = windows.zoomed_out(
+        np.full(20_000, height), np.full(20_000, width), uniforms(1, 0, Purpose.ZOOM, IDS, 4)
+    )
     assert (extents == [width, height]).all(axis=1).mean() == pytest.approx(0.5, abs=0.02)
 
 
@@ -91,13 +105,25 @@ def test_crops_are_those_of_random_iou_crop(name: str) -> None:
     boxes = np.array(BOXED[name], float)
     picture = tv_tensors.Image(torch.empty(3, 480, 640, device="meta"))
     target = tv_tensors.BoundingBoxes(torch.tensor(boxes), format="XYXY", canvas_size=(480, 640))
-    made = [v2.RandomIoUCrop().make_params([picture, target]) or {"left": 0, "top": 0, "width": 640, "height": 480} for _ in range(120)]
+    made = [
+        v2.RandomIoUCrop().make_params([picture, target])
+        or {"left": 0, "top": 0, "width": 640, "height": 480}
+        for _ in range(120)
+    ]
     theirs = np.array([[each[key] for key in ("left", "top", "width", "height")] for each in made])
     count = 4000
     which = np.repeat(np.arange(count), len(boxes))
-    crops = crops_by_overlap(1, 0, IDS[:count], np.tile([640, 480], (count, 1)), np.tile(boxes, (count, 1)), which)
+    crops = crops_by_overlap(
+        1, 0, IDS[:count], np.tile([640, 480], (count, 1)), np.tile(boxes, (count, 1)), which
+    )
     ours = np.concatenate([crops[:, :2], crops[:, 2:] - crops[:, :2]], axis=1)
-    for measure in (lambda x: x[:, 0], lambda x: x[:, 1], lambda x: x[:, 2], lambda x: x[:, 3], lambda x: x[:, 2] / x[:, 3]):
+    for measure in (
+        lambda x: x[:, 0],
+        lambda x: x[:, 1],
+        lambda x: x[:, 2],
+        lambda x: x[:, 3],
+        lambda x: x[:, 2] / x[:, 3],
+    ):
         assert unlike(measure(ours), measure(theirs)) < 1.2  # 15 comparisons
     whole = (ours == [0, 0, 640, 480]).all(axis=1).mean()
     assert whole == pytest.approx((theirs == [0, 0, 640, 480]).all(axis=1).mean(), abs=0.1)
@@ -118,7 +144,9 @@ def test_a_crop_has_an_overlap_a_middle_and_an_allowed_shape() -> None:
     cut = ~whole
     assert cut.sum() > 100
     assert (width[cut] / height[cut] >= 0.5).all() and (width[cut] / height[cut] <= 2).all()
-    assert (width[cut] >= np.floor(0.3 * extents[cut, 0])).all() and (height[cut] >= np.floor(0.3 * extents[cut, 1])).all()
+    assert (width[cut] >= np.floor(0.3 * extents[cut, 0])).all() and (
+        height[cut] >= np.floor(0.3 * extents[cut, 1])
+    ).all()
     middle = (boxes[:, :2] + boxes[:, 2:]) / 2
     inside = ((crops[which, :2] < middle) & (middle < crops[which, 2:])).all(axis=1)
     assert set(np.flatnonzero(cut)) <= set(which[inside])
@@ -149,7 +177,10 @@ def test_short_sides_are_drawn_alike() -> None:
     assert counts[0].tolist() == list(SHORT_SIDES)
     assert np.abs(counts[1] / 20_000 - 1 / 11).max() < 0.01
     picture = tv_tensors.Image(torch.empty(3, 480, 640, device="meta"))
-    made = {v2.RandomShortestSize(list(SHORT_SIDES), max_size=1333).make_params([picture])["size"] for _ in range(200)}
+    made = {
+        v2.RandomShortestSize(list(SHORT_SIDES), max_size=1333).make_params([picture])["size"]
+        for _ in range(200)
+    }
     assert made == set(map(tuple, np.unique(sizes, axis=0).tolist()))
 
 
@@ -157,7 +188,8 @@ def test_options_are_torchvisions() -> None:
     assert list(OVERLAPS) == v2.RandomIoUCrop().options
 
 
-# --- places -----------------------------------------------------------------------------------------------------------------------------
+# --- places
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 7, 300, 320]))
@@ -171,11 +203,17 @@ def test_a_place_is_the_whole_pixels_that_an_image_covers(seed: int, size: int) 
     meet = (np.maximum(images[:, :2], crops[:, :2]) < np.minimum(images[:, 2:], crops[:, 2:])).all(axis=1)
     images, crops = images[meet], crops[meet]
     regions, inner, place = windows.placed(images, crops, size)
-    seen = np.concatenate([np.maximum(images[:, :2], crops[:, :2]), np.minimum(images[:, 2:], crops[:, 2:])], axis=1)
-    assert (regions == seen - np.tile(images[:, :2], 2)).all(), "what is decoded is what the crop shows of the image"
+    seen = np.concatenate(
+        [np.maximum(images[:, :2], crops[:, :2]), np.minimum(images[:, 2:], crops[:, 2:])], axis=1
+    )
+    assert (regions == seen - np.tile(images[:, :2], 2)).all(), (
+        "what is decoded is what the crop shows of the image"
+    )
     assert (place[:, :2] >= 0).all() and (place[:, 2:] <= size).all() and (place[:, 2:] > place[:, :2]).all()
     extent = regions[:, 2:] - regions[:, :2]
-    assert (inner[:, :2] >= 0).all() and (inner[:, 2:] <= extent).all() and (inner[:, 2:] > inner[:, :2]).all()
+    assert (
+        (inner[:, :2] >= 0).all() and (inner[:, 2:] <= extent).all() and (inner[:, 2:] > inner[:, :2]).all()
+    )
     step = (crops[:, 2:] - crops[:, :2]) / size
     exact = (seen - np.tile(crops[:, :2], 2)) / np.tile(step, 2)  # in output pixels
     wide = np.floor(exact[:, 2:] + 1e-9) > np.ceil(exact[:, :2] - 1e-9)  # apart for x and y

@@ -31,7 +31,13 @@ from models.detection import (
 TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 FAMILIES = [
-    *["fasterrcnn_resnet50_fpn", "maskrcnn_resnet50_fpn", "keypointrcnn_resnet50_fpn", "retinanet_resnet50_fpn", "fcos_resnet50_fpn"],
+    *[
+        "fasterrcnn_resnet50_fpn",
+        "maskrcnn_resnet50_fpn",
+        "keypointrcnn_resnet50_fpn",
+        "retinanet_resnet50_fpn",
+        "fcos_resnet50_fpn",
+    ],
     *["ssd300_vgg16", "ssdlite320_mobilenet_v3_large"],
 ]
 CLASSES, KEYPOINTS = 5, 3
@@ -47,7 +53,9 @@ def options(arch: str) -> dict[str, int]:
     return {"num_keypoints": KEYPOINTS} if "keypoint" in arch else {}
 
 
-def made(arch: str, *, batch_size: int = 2, classes: int = CLASSES, **chosen: Any) -> tuple[nn.Module, list[str]]:
+def made(
+    arch: str, *, batch_size: int = 2, classes: int = CLASSES, **chosen: Any
+) -> tuple[nn.Module, list[str]]:
     return build(arch, classes=classes, shape=shape_of(arch, batch_size), keypoints=KEYPOINTS, **chosen)
 
 
@@ -64,29 +72,51 @@ def stock_of(arch: str, **chosen: Any) -> Any:
 
 
 def examples(sizes: list[tuple[int, int]], seed: int = 0) -> tuple[list[torch.Tensor], Targets]:
-    """Pictures in [0, 1] of these heights and widths, with two boxes each, masks and keypoints; the last one has none."""
+    """Pictures in [0, 1] of these heights and widths, with two boxes each, masks and keypoints; the last one
+    has none.
+    """
     generator = torch.Generator().manual_seed(seed)
     images, targets = [], []
     for place, (height, width) in enumerate(sizes):
-        corners = torch.tensor([[0.1, 0.2, 0.6, 0.8], [0.4, 0.1, 0.9, 0.7]]) * torch.tensor([width, height, width, height])
+        corners = torch.tensor([[0.1, 0.2, 0.6, 0.8], [0.4, 0.1, 0.9, 0.7]]) * torch.tensor(
+            [width, height, width, height]
+        )
         count = 0 if place and place == len(sizes) - 1 else 2
         masks = torch.zeros(2, height, width, dtype=torch.uint8)
         masks[:, height // 4 : height // 2, width // 4 : width // 2] = 1
-        points = torch.cat([(corners[:, None, :2] + corners[:, None, 2:]) / 2 + torch.arange(KEYPOINTS)[:, None], torch.ones(2, 3, 1)], 2)
+        points = torch.cat(
+            [
+                (corners[:, None, :2] + corners[:, None, 2:]) / 2 + torch.arange(KEYPOINTS)[:, None],
+                torch.ones(2, 3, 1),
+            ],
+            2,
+        )
         images.append(torch.rand(3, height, width, generator=generator))
-        target = {"boxes": corners, "labels": torch.tensor([1, CLASSES - 1]), "masks": masks, "keypoints": points}
+        target = {
+            "boxes": corners,
+            "labels": torch.tensor([1, CLASSES - 1]),
+            "masks": masks,
+            "keypoints": points,
+        }
         targets.append({name: value[:count] for name, value in target.items()})
     return images, targets
 
 
 def of_parts(arch: str, targets: Targets) -> Targets:
     """What the architecture learns from: torchvision's transform resizes whatever is there."""
-    kept = ["boxes", "labels", *(["masks"] if "mask" in arch else []), *(["keypoints"] if "keypoint" in arch else [])]
+    kept = [
+        "boxes",
+        "labels",
+        *(["masks"] if "mask" in arch else []),
+        *(["keypoints"] if "keypoint" in arch else []),
+    ]
     return [{name: target[name] for name in kept} for target in targets]
 
 
 def quick(detector: Any) -> Any:
-    """Fewer proposals and a lower bar for detections, so that a pass is short and something is found by random weights."""
+    """Fewer proposals and a lower bar for detections, so that a pass is short and something is found by
+    random weights.
+    """
     if hasattr(detector, "rpn"):
         detector.rpn._pre_nms_top_n = detector.rpn._post_nms_top_n = {"training": 20, "testing": 10}
         detector.roi_heads.fg_bg_sampler.batch_size_per_image = 8
@@ -101,11 +131,16 @@ def whole(detector: nn.Module) -> Any:
     return detector._stock[0]
 
 
-# --- names and what they were made for ------------------------------------------------------------------------------------------------
+# --- names and what they were made for
+# ------------------------------------------------------------------------------------------------
 
 
 def test_every_detector_of_torchvision_and_ours() -> None:
-    assert set(FAMILIES) < set(TORCHVISION) == set(torchvision.models.list_models(module=torchvision.models.detection))
+    assert (
+        set(FAMILIES)
+        < set(TORCHVISION)
+        == set(torchvision.models.list_models(module=torchvision.models.detection))
+    )
     assert set(names()) - set(TORCHVISION) == {"fcos_tiny"} and len(set(names())) == len(names())
     assert all(auxiliary_weight(arch) == 0 for arch in names())
     assert set(STAGES) == {_backbone(arch) for arch in TORCHVISION}
@@ -116,7 +151,9 @@ def test_native_is_what_its_own_transform_does(arch: str) -> None:
     with torch.device("meta"):
         transform: Any = (OWN[arch](CLASSES) if arch in OWN else stock_of(arch)).transform
     longer = None if transform.fixed_size else transform.max_size
-    assert native(arch) == Native(transform.min_size[-1], tuple(transform.image_mean), tuple(transform.image_std), longer)
+    assert native(arch) == Native(
+        transform.min_size[-1], tuple(transform.image_mean), tuple(transform.image_std), longer
+    )
     assert transform.fixed_size in (None, (native(arch).size, native(arch).size))
 
 
@@ -129,29 +166,39 @@ def test_parameters_have_torchvisions_names_and_are_all_trained_from_scratch(arc
     assert all(one.requires_grad for one in module.parameters())  # from scratch
 
 
-# --- the same as the stock model ------------------------------------------------------------------------------------------------------
+# --- the same as the stock model
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_losses_and_detections_are_the_stock_models(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given what the stock model's own transform would make of an image, the detector says what the stock model says of the image."""
+    """Given what the stock model's own transform would make of an image, the detector says what the stock
+    model says of the image.
+    """
     torch.manual_seed(1)
     small = {} if native(arch).longer is None else {"min_size": 64, "max_size": 96}
     stock = quick(stock_of(arch, **small))
-    monkeypatch.setattr(torchvision.models, "get_model", lambda *_, **__: copy.deepcopy(stock))  # the same weights, without a second start
+    # the same weights, without a second start
+    monkeypatch.setattr(torchvision.models, "get_model", lambda *_, **__: copy.deepcopy(stock))
     ours, _ = made(arch)
     images, targets = examples([(40, 52), (48, 70)][: 1 if "vgg" in arch else 2])
     targets = of_parts(arch, targets)
     transform = copy.deepcopy(stock.transform)
     # what is sampled are the first ones of both
     monkeypatch.setattr(torch, "randperm", lambda count, device: torch.arange(count, device=device))
-    monkeypatch.setattr(_rcnn, "keys", lambda like: torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64).expand(like.shape))
+    monkeypatch.setattr(
+        _rcnn,
+        "keys",
+        lambda like: torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64).expand(like.shape),
+    )
 
     prepared, resized = transform.train()([image.clone() for image in images], targets)
     wanted = stock.train()([image.clone() for image in images], targets)
     got = ours.train()(prepared.tensors, prepared.image_sizes, resized)
     assert got.keys() == wanted.keys() and all(loss.ndim == 0 for loss in got.values())
-    assert {name: pytest.approx(loss.item(), rel=1e-5, abs=1e-7) for name, loss in wanted.items()} == {k: v.item() for k, v in got.items()}
+    assert {name: pytest.approx(loss.item(), rel=1e-5, abs=1e-7) for name, loss in wanted.items()} == {
+        k: v.item() for k, v in got.items()
+    }
     assert sum(got.values()).item() > 0.1
 
     with torch.inference_mode():
@@ -160,8 +207,13 @@ def test_losses_and_detections_are_the_stock_models(arch: str, monkeypatch: pyte
         found = ours.eval()(prepared.tensors, prepared.image_sizes)
     assert all(len(one["boxes"]) > 0 and one["boxes"].dtype == torch.float32 for one in found)
     if "mask" in arch:
-        assert all(one["masks"].shape == (len(one["boxes"]), 1, 28, 28) and 0 < one["masks"].mean() < 1 for one in found)
-    found = transform.postprocess(found, prepared.image_sizes, [(image.shape[1], image.shape[2]) for image in images])
+        assert all(
+            one["masks"].shape == (len(one["boxes"]), 1, 28, 28) and 0 < one["masks"].mean() < 1
+            for one in found
+        )
+    found = transform.postprocess(
+        found, prepared.image_sizes, [(image.shape[1], image.shape[2]) for image in images]
+    )
     for one, other in zip(found, wanted, strict=True):
         assert one.keys() == other.keys()
         for name, value in other.items():
@@ -178,7 +230,8 @@ def test_padding_is_outside_of_an_image() -> None:
     assert found["boxes"][:, 0::2].max() <= 50 and found["boxes"][:, 1::2].max() <= 30
 
 
-# --- mixed precision, memory formats, ranks -------------------------------------------------------------------------------------------
+# --- mixed precision, memory formats, ranks
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["fcos_tiny", SMALL])
@@ -190,8 +243,13 @@ def test_trains_in_bf16_and_channels_last(arch: str) -> None:
     stock, seen = quick(whole(module)), dict[str, Any]()
     generator = stock.rpn.anchor_generator if hasattr(stock, "rpn") else stock.anchor_generator
     head = stock.rpn.head if hasattr(stock, "rpn") else stock.head.regression_head.conv
-    generator.register_forward_hook(lambda _m, inputs, outputs: seen.update(features=inputs[1][0].dtype, anchors=outputs[0]))
-    images, sizes = torch.randn(shape_of(arch)).bfloat16().contiguous(memory_format=torch.channels_last), [(64, 96), (64, 90)]
+    generator.register_forward_hook(
+        lambda _m, inputs, outputs: seen.update(features=inputs[1][0].dtype, anchors=outputs[0])
+    )
+    images, sizes = (
+        torch.randn(shape_of(arch)).bfloat16().contiguous(memory_format=torch.channels_last),
+        [(64, 96), (64, 90)],
+    )
     _, targets = examples([*sizes, (8, 8)])
     with torch.autocast("cpu", torch.bfloat16):
         losses = module(images, sizes, of_parts(arch, targets[:2]))
@@ -200,7 +258,10 @@ def test_trains_in_bf16_and_channels_last(arch: str) -> None:
     assert all(torch.isfinite(one.grad).all() for one in module.parameters() if one.grad is not None)
     assert seen["features"] == torch.bfloat16 and next(head.parameters()).grad is not None
     assert seen["anchors"].dtype == torch.float32
-    exact = generator.generator(ImageList(images, sizes), [torch.empty(one.shape[-2:]) for one in stock.backbone(images.float()).values()])
+    exact = generator.generator(
+        ImageList(images, sizes),
+        [torch.empty(one.shape[-2:]) for one in stock.backbone(images.float()).values()],
+    )
     assert torch.equal(seen["anchors"], exact[0])
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         found = module.eval()(images, sizes)
@@ -209,7 +270,9 @@ def test_trains_in_bf16_and_channels_last(arch: str) -> None:
 
 def test_heat_maps_are_contiguous_whatever_the_memory_format() -> None:
     """torchvision's loss takes views of them."""
-    predictor = whole(made("keypointrcnn_resnet50_fpn")[0]).roi_heads.keypoint_predictor.to(memory_format=torch.channels_last)
+    predictor = whole(made("keypointrcnn_resnet50_fpn")[0]).roi_heads.keypoint_predictor.to(
+        memory_format=torch.channels_last
+    )
     features = torch.randn(2, 512, 3, 3).contiguous(memory_format=torch.channels_last)
     assert not predictor.forward(features).is_contiguous() and predictor(features).is_contiguous()
 
@@ -252,7 +315,8 @@ def test_ddp_wraps_it_and_takes_lists_of_dicts() -> None:
     module, _ = made("fcos_tiny")
     wrapped = nn.parallel.DistributedDataParallel(module)
     images, targets = examples([(64, 96), (64, 96), (8, 8)])
-    for kept in (targets[:2], [targets[0], targets[2]], [targets[2], targets[2]]):  # nor is a parameter left out where there is no box
+    # nor is a parameter left out where there is no box
+    for kept in (targets[:2], [targets[0], targets[2]], [targets[2], targets[2]]):
         losses = wrapped(torch.stack(images[:2]), [(64, 96), (60, 90)], of_parts("fcos_tiny", kept))
         torch.stack(list(losses.values())).sum().backward()
     assert all(one.grad is not None for one in module.parameters())

@@ -1,4 +1,6 @@
-"""The plan of detection: groups by size, padding stays small; tests/conformance/test_plans.py has what every plan must keep."""
+"""The plan of detection: groups by size, padding stays small; tests/conformance/test_plans.py has what every
+plan must keep.
+"""
 
 from __future__ import annotations
 
@@ -27,14 +29,24 @@ MULTISCALE = DetectionPolicy(augment="multiscale", size=800, longer=1333, short_
 LSJ = DetectionPolicy(augment="lsj", size=1024, longer=1333, flip=0.5)
 SSD = DetectionPolicy(augment="ssd", size=300, flip=0.5)
 SSDLITE = DetectionPolicy(augment="ssdlite", size=320, flip=0.5)
-POLICIES = {"flip": FLIP, "stretch": STRETCH, "multiscale": MULTISCALE, "lsj": LSJ, "ssd": SSD, "ssdlite": SSDLITE}
+POLICIES = {
+    "flip": FLIP,
+    "stretch": STRETCH,
+    "multiscale": MULTISCALE,
+    "lsj": LSJ,
+    "ssd": SSD,
+    "ssdlite": SSDLITE,
+}
 
 
-def plan(n: int, *, policy: DetectionPolicy = FLIP, seed: int = 3, batch_size: int = 4, **numbers: Any) -> DetectionPlan:
+def plan(
+    n: int, *, policy: DetectionPolicy = FLIP, seed: int = 3, batch_size: int = 4, **numbers: Any
+) -> DetectionPlan:
     return DetectionPlan.of(boxed(n), policy, seed=seed, batch_size=batch_size, **numbers)
 
 
-# --- what a row holds ---------------------------------------------------------------------------------------------------------------
+# --- what a row holds
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_stretched_image_has_one_size_and_no_canvas() -> None:
@@ -48,21 +60,32 @@ def test_images_lie_on_their_canvas(name: str) -> None:
     flipped = 0
     for rows in plan(200, policy=POLICIES[name], batch_size=8).rows(1, 0):
         place = rows.placed
-        assert (place[:, :2] >= 0).all() and (place[:, 2:] <= rows.sizes[:, ::-1]).all() and (place[:, 2:] > place[:, :2]).all()
+        assert (
+            (place[:, :2] >= 0).all()
+            and (place[:, 2:] <= rows.sizes[:, ::-1]).all()
+            and (place[:, 2:] > place[:, :2]).all()
+        )
         assert rows.canvas is None or not any(side % 32 for side in rows.canvas)
-        assert (rows.places is not None) == (name in ("lsj", "ssd")) and (rows.ops is not None) == (name == "ssd")
+        assert (rows.places is not None) == (name in ("lsj", "ssd")) and (rows.ops is not None) == (
+            name == "ssd"
+        )
         flipped += int(rows.turns.sum())
     assert 50 < flipped < 110
 
 
 def test_a_flipped_place_is_counted_from_the_right() -> None:
-    plain, turned = (plan(40, policy=replace(LSJ, flip=flip), batch_size=30).rows(0, 0)[0] for flip in (0.0, 1.0))
+    plain, turned = (
+        plan(40, policy=replace(LSJ, flip=flip), batch_size=30).rows(0, 0)[0] for flip in (0.0, 1.0)
+    )
     assert plain.places is not None and turned.places is not None
     assert (plain.places[:, 0] == 0).all() and (turned.places[:, 2] == 1024).all()
-    assert (turned.places[:, 0] == 1024 - plain.places[:, 2]).all() and (turned.places[:, 1::2] == plain.places[:, 1::2]).all()
+    assert (turned.places[:, 0] == 1024 - plain.places[:, 2]).all() and (
+        turned.places[:, 1::2] == plain.places[:, 1::2]
+    ).all()
 
 
-# --- which rows -------------------------------------------------------------------------------------------------------------------------
+# --- which rows
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_empty", [False, True])
@@ -81,7 +104,8 @@ def test_validation_is_by_size() -> None:
     assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), "upright ones last"
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------------------------
+# --- groups
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +115,9 @@ def coco() -> SimpleNamespace:
 
 @pytest.mark.parametrize(("policy", "most"), [(FLIP, 0.05), (MULTISCALE, 0.10)], ids=["flip", "multiscale"])
 @pytest.mark.parametrize(("world_size", "batch_size"), [(1, 16), (4, 2), (1, 24), (8, 8), (1, 64)])
-def test_padding_is_small(coco: SimpleNamespace, policy: DetectionPolicy, most: float, world_size: int, batch_size: int) -> None:
+def test_padding_is_small(
+    coco: SimpleNamespace, policy: DetectionPolicy, most: float, world_size: int, batch_size: int
+) -> None:
     here = DetectionPlan.of(coco, policy, seed=1, batch_size=batch_size, world_size=world_size)
     assert padding(here.rows(0, 0)[:400]) < most
     assert here.resident == 8
@@ -110,7 +136,10 @@ def test_padding_by_hand() -> None:
     assert padding([rows, rows]) == pytest.approx(1 - 820 / 4096)
     assert padding([replace(rows, canvas=None)]) == pytest.approx(1 - 820 / 1600)
     placed = replace(
-        rows, canvas=None, sizes=np.full((4, 2), 20), places=np.array([[0, 0, 20, 20], [5, 0, 20, 10], [0, 0, 4, 5], [1, 1, 2, 2]])
+        rows,
+        canvas=None,
+        sizes=np.full((4, 2), 20),
+        places=np.array([[0, 0, 20, 20], [5, 0, 20, 10], [0, 0, 4, 5], [1, 1, 2, 2]]),
     )
     assert padding([placed]) == pytest.approx(1 - (400 + 150 + 20 + 1) / 1600)
     assert padding([]) == 0
@@ -135,42 +164,65 @@ def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
         here = DetectionPlan.of(coco, policy, seed=1, batch_size=3)
         assert here.sample_shape == (3, 1344, 1344) and here.image_size == 1344
     assert DetectionPlan.of(coco, LSJ, seed=1, batch_size=3).sample_shape == (3, 1024, 1024)
-    assert DetectionPlan.of(coco, replace(LSJ, size=1000), seed=1, batch_size=3).sample_shape == (3, 1024, 1024)
+    assert DetectionPlan.of(coco, replace(LSJ, size=1000), seed=1, batch_size=3).sample_shape == (
+        3,
+        1024,
+        1024,
+    )
     ssd = DetectionPlan.of(coco, SSD, seed=1, batch_size=3)
     assert ssd.sample_shape == (3, 300, 300) and ssd.resident == 1
     landscapes = columns([(480, 640), (400, 640)], [[(0.0, 0.0, 9.0, 9.0)]] * 2)
     assert DetectionPlan.of(landscapes, FLIP, seed=1, batch_size=1).sample_shape == (3, 800, 1280)
 
 
-# --- settings and mistakes --------------------------------------------------------------------------------------------------------------
+# --- settings and mistakes
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_policies_read_their_settings() -> None:
     made, stretched = Native(640, GREY, GREY, 1333), Native(300, GREY, GREY)
     settings = Augmentation(flip=0.25)
-    assert detection_policies(settings, Detection(), made)[0] == DetectionPolicy(augment="flip", size=640, longer=1333, flip=0.25)
+    assert detection_policies(settings, Detection(), made)[0] == DetectionPolicy(
+        augment="flip", size=640, longer=1333, flip=0.25
+    )
     many = Detection(augment="multiscale", short_sides=(100, 200), longer_side=1000)
     assert detection_policies(settings, many, made)[0] == DetectionPolicy(
         augment="multiscale", size=640, longer=1000, short_sides=(100, 200), flip=0.25
     )
     for name in ("ssd", "ssdlite", "lsj", "flip"):
         detection = Detection(augment=name)
-        assert detection_policies(settings, detection, stretched)[0] == DetectionPolicy(augment=name, size=300, flip=0.25)
-        assert detection_policies(Augmentation(), detection, stretched)[1] == DetectionPolicy(augment="flip", size=300)
-    assert detection_policies(Augmentation(), Detection(longer_side=900), made)[1] == DetectionPolicy(augment="flip", size=640, longer=900)
-    assert [POLICIES[name].centred for name in ("flip", "lsj", "ssd", "ssdlite")] == [False, False, True, True]
+        assert detection_policies(settings, detection, stretched)[0] == DetectionPolicy(
+            augment=name, size=300, flip=0.25
+        )
+        assert detection_policies(Augmentation(), detection, stretched)[1] == DetectionPolicy(
+            augment="flip", size=300
+        )
+    assert detection_policies(Augmentation(), Detection(longer_side=900), made)[1] == DetectionPolicy(
+        augment="flip", size=640, longer=900
+    )
+    assert [POLICIES[name].centred for name in ("flip", "lsj", "ssd", "ssdlite")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: DetectionPolicy(augment="multiscale", size=300, short_sides=(1,)), "--augment multiscale: .* 300 x 300"),
+        (
+            lambda: DetectionPolicy(augment="multiscale", size=300, short_sides=(1,)),
+            "--augment multiscale: .* 300 x 300",
+        ),
         (lambda: DetectionPolicy(augment="ssd", size=800, longer=1333), "--augment ssd stretches images"),
         (lambda: DetectionPolicy(augment="flip", size=1600, longer=1333), "--image-size 1600 .* 1333"),
         (lambda: replace(MULTISCALE, short_sides=()), "--short-sides, which has none"),
         (lambda: replace(MULTISCALE, longer=700), "--short-sides up to 800 .* 700"),
         (
-            lambda: detection_policies(Augmentation(), Detection(longer_side=500), Native(300, GREY, GREY))[1],
+            lambda: detection_policies(Augmentation(), Detection(longer_side=500), Native(300, GREY, GREY))[
+                1
+            ],
             "--longer-side 500.* --image-size 300; leave",
         ),
         (lambda: plan(10, batch_size=64).require_a_step(), "there are 8 training samples.*--batch-size 8"),

@@ -1,4 +1,6 @@
-"""The detection task beside its figures: pictures and files of a validation, what train.py asks of it, and --score."""
+"""The detection task beside its figures: pictures and files of a validation, what train.py asks of it, and
+--score.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ Columns = Any
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(tmp_path_factory.mktemp("coco") / "set", splits={"train2017": 8, "val2017": IMAGES}, size=(64, 80))
+    return write_coco(
+        tmp_path_factory.mktemp("coco") / "set", splits={"train2017": 8, "val2017": IMAGES}, size=(64, 80)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -54,12 +58,15 @@ def people(root: Path) -> Columns:
     return open_coco(root, "val", keypoints=True, cache=root.parent / "cache")
 
 
-# --- what is no figure ----------------------------------------------------------------------------------------------------------------
+# --- what is no figure
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
     task = Detection(columns, training=False, source=Folder(columns))
-    extras = measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)))["extras"]
+    extras = measured(
+        task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0))
+    )["extras"]
     assert list(extras["files"]) == ["detections.json"]
     found = json.loads(extras["files"]["detections.json"])
     assert found[0].keys() == {"image_id", "category_id", "bbox", "score"}
@@ -94,14 +101,21 @@ def test_portraits_are_drawn_too(columns: Columns, monkeypatch: pytest.MonkeyPat
     """Which come last, since images of like size are neighbours."""
     task = Detection(columns, training=False)
     monkeypatch.setattr(_drawn, "predictions", lambda columns, source, found, drawn: np.array(drawn))
-    extras = measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)))["extras"]
+    extras = measured(
+        task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0))
+    )["extras"]
     samples = extras["images"]["val/predictions"]
     assert len(samples) == 4
     assert {bool(columns.height[sample] > columns.width[sample]) for sample in samples} == {False, True}
 
 
-@pytest.mark.parametrize(("scores", "count"), [([0.9] + [0.4] * 5, 1), ([0.4] * 5, 3), ([0.4], 1), ([0.9] * 30, 20), ([0.5, 0.6], 2)])
-def test_pictures_hold_what_is_likely(columns: Columns, monkeypatch: pytest.MonkeyPatch, scores: list[float], count: int) -> None:
+@pytest.mark.parametrize(
+    ("scores", "count"),
+    [([0.9] + [0.4] * 5, 1), ([0.4] * 5, 3), ([0.4], 1), ([0.9] * 30, 20), ([0.5, 0.6], 2)],
+)
+def test_pictures_hold_what_is_likely(
+    columns: Columns, monkeypatch: pytest.MonkeyPatch, scores: list[float], count: int
+) -> None:
     """Or the three likeliest where nothing is."""
     drawn: list[int] = []
     whole = _drawn._drawn
@@ -122,7 +136,9 @@ def test_pictures_hold_what_is_likely(columns: Columns, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("of", "overlap"), [("boxes", "IoU"), ("keypoints", "OKS")])
-def test_curves_are_of_overlaps_that_one_looks_for(people: Columns, monkeypatch: pytest.MonkeyPatch, of: str, overlap: str) -> None:
+def test_curves_are_of_overlaps_that_one_looks_for(
+    people: Columns, monkeypatch: pytest.MonkeyPatch, of: str, overlap: str
+) -> None:
     labels: list[str] = []
     plot = Axes.plot
 
@@ -144,7 +160,8 @@ def test_curves_are_of_overlaps_that_one_looks_for(people: Columns, monkeypatch:
     ]
 
 
-# --- what train.py asks of a task -----------------------------------------------------------------------------------------------------
+# --- what train.py asks of a task
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -160,7 +177,11 @@ def config_of(root: Path | None, **flat: Any) -> Config:
 
 @pytest.mark.parametrize(
     ("arch", "parts"),
-    [(None, {"boxes"}), ("maskrcnn_resnet50_fpn_v2", {"boxes", "masks"}), ("keypointrcnn_resnet50_fpn", {"boxes", "keypoints"})],
+    [
+        (None, {"boxes"}),
+        ("maskrcnn_resnet50_fpn_v2", {"boxes", "masks"}),
+        ("keypointrcnn_resnet50_fpn", {"boxes", "keypoints"}),
+    ],
 )
 def test_what_a_run_is_made_of(root: Path, console: Any, arch: str | None, parts: set[str]) -> None:
     config = config_of(root, arch=arch, trainable_layers=2, val_batch_size=3)
@@ -173,12 +194,19 @@ def test_what_a_run_is_made_of(root: Path, console: Any, arch: str | None, parts
     assert train.targets(rows).keys() == {"offsets", "labels", *parts}
     assert val.inputs(batch_of(val, val_plan.rows(0, 0)[0]))[2] is None  # type: ignore[arg-type]
     person = arch is not None and "keypoint" in arch
-    built = {"classes": 2 if person else 4, "weights_backbone": None, "trainable_layers": 2, "keypoints": 5 if person else 0}
+    built = {
+        "classes": 2 if person else 4,
+        "weights_backbone": None,
+        "trainable_layers": 2,
+        "keypoints": 5 if person else 0,
+    }
     assert kind.building(config, splits["train"].columns) == built
     told = kind.facts(plan)
     assert told["instances_per_image"] == splits["train"].columns.usable.sum() / plan.samples
     assert told["padding"] == pytest.approx(padding(plan.rows(0, 0))) and 0 < told["padding"] < 0.5
-    assert kind.bytes_read(splits["train"].columns, np.array([0, 1])) == splits["train"].columns.size[:2].sum()
+    assert (
+        kind.bytes_read(splits["train"].columns, np.array([0, 1])) == splits["train"].columns.size[:2].sum()
+    )
 
 
 def test_crops_by_overlap_drop_boxes_by_their_middle(root: Path, console: Any) -> None:
@@ -204,7 +232,8 @@ def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -
 
 
 def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:
-    root = without_segmentation(tmp_path, lambda annotation: annotation["iscrowd"] == 1)  # which is not trained on
+    # which is not trained on
+    root = without_segmentation(tmp_path, lambda annotation: annotation["iscrowd"] == 1)
     said = r"^--arch maskrcnn_resnet50_fpn_v2 .* none of the 9 boxes .* --arch fasterrcnn_resnet50_fpn_v2 does without$"
     with pytest.raises(UserError, match=said):
         kind.splits(config_of(root, arch="maskrcnn_resnet50_fpn_v2"), "torchvision", console[0])
@@ -213,7 +242,9 @@ def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> No
 
 
 def test_boxes_without_a_mask_are_left_out_of_training_masks(tmp_path: Path, console: Any) -> None:
-    root = without_segmentation(tmp_path, lambda annotation: annotation["category_id"] != 5 or annotation["iscrowd"] == 1)
+    root = without_segmentation(
+        tmp_path, lambda annotation: annotation["category_id"] != 5 or annotation["iscrowd"] == 1
+    )
     for arch, boxes in (("fasterrcnn_resnet50_fpn", 9), ("maskrcnn_resnet50_fpn", 6)):
         config = config_of(root, arch=arch, batch_size=3)
         splits = kind.splits(config, "torchvision", console[0])
@@ -226,7 +257,10 @@ def test_boxes_without_a_mask_are_left_out_of_training_masks(tmp_path: Path, con
             assert targets["masks"].any(axis=(1, 2)).all() and 5 not in targets["labels"]
     said = console[1].getvalue()
     assert said.count("warning") == 1
-    assert "train: 3 of 9 boxes have no segmentation, and --arch maskrcnn_resnet50_fpn does not train on them" in said
+    assert (
+        "train: 3 of 9 boxes have no segmentation, and --arch maskrcnn_resnet50_fpn does not train on them"
+        in said
+    )
 
 
 def test_run_lengths_of_nothing_are_no_mask(tmp_path: Path, console: Any) -> None:
@@ -260,15 +294,21 @@ def test_a_validation_without_annotations_is_said_once(tmp_path: Path, console: 
 
 def test_synthetic_data_will_do(console: Any) -> None:
     splits: dict[str, Split] = kind.splits(config_of(None), "synthetic", console[0])
-    plan, _ = kind.plans(config_of(None), splits, Native(800, (0.5,) * 3, (0.5,) * 3, 1333), seed=0, world_size=1, rank=0)
+    plan, _ = kind.plans(
+        config_of(None), splits, Native(800, (0.5,) * 3, (0.5,) * 3, 1333), seed=0, world_size=1, rank=0
+    )
     told = kind.facts(plan)
     assert 5 < told["instances_per_image"] < 9 and 0 < told["padding"] < 0.1
     with pytest.raises(UserError, match="--data is missing"):
         kind.splits(config_of(None), "torchvision", console[0])
 
 
-@pytest.mark.parametrize("points", [["right_eye", "left_eye", "nose"], ["nose", "left_eye", "right_eye", "chin"]])
-def test_keypoints_of_validation_must_be_those_of_training(tmp_path: Path, console: Any, points: list[str]) -> None:
+@pytest.mark.parametrize(
+    "points", [["right_eye", "left_eye", "nose"], ["nose", "left_eye", "right_eye", "chin"]]
+)
+def test_keypoints_of_validation_must_be_those_of_training(
+    tmp_path: Path, console: Any, points: list[str]
+) -> None:
     """In another order each would be scored against another one."""
     root = write_coco(tmp_path / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80))
     for split, names in (("train2017", ["nose", "left_eye", "right_eye"]), ("val2017", points)):
@@ -279,20 +319,26 @@ def test_keypoints_of_validation_must_be_those_of_training(tmp_path: Path, conso
         for one in told["annotations"]:
             one["keypoints"] = [5, 5, 2] * len(names)
         path.write_text(json.dumps(told))
-    with pytest.raises(UserError, match="validation name other keypoints than those of training, or in another order"):
+    with pytest.raises(
+        UserError, match="validation name other keypoints than those of training, or in another order"
+    ):
         kind.splits(config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0])
 
 
 def test_a_file_is_scored_alone(root: Path, columns: Columns, tmp_path: Path, console: Any) -> None:
     """The run's own results file gives the run's own figures, from either evaluator."""
     task = Detection(columns, training=False)
-    result = measured(task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)))
+    result = measured(
+        task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0))
+    )
     path = tmp_path / "detections.json"
     path.write_bytes(result["extras"]["files"]["detections.json"])
     for evaluator in ("faster-coco-eval", "pycocotools"):
         console[1].truncate(0)
         assert kind.score(config_of(root, score=str(path), evaluator=evaluator), console[0]) == 0
-        said = dict(line.rsplit(maxsplit=1) for line in console[1].getvalue().splitlines() if line.startswith("  "))
+        said = dict(
+            line.rsplit(maxsplit=1) for line in console[1].getvalue().splitlines() if line.startswith("  ")
+        )
         told = {name.strip(): value for name, value in said.items()}
         assert told["ap"] == f"{result['ap']:.2%}" and told["ar_small"] == f"{result['ar_small']:.2%}"
         assert told["triangle"] == f"{result['extras']['scalars']['val_ap/triangle']:.2%}"
@@ -304,12 +350,18 @@ def test_a_file_in_which_nothing_was_found_is_scored(root: Path, tmp_path: Path,
     path = tmp_path / "detections.json"
     path.write_text("[]\n")
     assert kind.score(config_of(root, score=str(path)), console[0]) == 0
-    assert [line.split() for line in console[1].getvalue().splitlines() if line.startswith("  ap ")] == [["ap", "0.00%"]]
+    assert [line.split() for line in console[1].getvalue().splitlines() if line.startswith("  ap ")] == [
+        ["ap", "0.00%"]
+    ]
 
 
-def test_keypoints_are_scored_against_people(root: Path, people: Columns, tmp_path: Path, console: Any) -> None:
+def test_keypoints_are_scored_against_people(
+    root: Path, people: Columns, tmp_path: Path, console: Any
+) -> None:
     task = Detection(people, keypoints=True, training=False)
-    batches = [(seen_in(people, rows, keypoints=True), batch_of(task, rows)) for rows in plan_of(people).rows(0, 0)]
+    batches = [
+        (seen_in(people, rows, keypoints=True), batch_of(task, rows)) for rows in plan_of(people).rows(0, 0)
+    ]
     path = tmp_path / "detections.json"
     path.write_bytes(measured(task, *batches)["extras"]["files"]["detections_keypoints.json"])
     assert kind.score(config_of(root, score=str(path)), console[0]) == 0

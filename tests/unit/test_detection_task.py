@@ -1,4 +1,6 @@
-"""The detection task: what a detector is given, its losses, and figures that do not depend on batches or ranks."""
+"""The detection task: what a detector is given, its losses, and figures that do not depend on batches or
+ranks.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ Columns = Any
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(tmp_path_factory.mktemp("coco") / "set", splits={"train2017": 8, "val2017": IMAGES}, size=(64, 80))
+    return write_coco(
+        tmp_path_factory.mktemp("coco") / "set", splits={"train2017": 8, "val2017": IMAGES}, size=(64, 80)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +56,13 @@ def people(root: Path) -> Columns:
     return open_coco(root, "val", keypoints=True, cache=root.parent / "cache")
 
 
-def plan_of(columns: Columns, *, training: bool = False, batch_size: int = 4, augment: str = "flip") -> DetectionPlan:
-    settings, native = build({"augment": augment}), NATIVE if augment == "flip" else NATIVE._replace(longer=None)
+def plan_of(
+    columns: Columns, *, training: bool = False, batch_size: int = 4, augment: str = "flip"
+) -> DetectionPlan:
+    settings, native = (
+        build({"augment": augment}),
+        NATIVE if augment == "flip" else NATIVE._replace(longer=None),
+    )
     if training:
         policy = detection_policies(settings.augmentation, settings.detection, native)[0]
     else:
@@ -62,7 +71,9 @@ def plan_of(columns: Columns, *, training: bool = False, batch_size: int = 4, au
 
 
 def batch_of(task: Detection, rows: Rows, lost: Any = ()) -> Batch:
-    """As a loader on the CPU gives it; `lost`: places that could not be decoded, after their targets were made."""
+    """As a loader on the CPU gives it; `lost`: places that could not be decoded, after their targets were
+    made.
+    """
     valid = rows.valid & ~np.isin(np.arange(len(rows)), lost)
     host = task.targets(rows)
     return Batch(
@@ -77,7 +88,9 @@ def batch_of(task: Detection, rows: Rows, lost: Any = ()) -> Batch:
     )
 
 
-def seen_in(columns: Columns, rows: Rows, *, masks: bool = False, keypoints: bool = False, score: float = 1.0) -> list[dict[str, Any]]:
+def seen_in(
+    columns: Columns, rows: Rows, *, masks: bool = False, keypoints: bool = False, score: float = 1.0
+) -> list[dict[str, Any]]:
     """Detections that are right, in the batch's pixels: those of training's targets, of padding too."""
     task = Detection(columns, masks=masks, keypoints=keypoints)
     known = replace(rows, valid=np.ones(len(rows), bool), ids=np.where(rows.ids < 0, 0, rows.ids))
@@ -97,7 +110,11 @@ def measured(task: Detection, *batches: tuple[Any, Batch], world: Any = None) ->
     for outputs, batch in batches:
         metric.update(outputs, batch)
     outcome = Outcome(metric.result(world or alone()), failed=[], pass_s=0.0, score_s=0.0)
-    return {name: value for name, value in outcome.result(cast(Any, world or alone())).items() if name not in ("failed", "seconds")}
+    return {
+        name: value
+        for name, value in outcome.result(cast(Any, world or alone())).items()
+        if name not in ("failed", "seconds")
+    }
 
 
 def figures(result: dict[str, Any]) -> dict[str, float]:
@@ -112,7 +129,8 @@ def test_scoring_is_no_work_of_this_process(columns: Columns, monkeypatch: pytes
         later.result()
 
 
-# --- what a detector is given ---------------------------------------------------------------------------------------------------------
+# --- what a detector is given
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_each_image_gets_its_own_targets(columns: Columns) -> None:
@@ -120,16 +138,28 @@ def test_each_image_gets_its_own_targets(columns: Columns) -> None:
     batch = batch_of(task, rows)
     images, sizes, targets = task.inputs(batch)
     assert images is batch.images
-    assert sizes == [tuple(size) for size in rows.sizes.tolist()] and all(type(side) is int for side in sizes[0])
+    assert sizes == [tuple(size) for size in rows.sizes.tolist()] and all(
+        type(side) is int for side in sizes[0]
+    )
     per_image = [int(columns.usable[columns.annotations(int(sample))].sum()) for sample in rows.ids]
-    assert [len(target["boxes"]) for target in targets] == [len(target["labels"]) for target in targets] == per_image
-    assert all(target["masks"].shape == (count, *rows.padded) for target, count in zip(targets, per_image, strict=True))
+    assert (
+        [len(target["boxes"]) for target in targets]
+        == [len(target["labels"]) for target in targets]
+        == per_image
+    )
+    assert all(
+        target["masks"].shape == (count, *rows.padded)
+        for target, count in zip(targets, per_image, strict=True)
+    )
     for name in ("boxes", "labels", "masks"):
         torch.testing.assert_close(torch.cat([target[name] for target in targets]), batch.targets[name])
 
 
 def test_validation_gets_no_targets(columns: Columns, people: Columns) -> None:
-    for task in (Detection(columns, masks=True, training=False), Detection(people, keypoints=True, training=False)):
+    for task in (
+        Detection(columns, masks=True, training=False),
+        Detection(people, keypoints=True, training=False),
+    ):
         rows = plan_of(columns).rows(0, 0)[0]
         batch = batch_of(task, rows, lost=[1])
         images, sizes, targets = task.inputs(batch)
@@ -198,7 +228,8 @@ def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
     assert task.losses(outputs, batch_of(task, rows, lost=range(4))).sum() == 0
 
 
-# --- figures --------------------------------------------------------------------------------------------------------------------------
+# --- figures
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_right_boxes_are_1_whatever_the_size(columns: Columns) -> None:
@@ -215,30 +246,56 @@ def test_right_boxes_are_1_whatever_the_size(columns: Columns) -> None:
 def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
     """Full ones are right for rectangles, and not for triangles."""
     task = Detection(columns, masks=True, training=False)
-    batches = [(seen_in(columns, rows, masks=True), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)]
+    batches = [
+        (seen_in(columns, rows, masks=True), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)
+    ]
     result = measured(task, *batches)
     assert result["ap"] == pytest.approx(1)
-    by_class = {name.rpartition("/")[2]: value for name, value in result["extras"]["scalars"].items() if "mask" in name}
+    by_class = {
+        name.rpartition("/")[2]: value
+        for name, value in result["extras"]["scalars"].items()
+        if "mask" in name
+    }
     assert by_class["box"] > 0.9 and by_class["person"] > 0.9 and by_class["triangle"] < 0.5
     found = json.loads(result["extras"]["files"]["detections_masks.json"])
-    sizes = dict(zip(columns.image_id.tolist(), zip(columns.height.tolist(), columns.width.tolist(), strict=True), strict=True))
+    sizes = dict(
+        zip(
+            columns.image_id.tolist(),
+            zip(columns.height.tolist(), columns.width.tolist(), strict=True),
+            strict=True,
+        )
+    )
     assert all(tuple(one["segmentation"]["size"]) == sizes[one["image_id"]] for one in found)
     assert coder.area(found[0]["segmentation"]) > 50
 
 
 def test_keypoints_go_back_to_the_image(people: Columns) -> None:
     task = Detection(people, keypoints=True, training=False)
-    batches = [(seen_in(people, rows, keypoints=True), batch_of(task, rows)) for rows in plan_of(people).rows(0, 0)]
+    batches = [
+        (seen_in(people, rows, keypoints=True), batch_of(task, rows)) for rows in plan_of(people).rows(0, 0)
+    ]
     result = measured(task, *batches)
-    assert result["ap"] == pytest.approx(1) and result["keypoint_ap"] == result["keypoint_ar75"] == pytest.approx(1)
-    moved = [([{**one, "keypoints": one["keypoints"] + 9} for one in outputs], batch) for outputs, batch in batches]
+    assert result["ap"] == pytest.approx(1) and result["keypoint_ap"] == result[
+        "keypoint_ar75"
+    ] == pytest.approx(1)
+    moved = [
+        ([{**one, "keypoints": one["keypoints"] + 9} for one in outputs], batch) for outputs, batch in batches
+    ]
     assert measured(task, *moved)["keypoint_ap"] < 0.5
 
 
 def test_boxes_end_at_the_image(columns: Columns) -> None:
     task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    wide = [{"boxes": torch.tensor([[-50.0, -50, 5000, 5000]]), "labels": torch.tensor([3]), "scores": torch.ones(1)}] * len(rows)
-    (first, *_) = json.loads(measured(task, (wide, batch_of(task, rows)))["extras"]["files"]["detections.json"])
+    wide = [
+        {
+            "boxes": torch.tensor([[-50.0, -50, 5000, 5000]]),
+            "labels": torch.tensor([3]),
+            "scores": torch.ones(1),
+        }
+    ] * len(rows)
+    (first, *_) = json.loads(
+        measured(task, (wide, batch_of(task, rows)))["extras"]["files"]["detections.json"]
+    )
     sample = int(np.flatnonzero(columns.image_id == first["image_id"])[0])
     assert first["bbox"] == [0, 0, columns.width[sample], columns.height[sample]]
 
@@ -254,9 +311,13 @@ def noisy(columns: Columns, rows: Rows, **parts: bool) -> list[dict[str, Any]]:
 
 
 def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
-    """Of images as large as they are stored: resized, the last bit of a box depends on the size of the others."""
+    """Of images as large as they are stored: resized, the last bit of a box depends on the size of the
+    others.
+    """
     task, plan = Detection(columns, training=False), plan_of(columns, batch_size=batch_size)
-    rows = [plan.draw(0, np.array(order[first : first + batch_size])) for first in range(0, IMAGES, batch_size)]
+    rows = [
+        plan.draw(0, np.array(order[first : first + batch_size])) for first in range(0, IMAGES, batch_size)
+    ]
     rows = [replace(one, sizes=one.regions[:, [3, 2]], canvas=None) for one in rows]
     return measured(task, *((noisy(columns, one), batch_of(task, one)) for one in rows))
 
@@ -268,7 +329,9 @@ def one_by_one(columns: Columns) -> dict[str, Any]:
 
 @settings(max_examples=6)
 @given(order=st.permutations(range(IMAGES)), batch_size=st.integers(2, IMAGES))
-def test_neither_order_nor_batches_change_a_bit(columns: Columns, one_by_one: Any, order: list[int], batch_size: int) -> None:
+def test_neither_order_nor_batches_change_a_bit(
+    columns: Columns, one_by_one: Any, order: list[int], batch_size: int
+) -> None:
     found = as_stored(columns, order, batch_size)
     assert figures(found) == figures(one_by_one)
     assert found["extras"]["files"] == one_by_one["extras"]["files"]
@@ -301,7 +364,11 @@ def test_what_was_not_decoded_is_not_detected(columns: Columns) -> None:
 
 def test_classes_that_are_no_category_are_left_out(columns: Columns) -> None:
     """As the published weights have 91 classes for 80 categories."""
-    columns = replace(columns, category_ids=np.array(COCO_IDS), classes=class_names(np.array(COCO_IDS), [str(i) for i in COCO_IDS]))
+    columns = replace(
+        columns,
+        category_ids=np.array(COCO_IDS),
+        classes=class_names(np.array(COCO_IDS), [str(i) for i in COCO_IDS]),
+    )
     task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
     assert columns.classes[12] == "N/A"
     found = [{**own, "labels": torch.full_like(own["labels"], 12)} for own in seen_in(columns, rows)]
@@ -334,7 +401,9 @@ def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), height=st.integers(1, 40), width=st.integers(1, 40), wide=st.floats(0, 40))
 def test_masks_are_torchvisions_and_pycocotools(seed: int, height: int, width: int, wide: float) -> None:
-    """The pixels that paste_masks_in_image would give, the bytes that encode would: over edges, as high as the image, empty, full."""
+    """The pixels that paste_masks_in_image would give, the bytes that encode would: over edges, as high as
+    the image, empty, full.
+    """
     rng = np.random.default_rng(seed)
     masks = torch.from_numpy(rng.random((4, 1, 7, 7)).round(int(rng.integers(2)))).float()
     masks[0] = 1

@@ -1,4 +1,6 @@
-"""Detectors' weights: what is frozen, what starts anew, torchvision's published files, and one line when something does not fit."""
+"""Detectors' weights: what is frozen, what starts anew, torchvision's published files, and one line when
+something does not fit.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Unusable
 from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, _trunk, build
-from tests.unit.test_detection_models import CLASSES, KEYPOINTS, SMALL, TORCHVISION, made, outline, shape_of, stock_of
+from tests.unit.test_detection_models import (
+    CLASSES,
+    KEYPOINTS,
+    SMALL,
+    TORCHVISION,
+    made,
+    outline,
+    shape_of,
+    stock_of,
+)
 
 
 @cache
@@ -32,7 +43,8 @@ def save(path: Path, content: Any) -> str:
     return str(path)
 
 
-# --- frozen norms ---------------------------------------------------------------------------------------------------------------------
+# --- frozen norms
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -46,7 +58,10 @@ def test_frozen_norm_is_torchvisions_in_its_inputs_type(dtype: torch.dtype) -> N
     got, wanted = ours(images), theirs(images)
     assert got.dtype == dtype and got.is_contiguous(memory_format=torch.channels_last)
     torch.testing.assert_close(
-        got.float(), wanted.float(), rtol=1e-5 if dtype == torch.float32 else 2e-2, atol=1e-5 if dtype == torch.float32 else 3e-2
+        got.float(),
+        wanted.float(),
+        rtol=1e-5 if dtype == torch.float32 else 2e-2,
+        atol=1e-5 if dtype == torch.float32 else 3e-2,
     )
     got.float().sum().backward()
     assert images.grad is not None and images.grad.dtype == dtype
@@ -54,25 +69,43 @@ def test_frozen_norm_is_torchvisions_in_its_inputs_type(dtype: torch.dtype) -> N
 
 def frozen(module: nn.Module) -> tuple[set[str], dict[str, tuple[type, float]]]:
     """Parameters that are not trained; every norm with its kind and its eps."""
-    norms = {name: one for name, one in module.named_modules() if isinstance(one, FrozenBatchNorm2d | nn.BatchNorm2d)}
-    kinds = {name: (FrozenBatchNorm2d if isinstance(one, FrozenBatchNorm2d) else nn.BatchNorm2d, one.eps) for name, one in norms.items()}
+    norms = {
+        name: one
+        for name, one in module.named_modules()
+        if isinstance(one, FrozenBatchNorm2d | nn.BatchNorm2d)
+    }
+    kinds = {
+        name: (FrozenBatchNorm2d if isinstance(one, FrozenBatchNorm2d) else nn.BatchNorm2d, one.eps)
+        for name, one in norms.items()
+    }
     return {name for name, one in module.named_parameters() if not one.requires_grad}, kinds
 
 
 @pytest.mark.parametrize("arch", TORCHVISION)
 def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weights of the backbone, for each number of trained stages of each kind of backbone; and with weights of the whole."""
+    """With weights of the backbone, for each number of trained stages of each kind of backbone; and with
+    weights of the whole.
+    """
     classifier = _backbone(arch)
     with torch.device("meta"):
-        states = {"IMAGENET1K": torchvision.models.get_model(classifier).state_dict(), "COCO": stock_of(arch, num_classes=91).state_dict()}
+        states = {
+            "IMAGENET1K": torchvision.models.get_model(classifier).state_dict(),
+            "COCO": stock_of(arch, num_classes=91).state_dict(),
+        }
     if arch == "keypointrcnn_resnet50_fpn":
         with torch.device("meta"):
             states["COCO"] = stock_of(arch, num_classes=2, num_keypoints=17).state_dict()
-    monkeypatch.setattr(WeightsEnum, "get_state_dict", lambda self, **_: dict(states[self.name.split("_")[0]]))
+    monkeypatch.setattr(
+        WeightsEnum, "get_state_dict", lambda self, **_: dict(states[self.name.split("_")[0]])
+    )
     name = "IMAGENET1K_FEATURES" if classifier == "vgg16" else "IMAGENET1K_V1"
     backbone = torchvision.models.get_model_weights(classifier)[name]
     stages = STAGES[classifier]
-    for trained in (None, 0, 1, stages - 1, stages) if arch in ("fasterrcnn_resnet50_fpn_v2", "ssd300_vgg16", SMALL) else (None, 1):
+    for trained in (
+        (None, 0, 1, stages - 1, stages)
+        if arch in ("fasterrcnn_resnet50_fpn_v2", "ssd300_vgg16", SMALL)
+        else (None, 1)
+    ):
         with torch.device("meta"):
             wanted = stock_of(arch, weights_backbone=backbone, trainable_backbone_layers=trained)
         got = outline(arch, weights_backbone=name, trainable_layers=trained)
@@ -82,31 +115,46 @@ def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: py
         whole_weights = torchvision.models.get_model_weights(arch)["COCO_V1"]
         wanted = torchvision.models.get_model(arch, weights=whole_weights)
         with patch("models.detection._check_shape"):
-            got, new = build(arch, classes=len(whole_weights.meta["categories"]), shape=shape_of(arch), weights="COCO_V1", keypoints=17)
+            got, new = build(
+                arch,
+                classes=len(whole_weights.meta["categories"]),
+                shape=shape_of(arch),
+                weights="COCO_V1",
+                keypoints=17,
+            )
     assert new == [] and frozen(got)[0] == frozen(wanted)[0]
     assert any(eps == 0 for _, eps in frozen(wanted)[1].values()) == (arch in EPS_FREE)
 
 
-# --- weights of the backbone ----------------------------------------------------------------------------------------------------------
+# --- weights of the backbone
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", TORCHVISION)
 def test_each_tensor_of_the_trunk_has_its_place(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names by which a backbone is loaded are those under which torchvision keeps the classifier's very tensors."""
+    """The names by which a backbone is loaded are those under which torchvision keeps the classifier's very
+    tensors.
+    """
     with torch.device("meta"):
         classifier = torchvision.models.get_model(_backbone(arch))
         for module in (faster_rcnn, fcos, keypoint_rcnn, mask_rcnn, retinanet, ssd, ssdlite):
             if hasattr(module, _backbone(arch)):
                 monkeypatch.setattr(module, _backbone(arch), lambda **_: classifier)
         theirs = {id(one): name for name, one in classifier.state_dict(keep_vars=True).items()}
-        kept = {theirs[id(one)]: name for name, one in stock_of(arch).state_dict(keep_vars=True).items() if id(one) in theirs}
+        kept = {
+            theirs[id(one)]: name
+            for name, one in stock_of(arch).state_dict(keep_vars=True).items()
+            if id(one) in theirs
+        }
     wanted = {name: ours for name, ours in kept.items() if "num_batches" not in name}
     assert len(wanted) > 20 and _trunk(outline(arch), arch) == wanted
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_backbone_from_a_file(tmp_path: Path, wrapped: bool) -> None:
-    """SSDLite then has the classifier's last blocks whole; a checkpoint of it loads again without the backbone's file."""
+    """SSDLite then has the classifier's last blocks whole; a checkpoint of it loads again without the
+    backbone's file.
+    """
     torch.manual_seed(6)
     state = torchvision.models.mobilenet_v3_large().state_dict()
     path = save(tmp_path / "mobilenet.pt", {"model": state} if wrapped else state)
@@ -119,16 +167,27 @@ def test_backbone_from_a_file(tmp_path: Path, wrapped: bool) -> None:
         assert new == [] and all(torch.equal(value, own[name]) for name, value in again.state_dict().items())
 
 
-# --- weights of the whole -------------------------------------------------------------------------------------------------------------
+# --- weights of the whole
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
     path = save(tmp_path / "five.pt", state_of(SMALL))
     same, new = made(SMALL, weights=path)
-    assert new == [] and all(torch.equal(value, state_of(SMALL)[name]) for name, value in same.state_dict().items())
+    assert new == [] and all(
+        torch.equal(value, state_of(SMALL)[name]) for name, value in same.state_dict().items()
+    )
     other, new = made(SMALL, classes=7, weights=path)
-    assert new == [f"roi_heads.box_predictor.{layer}.{part}" for layer in ("cls_score", "bbox_pred") for part in ("weight", "bias")]
-    assert all(torch.equal(value, state_of(SMALL)[name]) for name, value in other.state_dict().items() if name not in new)
+    assert new == [
+        f"roi_heads.box_predictor.{layer}.{part}"
+        for layer in ("cls_score", "bbox_pred")
+        for part in ("weight", "bias")
+    ]
+    assert all(
+        torch.equal(value, state_of(SMALL)[name])
+        for name, value in other.state_dict().items()
+        if name not in new
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,15 +195,24 @@ def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
     [
         (
             "maskrcnn_resnet50_fpn",
-            {"roi_heads.box_predictor.cls_score", "roi_heads.box_predictor.bbox_pred", "roi_heads.mask_predictor.mask_fcn_logits"},
+            {
+                "roi_heads.box_predictor.cls_score",
+                "roi_heads.box_predictor.bbox_pred",
+                "roi_heads.mask_predictor.mask_fcn_logits",
+            },
         ),
         ("retinanet_resnet50_fpn_v2", {"head.classification_head.cls_logits"}),
         ("fcos_resnet50_fpn", {"head.classification_head.cls_logits"}),
         ("ssd300_vgg16", {f"head.classification_head.module_list.{level}" for level in range(6)}),
-        ("ssdlite320_mobilenet_v3_large", {f"head.classification_head.module_list.{level}.1" for level in range(6)}),
+        (
+            "ssdlite320_mobilenet_v3_large",
+            {f"head.classification_head.module_list.{level}.1" for level in range(6)},
+        ),
     ],
 )
-def test_which_heads_depend_on_the_classes(arch: str, heads: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_heads_depend_on_the_classes(
+    arch: str, heads: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with torch.device("meta"):
         state = stock_of(arch, num_classes=9).state_dict()
     monkeypatch.setattr("models.detection.read", lambda *_: state)
@@ -162,7 +230,9 @@ def test_other_keypoints_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
-    """torchvision's published files call the proposals' layer and the pyramid's by names that it has changed since."""
+    """torchvision's published files call the proposals' layer and the pyramid's by names that it has changed
+    since.
+    """
     old = {
         name.replace("rpn.head.conv.0.0.", "rpn.head.conv.")
         .replace("_blocks.0.0.", "_blocks.0.")
@@ -171,48 +241,91 @@ def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
     }
     assert len(set(old) - set(state_of(SMALL))) >= 6
     module, new = made(SMALL, weights=save(tmp_path / "old.pt", old))
-    assert new == [] and all(torch.equal(value, state_of(SMALL)[name]) for name, value in module.state_dict().items())
+    assert new == [] and all(
+        torch.equal(value, state_of(SMALL)[name]) for name, value in module.state_dict().items()
+    )
 
 
-def test_published_norms_without_eps_keep_their_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchvision gives these an eps of 0; ours have the usual one and variances that are smaller by it, so checkpoints agree."""
+def test_published_norms_without_eps_keep_their_meaning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchvision gives these an eps of 0; ours have the usual one and variances that are smaller by it, so
+    checkpoints agree.
+    """
     monkeypatch.setattr("models.detection.EPS_FREE", (SMALL,))
     state = dict(state_of(SMALL))
-    variances = {name: torch.rand(value.shape) * 2 + 1e-4 for name, value in state.items() if name.endswith(".running_var")}
+    variances = {
+        name: torch.rand(value.shape) * 2 + 1e-4
+        for name, value in state.items()
+        if name.endswith(".running_var")
+    }
     for value in variances.values():
         value[0] = 5e-45  # dead: a scale of 1e22 in fp32, which fp16 does not have
     published = torchvision.models.get_model_weights(SMALL)["COCO_V1"].url.rpartition("/")[2]
     for file, eps in ((published, 0.0), ("mine.pt", 1e-5)):
         module, _ = made(SMALL, weights=save(tmp_path / file, state | variances))
-        norms: dict[str, Any] = {name: one for name, one in module.named_modules() if isinstance(one, _FrozenNorm)}
+        norms: dict[str, Any] = {
+            name: one for name, one in module.named_modules() if isinstance(one, _FrozenNorm)
+        }
         assert len(norms) == len(variances) and all(one.eps == 1e-5 for one in norms.values())
         for name, norm in norms.items():
             scale = (norm.running_var + norm.eps).rsqrt()
-            torch.testing.assert_close(scale[1:], (variances[f"{name}.running_var"][1:] + eps).rsqrt(), rtol=1e-5, atol=0)
+            torch.testing.assert_close(
+                scale[1:], (variances[f"{name}.running_var"][1:] + eps).rsqrt(), rtol=1e-5, atol=0
+            )
             assert scale[0] < torch.finfo(torch.float16).max
 
 
-# --- one line when it does not fit ----------------------------------------------------------------------------------------------------
+# --- one line when it does not fit
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arch", "chosen", "said"),
     [
-        (SMALL, {"weights": "COCO_V9"}, "--weights COCO_V9: no such file, and torchvision's weights of .* are COCO_V1, DEFAULT"),
+        (
+            SMALL,
+            {"weights": "COCO_V9"},
+            "--weights COCO_V9: no such file, and torchvision's weights of .* are COCO_V1, DEFAULT",
+        ),
         (
             SMALL,
             {"weights_backbone": "nowhere.pt"},
             "--weights-backbone nowhere.pt: no such file, and .* mobilenet_v3_large are IMAGENET1K_V1",
         ),
-        (SMALL, {"weights": "DEFAULT", "weights_backbone": "DEFAULT"}, "--weights DEFAULT has a backbone already; give either"),
+        (
+            SMALL,
+            {"weights": "DEFAULT", "weights_backbone": "DEFAULT"},
+            "--weights DEFAULT has a backbone already; give either",
+        ),
         (SMALL, {"trainable_layers": 7}, "--trainable-layers got 7; .* has 6 stages: 0 to 6"),
-        ("retinanet_resnet50_fpn", {"trainable_layers": -1}, "--trainable-layers got -1; .* has 5 stages: 0 to 5"),
+        (
+            "retinanet_resnet50_fpn",
+            {"trainable_layers": -1},
+            "--trainable-layers got -1; .* has 5 stages: 0 to 5",
+        ),
         (SMALL, {"trainable_layers": 2}, "--trainable-layers 2 needs --weights or --weights-backbone"),
-        ("keypointrcnn_resnet50_fpn", {"keypoints": 0}, "needs keypoints and the annotations have none; --arch fasterrcnn_resnet50_fpn"),
-        ("fcos_tiny", {"weights": "DEFAULT"}, "--weights DEFAULT: no such file, and fcos_tiny has no published weights"),
-        ("fcos_tiny", {"weights_backbone": "DEFAULT"}, "--weights-backbone DEFAULT: the backbone of --arch fcos_tiny is no classifier's"),
+        (
+            "keypointrcnn_resnet50_fpn",
+            {"keypoints": 0},
+            "needs keypoints and the annotations have none; --arch fasterrcnn_resnet50_fpn",
+        ),
+        (
+            "fcos_tiny",
+            {"weights": "DEFAULT"},
+            "--weights DEFAULT: no such file, and fcos_tiny has no published weights",
+        ),
+        (
+            "fcos_tiny",
+            {"weights_backbone": "DEFAULT"},
+            "--weights-backbone DEFAULT: the backbone of --arch fcos_tiny is no classifier's",
+        ),
         ("fcos_tiny", {"trainable_layers": 3}, "--trainable-layers 3: the backbone of --arch fcos_tiny"),
-        ("ssd300_vgg16", {"shape": (2, 3, 512, 512)}, "--arch ssd300_vgg16 has anchors for 300 pixels alone, --image-size got 512"),
+        (
+            "ssd300_vgg16",
+            {"shape": (2, 3, 512, 512)},
+            "--arch ssd300_vgg16 has anchors for 300 pixels alone, --image-size got 512",
+        ),
         (
             "ssdlite320_mobilenet_v3_large",
             {"shape": (1, 3, 320, 320)},
@@ -238,9 +351,14 @@ def test_files_that_do_not_fit_get_one_line(tmp_path: Path) -> None:
         path = save(tmp_path / "odd.pt", content)
         with pytest.raises(Unusable, match=said) as caught:
             outline(SMALL, weights=path)
-        assert "\n" not in str(caught.value) and f"--weights {path} does not fit --arch {SMALL}" in str(caught.value)
+        assert "\n" not in str(caught.value) and f"--weights {path} does not fit --arch {SMALL}" in str(
+            caught.value
+        )
     with torch.device("meta"):
-        trunk = {key: torch.empty(value.shape, device="cpu") for key, value in torchvision.models.resnet18().state_dict().items()}
+        trunk = {
+            key: torch.empty(value.shape, device="cpu")
+            for key, value in torchvision.models.resnet18().state_dict().items()
+        }
     with pytest.raises(Unusable, match="is not resnet50's, as --arch fcos_resnet50_fpn needs: '") as caught:
         outline("fcos_resnet50_fpn", weights_backbone=save(tmp_path / "resnet18.pt", trunk))
     assert "\n" not in str(caught.value)

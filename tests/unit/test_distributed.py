@@ -1,4 +1,6 @@
-"""Processes that agree: votes, sums, gathers and the training step, with two and three gloo processes on this machine."""
+"""Processes that agree: votes, sums, gathers and the training step, with two and three gloo processes on this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,18 @@ VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank
 """Which samples of six count in each micro-batch of a step; None = all."""
 
 
-# --- what every rank does, in its own process ---------------------------------------------------------------------------------------------
+# --- what every rank does, in its own process
+# ---------------------------------------------------------------------------------------------
 
 
 def work(world: ProcessWorld) -> dict[str, Any]:
     """Everything that needs company, one after the other; a file a rank takes the findings home."""
     found: dict[str, Any] = {"rank": world.rank}
     vote = Vote(world)
-    found["votes"] = [vote.exchange(stop=world.rank == 1 and k == STOP_AT, save=world.rank == 0 and k == SAVE_AT) for k in range(8)]
+    found["votes"] = [
+        vote.exchange(stop=world.rank == 1 and k == STOP_AT, save=world.rank == 0 and k == SAVE_AT)
+        for k in range(8)
+    ]
     found["drained"] = vote.drain()
     vote.exchange(window=world.rank == world.size - 1)
     found["drained raised"] = vote.drain()
@@ -105,7 +111,12 @@ def run(size: int, folder: Path) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    common = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+    }
     code = f"import pathlib; from tests.unit.test_distributed import main; main({size}, pathlib.Path({str(folder)!r}))"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code],
@@ -122,7 +133,9 @@ def run(size: int, folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module", params=[2, 3])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two and of three processes found; they are started once, also when pytest itself is several processes."""
+    """What each of two and of three processes found; they are started once, also when pytest itself is
+    several processes.
+    """
     if "PYTEST_XDIST_WORKER" not in os.environ:
         return run(request.param, tmp_path_factory.mktemp("ranks"))
     folder = tmp_path_factory.getbasetemp().parent / f"{request.param} ranks"
@@ -133,12 +146,15 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(request.param)]
 
 
-# --- what they found ----------------------------------------------------------------------------------------------------------------
+# --- what they found
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
-        assert found["votes"] == [{**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1} for k in range(8)]
+        assert found["votes"] == [
+            {**NOTHING, "stop": k == STOP_AT + 1, "save": k == SAVE_AT + 1} for k in range(8)
+        ]
         assert found["drained"] == NOTHING
         assert found["drained raised"] == {**NOTHING, "window": True}
 
@@ -179,7 +195,11 @@ def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]
     alone = step_of(net, accumulate=used, clip=0.5)
     for k, counted in enumerate(VALID):
         loss, valid, norm, _ = alone(
-            iter([batch_of(10 * k + m, counted[m]) for m in range(used)]), lr=0.1, epoch=0, position=k, want_norm=True
+            iter([batch_of(10 * k + m, counted[m]) for m in range(used)]),
+            lr=0.1,
+            epoch=0,
+            position=k,
+            want_norm=True,
         ).tolist()
         outcomes = [found["training"]["outcomes"][k] for found in ranks]
         assert sum(outcome[0] for outcome in outcomes) == pytest.approx(loss, rel=1e-4)
@@ -191,10 +211,14 @@ def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]
             for p, value in zip(other.parameters(), found["training"]["weights"], strict=True):
                 p.copy_(torch.from_numpy(value))
         assert_alike(other, net)
-        assert all((a == b).all() for a, b in zip(found["training"]["weights"], ranks[0]["training"]["weights"], strict=True))
+        assert all(
+            (a == b).all()
+            for a, b in zip(found["training"]["weights"], ranks[0]["training"]["weights"], strict=True)
+        )
 
 
-# --- one process --------------------------------------------------------------------------------------------------------------------------
+# --- one process
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_one_process_needs_no_company() -> None:
@@ -228,7 +252,8 @@ def test_a_step_of_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
 
 
-# --- the process itself -------------------------------------------------------------------------------------------------------------------
+# --- the process itself
+# -------------------------------------------------------------------------------------------------------------------
 
 PREPARED = """
 import os
@@ -240,7 +265,9 @@ print(device.type, os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], torch.get_num_thre
 
 
 def prepared(**environment: str) -> list[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "OMP_", "LOCAL_"))}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("CUDA_", "OMP_", "LOCAL_"))
+    }
     done = subprocess.run(
         [sys.executable, "-c", PREPARED],
         cwd=ROOT,
@@ -255,12 +282,18 @@ def prepared(**environment: str) -> list[str]:
 def test_a_process_is_prepared_before_cuda_starts() -> None:
     device, connections, threads, room, policy = prepared(OMP_NUM_THREADS="1")
     assert (device, connections, policy) == ("cpu", "32", "PASSIVE")
-    assert int(threads) == max(1, int(float(room))), "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
+    assert int(threads) == max(1, int(float(room))), (
+        "all cores for one process, although torchrun says OMP_NUM_THREADS=1"
+    )
 
 
 def test_what_the_user_has_set_stays_and_ranks_share_the_cores() -> None:
     _, connections, threads, room, policy = prepared(
-        CUDA_DEVICE_MAX_CONNECTIONS="1", OMP_WAIT_POLICY="ACTIVE", LOCAL_WORLD_SIZE="2", LOCAL_RANK="1", OMP_NUM_THREADS="1"
+        CUDA_DEVICE_MAX_CONNECTIONS="1",
+        OMP_WAIT_POLICY="ACTIVE",
+        LOCAL_WORLD_SIZE="2",
+        LOCAL_RANK="1",
+        OMP_NUM_THREADS="1",
     )
     assert (connections, policy) == ("1", "ACTIVE")
     assert int(threads) == max(1, int(float(room)) // 2)
@@ -294,9 +327,16 @@ def test_cores_respect_the_containers_quota(
 
 @pytest.mark.parametrize(
     ("files", "least"),
-    [({}, False), ({"memory.max": "max"}, False), ({"memory.max": "4096"}, True), ({"memory/memory.limit_in_bytes": "4096"}, True)],
+    [
+        ({}, False),
+        ({"memory.max": "max"}, False),
+        ({"memory.max": "4096"}, True),
+        ({"memory/memory.limit_in_bytes": "4096"}, True),
+    ],
 )
-def test_memory_is_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], least: bool) -> None:
+def test_memory_is_the_containers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], least: bool
+) -> None:
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -310,5 +350,7 @@ def test_workers_as_asked_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(distributed, "cores", lambda count=count: count)
         world = ProcessWorld(CPU)
         assert [world.workers(asked) for asked in (0, 1, most)] == [0, 1, most]
-        with pytest.raises(UserError, match=f"--workers {most + 1}: at most {most} a rank on {count:.0f} cores"):
+        with pytest.raises(
+            UserError, match=f"--workers {most + 1}: at most {most} a rank on {count:.0f} cores"
+        ):
             world.workers(most + 1)

@@ -1,4 +1,5 @@
-"""The doctor: every state of the rows that matter, a probe that crashes or hangs, the ways to call it, and one run for real.
+"""The doctor: every state of the rows that matter, a probe that crashes or hangs, the ways to call it, and
+one run for real.
 
 Nothing large is imported here: the processes that doctor starts for the probes of this module import it too.
 """
@@ -28,29 +29,51 @@ ONE = ["NVIDIA H200, 140 GiB"]
 
 
 def driver(**changes: Any) -> Driver:
-    return Driver(**{name: changes.get(name, getattr(H200, name)) for name in ("names", "version", "cuda", "compute_modes", "mig")})
+    return Driver(
+        **{
+            name: changes.get(name, getattr(H200, name))
+            for name in ("names", "version", "cuda", "compute_modes", "mig")
+        }
+    )
 
 
-# --- what a reading means ---------------------------------------------------------------------------------------------------------------
+# --- what a reading means
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("row", "state", "said"),
     [
-        (training.judge_gpu(Driver(), [], "RuntimeError: no driver", "13.2"), "absent", "docker run --gpus all"),
+        (
+            training.judge_gpu(Driver(), [], "RuntimeError: no driver", "13.2"),
+            "absent",
+            "docker run --gpus all",
+        ),
         (training.judge_gpu(H200, ONE * 2, "", "13.0"), "ok", ""),
         (training.judge_gpu(H200, ONE, "", "13.0"), "ok", "1 of 2 are visible"),
         (training.judge_gpu(Driver(), ONE, "", "13.0"), "ok", ""),
         (training.judge_gpu(H200, [], "", None), "bad", "a torch with CUDA"),
-        (training.judge_gpu(driver(cuda=(12, 4)), [], "RuntimeError: driver too old", "13.0"), "bad", "one for CUDA 13"),
+        (
+            training.judge_gpu(driver(cuda=(12, 4)), [], "RuntimeError: driver too old", "13.0"),
+            "bad",
+            "one for CUDA 13",
+        ),
         (training.judge_gpu(H200, [], "RuntimeError: unknown error", "13.0"), "bad", "see what it said"),
         (training.judge_gpu(H200, ONE, "RuntimeError: no kernel image", "13.0"), "bad", "see what it said"),
-        (training.judge_gpu(driver(compute_modes=(2, 0)), [], "RuntimeError: busy", "13.0"), "bad", "--compute-mode 0"),
+        (
+            training.judge_gpu(driver(compute_modes=(2, 0)), [], "RuntimeError: busy", "13.0"),
+            "bad",
+            "--compute-mode 0",
+        ),
         (training.judge_gpu(driver(compute_modes=(2, 0)), ONE, "", "13.0"), "ok", "1 of 2 are visible"),
         (training.judge_gpu(driver(compute_modes=(3, 3)), ONE * 2, "", "13.0"), "warn", "one process a GPU"),
         (training.judge_gpu(driver(compute_modes=(0, 3)), ONE, "", "13.0"), "ok", "1 of 2 are visible"),
         (training.judge_gpu(driver(mig=True), ONE * 2, "", "13.0"), "warn", "MIG is on"),
-        (training.judge_gpu(driver(mig=True), ["NVIDIA H200 MIG 1g.18gb, 16 GiB"], "", "13.0"), "warn", "MIG is on"),
+        (
+            training.judge_gpu(driver(mig=True), ["NVIDIA H200 MIG 1g.18gb, 16 GiB"], "", "13.0"),
+            "warn",
+            "MIG is on",
+        ),
         (training.judge_gpu(driver(mig=True), ONE, "", "13.0"), "ok", "1 of 2 are visible"),
         (training.judge_nccl("2.30.7", 0, []), "ok", "not tried"),
         (training.judge_nccl("2.30.7", 1, [1.0]), "ok", "from two GPUs on"),
@@ -61,11 +84,27 @@ def driver(**changes: Any) -> Driver:
         (training.judge_nccl("2.30.7", 1, "RuntimeError: NCCL Error 2"), "warn", "NCCL_DEBUG=INFO"),
         (training.judge_nccl("", 8, []), "bad", "NCCL"),
         (training.judge_nccl("", 1, []), "absent", "two GPUs"),
-        (decoders.judge_dali({"nvidia-dali-cuda120": "2.4.0"}, importable=True, gpus=1, driver_cuda=13), "ok", ""),
+        (
+            decoders.judge_dali({"nvidia-dali-cuda120": "2.4.0"}, importable=True, gpus=1, driver_cuda=13),
+            "ok",
+            "",
+        ),
         (decoders.judge_dali({}, importable=True, gpus=1, driver_cuda=13), "ok", ""),
-        (decoders.judge_dali({}, importable=False, gpus=0, driver_cuda=0), "absent", "pip install nvidia-dali-cuda120"),
-        (decoders.judge_dali({}, importable=False, gpus=1, driver_cuda=13), "bad", "pip install nvidia-dali-cuda120"),
-        (decoders.judge_dali({"nvidia-dali-cuda130": "2.4.0"}, importable=True, gpus=1, driver_cuda=12), "bad", "runs CUDA 12"),
+        (
+            decoders.judge_dali({}, importable=False, gpus=0, driver_cuda=0),
+            "absent",
+            "pip install nvidia-dali-cuda120",
+        ),
+        (
+            decoders.judge_dali({}, importable=False, gpus=1, driver_cuda=13),
+            "bad",
+            "pip install nvidia-dali-cuda120",
+        ),
+        (
+            decoders.judge_dali({"nvidia-dali-cuda130": "2.4.0"}, importable=True, gpus=1, driver_cuda=12),
+            "bad",
+            "runs CUDA 12",
+        ),
         (decoders.judge_pixels((200.0, 100.5, 49.0), "--loader x", "y"), "ok", "x works"),
         (decoders.judge_pixels((50.0, 100.0, 200.0), "--loader x", "y"), "bad", "--loader x fails: y"),
         (decoders.judge_pixels("RuntimeError: mixed", "--loader x", "y"), "bad", "--loader x fails: y"),
@@ -74,9 +113,17 @@ def driver(**changes: Any) -> Driver:
         (decoders.judge_engine(6, 0, 0, capabilities="compute,utility"), "warn", "no `video`"),
         (decoders.judge_engine(6, 0, 0, capabilities="compute,utility,video"), "absent", "SMs decode"),
         (decoders.judge_nvdec(loads=True, used=3, codec="2.0"), "ok", "with PyAV"),
-        (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma=decoders.LUMA + 1), "ok", "nvdec+pyav work"),
+        (
+            decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma=decoders.LUMA + 1),
+            "ok",
+            "nvdec+pyav work",
+        ),
         (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma=16.0), "bad", "wrong pixels"),
-        (decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma="UserError: no driver"), "warn", "--loader pyav"),
+        (
+            decoders.judge_nvdec(loads=True, used=3, codec="2.0", luma="UserError: no driver"),
+            "warn",
+            "--loader pyav",
+        ),
         (decoders.judge_nvdec(loads=True, used=3, codec=None), "ok", "pip install PyNvVideoCodec"),
         (decoders.judge_nvdec(loads=False, used=None, codec=None), "warn", "video"),
         (decoders.judge_reader("nvimgcodec", "nvidia-nvimgcodec-cu12 0.9"), "ok", ""),
@@ -101,10 +148,28 @@ def driver(**changes: Any) -> Driver:
         (machine.judge_locked_memory(resource.RLIM_INFINITY, 8, infiniband=True), "ok", ""),
         (machine.judge_locked_memory(8 << 20, 8, infiniband=True), "warn", "memlock=-1"),
         (machine.judge_locked_memory(8 << 20, 8, infiniband=False), "ok", "InfiniBand"),
-        (machine.judge_environment({"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "OMP_PROC_BIND": "false"}), "ok", ""),
-        (machine.judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_LAUNCH_BLOCKING": "0"}), "ok", ""),
-        (machine.judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), "warn", "unset CUDA_DEVICE_MAX_CONNECTIONS"),
-        (machine.judge_environment({"OMP_PROC_BIND": "close", "OMP_WAIT_POLICY": "ACTIVE"}), "warn", "unset OMP_PROC_BIND OMP_WAIT_POLICY"),
+        (
+            machine.judge_environment(
+                {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "OMP_PROC_BIND": "false"}
+            ),
+            "ok",
+            "",
+        ),
+        (
+            machine.judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "32", "CUDA_LAUNCH_BLOCKING": "0"}),
+            "ok",
+            "",
+        ),
+        (
+            machine.judge_environment({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+            "warn",
+            "unset CUDA_DEVICE_MAX_CONNECTIONS",
+        ),
+        (
+            machine.judge_environment({"OMP_PROC_BIND": "close", "OMP_WAIT_POLICY": "ACTIVE"}),
+            "warn",
+            "unset OMP_PROC_BIND OMP_WAIT_POLICY",
+        ),
         (storage.judge_cache(Path("c"), 40_000.0, writable=True), "ok", ""),
         (storage.judge_cache(Path("c"), 10.0, writable=True), "warn", "--manifest-dir"),
         (storage.judge_cache(Path("c"), 40_000.0, writable=False), "bad", "XDG_CACHE_HOME"),
@@ -134,7 +199,9 @@ def test_both_dalis_name_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
         (("optimizers", "normalization"), ("amp_C",), "ok", ""),
     ],
 )
-def test_which_apex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Any, built: Any, state: str, said: str) -> None:
+def test_which_apex(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Any, built: Any, state: str, said: str
+) -> None:
     """It is found as `import apex` would find it, and not run."""
     for folder in folders:
         (tmp_path / "apex" / folder).mkdir(parents=True)
@@ -148,7 +215,8 @@ def test_which_apex(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: An
 
 
 @pytest.mark.parametrize(
-    ("value", "hidden"), [("", True), ("-1", True), ("7", True), ("0", False), ("1,0", False), ("2,0", True), ("GPU-5a", False)]
+    ("value", "hidden"),
+    [("", True), ("-1", True), ("7", True), ("0", False), ("1,0", False), ("2,0", True), ("GPU-5a", False)],
 )
 def test_which_gpus_a_variable_hides(value: str, hidden: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
@@ -258,7 +326,8 @@ def test_dali_decodes_a_jpeg_here_and_says_when_it_does_not(monkeypatch: pytest.
     assert decoders.dali_cpu().state == "absent"
 
 
-# --- processes --------------------------------------------------------------------------------------------------------------------------
+# --- processes
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def fine() -> Row:
@@ -288,7 +357,14 @@ def hang() -> Row:
 def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     probes = {"a": fine, "b": raise_an_error, "c": crash, "d": fine, "e": leave_early, "f": fine}
     rows = doctor.ask(probes)
-    assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("b", "warn"), ("c", "bad"), ("d", "ok"), ("e", "bad"), ("f", "ok")]
+    assert [(row.what, row.state) for row in rows] == [
+        ("a", "ok"),
+        ("b", "warn"),
+        ("c", "bad"),
+        ("d", "ok"),
+        ("e", "bad"),
+        ("f", "ok"),
+    ]
     found = {row.what: row.found for row in rows}
     assert found["b"] == "LookupError: no such"
     assert found["c"].startswith("its process was ended by SIGSEGV: ") and "last words" in found["c"]
@@ -311,7 +387,9 @@ ROWS = [
 ]
 
 
-def test_exit_code_table_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_code_table_and_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(doctor, "diagnose", lambda _: ROWS)
     assert doctor.main([]) == 1
     said = capsys.readouterr().out
@@ -319,13 +397,20 @@ def test_exit_code_table_and_json(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert said.index("mend it") < said.index("f [red]"), "what to change comes first"
     assert said.splitlines()[-1] == "bad: y"
     assert doctor.main(["--json"]) == 1
-    assert json.loads(capsys.readouterr().out)[1] == {"what": "y", "found": "g", "state": "bad", "consequence": "mend it"}
+    assert json.loads(capsys.readouterr().out)[1] == {
+        "what": "y",
+        "found": "g",
+        "state": "bad",
+        "consequence": "mend it",
+    }
     monkeypatch.setattr(doctor, "diagnose", lambda _: [ROWS[0], ROWS[2]])
     assert doctor.main([]) == 0
     assert capsys.readouterr().out.endswith("nothing to change\n")
 
 
-def test_without_rich_the_rows_are_lines(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_rich_the_rows_are_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("rich", *(name for name in sys.modules if name.startswith("rich."))):
         monkeypatch.setitem(sys.modules, name, None)
     doctor.show(ROWS)
@@ -340,7 +425,8 @@ def test_a_wrong_folder_is_one_line(tmp_path: Path, name: str, capsys: pytest.Ca
     assert line.startswith(f"doctor: --data {tmp_path / name}: ")
 
 
-# --- for real ---------------------------------------------------------------------------------------------------------------------------
+# --- for real
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -354,20 +440,33 @@ def data(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("call", [["-m", "scripts.doctor"], ["scripts/doctor.py"]])
 def test_it_runs_here(call: list[str], data: Path) -> None:
     began = time.monotonic()
-    done = subprocess.run([sys.executable, *call, "--json", "--data", str(data)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, *call, "--json", "--data", str(data)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     seconds = time.monotonic() - began
     rows = {row["what"]: row for row in json.loads(done.stdout)}
-    assert list(rows) == [name for lane in doctor.LANES for name in lane] + [*doctor.OF_DATA, *doctor.MANIFESTS]
+    assert list(rows) == [name for lane in doctor.LANES for name in lane] + [
+        *doctor.OF_DATA,
+        *doctor.MANIFESTS,
+    ]
     assert done.stderr == ""
     assert done.returncode == int(any(row["state"] == "bad" for row in rows.values()))
-    assert {rows[name]["state"] for name in ("torch, torchvision", "DALI", "DALI decodes, CPU", "CPU reader")} == {"ok"}
-    assert not [row for row in rows.values() if "could not be looked at" in row["consequence"] or not row["consequence"]]
+    assert {
+        rows[name]["state"] for name in ("torch, torchvision", "DALI", "DALI decodes, CPU", "CPU reader")
+    } == {"ok"}
+    assert not [
+        row
+        for row in rows.values()
+        if "could not be looked at" in row["consequence"] or not row["consequence"]
+    ]
     assert "3 files of 1 KiB" in rows["--data: reading"]["found"]
     assert seconds < 60, "4 to 5 s on two idle cores"
 
 
 def test_this_process_imports_nothing_that_could_be_broken() -> None:
-    code = (
-        "import sys, scripts.doctor; print([name for name in ('torch', 'numpy', 'nvidia', 'cv2', 'pynvml', 'rich') if name in sys.modules])"
-    )
+    code = "import sys, scripts.doctor; print([name for name in ('torch', 'numpy', 'nvidia', 'cv2', 'pynvml', 'rich') if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "[]"

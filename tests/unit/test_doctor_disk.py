@@ -1,4 +1,6 @@
-"""The doctor on the data folder: which file system it lies on, and how fast its files are read from the disk and from the page cache."""
+"""The doctor on the data folder: which file system it lies on, and how fast its files are read from the disk
+and from the page cache.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ WARM = Pass(files=200, bytes=200 * 110_000, seconds=0.02, cached=200)
         (0.02, None, "ok", "cannot be told apart from the cache, the file system does not say"),
     ],
 )
-def test_disk_and_page_cache_are_told_apart(seconds: float, cached: int | None, state: str, said: str) -> None:
+def test_disk_and_page_cache_are_told_apart(
+    seconds: float, cached: int | None, state: str, said: str
+) -> None:
     row = storage.judge_reading(Pass(files=200, bytes=200 * 110_000, seconds=seconds, cached=cached), WARM)
     assert row.state == state
     assert said in row.found and "page cache: 10,000 files/s, 1,049 MiB/s" in row.found
@@ -107,7 +111,9 @@ def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytes
     for name in ("near", "far"):
         (tmp_path / ("far" if name == "far" else "data") / f"{name}.JPEG").write_bytes(b"x")
     mounts = tmp_path / "mountinfo"
-    mounts.write_text(f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:40 / {tmp_path.resolve()}/far rw - nfs4 server:/export rw\n")
+    mounts.write_text(
+        f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:40 / {tmp_path.resolve()}/far rw - nfs4 server:/export rw\n"
+    )
     monkeypatch.setattr(storage, "MOUNTINFO", mounts)
     assert storage.file_system(tmp_path / "data").found.startswith("ext4 ")
     (tmp_path / "data" / "link.JPEG").symlink_to(tmp_path / "far" / "far.JPEG")
@@ -116,10 +122,14 @@ def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytes
     row = storage.file_system(tmp_path / "data")
     assert row.found.startswith("nfs4 ") and row.state == "warn"
     (tmp_path / "empty").mkdir()
-    assert storage.file_system(tmp_path / "empty").found.startswith("ext4 "), "of the folder, where there is no file"
+    assert storage.file_system(tmp_path / "empty").found.startswith("ext4 "), (
+        "of the folder, where there is no file"
+    )
 
 
-def test_a_folder_without_files_and_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_files_and_a_file_that_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert storage.reading(tmp_path).state == "bad"
     monkeypatch.setattr(storage, "some_files", lambda _: [str(tmp_path / "gone")])
     row = storage.reading(tmp_path)

@@ -1,4 +1,6 @@
-"""The random numbers: fixed for ever, keyed without collisions, uniform and independent. Every key here is fixed."""
+"""The random numbers: fixed for ever, keyed without collisions, uniform and independent. Every key here is
+fixed.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1] * math.sqrt(len(a)))
 
 
-# --- golden values: what was drawn for a run of last year is drawn today ----------------------------------------------------------
+# --- golden values: what was drawn for a run of last year is drawn today
+# ----------------------------------------------------------
 
 
 GOLDEN_KEYS = [
@@ -82,11 +85,14 @@ def test_purposes_are_never_renumbered() -> None:
     }
 
 
-# --- keys -------------------------------------------------------------------------------------------------------------------------
+# --- keys
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 def test_seeds_are_combined_as_keys() -> None:
-    """seed + epoch, seed * epoch and the like repeat streams; of 62,500 keys near each other none is met twice."""
+    """seed + epoch, seed * epoch and the like repeat streams; of 62,500 keys near each other none is met
+    twice.
+    """
     small = range(25)
     keys = {key(*words) for words in product(small, small, range(1, 5), small)}
     assert len(keys) == 25 * 25 * 4 * 25
@@ -107,7 +113,12 @@ def test_a_key_is_a_word(word: int) -> None:
 def test_no_stream_is_a_part_of_another() -> None:
     """Streams of neighbouring seeds and epochs share no value, at the same counter or shifted."""
     ids = np.arange(1000)
-    streams = [bits(key(seed, epoch, purpose), ids) for seed in range(6) for epoch in range(6) for purpose in (Purpose.ORDER, Purpose.FLIP)]
+    streams = [
+        bits(key(seed, epoch, purpose), ids)
+        for seed in range(6)
+        for epoch in range(6)
+        for purpose in (Purpose.ORDER, Purpose.FLIP)
+    ]
     assert len(np.unique(np.concatenate(streams))) == 72 * 1000
 
 
@@ -116,7 +127,8 @@ def test_all_columns_and_purposes_differ() -> None:
     assert len(np.unique(drawn)) == drawn.size
 
 
-# --- a row is a function of its id --------------------------------------------------------------------------------------------------
+# --- a row is a function of its id
+# --------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -126,7 +138,9 @@ def test_all_columns_and_purposes_differ() -> None:
     st.lists(st.integers(0, 2**40), min_size=1, max_size=20),
     st.integers(1, 5),
 )
-def test_a_row_depends_on_its_id_alone(seed: int, epoch: int, purpose: Purpose, ids: list[int], count: int) -> None:
+def test_a_row_depends_on_its_id_alone(
+    seed: int, epoch: int, purpose: Purpose, ids: list[int], count: int
+) -> None:
     together = uniforms(seed, epoch, purpose, np.array(ids), count)
     assert together.shape == (len(ids), count)
     assert ((together >= 0) & (together < 1)).all()
@@ -144,7 +158,8 @@ def test_the_integer_type_of_ids_does_not_matter() -> None:
         assert (uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=kind), 1) == expected).all()
 
 
-# --- uniform and independent ----------------------------------------------------------------------------------------------------------
+# --- uniform and independent
+# ----------------------------------------------------------------------------------------------------------
 
 N = 100_000
 
@@ -157,7 +172,9 @@ def test_uniform_over_ids(seed: int, purpose: Purpose) -> None:
 
 def test_uniform_over_epochs_seeds_and_columns() -> None:
     one = np.zeros(1, np.int64)
-    assert distance(np.array([uniforms(0, epoch, Purpose.FLIP, one, 1)[0, 0] for epoch in range(5000)])) < 1.95
+    assert (
+        distance(np.array([uniforms(0, epoch, Purpose.FLIP, one, 1)[0, 0] for epoch in range(5000)])) < 1.95
+    )
     assert distance(np.array([uniforms(seed, 0, Purpose.FLIP, one, 1)[0, 0] for seed in range(5000)])) < 1.95
     assert distance(uniforms(0, 0, Purpose.FLIP, one, 5000)[0]) < 1.95
 
@@ -169,7 +186,9 @@ def test_every_bit_is_fair() -> None:
 
 
 def test_pairs_fill_the_square() -> None:
-    """Chi-square of (draw of id i, draw of id i + 1) in 20 x 20 cells; 399 degrees of freedom have 0.1 % beyond 490."""
+    """Chi-square of (draw of id i, draw of id i + 1) in 20 x 20 cells; 399 degrees of freedom have 0.1 %
+    beyond 490.
+    """
     drawn = uniforms(0, 0, Purpose.WINDOW, np.arange(N), 1)[:, 0]
     cells = np.histogram2d(drawn[:-1], drawn[1:], bins=20, range=((0, 1), (0, 1)))[0]
     expected = (N - 1) / 400

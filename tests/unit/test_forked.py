@@ -127,13 +127,22 @@ def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch:
         (lambda: Pool(Collect, workers=4, slot_bytes=1, pinned=False), "--workers 4"),
         (lambda: list(processes.results(abs, range(9), 4)), "4 processes"),
     ):
-        with pytest.raises(UserError, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"):
+        with pytest.raises(
+            UserError, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"
+        ):
             start()
-    until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
+    until(
+        lambda: (
+            {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+            <= children
+        )
+    )
 
 
 def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They could not hear that they are to end; where the system has no more threads it has no more processes either."""
+    """They could not hear that they are to end; where the system has no more threads it has no more processes
+    either.
+    """
     home, whole = os.getpid(), threading.Thread.start
 
     def start(self: threading.Thread) -> None:
@@ -160,7 +169,9 @@ pool = opened(2)
 serve(pool, [10**9] * 3)
 print("end", flush=True)
 """
-    left = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    left = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (left.returncode, left.stdout, left.stderr) == (0, "end\n", "")
 
 
@@ -179,7 +190,9 @@ def test_work_beside_is_done_in_another_process() -> None:
 
 
 def test_work_beside_forks_too_while_this_process_does() -> None:
-    found = [processes.Beside(lambda: processes.gathered(lambda item: item**2, range(5), 2)) for _ in range(3)]
+    found = [
+        processes.Beside(lambda: processes.gathered(lambda item: item**2, range(5), 2)) for _ in range(3)
+    ]
     assert processes.gathered(lambda item: item**3, range(3), 2) == [0, 1, 8]
     assert [one.result() for one in found] == [[0, 1, 4, 9, 16]] * 3
 
@@ -206,7 +219,9 @@ def test_work_without_a_process_for_it_is_done_here(monkeypatch: pytest.MonkeyPa
     assert told.done() and told.result() == os.getpid()
 
 
-def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A child that was forked before the thread could not be started ends."""
     home, whole = os.getpid(), threading.Thread.start
 
@@ -217,15 +232,24 @@ def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(monkeypatc
 
     children = {child.pid for child in psutil.Process().children()}
     for held, what in ((processes, "ProcessPoolExecutor"), (threading.Thread, "start")):
-        monkeypatch.setattr(held, what, start if what == "start" else Mock(side_effect=OSError("Too many open files")))
+        monkeypatch.setattr(
+            held, what, start if what == "start" else Mock(side_effect=OSError("Too many open files"))
+        )
         with pytest.warns(UserWarning, match=r"Too many open files|can't start"):
             told = processes.Beside(os.getpid)
         if what == "start":
-            with pytest.raises(UserError, match=r"^2 processes cannot all be started \(can't start new thread\)"):
+            with pytest.raises(
+                UserError, match=r"^2 processes cannot all be started \(can't start new thread\)"
+            ):
                 list(processes.results(abs, [1, 2], 2))
         monkeypatch.undo()
         assert told.done() and told.result() == os.getpid()
-    until(lambda: {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE} <= children)
+    until(
+        lambda: (
+            {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
+            <= children
+        )
+    )
 
 
 def test_work_that_nobody_wants_any_more_ends() -> None:

@@ -29,7 +29,9 @@ def drawn_rows(seed: int, count: int = 6, *, places: bool = True) -> Rows:
     low, high = spans(rng.integers(1, 3000, (count, 2)))
     extent = high - low
     start = rng.random((count, 2)) * extent * 0.9
-    windows = np.concatenate([start, start + (0.01 + 0.99 * rng.random((count, 2))) * (extent - start)], axis=1)
+    windows = np.concatenate(
+        [start, start + (0.01 + 0.99 * rng.random((count, 2))) * (extent - start)], axis=1
+    )
     sizes = rng.integers(1, 1500, (count, 2))
     place = np.concatenate(spans(sizes[:, ::-1] - 1), axis=1)
     return Rows(
@@ -107,7 +109,9 @@ def test_upright_rows_are_left_alone() -> None:
 
 
 def one(turn: int) -> Rows:
-    """A region at (10, 20), of it the window 4..24 x 2..12, shown 40 x 10 large at (5, 6) of an output 60 x 30 large."""
+    """A region at (10, 20), of it the window 4..24 x 2..12, shown 40 x 10 large at (5, 6) of an output 60 x
+    30 large.
+    """
     return Rows(
         ids=np.array([0]),
         regions=np.array([[10, 20, 40, 40]]),
@@ -126,7 +130,10 @@ def test_by_hand() -> None:
     box = np.array([[20.0, 25.0, 24.0, 31.0]])
     assert geometry.boxes_to_output(one(0), row, box).tolist() == [[17, 9, 25, 15]]
     assert geometry.boxes_to_output(one(geometry.MIRROR), row, box).tolist() == [[25, 9, 33, 15]]
-    assert geometry.boxes_to_image(one(geometry.MIRROR), row, np.array([[25.0, 9.0, 33.0, 15.0]])).tolist() == box.tolist()
+    assert (
+        geometry.boxes_to_image(one(geometry.MIRROR), row, np.array([[25.0, 9.0, 33.0, 15.0]])).tolist()
+        == box.tolist()
+    )
 
 
 @given(SEEDS)

@@ -1,4 +1,6 @@
-"""Header parsing against Pillow on every format, and against damage: a header or a reason, never another error."""
+"""Header parsing against Pillow on every format, and against damage: a header or a reason, never another
+error.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def header(path: bytes) -> Header:
         return read_header(size, read_at)
 
 
-def encoded(mode: str = "RGB", size: tuple[int, int] = (37, 23), format: str = "JPEG", **options: Any) -> bytes:
+def encoded(
+    mode: str = "RGB", size: tuple[int, int] = (37, 23), format: str = "JPEG", **options: Any
+) -> bytes:
     """An image file of width, height `size`."""
     noise = np.random.default_rng(7).integers(0, 255, (size[1], size[0], 3), dtype=np.uint8)
     image = Image.fromarray(noise)
@@ -105,7 +109,8 @@ def assert_like_pillow(found: Header, content: bytes) -> None:
         assert (found.height, found.width) == (image.height, image.width)
         assert FORMATS[found.format].upper() == ("JPEG" if image.format == "MPO" else image.format)
         assert found.components == COMPONENTS[image.mode]
-        if image.mode == "P" or image.format in ("PNG", "TIFF"):  # Pillow opens a GIF or BMP whose colour table is grey as L
+        # Pillow opens a GIF or BMP whose colour table is grey as L
+        if image.mode == "P" or image.format in ("PNG", "TIFF"):
             assert found.palette == (image.mode == "P")
         assert found.orientation == (image.getexif().get(ORIENTATION) or 0)
         assert found.size == len(content)
@@ -132,12 +137,24 @@ def test_header_is_pillows_on_real_images(folder: str) -> None:
         with Image.open(path) as image:
             layers = [(across, down) for _, across, down, _ in image.layer]  # type: ignore[attr-defined]
         ratio = (layers[0][0] // layers[-1][0], layers[0][1] // layers[-1][1])
-        expected = "gray" if len(layers) == 1 else {(1, 1): "444", (2, 1): "422", (2, 2): "420", (1, 2): "440"}[ratio]
+        expected = (
+            "gray"
+            if len(layers) == 1
+            else {(1, 1): "444", (2, 1): "422", (2, 2): "420", (1, 2): "440"}[ratio]
+        )
         assert CHROMA[found.chroma] == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "bits"), [("png 16 bit", 16), ("png 1 bit", 1), ("pgm 16 bit", 16), ("pbm", 1), ("tiff 16 bit", 16), ("jpeg rgb", 8)]
+    ("name", "bits"),
+    [
+        ("png 16 bit", 16),
+        ("png 1 bit", 1),
+        ("pgm 16 bit", 16),
+        ("pbm", 1),
+        ("tiff 16 bit", 16),
+        ("jpeg rgb", 8),
+    ],
 )
 def test_depth_is_bits_a_component(name: str, bits: int) -> None:
     assert parse(FILES[name], len(FILES[name])).depth == bits
@@ -149,7 +166,9 @@ def test_chroma_of_a_jpeg(option: int, chroma: str) -> None:
     assert CHROMA[parse(content, len(content)).chroma] == chroma
 
 
-@pytest.mark.parametrize(("marker", "stored_as_rgb"), [("adobe", True), ("none", True), ("jfif", False), ("adobe ycc", False)])
+@pytest.mark.parametrize(
+    ("marker", "stored_as_rgb"), [("adobe", True), ("none", True), ("jfif", False), ("adobe ycc", False)]
+)
 def test_jpegs_stored_as_rgb(marker: str, stored_as_rgb: bool) -> None:
     """As libjpeg decides: flat red stays red, or is taken for YCbCr."""
     buffer = io.BytesIO()
@@ -158,7 +177,11 @@ def test_jpegs_stored_as_rgb(marker: str, stored_as_rgb: bool) -> None:
     begin = content.index(b"\xff\xee")
     adobe, rest = content[begin : begin + 16], content[begin + 16 :]
     jfif = b"\xff\xe0\0\x10JFIF\0\1\1\0\0\1\0\1\0\0"
-    content = content[:begin] + {"adobe": adobe, "none": b"", "jfif": jfif, "adobe ycc": adobe[:15] + b"\1"}[marker] + rest
+    content = (
+        content[:begin]
+        + {"adobe": adobe, "none": b"", "jfif": jfif, "adobe ycc": adobe[:15] + b"\1"}[marker]
+        + rest
+    )
     pixel = np.asarray(Image.open(io.BytesIO(content)))[8, 8]
     assert (np.abs(pixel - np.array([200.0, 30, 20])).max() < 5) == stored_as_rgb
     assert (CHROMA[parse(content, len(content)).chroma] == "rgb") == stored_as_rgb
@@ -166,10 +189,17 @@ def test_jpegs_stored_as_rgb(marker: str, stored_as_rgb: bool) -> None:
 
 @pytest.mark.parametrize(
     ("factors", "chroma"),
-    [((0x12, 0x11, 0x11), "440"), ((0x41, 0x11, 0x11), "411"), ((0x22, 0x22, 0x22), "444"), ((0x22, 0x11, 0x21), "other")],
+    [
+        ((0x12, 0x11, 0x11), "440"),
+        ((0x41, 0x11, 0x11), "411"),
+        ((0x22, 0x22, 0x22), "444"),
+        ((0x22, 0x11, 0x21), "other"),
+    ],
 )
 def test_chroma_from_sampling_factors(factors: tuple[int, int, int], chroma: str) -> None:
-    frame = struct.pack(">BHHB", 8, 5, 9, 3) + b"".join(bytes([i, factor, 0]) for i, factor in enumerate(factors))
+    frame = struct.pack(">BHHB", 8, 5, 9, 3) + b"".join(
+        bytes([i, factor, 0]) for i, factor in enumerate(factors)
+    )
     content = b"\xff\xd8" + segment(0xC0, frame)
     found = parse(content, len(content))
     assert (found.height, found.width, CHROMA[found.chroma]) == (5, 9, chroma)
@@ -194,11 +224,24 @@ def test_what_is_whole() -> None:
     jpeg, png = FILES["jpeg rgb"], encoded(size=(200, 200), format="PNG")
     scan, end, data = jpeg.index(b"\xff\xda"), chunks(png)[-1], chunks(png)[2]
     assert len(chunks(png)) > 3
-    whole = [jpeg, jpeg + bytes(30), jpeg[:scan] + b"\xff\xff" + jpeg[scan:], jpeg[:2] + b"\xff" + jpeg[2:], png, png + b"more"]
+    whole = [
+        jpeg,
+        jpeg + bytes(30),
+        jpeg[:scan] + b"\xff\xff" + jpeg[scan:],
+        jpeg[:2] + b"\xff" + jpeg[2:],
+        png,
+        png + b"more",
+    ]
     assert [parse(content, len(content)).whole for content in whole] == [True] * len(whole)
-    odd = [jpeg[:-2], jpeg[:-2] + bytes(2), jpeg[:20] + b"\0" + jpeg[20:], jpeg[:20] + b"\xff\xd0" + jpeg[20:]]
+    odd = [
+        jpeg[:-2],
+        jpeg[:-2] + bytes(2),
+        jpeg[:20] + b"\0" + jpeg[20:],
+        jpeg[:20] + b"\xff\xd0" + jpeg[20:],
+    ]
     odd += [
-        jpeg[:scan] + between + jpeg[scan:] for between in (b"\0", b"\xff\0", b"\xff\xd8", b"\xff\xd9", b"\xff\xfe\0\1", b"\xff\xfe\x7f\0")
+        jpeg[:scan] + between + jpeg[scan:]
+        for between in (b"\0", b"\xff\0", b"\xff\xd8", b"\xff\xd9", b"\xff\xfe\0\1", b"\xff\xfe\x7f\0")
     ]
     odd += [
         jpeg[: scan + 1] + b"\xff\xd9",
@@ -219,7 +262,11 @@ def test_a_large_png_is_not_read_from_end_to_end(tmp_path: Path, monkeypatch: py
     data = chunks(whole)[1]
     pixels = whole[data + 8 : -16]
     parts = [pixels[at : at + 2000] for at in range(0, len(pixels), 2000)]
-    content = whole[:data] + b"".join(struct.pack(">I", len(part)) + b"IDAT" + part + bytes(4) for part in parts) + whole[-12:]
+    content = (
+        whole[:data]
+        + b"".join(struct.pack(">I", len(part)) + b"IDAT" + part + bytes(4) for part in parts)
+        + whole[-12:]
+    )
     assert len(parts) > 200
     read, reads = os.pread, [0]
 
@@ -233,12 +280,20 @@ def test_a_large_png_is_not_read_from_end_to_end(tmp_path: Path, monkeypatch: py
         reads[0] = 0
         assert header(os.fsencode(tmp_path / "a.png")).whole is expected
         assert reads[0] <= FOLLOWED + 2
-    assert not parse(content[:-500], len(content) - 500).whole and parse(content, len(content)).whole, "at hand it costs nothing"
+    assert not parse(content[:-500], len(content) - 500).whole and parse(content, len(content)).whole, (
+        "at hand it costs nothing"
+    )
 
 
 def test_damaged_exif_costs_no_sample() -> None:
     content = FILES["jpeg rgb"]
-    for bad in (b"Exif\0\0", b"Exif\0\0MM\0*\xff\xff\xff\xff", exif(6)[:20], exif(4711), b"Exif\0\0XX" + exif(6)[8:]):
+    for bad in (
+        b"Exif\0\0",
+        b"Exif\0\0MM\0*\xff\xff\xff\xff",
+        exif(6)[:20],
+        exif(4711),
+        b"Exif\0\0XX" + exif(6)[8:],
+    ):
         odd = content[:2] + segment(0xE1, bad) + content[2:]
         assert parse(odd, len(odd)).orientation == 0
 
@@ -291,7 +346,10 @@ def test_any_cut_gives_a_header_or_a_reason(name: str, data: st.DataObject) -> N
 
 
 @settings(max_examples=250)
-@given(name=st.sampled_from(sorted(FILES)), edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=8))
+@given(
+    name=st.sampled_from(sorted(FILES)),
+    edits=st.lists(st.tuples(st.integers(0, 200), st.integers(0, 255)), max_size=8),
+)
 def test_any_damage_gives_a_header_or_a_reason(name: str, edits: list[tuple[int, int]]) -> None:
     content = bytearray(FILES[name])
     for at, value in edits:
@@ -302,7 +360,17 @@ def test_any_damage_gives_a_header_or_a_reason(name: str, edits: list[tuple[int,
 @settings(max_examples=250)
 @given(
     magic=st.sampled_from(
-        [b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"BM", b"RIFF\0\0\0\0WEBPVP8X", b"II*\0", b"MM\0+", b"P6 ", b""]
+        [
+            b"\xff\xd8\xff",
+            b"\x89PNG\r\n\x1a\n",
+            b"GIF89a",
+            b"BM",
+            b"RIFF\0\0\0\0WEBPVP8X",
+            b"II*\0",
+            b"MM\0+",
+            b"P6 ",
+            b"",
+        ]
     ),
     rest=st.binary(max_size=300),
 )

@@ -1,4 +1,6 @@
-"""The rules of the house: who imports whom, what a folder must have, and a map that is true. Each rule has its plant."""
+"""The rules of the house: who imports whom, what a folder must have, and a map that is true. Each rule has
+its plant.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,12 @@ ROOMS = {*MAY_IMPORT, *EVERYTHING}
 
 
 def files(folder: Path = ROOT) -> Iterator[Path]:
-    """Every file that git tracks, as a path from the root; without git every file of the folder, but for what is hidden or left by runs."""
-    listed = subprocess.run(["git", "-C", str(folder), "ls-files", "-z"], capture_output=True, text=True, check=False)
+    """Every file that git tracks, as a path from the root; without git every file of the folder, but for what
+    is hidden or left by runs.
+    """
+    listed = subprocess.run(
+        ["git", "-C", str(folder), "ls-files", "-z"], capture_output=True, text=True, check=False
+    )
     if (folder / ".git").exists() and listed.returncode == 0:
         yield from (Path(name) for name in listed.stdout.split("\0") if name and (folder / name).is_file())
         return
@@ -46,7 +52,9 @@ def files(folder: Path = ROOT) -> Iterator[Path]:
         folders[:] = [
             name
             for name in sorted(folders)
-            if (not name.startswith(".") or name == ".ci") and name != "__pycache__" and not (top and name in {"runs", "shared"})
+            if (not name.startswith(".") or name == ".ci")
+            and name != "__pycache__"
+            and not (top and name in {"runs", "shared"})
         ]
         yield from (Path(place, name).relative_to(folder) for name in sorted(names) if name != ".venv.lock")
 
@@ -57,7 +65,14 @@ def python() -> list[Path]:
 
 def test_the_repository_is_found() -> None:
     found = {str(path) for path in files()}
-    assert {"train.py", "dataset/sources/folder.py", "tests/unit/test_house.py", ".ci/run", "configs/demo.yaml", "LICENSE"} <= found
+    assert {
+        "train.py",
+        "dataset/sources/folder.py",
+        "tests/unit/test_house.py",
+        ".ci/run",
+        "configs/demo.yaml",
+        "LICENSE",
+    } <= found
     assert not any(".venv" in path or ".git/" in path for path in found)
 
 
@@ -75,7 +90,9 @@ def names_no_test(pattern: str) -> bool:
     """Whether a line of tests/sweeps.py is left over."""
     path, _, name = pattern.partition("::")
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-    tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    tests = [
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
     return not any(fnmatchcase(test, name.partition("[")[0]) for test in tests)
 
 
@@ -97,7 +114,8 @@ def test_what_is_a_sweep(test: str, sweep: bool) -> None:
     assert is_sweep(test) is sweep
 
 
-# --- imports run one way --------------------------------------------------------------------------------------------------------------
+# --- imports run one way
+# --------------------------------------------------------------------------------------------------------------
 
 
 def imported(source: str) -> Iterator[str]:
@@ -128,8 +146,12 @@ def trespasses(path: Path, source: str) -> list[str]:
 
 
 def test_imports_run_one_way() -> None:
-    assert {path.parts[0].removesuffix(".py") for path in python()} <= ROOMS, "a new room needs a line in MAY_IMPORT"
-    found = [line for path in python() for line in trespasses(path, (ROOT / path).read_text(encoding="utf-8"))]
+    assert {path.parts[0].removesuffix(".py") for path in python()} <= ROOMS, (
+        "a new room needs a line in MAY_IMPORT"
+    )
+    found = [
+        line for path in python() for line in trespasses(path, (ROOT / path).read_text(encoding="utf-8"))
+    ]
     assert not found, "\n".join(found)
 
 
@@ -163,7 +185,8 @@ def test_contracts_import_torch_for_types_alone() -> None:
     assert "torch" in set(imported(ast.unparse(tree)))
 
 
-# --- nobody but a source turns a sample into a path ------------------------------------------------------------------------------------
+# --- nobody but a source turns a sample into a path
+# ------------------------------------------------------------------------------------
 
 OF_SAMPLES = {"plan", "loaders", "tasks", "engine", "report", "train"}
 """Rooms that know samples by their number alone."""
@@ -171,29 +194,42 @@ OF_SAMPLES = {"plan", "loaders", "tasks", "engine", "report", "train"}
 
 def made_paths(source: str) -> list[str]:
     """Every call of path() or paths() on anything but a source."""
-    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    calls = [
+        node.func
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
     asked = [ast.unparse(call) for call in calls if call.attr in ("path", "paths")]
     return [call for call in asked if call.split(".")[-2].lstrip("_") != "source"]
 
 
 def test_only_a_source_turns_a_sample_into_a_path() -> None:
     there = [path for path in python() if path.parts[0].removesuffix(".py") in OF_SAMPLES]
-    found = [f"{path}: {call}" for path in there for call in made_paths((ROOT / path).read_text(encoding="utf-8"))]
+    found = [
+        f"{path}: {call}" for path in there for call in made_paths((ROOT / path).read_text(encoding="utf-8"))
+    ]
     assert not found, "\n".join(found)
-    assert made_paths("open(self._columns.path(0))\nsource.path(1)\nfeed.source.paths(ids)\nos.path.join(a)") == ["self._columns.path"]
+    assert made_paths(
+        "open(self._columns.path(0))\nsource.path(1)\nfeed.source.paths(ids)\nos.path.join(a)"
+    ) == ["self._columns.path"]
 
 
-# --- folders and files ----------------------------------------------------------------------------------------------------------------
+# --- folders and files
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def bare_folders(paths: list[Path]) -> set[Path]:
     """Folders with Python in them and no __init__.py: an installed package of that name would win."""
-    return {path.parent for path in paths if path.parent != Path()} - {path.parent for path in paths if path.name == "__init__.py"}
+    return {path.parent for path in paths if path.parent != Path()} - {
+        path.parent for path in paths if path.name == "__init__.py"
+    }
 
 
 def test_every_folder_is_a_package() -> None:
     assert not bare_folders(python())
-    assert bare_folders([Path("train.py"), Path("a/__init__.py"), Path("a/x.py"), Path("a/b/y.py")]) == {Path("a/b")}
+    assert bare_folders([Path("train.py"), Path("a/__init__.py"), Path("a/x.py"), Path("a/b/y.py")]) == {
+        Path("a/b")
+    }
 
 
 def test_the_composition_root_stays_short() -> None:
@@ -203,12 +239,21 @@ def test_the_composition_root_stays_short() -> None:
 def backwards(source: str) -> int:
     """Calls of a method backward()."""
     nodes = ast.walk(ast.parse(source))
-    return sum(isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward" for node in nodes)
+    return sum(
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+        for node in nodes
+    )
 
 
 def test_one_training_step_in_the_repository() -> None:
-    """engine/memory.py runs it without an optimiser, to see which batch size fits; benchmarks/baselines/train.py is what others write."""
-    counts = {str(path): backwards((ROOT / path).read_text(encoding="utf-8")) for path in python() if path.parts[0] != "tests"}
+    """engine/memory.py runs it without an optimiser, to see which batch size fits;
+    benchmarks/baselines/train.py is what others write.
+    """
+    counts = {
+        str(path): backwards((ROOT / path).read_text(encoding="utf-8"))
+        for path in python()
+        if path.parts[0] != "tests"
+    }
     assert {path: count for path, count in counts.items() if count} == {
         "engine/step.py": 1,
         "engine/memory.py": 1,
@@ -219,7 +264,11 @@ def test_one_training_step_in_the_repository() -> None:
 
 # Written in pieces, so that this file does not break its own rule.
 LEFT_OVER = re.compile(r"\b(" + "|".join(["TO" + "DO", "FIX" + "ME", "XX" + "X"]) + r")\b")
-OF_A_MACHINE = re.compile(r"(?<![\w.~$}])/(" + "|".join(["wo" + "rk", "ro" + "ot", "Us" + "ers", "ho" + r"me/(?!saturate\b)\w+"]) + r")/")
+OF_A_MACHINE = re.compile(
+    r"(?<![\w.~$}])/("
+    + "|".join(["wo" + "rk", "ro" + "ot", "Us" + "ers", "ho" + r"me/(?!saturate\b)\w+"])
+    + r")/"
+)
 
 
 def texts() -> Iterator[tuple[Path, str]]:
@@ -232,7 +281,12 @@ def texts() -> Iterator[tuple[Path, str]]:
 
 
 def test_nothing_is_left_over_and_no_path_is_one_machines() -> None:
-    found = [f"{path}: {match[0]}" for path, text in texts() for rule in (LEFT_OVER, OF_A_MACHINE) for match in rule.finditer(text)]
+    found = [
+        f"{path}: {match[0]}"
+        for path, text in texts()
+        for rule in (LEFT_OVER, OF_A_MACHINE)
+        for match in rule.finditer(text)
+    ]
     assert not found, "\n".join(found)
 
 
@@ -252,7 +306,8 @@ def test_a_planted_word_is_caught(rule: re.Pattern[str], text: str, wrong: bool)
     assert bool(rule.search(text)) is wrong
 
 
-# --- the map --------------------------------------------------------------------------------------------------------------------------
+# --- the map
+# --------------------------------------------------------------------------------------------------------------------------
 
 ENTRY = re.compile(r"^- `([^`]+)`", re.MULTILINE)
 FOLDER_IS_ENOUGH = ("tests", "configs", "docs", ".ci")
@@ -265,7 +320,9 @@ def faults(page: str, present: set[str]) -> list[str]:
     wanted = {path for path in present if path.endswith((".py", ".sh")) and not path.endswith("__init__.py")}
     wanted = {path for path in wanted if path.split("/")[0] not in FOLDER_IS_ENOUGH}
     folders = {f"{parent}/" for path in present for parent in Path(path).parents}
-    found = [f"the map names {name} twice" for name in sorted({name for name in named if named.count(name) > 1})]
+    found = [
+        f"the map names {name} twice" for name in sorted({name for name in named if named.count(name) > 1})
+    ]
     found += [f"the map names {name}, which is not there" for name in named if name not in present | folders]
     return found + [f"the map does not name {path}" for path in sorted(wanted - set(named))]
 

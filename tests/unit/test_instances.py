@@ -1,4 +1,6 @@
-"""The columns of images with boxes: what they say, what their fingerprint is a digest of, and the synthetic ones that stand for them."""
+"""The columns of images with boxes: what they say, what their fingerprint is a digest of, and the synthetic
+ones that stand for them.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,18 @@ from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.manifest import Unusable
 from tests.unit.coco_files import document, write, write_coco
 
-COCO_IDS = [*range(1, 12), *range(13, 26), 27, 28, *range(31, 45), *range(46, 66), 67, 70, *range(72, 83), *range(84, 91)]
+COCO_IDS = [
+    *range(1, 12),
+    *range(13, 26),
+    27,
+    28,
+    *range(31, 45),
+    *range(46, 66),
+    67,
+    70,
+    *range(72, 83),
+    *range(84, 91),
+]
 DENSE = list(range(1, 81))
 
 
@@ -35,12 +48,18 @@ def opened(root: Path, **how: Any) -> Instances:
     return open_coco(root, "train", **{"cache": root.parent / "cache", "keypoints": False, **how})
 
 
-# --- what they say --------------------------------------------------------------------------------------------------------------------
+# --- what they say
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_annotations_of_an_image(data: Path) -> None:
     found = opened(data)
-    assert [found.annotations(sample) for sample in range(4)] == [slice(0, 3), slice(3, 7), slice(7, 10), slice(10, 10)]
+    assert [found.annotations(sample) for sample in range(4)] == [
+        slice(0, 3),
+        slice(3, 7),
+        slice(7, 10),
+        slice(10, 10),
+    ]
     assert found.with_boxes.tolist() == [0, 1, 2] and found.with_boxes.dtype == np.int64
     for sample in (-1, 4):
         with pytest.raises(IndexError, match=f"sample {sample} of 4"):
@@ -89,7 +108,9 @@ def test_classes_and_categories_are_each_other_s_inverse(ids: list[int]) -> None
     assert category_of[class_of].tolist() == list(range(len(ids)))
     assert [names[number] for number in class_of] == [str(i) for i in ids]
     assert (category_of >= 0).sum() == len(ids) and category_of[0] == -1
-    assert all(name == "N/A" for name, category in zip(names[1:], category_of[1:], strict=True) if category < 0)
+    assert all(
+        name == "N/A" for name, category in zip(names[1:], category_of[1:], strict=True) if category < 0
+    )
     assert len(names) == len(ids) + 1
 
 
@@ -108,16 +129,36 @@ def test_keypoints_change_sides() -> None:
             ("eyeLeft", "eyeRight"),
             ("Left_eye", "Right_eye"),
         ],
-        *[("left eye", "right eye"), ("left-eye", "right-eye"), ("LEFT_EYE", "RIGHT_EYE"), ("left_eye", "RightEye"), ("left", "right")],
-        *[("outer_left_eye", "outer_right_eye"), ("eye1Left", "eye1Right"), ("left1", "right1"), ("lefteye", "righteye")],
-        *[("l_eye", "r_eye"), ("eye_l", "eye_r"), ("LEye", "REye"), ("eyeL", "eyeR"), ("L1", "R1"), ("eye.L", "eye.R")],
+        *[
+            ("left eye", "right eye"),
+            ("left-eye", "right-eye"),
+            ("LEFT_EYE", "RIGHT_EYE"),
+            ("left_eye", "RightEye"),
+            ("left", "right"),
+        ],
+        *[
+            ("outer_left_eye", "outer_right_eye"),
+            ("eye1Left", "eye1Right"),
+            ("left1", "right1"),
+            ("lefteye", "righteye"),
+        ],
+        *[
+            ("l_eye", "r_eye"),
+            ("eye_l", "eye_r"),
+            ("LEye", "REye"),
+            ("eyeL", "eyeR"),
+            ("L1", "R1"),
+            ("eye.L", "eye.R"),
+        ],
     ],
 )
 def test_sides_however_they_are_written(pair: tuple[str, str]) -> None:
     assert mirrored([pair[1], "nose", pair[0], "bright spot"]).tolist() == [2, 1, 0, 3]
 
 
-@pytest.mark.parametrize("name", ["l_eye", "eyeR", "bright", "leftover", "upright", "copyright", "L", "", "___"])
+@pytest.mark.parametrize(
+    "name", ["l_eye", "eyeR", "bright", "leftover", "upright", "copyright", "L", "", "___"]
+)
 def test_what_may_be_no_side_stays(name: str) -> None:
     assert mirrored(["nose", name, "tail"]).tolist() == [0, 1, 2]
 
@@ -140,7 +181,24 @@ def test_a_side_needs_one_partner(names: list[str], said: str) -> None:
 
 @given(
     st.lists(
-        st.sampled_from(["left_a", "right_a", "aLeft", "aRight", "l_a", "r_a", "LA", "RA", "lefta", "righta", "a", "L", "b"]), max_size=7
+        st.sampled_from(
+            [
+                "left_a",
+                "right_a",
+                "aLeft",
+                "aRight",
+                "l_a",
+                "r_a",
+                "LA",
+                "RA",
+                "lefta",
+                "righta",
+                "a",
+                "L",
+                "b",
+            ]
+        ),
+        max_size=7,
     )
 )
 def test_mirrored_twice_is_as_it_was(names: list[str]) -> None:
@@ -149,7 +207,8 @@ def test_mirrored_twice_is_as_it_was(names: list[str]) -> None:
         assert mirror[mirror].tolist() == list(range(len(names)))
 
 
-# --- files ----------------------------------------------------------------------------------------------------------------------------
+# --- files
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_travels_as_a_name(data: Path) -> None:
@@ -157,7 +216,10 @@ def test_travels_as_a_name(data: Path) -> None:
     sent = pickle.dumps(found)
     assert len(sent) < 500
     other = pickle.loads(sent)
-    assert all((getattr(other, name) == getattr(found, name)).all() for name in Instances.COLUMNS) and other.classes == found.classes
+    assert (
+        all((getattr(other, name) == getattr(found, name)).all() for name in Instances.COLUMNS)
+        and other.classes == found.classes
+    )
 
 
 @pytest.mark.parametrize("column", ["boxes", "points", "rle", "annotation_offsets"])
@@ -183,7 +245,9 @@ def test_another_shape_is_noticed(data: Path) -> None:
 
 def put(key: str, **values: Any) -> Callable[[dict[str, Any]], None]:
     """Change the first entry that has a polygon."""
-    return lambda written: next(each for each in written[key] if key != "annotations" or not each["iscrowd"]).update(values)
+    return lambda written: next(
+        each for each in written[key] if key != "annotations" or not each["iscrowd"]
+    ).update(values)
 
 
 def crowd(written: dict[str, Any]) -> None:
@@ -201,7 +265,10 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "keypoints": put("annotations", keypoints=[1, 2, 2] * 5),
     "annotation id": put("annotations", id=5),
     "no annotation": lambda written: written["annotations"].pop(0),
-    "category ids": lambda written: (put("categories", id=6)(written), [each.update(category_id=6) for each in written["annotations"]]),
+    "category ids": lambda written: (
+        put("categories", id=6)(written),
+        [each.update(category_id=6) for each in written["annotations"]],
+    ),
     "names of categories": put("categories", name="crate"),
     "names of keypoints": put("categories", keypoints=["nose", "eye", "mouth", "left_hand", "right_hand"]),
     "image": lambda written: (written["images"].pop(0), written["annotations"].clear()),
@@ -239,7 +306,8 @@ def test_another_image_file_does(data: Path) -> None:
     assert opened(data, rescan=True).fingerprint != before
 
 
-# --- synthetic -------------------------------------------------------------------------------------------------------------------------
+# --- synthetic
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
@@ -252,8 +320,14 @@ def test_imagined_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
     assert found.annotation_offsets[-1] == m == found.annotations(1999).stop
     for name in ("annotation_id", "area", "category", "crowd", "usable", "keypoints"):
         assert lengths[name] == m
-    assert lengths["polygon_offsets"] == lengths["rle_offsets"] == m + 1 and lengths["point_offsets"] == found.polygon_offsets[-1] + 1
-    assert found.point_offsets[-1] == lengths["points"] and lengths["image_id"] == lengths["height"] == len(found) == 2000
+    assert (
+        lengths["polygon_offsets"] == lengths["rle_offsets"] == m + 1
+        and lengths["point_offsets"] == found.polygon_offsets[-1] + 1
+    )
+    assert (
+        found.point_offsets[-1] == lengths["points"]
+        and lengths["image_id"] == lengths["height"] == len(found) == 2000
+    )
     assert found.keypoints.shape == (m, 17 * keypoints, 3) and lengths["keypoint_mirror"] == 17 * keypoints
     assert len(found.classes) == (2 if keypoints else 91) == found.class_of.max() + 1
     assert len(np.unique(found.annotation_id)) == m

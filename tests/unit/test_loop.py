@@ -1,4 +1,6 @@
-"""The run's loop with a validation whose figures come later: training goes on, and what was validated is what is kept."""
+"""The run's loop with a validation whose figures come later: training goes on, and what was validated is what
+is kept.
+"""
 
 from __future__ import annotations
 
@@ -48,12 +50,21 @@ class Slow:
 class Toy:
     """What a run is made of; the weight of its module counts the steps. `at`: step -> what happens in it."""
 
-    def __init__(self, folder: Path, *, epochs: int, figures: list[float], at: dict[int, Callable[[], None]] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        epochs: int,
+        figures: list[float],
+        at: dict[int, Callable[[], None]] | None = None,
+    ) -> None:
         self.folder, self.at, self.later = folder, at or {}, [Slow(figure) for figure in figures]
-        self.outcome, self.failing = torch.zeros(4), range(0)  # of a step; samples of the validation that cannot be decoded
+        # of a step; samples of the validation that cannot be decoded
+        self.outcome, self.failing = torch.zeros(4), range(0)
         self.module = nn.Linear(1, 1, bias=False)
         nn.init.zeros_(self.module.weight)
-        self.report, self.told = MagicMock(), list[tuple[int, int, float]]()  # steps done, step validated, figure
+        # steps done, step validated, figure
+        self.report, self.told = MagicMock(), list[tuple[int, int, float]]()
         self.report.above_ceiling.return_value = False
         self.report.validated.side_effect = lambda result, step, **_: self.hear(step, result["ap"])
         outstanding = iter(self.later)
@@ -74,10 +85,14 @@ class Toy:
             steps=lambda done: (SAMPLES - done) // BATCH,
         )
         step: Any = MagicMock(
-            side_effect=self.step, loss_terms=(), **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}}
+            side_effect=self.step,
+            loss_terms=(),
+            **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}},
         )
         world = ProcessWorld(torch.device("cpu"))
-        task: Any = SimpleNamespace(best=Figure(name="ap"), metric=lambda device: metric, inputs=lambda batch: (batch.images,))
+        task: Any = SimpleNamespace(
+            best=Figure(name="ap"), metric=lambda device: metric, inputs=lambda batch: (batch.images,)
+        )
         checkpoints = Checkpoints(folder=folder, world=world, module=self.module, step=step, about={})
 
         def failures(split: str) -> Failures:
@@ -120,7 +135,14 @@ class Toy:
         for first in range(consumed, SAMPLES, BATCH):
             empty = torch.zeros(0)
             ids = np.arange(first, first + BATCH)
-            yield Batch(images=torch.zeros(BATCH, 1), sizes=empty, targets={}, valid=empty, ids=ids, failed=tuple(failed))
+            yield Batch(
+                images=torch.zeros(BATCH, 1),
+                sizes=empty,
+                targets={},
+                valid=empty,
+                ids=ids,
+                failed=tuple(failed),
+            )
 
     def step(self, batches: Iterator[Any], **_: Any) -> torch.Tensor:
         next(batches)
@@ -136,23 +158,40 @@ class Toy:
 
 
 def test_training_goes_on_until_the_figures_come(tmp_path: Path) -> None:
-    """last.pt resumes into the validation until then; best.pt has the weights that were validated, not those trained meanwhile."""
+    """last.pt resumes into the validation until then; best.pt has the weights that were validated, not those
+    trained meanwhile.
+    """
 
     def arrive() -> None:
         weight, progress = toy.kept("last.pt")
-        assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES) and not (tmp_path / "best.pt").exists()
+        assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES) and not (
+            tmp_path / "best.pt"
+        ).exists()
         toy.later[0].arrived.set()
 
     def look() -> None:
         weight, progress = toy.kept("last.pt")
-        assert STEPS + 2 <= weight == progress["step"] < 2 * STEPS and (progress["epoch"], progress["best"]) == (1, 0.25)
+        assert STEPS + 2 <= weight == progress["step"] < 2 * STEPS and (
+            progress["epoch"],
+            progress["best"],
+        ) == (1, 0.25)
 
     toy = Toy(tmp_path, epochs=2, figures=[0.25, 0.125], at={STEPS + 2: arrive, 2 * STEPS: look})
     assert toy.training.fit()
     (done, validated, figure), second = toy.told
-    assert STEPS + 2 <= done < 2 * STEPS and (validated, figure) == (STEPS, 0.25) and second == (2 * STEPS, 2 * STEPS, 0.125)
+    assert (
+        STEPS + 2 <= done < 2 * STEPS
+        and (validated, figure) == (STEPS, 0.25)
+        and second == (2 * STEPS, 2 * STEPS, 0.125)
+    )
     weight, progress = toy.kept("best.pt")
-    assert (weight, progress["epoch"], progress["consumed"], progress["step"], progress["best"]) == (STEPS, 1, 0, STEPS, 0.25)
+    assert (weight, progress["epoch"], progress["consumed"], progress["step"], progress["best"]) == (
+        STEPS,
+        1,
+        0,
+        STEPS,
+        0.25,
+    )
     weight, progress = toy.kept("last.pt")
     assert (weight, progress["epoch"], progress["consumed"]) == (2 * STEPS, 2, 0)
     assert [later.waited for later in toy.later] == [0, 1]
@@ -166,9 +205,13 @@ def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -
 
 
 def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:
-    toy = Toy(tmp_path, epochs=2, figures=[0.25], at={STEPS + 1: lambda: setattr(toy.training.stop, "signal", 15)})
+    toy = Toy(
+        tmp_path, epochs=2, figures=[0.25], at={STEPS + 1: lambda: setattr(toy.training.stop, "signal", 15)}
+    )
     assert not toy.training.fit()
-    assert [(validated, figure) for _, validated, figure in toy.told] == [(STEPS, 0.25)] and toy.later[0].waited == 1
+    assert [(validated, figure) for _, validated, figure in toy.told] == [(STEPS, 0.25)] and toy.later[
+        0
+    ].waited == 1
     weight, progress = toy.kept("last.pt")
     assert weight == progress["step"] > STEPS and progress["epoch"] == 1 and progress["best"] == 0.25
     assert toy.kept("best.pt")[0] == STEPS
@@ -183,7 +226,9 @@ def test_an_error_meanwhile_ends_the_scoring(tmp_path: Path) -> None:
         toy.training.fit()
     assert toy.later[0].dropped and not toy.told
     weight, progress = toy.kept("last.pt")
-    assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES), "it resumes into the validation"
+    assert (weight, progress["epoch"], progress["consumed"]) == (STEPS, 0, SAMPLES), (
+        "it resumes into the validation"
+    )
 
 
 def test_a_loss_that_is_not_finite_keeps_what_was_validated_before(tmp_path: Path) -> None:
@@ -215,7 +260,9 @@ def test_what_is_otherwise_than_in_the_checkpoint_is_said(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_0_says_when_a_checkpoint_is_due(rank: int, tmp_path: Path) -> None:
-    """The others' part of a validation is done at once, and asking for a checkpoint then would be to wait for the figures."""
+    """The others' part of a validation is done at once, and asking for a checkpoint then would be to wait for
+    the figures.
+    """
     toy = Toy(tmp_path, epochs=1, figures=[])
     toy.set(save_every_steps=2)
     toy.training.progress.step = 4
@@ -235,7 +282,9 @@ def test_seconds_of_a_validation_are_told_apart() -> None:
 
     told = Outcome(Slept(0.25), failed=[3], pass_s=7.0, score_s=0.5).result(ProcessWorld(torch.device("cpu")))
     assert told["ap"] == 0.25 and told["failed"] == [3] and told["extras"] == {"files": {}}
-    assert (told["seconds"]["pass"], told["seconds"]["score"]) == (7.0, 1.5) and 0.7 <= told["seconds"]["waited"] < 5
+    assert (told["seconds"]["pass"], told["seconds"]["score"]) == (7.0, 1.5) and 0.7 <= told["seconds"][
+        "waited"
+    ] < 5
 
 
 def test_a_validation_that_does_not_fit_names_its_batch(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A scan that is kept: when it is made anew, that nothing half is ever left, and what reads the files it names."""
+"""A scan that is kept: when it is made anew, that nothing half is ever left, and what reads the files it
+names.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from tests.unit.folders import JPEG, PNG, fill, names, scanned
 pytestmark = pytest.mark.usefixtures("synced")
 
 
-def test_everything_is_on_disk_before_it_is_named(root: Path, cache: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_on_disk_before_it_is_named(
+    root: Path, cache: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.rename
 
     def rename(old: Path, new: Path) -> None:
@@ -78,12 +82,19 @@ def test_identity_is_that_of_the_content(root: Path, cache: Path, tmp_path: Path
     assert after.fingerprint == before.fingerprint
     elsewhere = root.rename(tmp_path / "moved")
     assert open_folder(elsewhere, cache=cache).fingerprint == before.fingerprint
-    assert open_folder(elsewhere, cache=cache, classes=["ant", "bee", "cat"]).fingerprint != before.fingerprint
+    assert (
+        open_folder(elsewhere, cache=cache, classes=["ant", "bee", "cat"]).fingerprint != before.fingerprint
+    )
 
 
-def test_mistakes_about_the_cache(root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_about_the_cache(
+    root: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot be written to .*file: Not a directory; choose another folder with --manifest-dir"):
+    with pytest.raises(
+        UserError,
+        match=r"cannot be written to .*file: Not a directory; choose another folder with --manifest-dir",
+    ):
         open_folder(root, cache=tmp_path / "file")
     with pytest.raises(UserError, match="lies inside the data"):
         open_folder(root, cache=root / "cache")
@@ -94,10 +105,14 @@ def test_mistakes_about_the_cache(root: Path, cache: Path, tmp_path: Path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr(manifest, "seal", full)
-        with pytest.raises(UserError, match="No space left on device; choose another folder with --manifest-dir"):
+        with pytest.raises(
+            UserError, match="No space left on device; choose another folder with --manifest-dir"
+        ):
             open_folder(root, cache=cache, rescan=True)
     assert open_folder(root, cache=cache).folder == first.folder
-    assert sorted(path.name for path in first.folder.parent.iterdir()) == sorted(["current", "lock", first.folder.name])
+    assert sorted(path.name for path in first.folder.parent.iterdir()) == sorted(
+        ["current", "lock", first.folder.name]
+    )
 
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -117,7 +132,9 @@ def test_a_manifest_pickles_as_its_folder(root: Path, cache: Path) -> None:
     assert (len(copy), copy.path(2), copy.manifest.classes) == (4, reader.path(2), reader.manifest.classes)
 
 
-def test_a_scan_outlives_one_that_is_interrupted(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scan_outlives_one_that_is_interrupted(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = open_folder(root, cache=cache).folder
 
     def interrupted(*_: Any, **__: Any) -> None:
@@ -151,7 +168,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("file", ["path_bytes.npy", "label.npy", "manifest.json", "visited.json", "../current"])
+@pytest.mark.parametrize(
+    "file", ["path_bytes.npy", "label.npy", "manifest.json", "visited.json", "../current"]
+)
 def test_a_damaged_manifest_is_made_anew(file: str, damage: str, root: Path, cache: Path) -> None:
     found = open_folder(root, cache=cache)
     good, folder = names(found), found.folder
@@ -181,7 +200,8 @@ def test_a_file_whose_size_changed_is_named(root: Path, cache: Path) -> None:
     for content in (JPEG + b"more", JPEG[:-5], b""):
         (root / "ant/0.jpg").write_bytes(content)
         with pytest.raises(
-            UserError, match=rf"ant/0\.jpg has {len(content)} bytes, the manifest says {len(JPEG)}; put it back .* --rescan"
+            UserError,
+            match=rf"ant/0\.jpg has {len(content)} bytes, the manifest says {len(JPEG)}; put it back .* --rescan",
         ):
             reader.read(0)
     reader.check(1, len(PNG))
@@ -242,13 +262,16 @@ def start(root: Path, cache: Path, **how: Any) -> subprocess.Popen[str]:
     code = textwrap.dedent(SLOW).format(**{"each": 0.002, "few": 10**9, "rescan": False, **how})
     here = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", code, root, cache], text=True, start_new_session=True, env=here, **pipes)  # type: ignore[call-overload]
+    return subprocess.Popen(
+        [sys.executable, "-c", code, root, cache], text=True, start_new_session=True, env=here, **pipes
+    )  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("rescan", [False, True])
 def test_of_two_processes_one_scans(rescan: bool, cache: Path, tmp_path: Path) -> None:
     root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(500)})
-    # slow enough that the second is called long before the first has finished, else it may scan anew, and rightly
+    # slow enough that the second is called long before the first has finished, else it may scan anew, and
+    # rightly
     first, second = (start(root, cache, each=0.01, rescan=rescan) for _ in range(2))
     with first, second:
         assert first.stdout and second.stdout and first.stdin and second.stdin
@@ -266,7 +289,9 @@ def test_of_two_processes_one_scans(rescan: bool, cache: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("few", [10**9, 10])
-def test_an_interrupted_scan_leaves_nothing(number: signal.Signals, few: int, cache: Path, tmp_path: Path) -> None:
+def test_an_interrupted_scan_leaves_nothing(
+    number: signal.Signals, few: int, cache: Path, tmp_path: Path
+) -> None:
     root = fill(tmp_path / "data", {f"a/{i}": JPEG for i in range(1600)})
     process = start(root, cache, each=0.05, few=few)  # to its end it would take 27 s
     with process:

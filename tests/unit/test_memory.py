@@ -1,4 +1,6 @@
-"""What is said of a batch that does not fit: what the failed step had made is gone before a smaller one is tried."""
+"""What is said of a batch that does not fit: what the failed step had made is gone before a smaller one is
+tried.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ import torch
 from contracts import UserError
 from engine import memory
 from engine.distributed import ProcessWorld
+
+NO_STEP: Any = None
 
 
 class Activations:
@@ -42,7 +46,10 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
 
     monkeypatch.setattr(memory, "largest_fit", largest_fit)
     with (
-        pytest.raises(UserError, match=r"--batch-size 64 does not fit \(.*memory\); --batch-size 48 fits, with --accumulate"),
+        pytest.raises(
+            UserError,
+            match=r"--batch-size 64 does not fit \(.*memory\); --batch-size 48 fits, with --accumulate",
+        ),
         memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))),  # type: ignore[arg-type]
     ):
         step()
@@ -58,10 +65,16 @@ def test_a_validation_names_its_own_batch_size() -> None:
 
 def test_an_error_inside_a_worker_keeps_its_traceback() -> None:
     said = "Caught ValueError in DataLoader worker process 0.\nOriginal Traceback"
-    with pytest.raises(RuntimeError, match="Caught"), memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))):  # type: ignore[arg-type]
+    with (
+        pytest.raises(RuntimeError, match="Caught"),
+        memory.explained(NO_STEP, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))),
+    ):
         raise RuntimeError(said)
 
 
 def test_another_error_stays_what_it_is() -> None:
-    with pytest.raises(RuntimeError, match="shape"), memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))):  # type: ignore[arg-type]
+    with (
+        pytest.raises(RuntimeError, match="shape"),
+        memory.explained(NO_STEP, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))),
+    ):
         raise RuntimeError("shape")

@@ -1,4 +1,6 @@
-"""The rate: what is counted, what the clock skips, what steady means, and that ranks decide alike. Clock and world are fakes."""
+"""The rate: what is counted, what the clock skips, what steady means, and that ranks decide alike. Clock and
+world are fakes.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +77,9 @@ class Clock:
         self.now += seconds
 
 
-def meter_of(world: Any = None, *, min_window_s: float = 2.0, synchronise: Callable[[], None] = lambda: None) -> tuple[Meter, Clock]:
+def meter_of(
+    world: Any = None, *, min_window_s: float = 2.0, synchronise: Callable[[], None] = lambda: None
+) -> tuple[Meter, Clock]:
     clock = Clock()
     return Meter(world or alone(), min_window_s=min_window_s, synchronise=synchronise, clock=clock), clock
 
@@ -89,7 +93,8 @@ def train(meter: Meter, clock: Clock, steps: int, *, samples: int = 10, seconds:
             meter.point()
 
 
-# --- windows ------------------------------------------------------------------------------------------------------------------------
+# --- windows
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_windows_of_at_least_two_seconds() -> None:
@@ -129,7 +134,9 @@ def test_a_pause_closes_a_window_that_is_long_enough() -> None:
 
 
 def test_waiting_for_the_device_is_inside_the_window() -> None:
-    """A step is only queued when the host has launched it; its time belongs to the window that ends behind it."""
+    """A step is only queued when the host has launched it; its time belongs to the window that ends behind
+    it.
+    """
     clock = Clock()
     meter = Meter(alone(), min_window_s=2.0, synchronise=lambda: clock.sleep(3.0), clock=clock)
     meter.resume(0)
@@ -149,11 +156,14 @@ def test_windows_leave_no_gap() -> None:
     assert sum(w.samples for w in meter.windows) == 200
 
 
-# --- what is said of them -------------------------------------------------------------------------------------------------------------
+# --- what is said of them
+# -------------------------------------------------------------------------------------------------------------
 
 
 def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
-    return [RateWindow(samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch) for rate in rates]
+    return [
+        RateWindow(samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch) for rate in rates
+    ]
 
 
 @pytest.mark.parametrize(
@@ -232,7 +242,9 @@ def test_a_run_without_a_step_has_none() -> None:
     meter, _ = meter_of()
     meter.flush()
     found = meter.result()
-    assert {name: found[name] for name in ("steady", "first_epoch", "spread")} == dict.fromkeys(("steady", "first_epoch", "spread"))
+    assert {name: found[name] for name in ("steady", "first_epoch", "spread")} == dict.fromkeys(
+        ("steady", "first_epoch", "spread")
+    )
     assert found["per_rank"] == [None] and found["warmup_windows"] == 0
 
 
@@ -246,7 +258,8 @@ def test_what_is_left_over_at_the_end_is_no_window() -> None:
     assert len(meter.windows) == 1
 
 
-# --- several ranks ----------------------------------------------------------------------------------------------------------------------
+# --- several ranks
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_samples_of_all_ranks_over_the_clock_of_rank_0() -> None:
@@ -292,7 +305,8 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
     assert on_ranks(3, work) == [3, 3, 3]
 
 
-# --- the bound ----------------------------------------------------------------------------------------------------------------------
+# --- the bound
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -313,7 +327,13 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
         (0.0, 100.0, 100.0, None, None),
     ],
 )
-def test_bound(rate: float | None, compute: float | None, loader: float | None, efficiency: float | None, name: str | None) -> None:
+def test_bound(
+    rate: float | None,
+    compute: float | None,
+    loader: float | None,
+    efficiency: float | None,
+    name: str | None,
+) -> None:
     found, said = bound(rate, compute, loader)
     assert said == name
     assert found == (None if efficiency is None else pytest.approx(efficiency))

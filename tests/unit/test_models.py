@@ -1,4 +1,6 @@
-"""The registry of architectures: heads fitted to the classes, weights from files, and one line when they do not fit."""
+"""The registry of architectures: heads fitted to the classes, weights from files, and one line when they do
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,25 @@ from torch import nn
 from models.classification import AUXILIARY_WEIGHTS, Unusable, auxiliary_weight, build, names, native
 
 FAMILIES = [
-    *["alexnet", "convnext_tiny", "densenet121", "efficientnet_b0", "googlenet", "inception_v3", "maxvit_t", "mnasnet0_5"],
-    *["mobilenet_v2", "mobilenet_v3_small", "resnet18", "resnext50_32x4d", "shufflenet_v2_x0_5", "squeezenet1_1", "swin_t"],
+    *[
+        "alexnet",
+        "convnext_tiny",
+        "densenet121",
+        "efficientnet_b0",
+        "googlenet",
+        "inception_v3",
+        "maxvit_t",
+        "mnasnet0_5",
+    ],
+    *[
+        "mobilenet_v2",
+        "mobilenet_v3_small",
+        "resnet18",
+        "resnext50_32x4d",
+        "shufflenet_v2_x0_5",
+        "squeezenet1_1",
+        "swin_t",
+    ],
     *["swin_v2_t", "vgg11", "vit_b_32", "wide_resnet50_2"],
 ]
 
@@ -32,7 +51,9 @@ def shapes(arch: str, classes: int, image_size: int | None = None) -> dict[str, 
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
-def small(classes: int = 10, *, weights: Path | None = None, arch: str = "squeezenet1_1") -> tuple[nn.Module, list[str]]:
+def small(
+    classes: int = 10, *, weights: Path | None = None, arch: str = "squeezenet1_1"
+) -> tuple[nn.Module, list[str]]:
     return build(arch, classes=classes, shape=of(64), weights=None if weights is None else str(weights))
 
 
@@ -46,40 +67,68 @@ def assert_equal(one: nn.Module, other: nn.Module, *, but: list[str]) -> None:
         assert (name in but) or torch.equal(a, b), name
 
 
-# --- names and sizes ----------------------------------------------------------------------------------------------------------------
+# --- names and sizes
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_every_classification_architecture_and_nothing_else() -> None:
     found = names()
     assert len(found) >= 80 and len(set(found)) == len(found)
     assert set(FAMILIES) < set(found)
-    assert not [name for name in found if any(word in name for word in ("rcnn", "deeplab", "r3d", "raft", "ssd", "quantized"))]
+    assert not [
+        name
+        for name in found
+        if any(word in name for word in ("rcnn", "deeplab", "r3d", "raft", "ssd", "quantized"))
+    ]
 
 
 @pytest.mark.parametrize(
     ("arch", "size"),
     [
-        *[("resnet50", 224), ("alexnet", 224), ("inception_v3", 299), ("googlenet", 224), ("efficientnet_b0", 224)],
-        *[("efficientnet_b3", 300), ("efficientnet_b7", 600), ("efficientnet_v2_s", 384), ("swin_t", 224), ("swin_v2_t", 256)],
-        *[("vit_b_16", 224), ("vit_h_14", 224), ("maxvit_t", 224), ("mnasnet0_75", 224), ("regnet_y_128gf", 224)],
+        *[
+            ("resnet50", 224),
+            ("alexnet", 224),
+            ("inception_v3", 299),
+            ("googlenet", 224),
+            ("efficientnet_b0", 224),
+        ],
+        *[
+            ("efficientnet_b3", 300),
+            ("efficientnet_b7", 600),
+            ("efficientnet_v2_s", 384),
+            ("swin_t", 224),
+            ("swin_v2_t", 256),
+        ],
+        *[
+            ("vit_b_16", 224),
+            ("vit_h_14", 224),
+            ("maxvit_t", 224),
+            ("mnasnet0_75", 224),
+            ("regnet_y_128gf", 224),
+        ],
     ],
 )
 def test_the_size_it_was_made_for(arch: str, size: int) -> None:
     assert native(arch).size == size
 
 
-# --- the head -----------------------------------------------------------------------------------------------------------------------
+# --- the head
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_heads_are_fitted_to_the_classes(arch: str) -> None:
-    """The number of classes changes the shape of the last layer and of the auxiliary heads' last layers, of nothing else."""
+    """The number of classes changes the shape of the last layer and of the auxiliary heads' last layers, of
+    nothing else.
+    """
     seven, eleven = shapes(arch, 7), shapes(arch, 11)
     assert seven.keys() == eleven.keys()
     other = {name for name in seven if seven[name] != eleven[name]}
     heads = {name.rpartition(".")[0] for name in other}
     assert len(heads) == {"googlenet": 3, "inception_v3": 2}.get(arch, 1)
-    assert {seven[f"{head}.weight"][0] for head in heads} == {7} and {eleven[f"{head}.weight"][0] for head in heads} == {11}
+    assert {seven[f"{head}.weight"][0] for head in heads} == {7} and {
+        eleven[f"{head}.weight"][0] for head in heads
+    } == {11}
 
 
 def test_auxiliary_heads_speak_in_training_and_have_a_weight() -> None:
@@ -89,11 +138,19 @@ def test_auxiliary_heads_speak_in_training_and_have_a_weight() -> None:
         outputs = module.train()(images)
         assert [tuple(out.shape) for out in outputs] == [(2, 3)] * 3
         assert isinstance(module.eval()(images), torch.Tensor)
-    assert auxiliary_weight("googlenet") == 0.3 and auxiliary_weight("inception_v3") == 0.4 and auxiliary_weight("resnet50") == 0.0
-    assert set(AUXILIARY_WEIGHTS) == {arch for arch in FAMILIES if any("aux" in name.lower() for name in shapes(arch, 7))}
+    assert (
+        auxiliary_weight("googlenet") == 0.3
+        and auxiliary_weight("inception_v3") == 0.4
+        and auxiliary_weight("resnet50") == 0.0
+    )
+    assert set(AUXILIARY_WEIGHTS) == {
+        arch for arch in FAMILIES if any("aux" in name.lower() for name in shapes(arch, 7))
+    }
 
 
-@pytest.mark.parametrize(("arch", "size", "name"), [("vit_b_32", 96, "encoder.pos_embedding"), ("maxvit_t", 448, None)])
+@pytest.mark.parametrize(
+    ("arch", "size", "name"), [("vit_b_32", 96, "encoder.pos_embedding"), ("maxvit_t", 448, None)]
+)
 def test_architectures_with_a_fixed_size_are_built_for_it(arch: str, size: int, name: str | None) -> None:
     if name:
         assert shapes(arch, 5, size)[name] == (1, 1 + (size // 32) ** 2, 768)
@@ -109,12 +166,16 @@ def test_a_size_that_cannot_be_taken_is_one_line(arch: str, size: int) -> None:
     assert "\n" not in str(caught.value)
 
 
-# --- weights ------------------------------------------------------------------------------------------------------------------------
+# --- weights
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def test_the_same_weights_from_a_checkpoint_and_from_a_plain_state_dict(tmp_path: Path) -> None:
     module, _ = small()
-    for content in ({"format": 1, "model": module.state_dict(), "arch": "squeezenet1_1"}, module.state_dict()):
+    for content in (
+        {"format": 1, "model": module.state_dict(), "arch": "squeezenet1_1"},
+        module.state_dict(),
+    ):
         loaded, fresh = small(weights=save(tmp_path / "a.pt", content))
         assert fresh == []
         assert_equal(loaded, module, but=[])
@@ -123,23 +184,38 @@ def test_the_same_weights_from_a_checkpoint_and_from_a_plain_state_dict(tmp_path
 def test_what_older_versions_of_torchvision_have_written(tmp_path: Path) -> None:
     """Published files have no counters of batches, older names, or no versions of their modules."""
     module, _ = small(arch="resnet18")
-    before = {name: value for name, value in module.state_dict().items() if not name.endswith("num_batches_tracked")}
+    before = {
+        name: value for name, value in module.state_dict().items() if not name.endswith("num_batches_tracked")
+    }
     assert_equal(small(arch="resnet18", weights=save(tmp_path / "a.pt", before))[0], module, but=[])
     dense, _ = small(arch="densenet121")
-    older = {re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", name): value for name, value in dense.state_dict().items()}
+    older = {
+        re.sub(r"(denselayer\d+\.(?:norm|conv))([12])\.", r"\1.\2.", name): value
+        for name, value in dense.state_dict().items()
+    }
     assert "features.denseblock1.denselayer1.norm.1.weight" in older
     assert_equal(small(arch="densenet121", weights=save(tmp_path / "b.pt", older))[0], dense, but=[])
     mnas, _ = small(arch="mnasnet0_5")
     for state in (mnas.state_dict(), dict(mnas.state_dict())):
         assert_equal(small(arch="mnasnet0_5", weights=save(tmp_path / "c.pt", state))[0], mnas, but=[])
     transformer, _ = build("vit_b_32", classes=10, shape=of(64))
-    older = {name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for name, v in transformer.state_dict().items()}
+    older = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v
+        for name, v in transformer.state_dict().items()
+    }
     assert any("linear_1" in name for name in older)
-    assert_equal(build("vit_b_32", classes=10, shape=of(64), weights=str(save(tmp_path / "d.pt", older)))[0], transformer, but=[])
+    assert_equal(
+        build("vit_b_32", classes=10, shape=of(64), weights=str(save(tmp_path / "d.pt", older)))[0],
+        transformer,
+        but=[],
+    )
 
 
 def test_how_weights_were_measured() -> None:
-    assert native("resnet50", "IMAGENET1K_V2")[0] == 224 and round(224 * native("resnet50", "IMAGENET1K_V2").zoom) == 232
+    assert (
+        native("resnet50", "IMAGENET1K_V2")[0] == 224
+        and round(224 * native("resnet50", "IMAGENET1K_V2").zoom) == 232
+    )
     assert native("efficientnet_b4", "IMAGENET1K_V1").zoom == 384 / 380
     assert native("regnet_y_16gf", "IMAGENET1K_SWAG_E2E_V1").size == 384
     assert native("resnet50", "last.pt") == native("resnet50") and native("resnet50").zoom == 256 / 224
@@ -149,7 +225,14 @@ HEADS = {
     "squeezenet1_1": ["classifier.1.weight", "classifier.1.bias"],
     "resnet18": ["fc.weight", "fc.bias"],
     "mobilenet_v3_small": ["classifier.3.weight", "classifier.3.bias"],
-    "googlenet": ["aux1.fc2.weight", "aux1.fc2.bias", "aux2.fc2.weight", "aux2.fc2.bias", "fc.weight", "fc.bias"],
+    "googlenet": [
+        "aux1.fc2.weight",
+        "aux1.fc2.bias",
+        "aux2.fc2.weight",
+        "aux2.fc2.bias",
+        "fc.weight",
+        "fc.bias",
+    ],
     "shufflenet_v2_x0_5": ["fc.weight", "fc.bias"],
 }
 
@@ -180,7 +263,9 @@ def test_another_architecture(tmp_path: Path) -> None:
 
 def test_a_key_too_few_and_a_key_too_many(tmp_path: Path) -> None:
     state = small()[0].state_dict()
-    assert "has an extra 'ema.decay'" in refusal(save(tmp_path / "a.pt", state | {"ema.decay": torch.zeros(1)}))
+    assert "has an extra 'ema.decay'" in refusal(
+        save(tmp_path / "a.pt", state | {"ema.decay": torch.zeros(1)})
+    )
     state.pop("classifier.1.bias")
     assert "has no 'classifier.1.bias'" in refusal(save(tmp_path / "a.pt", state))
 
@@ -193,7 +278,8 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000), "evil", [1, 2], {"model": 3}, {"lr": 0.1}]
+    "content",
+    [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000), "evil", [1, 2], {"model": 3}, {"lr": 0.1}],
 )
 def test_a_file_that_holds_no_weights(content: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

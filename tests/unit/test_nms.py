@@ -48,7 +48,10 @@ def test_the_kernel_keeps_what_torchvision_keeps() -> None:
 
 def test_where_no_kernel_is_built_that_is_said_once() -> None:
     _nms._kernel.cache_clear()
-    with patch.dict("sys.modules", {"models._nms_kernel": None}), pytest.warns(UserWarning, match="Triton builds no kernel here"):
+    with (
+        patch.dict("sys.modules", {"models._nms_kernel": None}),
+        pytest.warns(UserWarning, match="Triton builds no kernel here"),
+    ):
         assert _nms._kernel(torch.device("cpu")) is None
     assert _nms._kernel(torch.device("cpu")) is None
     _nms._kernel.cache_clear()

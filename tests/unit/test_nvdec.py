@@ -1,4 +1,6 @@
-"""What the GPU's video engines are given and give, with FFmpeg in their place: packets, labels, surfaces. tests/gpu has the engines."""
+"""What the GPU's video engines are given and give, with FFmpeg in their place: packets, labels, surfaces.
+tests/gpu has the engines.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,25 @@ from tests.unit.video_files import make, number, with_lengths
 
 CLAIMED = [
     *("h264-709.mp4", "h264-full.mp4", "hevc-709.mp4", "vp9-709.webm", "vp9-full.webm"),
-    *("h264.mp4", "h264.mkv", "h264-variable.mp4", "h264-variable.mkv", "h264-90.mp4", "h264-180.mp4", "h264-270.mp4", "h264-cut.mp4"),
-    *("h264-parts.mp4", "h264-90.mkv", "h264-fragments.mp4", "h264-every.mp4", "h264-two.mp4", "hevc.mp4", "hevc-variable.mkv"),
+    *(
+        "h264.mp4",
+        "h264.mkv",
+        "h264-variable.mp4",
+        "h264-variable.mkv",
+        "h264-90.mp4",
+        "h264-180.mp4",
+        "h264-270.mp4",
+        "h264-cut.mp4",
+    ),
+    *(
+        "h264-parts.mp4",
+        "h264-90.mkv",
+        "h264-fragments.mp4",
+        "h264-every.mp4",
+        "h264-two.mp4",
+        "hevc.mp4",
+        "hevc-variable.mkv",
+    ),
     *("hevc-cut.mp4", "hevc-90.mp4", "hevc-layers.mp4", "hevc-unaligned.mp4", "hevc-two.mkv"),
     *("vp9.webm", "vp9-variable.webm", "vp9.mp4", "vp9-hidden.mp4", "vp9-hidden.webm"),
 ]
@@ -44,7 +63,9 @@ def shown(picture: Picture, surface: torch.Tensor) -> int:
     """The number on a whole frame, which can be read at a smaller size."""
     height, width = picture.shape
     whole = np.array([0, 0, width, height])
-    return number(Fit(picture, whole, whole.astype(float), (height // 2, width // 2))(surface[None])[0].numpy())
+    return number(
+        Fit(picture, whole, whole.astype(float), (height // 2, width // 2))(surface[None])[0].numpy()
+    )
 
 
 class Reading:
@@ -57,7 +78,8 @@ class Reading:
         return self.nvdec(self._packets(sample, self._videos.path(sample), frames))
 
 
-# --- which files, which packets -------------------------------------------------------------------------------------------------------
+# --- which files, which packets
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_the_table(made: Made) -> None:
@@ -70,16 +92,31 @@ def test_what_the_device_decodes(made: Made) -> None:
     caps = capabilities(Codec(least=96), 0)
     assert sorted(caps) == ["h264", "hevc"]
     fits = dict(zip(made.names, within(caps, made.videos), strict=True))
-    assert fits["h264.mp4"] and fits["h264-90.mp4"] and fits["hevc.mp4"] and not fits["vp9.webm"] and not fits["mpeg4.avi"]
+    assert (
+        fits["h264.mp4"]
+        and fits["h264-90.mp4"]
+        and fits["hevc.mp4"]
+        and not fits["vp9.webm"]
+        and not fits["mpeg4.avi"]
+    )
     assert not within({"h264": caps["h264"]._replace(least=(97, 1))}, made.videos).all()
     assert not within({"h264": caps["h264"]._replace(blocks=47)}, made.videos).any()
 
 
 def test_only_codecs_of_the_set_are_asked_for(tmp_path: Path) -> None:
-    """Each answer makes a CUDA context: four of them kept twelve programs that started together from their first clip for a minute."""
+    """Each answer makes a CUDA context: four of them kept twelve programs that started together from their
+    first clip for a minute.
+    """
     every = ["VP9", "H264", "HEVC"]  # VP9 is what the stand-in does not decode
-    for names, asked in ((["hevc.mp4"], ["HEVC"]), (["vp9.webm", "h264.mp4"], ["H264", "VP9"]), (["vp9.webm"], every)):
-        videos, codec = Made(tmp_path / "-".join(names), {name: KINDS[name] for name in names}).videos, Codec()
+    for names, asked in (
+        (["hevc.mp4"], ["HEVC"]),
+        (["vp9.webm", "h264.mp4"], ["H264", "VP9"]),
+        (["vp9.webm"], every),
+    ):
+        videos, codec = (
+            Made(tmp_path / "-".join(names), {name: KINDS[name] for name in names}).videos,
+            Codec(),
+        )
         with loader(feed(videos), codec, ""):
             assert codec.asked == asked
 
@@ -96,7 +133,9 @@ def test_frames_that_were_asked_for(made: Made, name: str) -> None:
 
 
 def fed(made: Made, name: str, frames: list[int]) -> tuple[list[int], list[int]]:
-    """Display places of the packets that were fed, and of those whose frames were to be shown, in the order of decoding."""
+    """Display places of the packets that were fed, and of those whose frames were to be shown, in the order
+    of decoding.
+    """
     codec, sample = Codec(), made.names.index(name)
     list(Reading(made.videos, codec)(sample, frames))
     pts = made.videos.pts(sample).tolist()
@@ -105,16 +144,22 @@ def fed(made: Made, name: str, frames: list[int]) -> tuple[list[int], list[int]]
 
 
 def test_packets_from_the_key_frame_to_the_last_wanted_one(made: Made) -> None:
-    """Key frames are 12 apart. Of those before the wanted ones, B-frames that no other frame is made from are left out."""
+    """Key frames are 12 apart. Of those before the wanted ones, B-frames that no other frame is made from are
+    left out.
+    """
     places, asked = fed(made, "h264.mkv", [20, 21])
-    assert places[0] == 12 and sorted(asked) == [20, 21, 23] and not set(places) - set(range(12, 25)), "23 comes before them"
+    assert places[0] == 12 and sorted(asked) == [20, 21, 23] and not set(places) - set(range(12, 25)), (
+        "23 comes before them"
+    )
     assert 16 in places and not set(places) & {13, 15}, "those are disposable"
     places, asked = fed(made, "h264.mkv", [24])
     assert (places, asked) == ([24], [24])
     places, _ = fed(made, "hevc.mp4", [20])
     assert sorted(places) == [12, 13, 14, 15, 16, 20], "in HEVC none is left out"
     places, _ = fed(made, "h264.mkv", [2, 40])
-    assert 12 not in places and 24 not in places and 36 in places, "two key frames, with none of the frames between"
+    assert 12 not in places and 24 not in places and 36 in places, (
+        "two key frames, with none of the frames between"
+    )
 
 
 def test_an_edit_list_hides_frames_that_others_need(made: Made) -> None:
@@ -151,15 +196,21 @@ def test_a_missing_picture_is_no_reason_to_show_others(made: Made, name: str, wa
     pts, codec = made.videos.pts(sample), Losing()
     read = Reading(made.videos, codec)
     codec.lost = int(pts[5] - pts[0])  # no picture is made from it
-    with pytest.raises(Undecodable, match="label of another" if name == "hevc.mp4" and 5 not in wanted else "is missing"):
+    with pytest.raises(
+        Undecodable, match="label of another" if name == "hevc.mp4" and 5 not in wanted else "is missing"
+    ):
         list(read(sample, wanted))
     codec.lost = -1
-    assert {frame: shown(picture, surface) for frame, picture, surface in read(sample, wanted)} == {frame: frame for frame in wanted}
+    assert {frame: shown(picture, surface) for frame, picture, surface in read(sample, wanted)} == {
+        frame: frame for frame in wanted
+    }
     assert codec.made == 2, "the decoder still had a label"
 
 
 def test_every_picture_comes_once_with_its_label() -> None:
-    """Labels that are wrong between two right ones would do no harm to the last one of a clip. In VP9 they were (2.2, one H100)."""
+    """Labels that are wrong between two right ones would do no harm to the last one of a clip. In VP9 they
+    were (2.2, one H100).
+    """
     fed, given = [(3, None), (4, 8), (5, 9), (6, None)], [3, 3, 4, 6]
     coming, in_order = Coming("hevc"), Coming("vp9")
     for label, frame in fed:
@@ -183,7 +234,10 @@ def test_a_picture_that_is_shown_again_does_not_come(made: Made) -> None:
     for wanted in ([2, 3, 4], [3, 6]):
         with pytest.raises(Undecodable, match="a picture is missing"):
             list(read(sample, wanted))
-    assert {frame: shown(picture, surface) for frame, picture, surface in read(sample, [2, 3])} == {2: 2, 3: 3}
+    assert {frame: shown(picture, surface) for frame, picture, surface in read(sample, [2, 3])} == {
+        2: 2,
+        3: 3,
+    }
 
 
 def test_parts_in_another_order_are_refused(made: Made) -> None:
@@ -217,7 +271,9 @@ SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130
 
 
 def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
-    """It grows to what is the largest of both sides; of two sizes with as many pixels none is taken for the other."""
+    """It grows to what is the largest of both sides; of two sizes with as many pixels none is taken for the
+    other.
+    """
     kinds = Made(tmp_path, {f"{at}.mp4": {"size": size, "frames": 12} for at, size in enumerate(SIZES)})
     codec = Codec()
     read = Reading(kinds.videos, codec)
@@ -241,7 +297,9 @@ ALIKE: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
-    """Whichever file a decoder has had before: all of a picture is there, and no larger or smaller than pyav's."""
+    """Whichever file a decoder has had before: all of a picture is there, and no larger or smaller than
+    pyav's.
+    """
     kinds = Made(tmp_path, {f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(ALIKE)})
     pyav, codec = Pyav(kinds.videos), Codec()
     read = Reading(kinds.videos, codec)
@@ -257,7 +315,9 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
             assert picture.shape == (height, width)
             found = Fit(picture, whole, whole, (height, width))(surface[None])[0].numpy()
             assert np.abs(found.astype(int) - right[frame]).max() <= 1, kinds.names[sample]
-    assert codec.made <= 1 + 4 + 1 + 3, "one of H.264, four of HEVC, one of VP9, and as many again for larger ones"
+    assert codec.made <= 1 + 4 + 1 + 3, (
+        "one of H.264, four of HEVC, one of VP9, and as many again for larger ones"
+    )
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
@@ -275,7 +335,9 @@ def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, s
                 single.stream = out
                 output.mux(single)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    assert (videos.height[0] % 16, videos.width[0] % 16) == ((0, 14) if "left" in side else (14, 0)), "what it is about"
+    assert (videos.height[0] % 16, videos.width[0] % 16) == ((0, 14) if "left" in side else (14, 0)), (
+        "what it is about"
+    )
     assert exact("nvdec", videos, np.arange(1)).all()
     for reading in (Packets(videos), Cutting(videos)):
         with pytest.raises(Undecodable, match="cropped at the left or the top"):
@@ -285,7 +347,9 @@ def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, s
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.webm"])
 @pytest.mark.parametrize("size", [(96, 96), (64, 128), (192, 256)])
 def test_pictures_of_another_size_are_refused(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
-    """Of a file that was overwritten since the scan, or where they change in the middle: what is shown would lie beside them."""
+    """Of a file that was overwritten since the scan, or where they change in the middle: what is shown would
+    lie beside them.
+    """
     kinds = Made(tmp_path, {name: KINDS[name]})
     path = kinds.videos.path(0)
     make(Path(path.decode()), **KINDS[name], size=size)
@@ -296,9 +360,16 @@ def test_pictures_of_another_size_are_refused(tmp_path: Path, name: str, size: t
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.mp4"])
 @pytest.mark.parametrize("other", [(96, 112), (88, 120)])
-def test_a_size_that_changes_in_the_middle_is_refused(tmp_path: Path, name: str, other: tuple[int, int]) -> None:
-    """In the packets, behind a header that does not tell. Clips of the part that is as the manifest says are right."""
-    parts = [make(tmp_path / f"{at}.mp4", **KINDS[name], size=size, frames=24) for at, size in enumerate([(96, 128), other])]
+def test_a_size_that_changes_in_the_middle_is_refused(
+    tmp_path: Path, name: str, other: tuple[int, int]
+) -> None:
+    """In the packets, behind a header that does not tell. Clips of the part that is as the manifest says are
+    right.
+    """
+    parts = [
+        make(tmp_path / f"{at}.mp4", **KINDS[name], size=size, frames=24)
+        for at, size in enumerate([(96, 128), other])
+    ]
     path = tmp_path / "data" / "x" / "both.mkv"
     path.parent.mkdir(parents=True)
     with av.open(str(path), "w") as output:
@@ -307,14 +378,27 @@ def test_a_size_that_changes_in_the_middle_is_refused(tmp_path: Path, name: str,
                 stream = file.streams.video[0]
                 out = output.streams.video[0] if at else output.add_stream_from_template(stream)
                 codec = name.partition(".")[0]
-                in_band = None if codec == "vp9" else BitStreamFilterContext(f"{codec}_mp4toannexb", in_stream=stream)
+                in_band = (
+                    None
+                    if codec == "vp9"
+                    else BitStreamFilterContext(f"{codec}_mp4toannexb", in_stream=stream)
+                )
                 for packet in file.demux(stream):
                     if packet.size:
                         assert packet.pts is not None and packet.dts is not None
-                        times, tick, key = (packet.pts + 12288 * at, packet.dts + 12288 * at), packet.time_base, packet.is_keyframe
+                        times, tick, key = (
+                            (packet.pts + 12288 * at, packet.dts + 12288 * at),
+                            packet.time_base,
+                            packet.is_keyframe,
+                        )
                         (single,) = [packet] if in_band is None else in_band.filter(packet)
                         moved = av.Packet(bytes(single) if in_band is None else with_lengths(bytes(single)))
-                        (moved.pts, moved.dts), moved.time_base, moved.is_keyframe, moved.stream = times, tick, key, out
+                        (moved.pts, moved.dts), moved.time_base, moved.is_keyframe, moved.stream = (
+                            times,
+                            tick,
+                            key,
+                            out,
+                        )
                         output.mux(moved)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
     assert exact("nvdec", videos, np.arange(1)).all() and len(videos.pts(0)) == 48
@@ -330,7 +414,10 @@ def test_every_picture_of_a_packet_is_as_large_as_its_file_says(made: Made) -> N
     """Also one that is not the first of its packet, in VP9."""
 
     def packet(*sizes: tuple[int, int]) -> Any:
-        heads = [f"10000010{0x498342:024b}0010{width - 1:016b}{height - 1:016b}".ljust(96, "0") for height, width in sizes]
+        heads = [
+            f"10000010{0x498342:024b}0010{width - 1:016b}{height - 1:016b}".ljust(96, "0")
+            for height, width in sizes
+        ]
         marker = bytes([0b11000000 + len(sizes) - 1])
         index = marker + bytes([12] * len(sizes)) + marker if len(sizes) > 1 else b""
         return av.Packet(b"".join(int(head, 2).to_bytes(12, "big") for head in heads) + index)
@@ -339,21 +426,33 @@ def test_every_picture_of_a_packet_is_as_large_as_its_file_says(made: Made) -> N
     size.see(packet((96, 128)))
     size.see(packet((96, 128), (96, 128)))
     assert size.coded == (96, 128)
-    for other in ([(64, 48)], [(64, 48), (96, 128)], [(96, 128), (64, 48)], [(96, 128), (96, 128), (96, 112)]):
+    for other in (
+        [(64, 48)],
+        [(64, 48), (96, 128)],
+        [(96, 128), (64, 48)],
+        [(96, 128), (96, 128), (96, 112)],
+    ):
         with pytest.raises(Undecodable, match=r"pictures are of .* its file said \(96, 128\)"):
             size.see(packet(*other))
 
 
 def test_heads_of_many_entry_points(tmp_path: Path) -> None:
-    """HEVC of many rows, as x265 codes it left to itself: the head of a slice says where each row of blocks begins, and is long."""
+    """HEVC of many rows, as x265 codes it left to itself: the head of a slice says where each row of blocks
+    begins, and is long.
+    """
     kinds = Made(
-        tmp_path, {"hevc.mp4": KINDS["hevc.mp4"] | {"size": (2160, 512), "frames": 14, "wavefronts": True, "options": {"crf": "1"}}}
+        tmp_path,
+        {
+            "hevc.mp4": KINDS["hevc.mp4"]
+            | {"size": (2160, 512), "frames": 14, "wavefronts": True, "options": {"crf": "1"}}
+        },
     )
     assert Packets(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.height == 2160
     assert Cutting(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.packets >= 2
 
 
-# --- copies -----------------------------------------------------------------------------------------------------------------------------
+# --- copies
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The loader of the GPU's video engines, with FFmpeg in their place: pixels, shares, order, errors. tests/gpu has the engines."""
+"""The loader of the GPU's video engines, with FFmpeg in their place: pixels, shares, order, errors. tests/gpu
+has the engines.
+"""
 
 from __future__ import annotations
 
@@ -56,21 +58,34 @@ def test_every_clip_of_every_kind(made: Made, beside: str, views: int) -> None:
                 assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
                 assert batch.failed == ()
                 np.testing.assert_array_equal(batch.ids, rows.ids)
-                np.testing.assert_array_equal(batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1))
+                np.testing.assert_array_equal(
+                    batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1)
+                )
                 assert not batch.images[~batch.valid].any()
                 for place in np.flatnonzero(rows.valid).tolist():
-                    assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
-        able = exact("nvdec", made.videos, np.arange(len(made.videos))) & within(capabilities(codec, 0), made.videos)
-        assert able[[made.names.index(name) for name in ("h264.mp4", "hevc.mp4", "vp9.webm", "vp9-hidden.webm")]].all()
+                    assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[
+                        rows.ids[place]
+                    ]
+        able = exact("nvdec", made.videos, np.arange(len(made.videos))) & within(
+            capabilities(codec, 0), made.videos
+        )
+        assert able[
+            [made.names.index(name) for name in ("h264.mp4", "hevc.mp4", "vp9.webm", "vp9-hidden.webm")]
+        ].all()
         told = dict(loading.counts.fallbacks)
         assert sum(told.values()) >= 4 * views * (~able).sum()
         refused = {words for words in told if "refused" in words and beside != "decord"}
         assert refused <= {"h264 in mp4, edit list, refused"}, "clips of two parts of h264-parts.mp4"
-        assert loading.counts.delivered == 2 * given.plan.samples * T and loading.counts.decoded > loading.counts.delivered // views // 2
+        assert (
+            loading.counts.delivered == 2 * given.plan.samples * T
+            and loading.counts.decoded > loading.counts.delivered // views // 2
+        )
         assert any("mpeg4 in avi" in line and "nvdec" in line for line in loading.notes)
 
 
-def test_the_share_of_the_workers_is_by_what_both_sides_took(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_share_of_the_workers_is_by_what_both_sides_took(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each unit of either side is learnt from, and whether a worker's was late."""
     learnt, met = Counter[str](), list[bool]()
     monkeypatch.setattr(Pace, "learn", lambda self, side, seconds: learnt.update({side: seconds > 0}))
@@ -116,34 +131,49 @@ def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
             for place in np.flatnonzero(rows.valid).tolist():
                 assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
         assert loading.counts.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
-        assert loading.counts.refusals == dict.fromkeys(loading.counts.fallbacks, "nvdec: cuvidCreateDecoder : no")
+        assert loading.counts.refusals == dict.fromkeys(
+            loading.counts.fallbacks, "nvdec: cuvidCreateDecoder : no"
+        )
 
 
 def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
-    kinds = spoiled(tmp_path, lambda content: content[: len(content) // 5] + bytes(len(content) - len(content) // 5))
+    kinds = spoiled(
+        tmp_path, lambda content: content[: len(content) // 5] + bytes(len(content) - len(content) // 5)
+    )
     given, failed = feed(kinds.videos), set[int]()
     loading = loader(given, Codec(), "pyav")
     able, by_pyav = loading._able, Counter[str]()
     with loading:
         for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
             failed |= set(batch.failed)
-            by_pyav.update(kind(kinds.videos, sample) for sample in rows.ids[batch.valid.numpy()].tolist() if not able[sample])
+            by_pyav.update(
+                kind(kinds.videos, sample)
+                for sample in rows.ids[batch.valid.numpy()].tolist()
+                if not able[sample]
+            )
             np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
             assert not batch.images[~batch.valid].any()
             for place in np.flatnonzero(batch.valid.numpy()).tolist():
                 if rows.ids[place] % 2:
                     assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
         told = {sort: why for sort, why in loading.counts.refusals.items() if sort.endswith(LOST)}
-        fallbacks = {sort: clips for sort, clips in loading.counts.fallbacks.items() if not sort.endswith(REFUSED)}
+        fallbacks = {
+            sort: clips for sort, clips in loading.counts.fallbacks.items() if not sort.endswith(REFUSED)
+        }
     assert fallbacks == by_pyav, "clips that it decoded, not those that it lost"
     assert failed and not any(sample % 2 for sample in failed)
-    assert {*told} == {kind(kinds.videos, sample) + LOST for sample in failed} and all(why.startswith("pyav: ") for why in told.values())
+    assert {*told} == {kind(kinds.videos, sample) + LOST for sample in failed} and all(
+        why.startswith("pyav: ") for why in told.values()
+    )
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
 
 
 def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -> None:
     """Two crops of a clip at its beginning, and a clip behind the damage."""
-    kinds = spoiled(tmp_path, lambda content: content[: len(content) * 6 // 10] + bytes(len(content) - len(content) * 6 // 10))
+    kinds = spoiled(
+        tmp_path,
+        lambda content: content[: len(content) * 6 // 10] + bytes(len(content) - len(content) * 6 // 10),
+    )
     given = replace(feed(kinds.videos), workers=0)
     rows = given.plan.rows(0, 0)[0]
     first = np.zeros(BATCH, int)
@@ -160,7 +190,9 @@ def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -
     loading = loader(given, Refusing(), "")
     with loading:
         out = torch.zeros((BATCH, T, SIZE, SIZE, 3), dtype=torch.uint8)
-        told = [loading._all[0]._decode(rows, Unit(np.array(places), able=True), out) for places in ([0, 1], [2])]
+        told = [
+            loading._all[0]._decode(rows, Unit(np.array(places), able=True), out) for places in ([0, 1], [2])
+        ]
         assert [its.lost for its in told] == [[], [2]] and told[0].fallbacks == ["h264 in mkv, refused"] * 2
         shown = [[number(frame) for frame in out[place].numpy()] for place in (0, 1)]
         assert shown == [expected(kinds, rows, place) for place in (0, 1)] and not out[2:].any()
@@ -179,7 +211,10 @@ def test_clips_are_turned_and_operated_on(tmp_path: Path, workers: int) -> None:
 def test_a_file_that_is_gone_is_the_users_mistake(tmp_path: Path, beside: str) -> None:
     kinds = Made(tmp_path, {"h264.mp4": {}, "hevc.mp4": {"codec": "hevc"}})
     Path(os.fsdecode(kinds.videos.path(1))).unlink()
-    with loader(feed(kinds.videos), Codec(), beside) as loading, pytest.raises(UserError, match=r"is gone.*--rescan"):
+    with (
+        loader(feed(kinds.videos), Codec(), beside) as loading,
+        pytest.raises(UserError, match=r"is gone.*--rescan"),
+    ):
         list(loading.batches(0, 0))
 
 
@@ -204,12 +239,16 @@ def test_workers_beside_the_engines_leave_cores_to_the_threads(made: Made) -> No
         with loader(replace(feed(made.videos), workers=workers), Codec(engines=4), beside):
             return len(psutil.Process().children()) - before
 
-    assert [processes("pyav", workers) for workers in (7, 2, 0)] == [4 + 5, 2 + 1, 0], "that read, one for each engine, and that decode"
+    assert [processes("pyav", workers) for workers in (7, 2, 0)] == [4 + 5, 2 + 1, 0], (
+        "that read, one for each engine, and that decode"
+    )
     assert processes("", 6) == 6 + 6, "of which the second ones decode only what engines cannot"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_packets_that_have_no_room_in_a_slot(made: Made, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packets_that_have_no_room_in_a_slot(
+    made: Made, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """They come through a pipe, beside others that have; without workers there are no slots."""
     monkeypatch.setattr(_reading, "MOST_BYTES", 1)  # a slot is a page
     large, made_read = list[bool](), _reading.Read
@@ -223,7 +262,9 @@ def test_packets_that_have_no_room_in_a_slot(made: Made, workers: int, monkeypat
     with loader(given, Codec(), "") as loading:
         for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
             for place in np.flatnonzero(rows.valid).tolist():
-                assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[rows.ids[place]]
+                assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[
+                    rows.ids[place]
+                ]
     assert {*large} == ({True, False} if workers else set()), "clips of both sorts"
 
 

@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from torchvision.transforms.v2 import functional
 
 from plan import ops
-from plan.ops import BRIGHTNESS, CONTRAST, CONTRAST_FIRST, HUE, PERMUTATION, PERMUTATIONS, SATURATION, distort, distortions
+from plan.ops import (
+    BRIGHTNESS,
+    CONTRAST,
+    CONTRAST_FIRST,
+    HUE,
+    PERMUTATION,
+    PERMUTATIONS,
+    SATURATION,
+    distort,
+    distortions,
+)
 
 NONE: Any = np.array([0, 1, 0, 1, 0, 0], np.float32)
 SEEDS = st.integers(0, 2**32 - 1)
@@ -31,24 +41,36 @@ def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
     """Any colours, with grey, black, white and pure ones among them."""
     rng = np.random.default_rng(seed)
     out = rng.random((*shape, 3))
-    special = np.array([[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0.2, 0.7, 0.7]])
+    special = np.array(
+        [[0, 0, 0], [1, 1, 1], [0.5, 0.5, 0.5], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0.2, 0.7, 0.7]]
+    )
     flat = out.reshape(-1, 3)
     flat[: min(len(flat), 8)] = special[: len(flat)]
     return out
 
 
-# --- the numbers ----------------------------------------------------------------------------------------------------------------------
+# --- the numbers
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_come_with_their_probability_and_range() -> None:
     drawn = distortions(5, 2, np.arange(40_000))
     assert drawn.dtype == np.float32 and drawn.shape == (40_000, len(NONE))
-    for name, low, high in ((BRIGHTNESS, -32 / 255, 32 / 255), (CONTRAST, 0.5, 1.5), (SATURATION, 0.5, 1.5), (HUE, -0.05, 0.05)):
+    for name, low, high in (
+        (BRIGHTNESS, -32 / 255, 32 / 255),
+        (CONTRAST, 0.5, 1.5),
+        (SATURATION, 0.5, 1.5),
+        (HUE, -0.05, 0.05),
+    ):
         applied = drawn[:, name] != NONE[name]
         assert applied.mean() == pytest.approx(0.5, abs=0.01)
         values = np.sort((drawn[applied, name] - low) / (high - low))
-        assert np.abs(values - np.linspace(0, 1, len(values))).max() < 0.014, "uniform: KS beyond 1.95 / sqrt(20,000) has 0.1 %"
-    assert set(np.unique(drawn[:, CONTRAST_FIRST])) == {0, 1} and drawn[:, CONTRAST_FIRST].mean() == pytest.approx(0.5, abs=0.01)
+        assert np.abs(values - np.linspace(0, 1, len(values))).max() < 0.014, (
+            "uniform: KS beyond 1.95 / sqrt(20,000) has 0.1 %"
+        )
+    assert set(np.unique(drawn[:, CONTRAST_FIRST])) == {0, 1} and drawn[
+        :, CONTRAST_FIRST
+    ].mean() == pytest.approx(0.5, abs=0.01)
     shares = np.bincount(drawn[:, PERMUTATION].astype(int), minlength=6) / 40_000
     assert shares == pytest.approx([0.5 + 0.5 / 6] + [0.5 / 6] * 5, abs=0.01)  # the first leaves all in place
 
@@ -66,7 +88,8 @@ def test_a_samples_numbers_depend_on_it_alone() -> None:
     assert (distortions(1, 0, np.arange(50)) != distortions(1, 1, np.arange(50))).any(axis=1).sum() > 40
 
 
-# --- what they do ---------------------------------------------------------------------------------------------------------------------
+# --- what they do
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_nothing_drawn_leaves_every_pixel() -> None:
@@ -75,8 +98,12 @@ def test_nothing_drawn_leaves_every_pixel() -> None:
 
 def test_brightness_adds_and_contrast_multiplies() -> None:
     here = pixels()
-    np.testing.assert_allclose(distort(here, numbers(brightness=0.1)), np.clip(here + np.float32(0.1), 0, 1), atol=1e-9)
-    np.testing.assert_allclose(distort(here, numbers(brightness=-0.1)), np.clip(here - np.float32(0.1), 0, 1), atol=1e-9)
+    np.testing.assert_allclose(
+        distort(here, numbers(brightness=0.1)), np.clip(here + np.float32(0.1), 0, 1), atol=1e-9
+    )
+    np.testing.assert_allclose(
+        distort(here, numbers(brightness=-0.1)), np.clip(here - np.float32(0.1), 0, 1), atol=1e-9
+    )
     for first in (0, 1):
         got = distort(here, numbers(contrast=1.5, contrast_first=first))
         np.testing.assert_allclose(got, np.clip(here * 1.5, 0, 1), atol=1e-9)
@@ -102,7 +129,9 @@ def test_hue_turns_as_torchvision_does() -> None:
 
 
 def test_only_the_result_is_clipped() -> None:
-    """0.9 + 0.12 is above 1, and comes back; a saturation above 1 takes a channel below 0, and contrast takes it to 0 at the end."""
+    """0.9 + 0.12 is above 1, and comes back; a saturation above 1 takes a channel below 0, and contrast takes
+    it to 0 at the end.
+    """
     white = np.full((1, 3), 0.95)
     assert distort(white, numbers(brightness=0.12, contrast=0.5)) == pytest.approx(np.full((1, 3), 0.535))
     red = np.array([[0.9, 0.1, 0.1]])
@@ -113,7 +142,10 @@ def test_only_the_result_is_clipped() -> None:
 def test_contrast_first_or_last_is_the_same_but_for_rounding() -> None:
     """All three scale, and nothing is clipped between them."""
     here = pixels(5)
-    first, last = (distort(here, numbers(contrast=1.3, saturation=0.6, hue=0.04, contrast_first=value)) for value in (1, 0))
+    first, last = (
+        distort(here, numbers(contrast=1.3, saturation=0.6, hue=0.04, contrast_first=value))
+        for value in (1, 0)
+    )
     np.testing.assert_allclose(first, last, atol=1e-9)
 
 

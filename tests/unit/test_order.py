@@ -15,7 +15,8 @@ COUNTS = st.one_of(st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 25
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-# --- the order --------------------------------------------------------------------------------------------------------------------
+# --- the order
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_golden_orders() -> None:
@@ -42,7 +43,12 @@ def test_a_permutation(seed: int, epoch: int, n: int) -> None:
 @given(SEEDS, st.integers(0, 2**31), st.integers(50, 300))
 def test_differs_by_epoch_and_by_seed(seed: int, epoch: int, n: int) -> None:
     here = order(seed, epoch, n)
-    for other_seed, other_epoch in ((seed, epoch + 1), (seed + 1, epoch), (seed + 1, epoch - 1), (epoch, seed)):
+    for other_seed, other_epoch in (
+        (seed, epoch + 1),
+        (seed + 1, epoch),
+        (seed + 1, epoch - 1),
+        (epoch, seed),
+    ):
         if (other_seed, other_epoch) != (seed, epoch):
             # two random permutations agree in one place on average; in a quarter of 50 never
             assert (here == order(other_seed, other_epoch, n)).mean() < 0.25
@@ -54,7 +60,9 @@ def test_no_order_repeats_over_a_grid_of_seeds_and_epochs() -> None:
 
 
 def test_every_place_gets_every_id() -> None:
-    """Chi-square of id against place over 20,000 epochs of 8 samples; 49 degrees of freedom have 0.1 % beyond 86."""
+    """Chi-square of id against place over 20,000 epochs of 8 samples; 49 degrees of freedom have 0.1 % beyond
+    86.
+    """
     epochs = 20_000
     orders = np.stack([order(11, epoch, 8) for epoch in range(epochs)])
     table = np.stack([np.bincount(orders[:, place], minlength=8) for place in range(8)])
@@ -67,7 +75,8 @@ def test_adding_a_sample_keeps_the_order_of_the_others() -> None:
     assert (larger[larger != 100] == order(3, 1, 100)).all()
 
 
-# --- groups of like sizes ---------------------------------------------------------------------------------------------------------
+# --- groups of like sizes
+# ---------------------------------------------------------------------------------------------------------
 
 
 def pixels(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +90,11 @@ def pixels(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
 TOGETHER = CHUNK * BLOCK
 
 
-@given(SEEDS, st.integers(0, 2**31), st.one_of(COUNTS, st.sampled_from([TOGETHER, TOGETHER + 1, 2 * TOGETHER + BLOCK + 5])))
+@given(
+    SEEDS,
+    st.integers(0, 2**31),
+    st.one_of(COUNTS, st.sampled_from([TOGETHER, TOGETHER + 1, 2 * TOGETHER + BLOCK + 5])),
+)
 def test_grouping_is_a_permutation(seed: int, epoch: int, n: int) -> None:
     heights, widths = pixels(seed % 1000, n)
     places = grouped(heights, widths, seed=seed, epoch=epoch)
@@ -101,7 +114,9 @@ def test_a_block_has_like_sizes_and_blocks_are_shuffled() -> None:
     places = grouped(heights, widths, seed=0, epoch=0)
     # axes: [blocks, BLOCK]
     tall, wide = (side[places].reshape(-1, BLOCK) for side in (heights, widths))
-    assert ((tall > wide).all(axis=1) | (tall <= wide).all(axis=1)).sum() >= len(tall) - 4, "one block of a chunk may hold both"
+    assert ((tall > wide).all(axis=1) | (tall <= wide).all(axis=1)).sum() >= len(tall) - 4, (
+        "one block of a chunk may hold both"
+    )
     shorter = np.minimum(tall, wide)
     assert np.median(np.ptp(shorter, axis=1)) <= 8 < 100 < np.ptp(shorter)
     means = shorter.mean(axis=1)
@@ -119,10 +134,14 @@ def test_a_group_is_made_of_a_chunk_of_the_order() -> None:
 def test_what_is_less_than_a_block_stays_at_the_end() -> None:
     n = TOGETHER + 3 * BLOCK + 17
     places = grouped(*pixels(3, n), seed=5, epoch=1)
-    assert places[-17:].tolist() == list(range(n - 17, n)), "in the order of the epoch: sorted, a last step would drop the largest"
+    assert places[-17:].tolist() == list(range(n - 17, n)), (
+        "in the order of the epoch: sorted, a last step would drop the largest"
+    )
 
 
-@pytest.mark.parametrize(("n", "size"), [(0, 8), (46, 8), (255, 8), (256, 16), (1000, 32), (4096, 256), (118_287, 256)])
+@pytest.mark.parametrize(
+    ("n", "size"), [(0, 8), (46, 8), (255, 8), (256, 16), (1000, 32), (4096, 256), (118_287, 256)]
+)
 def test_small_sets_have_small_blocks(n: int, size: int) -> None:
     assert block_size(n) == size
 
@@ -137,7 +156,9 @@ def test_every_image_of_a_small_set_is_met(batch: int) -> None:
         ids = order(0, epoch, 46)
         ids = ids[grouped(heights[ids], widths[ids], seed=0, epoch=epoch)]
         met |= set(ids[: 46 // batch * batch].tolist())
-        batches |= {tuple(sorted(ids[at : at + batch].tolist())) for at in range(0, 46 // batch * batch, batch)}
+        batches |= {
+            tuple(sorted(ids[at : at + batch].tolist())) for at in range(0, 46 // batch * batch, batch)
+        }
     assert len(met) == 46 and len(batches) > 0.6 * 40 * (46 // batch)
 
 
@@ -152,12 +173,18 @@ def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:
     assert by_size(heights, widths).tolist() == [4, 3, 1, 2, 0]
 
 
-# --- shares: tests/conformance/test_plans.py has them for every plan --------------------------------------------------------------------
+# --- shares: tests/conformance/test_plans.py has them for every plan
+# --------------------------------------------------------------------
 
 
 def test_the_drawing_in_the_module() -> None:
     numbers = {"first": 0, "batch_size": 2, "world_size": 2}
-    owner = {int(i): "ab"[rank] for rank in range(2) for m in range(4) for i in share(np.arange(19), m, rank=rank, **numbers)}
+    owner = {
+        int(i): "ab"[rank]
+        for rank in range(2)
+        for m in range(4)
+        for i in share(np.arange(19), m, rank=rank, **numbers)
+    }
     assert "".join(owner[i] for i in sorted(owner)) == "aabbaabbaabbaabb"
 
 

@@ -1,4 +1,5 @@
-"""What is installed: the requirements against the imports, and the Dockerfile without a Docker engine or 7 GB of packages.
+"""What is installed: the requirements against the imports, and the Dockerfile without a Docker engine or 7 GB
+of packages.
 
 Only the last test installs anything, and only when a package index is within reach.
 """
@@ -36,7 +37,8 @@ DISTRIBUTION = {
 OPTIONAL = {"apex", "torchcodec"}
 
 
-# --- requirements ----------------------------------------------------------------------------------------------------------------
+# --- requirements
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def requirements(name: str) -> dict[str, str]:
@@ -65,11 +67,19 @@ def third_party(source: str, ours: set[str]) -> Iterator[str]:
                 continue
             parts = module.split(".")
             prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-            yield next((DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION), top).lower().replace("_", "-")
+            yield (
+                next((DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION), top)
+                .lower()
+                .replace("_", "-")
+            )
 
 
 def python_files() -> list[Path]:
-    folders = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".") and path.name not in {"runs", "shared"}]
+    folders = [
+        path
+        for path in ROOT.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and path.name not in {"runs", "shared"}
+    ]
     return [*ROOT.glob("*.py"), *(path for folder in folders for path in folder.rglob("*.py"))]
 
 
@@ -99,19 +109,32 @@ def test_every_import_is_required():
 
 
 def test_the_import_check_finds_a_plant():
-    planted = (
-        "import os, pandas, apex\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\nfrom PIL import Image\nfrom tasks import x\n"
-    )
-    assert list(third_party(planted, {"tasks"})) == ["pandas", "nvidia-dali-cuda120", "nvidia-nvimgcodec-cu12", "pillow"]
+    planted = "import os, pandas, apex\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\nfrom PIL import Image\nfrom tasks import x\n"
+    assert list(third_party(planted, {"tasks"})) == [
+        "pandas",
+        "nvidia-dali-cuda120",
+        "nvidia-nvimgcodec-cu12",
+        "pillow",
+    ]
 
 
-# --- Dockerfile ------------------------------------------------------------------------------------------------------------------
+# --- Dockerfile
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def instructions() -> list[tuple[str, str]]:
     """(instruction, argument) of the Dockerfile, continued lines joined as Docker joins them."""
-    lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines())]
+    lines = [
+        line
+        for line in (ROOT / "Dockerfile").read_text().splitlines()
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
+    return [
+        (word, rest.strip())
+        for word, _, rest in (
+            line.partition(" ") for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines()
+        )
+    ]
 
 
 def steps(containing: str) -> list[str]:
@@ -131,7 +154,9 @@ def test_dockerfile_has_what_a_gpu_and_any_user_need():
     assert re.fullmatch(r"BASE=nvcr\.io/nvidia/pytorch:\d\d\.\d\d-py3", dict(found)["ARG"])
     assert words.index("ARG") < words.index("FROM")
     assert dict(found)["FROM"] == "${BASE}"
-    variables = dict(re.findall(r"(\w+)=(\S+)", " ".join(argument for word, argument in found if word == "ENV")))
+    variables = dict(
+        re.findall(r"(\w+)=(\S+)", " ".join(argument for word, argument in found if word == "ENV"))
+    )
     assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility,video"
     assert dict(found)["USER"] not in ("0", "root")
     assert dict(found)["ENTRYPOINT"] == '["torchrun", "--standalone"]'
@@ -144,13 +169,19 @@ def test_dockerfile_has_what_a_gpu_and_any_user_need():
 
 def test_dockerfile_checks_every_import():
     checked = " ".join(re.findall(r"import ([\w., ]+)", " ".join(steps("import torch, torchvision"))))
-    modules = {distribution: module for module, distribution in DISTRIBUTION.items() if module not in ("triton", "typing_extensions")}
+    modules = {
+        distribution: module
+        for module, distribution in DISTRIBUTION.items()
+        if module not in ("triton", "typing_extensions")
+    }
     names = requirements("requirements.txt")
     assert names.pop("pynvvideocodec") and "PyNvVideoCodec" in "".join(steps("import decord")), (
         "it is looked for: without a driver none imports it"
     )
     for name in names:
-        assert re.search(rf"(^|[ ,]){re.escape(modules.get(name, name))}\b", checked), f"{name} is not imported at build"
+        assert re.search(rf"(^|[ ,]){re.escape(modules.get(name, name))}\b", checked), (
+            f"{name} is not imported at build"
+        )
 
 
 def test_dockerignore_keeps_history_environments_and_results_out():
@@ -160,7 +191,9 @@ def test_dockerignore_keeps_history_environments_and_results_out():
 
 
 def test_what_git_ignores_by_name_docker_ignores_too():
-    wanted = {line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")}
+    wanted = {
+        line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")
+    }
     assert "runs" in wanted
     assert wanted <= set((ROOT / ".dockerignore").read_text().split())
 
@@ -192,13 +225,24 @@ class Image:
         (info / "RECORD").touch()
 
     def run(self, line: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-        clean |= {"PATH": f"{self.prefix / 'bin'}:{os.environ['PATH']}", "PIP_DISABLE_PIP_VERSION_CHECK": "1"} | environment
-        return subprocess.run(["bash", "-o", "pipefail", "-c", line], cwd=self.work, env=clean, capture_output=True, text=True)
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+        }
+        clean |= {
+            "PATH": f"{self.prefix / 'bin'}:{os.environ['PATH']}",
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        } | environment
+        return subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line], cwd=self.work, env=clean, capture_output=True, text=True
+        )
 
     def kept(self) -> list[str]:
         lines = (self.work / "requirements.image.txt").read_text().splitlines()
-        return [re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if line.strip() and not line.startswith("#")]
+        return [
+            re.split(r"[^A-Za-z0-9-]", line)[0] for line in lines if line.strip() and not line.startswith("#")
+        ]
 
 
 FILTER = "> requirements.image.txt"
@@ -237,7 +281,11 @@ def test_the_filter_takes_whole_names(tmp_path: Path):
 def test_an_image_whose_dali_is_too_old_is_refused(tmp_path: Path, version: str, code: int):
     image = Image(tmp_path, pip=False)
     image.module("nvidia.dali", version)
-    check = next(part for part in steps("import nvidia.dali as d")[0].split("; python ") if "import nvidia.dali as d" in part)
+    check = next(
+        part
+        for part in steps("import nvidia.dali as d")[0].split("; python ")
+        if "import nvidia.dali as d" in part
+    )
     # The step is cut at the next command, which needs the whole repository.
     done = image.run("python " + check.split(";     python train.py")[0])
     assert done.returncode == code, done.stderr
@@ -247,7 +295,9 @@ def test_an_image_whose_dali_is_too_old_is_refused(tmp_path: Path, version: str,
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_image_installs_what_it_lacks_and_nothing_else(tmp_path: Path):
-    """The Dockerfile's own lines, for real, in an environment that has torch and DALI and pins too old a TensorBoard."""
+    """The Dockerfile's own lines, for real, in an environment that has torch and DALI and pins too old a
+    TensorBoard.
+    """
     image = Image(tmp_path, pip=True)
     probe = image.run("python -m pip install --dry-run --no-deps filelock", PIP_RETRIES="0", PIP_TIMEOUT="10")
     if probe.returncode:

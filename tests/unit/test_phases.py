@@ -71,7 +71,9 @@ def test_micro_batches_of_a_step_are_summed(clock: list[float]) -> None:
         clock[0] += 0.010
         measured.mark(name)
     measured.step()
-    assert measured.read() == pytest.approx({"data_wait": 20.0, "forward": 20.0, "backward": 20.0, "update": 10.0})
+    assert measured.read() == pytest.approx(
+        {"data_wait": 20.0, "forward": 20.0, "backward": 20.0, "update": 10.0}
+    )
 
 
 def test_an_interruption_belongs_to_no_phase(clock: list[float]) -> None:
@@ -138,7 +140,9 @@ class Event:
         return float(end.at - self.at)
 
 
-def test_on_a_device_only_what_it_has_passed_is_read_and_events_are_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_device_only_what_it_has_passed_is_read_and_events_are_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current")
     monkeypatch.setattr(Event, "ticks", itertools.count())

@@ -1,4 +1,6 @@
-"""The plan of images: what a row holds, and the edges; tests/conformance/test_plans.py has what every plan must keep."""
+"""The plan of images: what a row holds, and the edges; tests/conformance/test_plans.py has what every plan
+must keep.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 
 def sizes(n: int) -> dict[str, Any]:
     """Columns of n images, all different."""
-    return {"heights": np.arange(n, dtype=np.int32) % 37 + 20, "widths": np.arange(n, dtype=np.int32) % 41 + 15}
+    return {
+        "heights": np.arange(n, dtype=np.int32) % 37 + 20,
+        "widths": np.arange(n, dtype=np.int32) % 41 + 15,
+    }
 
 
-def plan(n: int, *, policy: ImagePolicy = RANDOM, seed: int = 3, batch_size: int = 4, **numbers: Any) -> ImagePlan:
+def plan(
+    n: int, *, policy: ImagePolicy = RANDOM, seed: int = 3, batch_size: int = 4, **numbers: Any
+) -> ImagePlan:
     return ImagePlan(**sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers)
 
 
-# --- what a row holds ---------------------------------------------------------------------------------------------------------------
+# --- what a row holds
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_are_those_of_the_policy() -> None:
@@ -51,7 +59,9 @@ def test_numbers_are_those_of_the_policy() -> None:
     regions, inner = windows.resize_then_center(heights, widths, resize=18, crop=16)
     assert (rows.regions == regions).all() and (rows.windows == inner).all() and not rows.turns.any()
 
-    rows = plan(30, policy=ImagePolicy(window="stretch", image_size=16), batch_size=30, training=False).rows(0, 0)[0]
+    rows = plan(30, policy=ImagePolicy(window="stretch", image_size=16), batch_size=30, training=False).rows(
+        0, 0
+    )[0]
     assert (rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)).all()
     assert (rows.windows == rows.regions).all()
 
@@ -64,11 +74,15 @@ def test_flips_come_with_their_probability(flip: float, share: float) -> None:
 
 
 def test_policies_read_their_settings() -> None:
-    settings = Augmentation(crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0), flip=0.25, train_window="stretch", val_window="stretch")
+    settings = Augmentation(
+        crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0), flip=0.25, train_window="stretch", val_window="stretch"
+    )
     assert image_policies(settings, Native(128, MEAN, STD))[0] == ImagePolicy(
         window="stretch", image_size=128, resize=146, scale=(0.3, 0.9), ratio=(0.5, 2.0), flip=0.25
     )
-    assert image_policies(settings, Native(224, MEAN, STD))[1] == ImagePolicy(window="stretch", image_size=224, resize=256)
+    assert image_policies(settings, Native(224, MEAN, STD))[1] == ImagePolicy(
+        window="stretch", image_size=224, resize=256
+    )
     assert image_policies(Augmentation(val_resize=232), Native(224, MEAN, STD))[1].resize == 232
     assert image_policies(Augmentation(), Native(224, MEAN, STD, zoom=232 / 224))[1].resize == 232
 
@@ -81,11 +95,13 @@ def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
     ImagePolicy(window="center", image_size=224, resize=224)
 
 
-# --- its edges ------------------------------------------------------------------------------------------------------------------------
+# --- its edges
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("training", "world_size", "rank", "first"), [(True, 1, 0, 0), (True, 3, 1, 24), (False, 2, 0, 0), (False, 2, 1, 8)]
+    ("training", "world_size", "rank", "first"),
+    [(True, 1, 0, 0), (True, 3, 1, 24), (False, 2, 0, 0), (False, 2, 1, 8)],
 )
 @pytest.mark.parametrize("batch_size", [1, 4, 24, 64, 65])
 def test_small_batches_drawn_together_are_those_drawn_alone(
@@ -114,14 +130,23 @@ def test_rows_are_a_lazy_sequence() -> None:
 
 @pytest.mark.parametrize(
     ("n", "world_size", "accumulate", "said"),
-    [(10, 2, 1, "--batch-size 5"), (10, 1, 3, "--batch-size 3"), (3, 4, 1, "too few samples"), (0, 1, 1, "too few")],
+    [
+        (10, 2, 1, "--batch-size 5"),
+        (10, 1, 3, "--batch-size 3"),
+        (3, 4, 1, "too few samples"),
+        (0, 1, 1, "too few"),
+    ],
 )
-def test_no_step_at_all_is_a_mistake_that_names_what_fits(n: int, world_size: int, accumulate: int, said: str) -> None:
+def test_no_step_at_all_is_a_mistake_that_names_what_fits(
+    n: int, world_size: int, accumulate: int, said: str
+) -> None:
     with pytest.raises(UserError, match=said) as caught:
         plan(n, batch_size=64, world_size=world_size, accumulate=accumulate).require_a_step()
     assert "\n" not in str(caught.value) and f"{n} training samples" in str(caught.value)
     if "--batch-size" in said:
-        plan(n, batch_size=int(said.split()[1]), world_size=world_size, accumulate=accumulate).require_a_step()
+        plan(
+            n, batch_size=int(said.split()[1]), world_size=world_size, accumulate=accumulate
+        ).require_a_step()
     plan(n, batch_size=64, policy=CENTER, training=False).require_a_step()
 
 

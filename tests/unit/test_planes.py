@@ -1,4 +1,6 @@
-"""Planes of decoded frames -> RGB of the output's size, against Pillow's resize and swscale's accurate conversion."""
+"""Planes of decoded frames -> RGB of the output's size, against Pillow's resize and swscale's accurate
+conversion.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +18,12 @@ from loaders.videos.pyav import ACCURATE, planes
 def photograph(height: int, width: int) -> np.ndarray:
     """uint8 [H, W, 3], smooth shapes with some noise."""
     draws = np.random.default_rng(0)
-    coarse = Image.fromarray(draws.integers(0, 256, (9, 12, 3), np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
-    return np.clip(np.asarray(coarse).astype(int) + draws.integers(-12, 13, (height, width, 3)), 0, 255).astype(np.uint8)
+    coarse = Image.fromarray(draws.integers(0, 256, (9, 12, 3), np.uint8)).resize(
+        (width, height), Image.Resampling.BICUBIC
+    )
+    return np.clip(
+        np.asarray(coarse).astype(int) + draws.integers(-12, 13, (height, width, 3)), 0, 255
+    ).astype(np.uint8)
 
 
 WINDOWS = [
@@ -29,7 +35,9 @@ WINDOWS = [
 
 
 @pytest.mark.parametrize(("region", "window", "size"), WINDOWS)
-def test_the_resize_is_pillows(region: tuple[int, ...], window: tuple[float, ...], size: tuple[int, int]) -> None:
+def test_the_resize_is_pillows(
+    region: tuple[int, ...], window: tuple[float, ...], size: tuple[int, int]
+) -> None:
     pixels = photograph(240, 320)
     out = np.empty((*size, 3), np.uint8)
     picture = rgb(pixels)
@@ -55,18 +63,35 @@ def test_a_turned_picture_is_cut_where_it_is_displayed(turns: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "pixels", ["yuv420p", "yuvj420p", "yuv422p", "yuv444p", "yuv420p10le", "yuv444p12le", "gray", "gray10le", "nv12", "gbrp", "monob"]
+    "pixels",
+    [
+        "yuv420p",
+        "yuvj420p",
+        "yuv422p",
+        "yuv444p",
+        "yuv420p10le",
+        "yuv444p12le",
+        "gray",
+        "gray10le",
+        "nv12",
+        "gbrp",
+        "monob",
+    ],
 )
 @pytest.mark.parametrize("colours", ["ITU601", "ITU709", "BT2020"])
 def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:
-    """Against swscale's accurate conversion of the whole frame to RGB, then Pillow's resize: grey levels apart."""
+    """Against swscale's accurate conversion of the whole frame to RGB, then Pillow's resize: grey levels
+    apart.
+    """
     full = 2 if pixels.startswith("yuvj") else 1
     frame = av.VideoFrame.from_ndarray(photograph(240, 320), format="rgb24")
     frame = frame.reformat(format=pixels, dst_colorspace=colours, dst_color_range=full)
     frame.colorspace = {"ITU601": 5, "ITU709": 1, "BT2020": 9}[colours]
     whole = frame.to_ndarray(format="rgb24", interpolation=ACCURATE)
     window, size = (3.3, 4.75, 280.2, 190.1), (80, 80)
-    expected = np.asarray(Image.fromarray(whole).resize(size[::-1], Image.Resampling.BILINEAR, box=window)).astype(int)
+    expected = np.asarray(
+        Image.fromarray(whole).resize(size[::-1], Image.Resampling.BILINEAR, box=window)
+    ).astype(int)
     found = np.empty((*size, 3), np.uint8)
     picture = planes(frame, 0)
     Fitter(picture, np.array([0, 0, 320, 240]), np.array(window), size).fill(found, picture)
@@ -77,7 +102,9 @@ def test_resized_planes_are_resized_rgb(pixels: str, colours: str) -> None:
 
 
 def test_nothing_outside_the_region_is_seen() -> None:
-    """Two frames that differ outside a region only, by even numbers of pixels: 4:2:0 has one sample of colour for four."""
+    """Two frames that differ outside a region only, by even numbers of pixels: 4:2:0 has one sample of colour
+    for four.
+    """
     draws, size = np.random.default_rng(2), (48, 48)
     region, window = np.array([40, 20, 140, 100]), np.array([0.0, 0, 100, 80])
     found = []
@@ -88,7 +115,10 @@ def test_nothing_outside_the_region_is_seen() -> None:
         chroma = np.full((60, 80), level, np.uint8)
         chroma[10:50, 20:70] = 128
         shapes = [(luma, 120, 160), (chroma, 60, 80), (chroma, 60, 80)]
-        picture = Picture(tuple(Plane(data.reshape(-1), width, height, width) for data, height, width in shapes), matrix=BT601)
+        picture = Picture(
+            tuple(Plane(data.reshape(-1), width, height, width) for data, height, width in shapes),
+            matrix=BT601,
+        )
         found.append(np.empty((*size, 3), np.uint8))
         Fitter(picture, region, window, size).fill(found[-1], picture)
     np.testing.assert_array_equal(found[0], found[1])

@@ -43,7 +43,8 @@ def config(*flags: str) -> Config:
         (["--batch-size", "8", "--val-batch-size", "20"], 1, 20),
         (["--batch-size", "8", "--val-batch-size", "9000"], 1, 30),
         (["--batch-size", "8", "--val-batch-size", "9000"], 2, 15),
-        (["--batch-size", "64", "--val-batch-size", "9000"], 2, 64),  # as in training, so that nothing is compiled for another shape
+        # as in training, so that nothing is compiled for another shape
+        (["--batch-size", "64", "--val-batch-size", "9000"], 2, 64),
         (["--batch-size", "64"], 1, 64),
     ],
 )
@@ -51,7 +52,9 @@ def test_a_validation_batch_is_no_larger_than_the_set(flags: list[str], ranks: i
     splits: dict[str, Any] = {"train": columns(200), "val": columns(30)}
     seen: list[int] = []
     for rank in range(ranks):
-        train, val = pair(ImagePlan.of, config(*flags), splits, POLICY, POLICY, seed=0, world_size=ranks, rank=rank)
+        train, val = pair(
+            ImagePlan.of, config(*flags), splits, POLICY, POLICY, seed=0, world_size=ranks, rank=rank
+        )
         assert train.batch_size == int(flags[1]) and train.training and not val.training
         assert val.batch_size == size
         seen += [int(place) for rows in val.rows(0, 0) for place in rows.ids[rows.valid]]
@@ -62,7 +65,16 @@ def test_a_views_place_counts() -> None:
     """Of videos it is clips x crops that are counted."""
     policy = ClipPolicy(frames=4, image_size=8, shorter=(9, 9), clips=2, crops=3, resize=9)
     splits: dict[str, Any] = {"train": columns(8), "val": columns(2)}
-    _, val = pair(ClipPlan.of, config("--batch-size", "8", "--val-batch-size", "100"), splits, policy, policy, seed=0, world_size=1, rank=0)
+    _, val = pair(
+        ClipPlan.of,
+        config("--batch-size", "8", "--val-batch-size", "100"),
+        splits,
+        policy,
+        policy,
+        seed=0,
+        world_size=1,
+        rank=0,
+    )
     assert val.batch_size == 12
 
 
@@ -70,4 +82,13 @@ def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
     with pytest.raises(UserError, match="--batch-size 8"):
         pair(ImagePlan.of, config("--batch-size", "8"), splits, POLICY, POLICY, seed=0, world_size=1, rank=0)
-    pair(ImagePlan.of, config("--batch-size", "8", "--evaluate", "true"), splits, POLICY, POLICY, seed=0, world_size=1, rank=0)
+    pair(
+        ImagePlan.of,
+        config("--batch-size", "8", "--evaluate", "true"),
+        splits,
+        POLICY,
+        POLICY,
+        seed=0,
+        world_size=1,
+        rank=0,
+    )

@@ -29,15 +29,24 @@ def test_ctrl_c_while_imports_run_says_nothing(imported: bool, code: int) -> Non
         "except KeyboardInterrupt:",
         "    pass",
     ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
 
 
 def test_one_that_does_not_hear_ctrl_c_stays_so() -> None:
     """A shell starts what is behind its & so."""
-    lines = ["import os, signal, sys", "signal.signal(signal.SIGINT, signal.SIG_IGN)", "sys.argv = ['-m']", "import scripts"]
+    lines = [
+        "import os, signal, sys",
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)",
+        "sys.argv = ['-m']",
+        "import scripts",
+    ]
     lines += ["os.kill(os.getpid(), signal.SIGINT)", "print('on')"]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "on\n", "")
 
 
@@ -48,10 +57,13 @@ def test_who_imports_a_program_keeps_its_signals() -> None:
 
 def test_doctor_ends_with_its_children() -> None:
     """As a terminal sends it, to all of them, while the children still begin: nobody prints where it was."""
-    process = subprocess.Popen([sys.executable, "-m", "scripts.doctor"], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scripts.doctor"], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
+    )
     try:
         tasks, deadline = Path(f"/proc/{process.pid}/task"), time.monotonic() + 100
-        while not any(map(_hears, (begun := _children(tasks))[1:])) and time.monotonic() < deadline:  # the first is multiprocessing's own
+        # the first is multiprocessing's own
+        while not any(map(_hears, (begun := _children(tasks))[1:])) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert begun[1:], "no child began"
         os.killpg(process.pid, signal.SIGINT)

@@ -1,4 +1,6 @@
-"""The R-CNN family's training for a batch at once is torchvision's, image by image; what is random has its probabilities."""
+"""The R-CNN family's training for a batch at once is torchvision's, image by image; what is random has its
+probabilities.
+"""
 
 from __future__ import annotations
 
@@ -67,10 +69,15 @@ def small(kind: str = "boxes", **options: Any) -> Any:
         options["box_head"] = FastRCNNConvFCHead((CHANNELS, 7, 7), [8], [16], norm_layer=nn.BatchNorm2d)
     model: Any
     if kind == "masks":
-        heads = {"mask_head": MaskRCNNHeads(CHANNELS, [8], 1), "mask_predictor": MaskRCNNPredictor(8, 8, CLASSES)}
+        heads = {
+            "mask_head": MaskRCNNHeads(CHANNELS, [8], 1),
+            "mask_predictor": MaskRCNNPredictor(8, 8, CLASSES),
+        }
         model = MaskRCNN(Backbone(), **heads, **options)
     elif kind == "keypoints":
-        model = KeypointRCNN(Backbone(), num_keypoints=KEYPOINTS, keypoint_head=KeypointRCNNHeads(CHANNELS, [512]), **options)
+        model = KeypointRCNN(
+            Backbone(), num_keypoints=KEYPOINTS, keypoint_head=KeypointRCNNHeads(CHANNELS, [512]), **options
+        )
     else:
         model = FasterRCNN(Backbone(), **options)
     for name, one in model.named_parameters():
@@ -89,11 +96,15 @@ SIZES = [(HEIGHT, WIDTH), (90, 100), (70, WIDTH)]
 def anchors_of() -> torch.Tensor:
     """Of it, [3060, 4]."""
     images = torch.zeros(1, 3, HEIGHT, WIDTH)
-    return SMALL.rpn.anchor_generator(ImageList(images, [(HEIGHT, WIDTH)]), list(SMALL.backbone(images).values()))[0]
+    return SMALL.rpn.anchor_generator(
+        ImageList(images, [(HEIGHT, WIDTH)]), list(SMALL.backbone(images).values())
+    )[0]
 
 
 def targets_from(seed: int, images: list[tuple[int, str]], kind: str = "boxes") -> Targets:
-    """Boxes of so many an image, each in one of the ways of boxes_from, within 64 x 64 pixels but for those that are anchors."""
+    """Boxes of so many an image, each in one of the ways of boxes_from, within 64 x 64 pixels but for those
+    that are anchors.
+    """
     generator, targets = torch.Generator().manual_seed(seed), []
     for count, where in images:
         boxes = boxes_from(generator, count, where, anchors_of(), 64)
@@ -101,7 +112,9 @@ def targets_from(seed: int, images: list[tuple[int, str]], kind: str = "boxes") 
         if kind == "masks":
             target["masks"] = (torch.rand(count, HEIGHT, WIDTH, generator=generator) > 0.5).to(torch.uint8)
         if kind == "keypoints":
-            spots = boxes[:, None, :2] + torch.rand(count, KEYPOINTS, 2, generator=generator) * (boxes[:, None, 2:] - boxes[:, None, :2])
+            spots = boxes[:, None, :2] + torch.rand(count, KEYPOINTS, 2, generator=generator) * (
+                boxes[:, None, 2:] - boxes[:, None, :2]
+            )
             target["keypoints"] = torch.cat([spots, torch.ones(count, KEYPOINTS, 1)], 2)
         targets.append(target)
     return targets
@@ -116,33 +129,47 @@ def first_ones() -> Iterator[None]:
     """Both draw the first of those that they may draw."""
 
     def falling(like: torch.Tensor) -> torch.Tensor:
-        return torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64, device=like.device).expand(like.shape)
+        return torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64, device=like.device).expand(
+            like.shape
+        )
 
-    with patch.object(torch, "randperm", lambda count, device: torch.arange(count, device=device)), patch.object(_rcnn, "keys", falling):
+    with (
+        patch.object(torch, "randperm", lambda count, device: torch.arange(count, device=device)),
+        patch.object(_rcnn, "keys", falling),
+    ):
         yield
 
 
 @contextmanager
 def as_on_a_gpu(*, kernel: bool = True) -> Iterator[None]:
-    """The way that waits for nothing; with `kernel`, in place of the one that suppresses boxes and needs a GPU, one that keeps all."""
+    """The way that waits for nothing; with `kernel`, in place of the one that suppresses boxes and needs a
+    GPU, one that keeps all.
+    """
     with ExitStack() as stack:
         stack.enter_context(patch.object(_rcnn, "_waits_cost_nothing", lambda device: False))
         if kernel:
-            stack.enter_context(patch.object(_rcnn, "survivors", lambda boxes, alive, threshold: alive.clone()))
+            stack.enter_context(
+                patch.object(_rcnn, "survivors", lambda boxes, alive, threshold: alive.clone())
+            )
         yield
 
 
-# --- what to find ---------------------------------------------------------------------------------------------------------------------
+# --- what to find
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 IMAGES = st.lists(
-    st.tuples(st.integers(0, 9), st.sampled_from(["anywhere", "grid", "defaults", "same"])), min_size=1, max_size=5
+    st.tuples(st.integers(0, 9), st.sampled_from(["anywhere", "grid", "defaults", "same"])),
+    min_size=1,
+    max_size=5,
 )  # boxes of an image, and where they are
 
 
 @settings(max_examples=20)
 @given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]), low=st.booleans())
-def test_anchors_find_what_they_find_in_torchvision(seed: int, images: list[tuple[int, str]], most: int, low: bool) -> None:
+def test_anchors_find_what_they_find_in_torchvision(
+    seed: int, images: list[tuple[int, str]], most: int, low: bool
+) -> None:
     """Whatever is equal, however many boxes are compared at a time, with and without matches of low quality."""
     targets, anchors, rpn = targets_from(seed, images), anchors_of(), copy.copy(SMALL.rpn)
     rpn.proposal_matcher = copy.copy(rpn.proposal_matcher)
@@ -158,18 +185,23 @@ def test_anchors_find_what_they_find_in_torchvision(seed: int, images: list[tupl
 
 def test_a_box_that_no_anchor_overlaps_is_everyones_best() -> None:
     """torchvision's rule: its best overlap is 0, and all that have 0 with it have that."""
-    targets: Targets = [{"boxes": torch.tensor([[900.0, 900.0, 910.0, 910.0]]), "labels": torch.ones(1, dtype=torch.int64)}]
+    targets: Targets = [
+        {"boxes": torch.tensor([[900.0, 900.0, 910.0, 910.0]]), "labels": torch.ones(1, dtype=torch.int64)}
+    ]
     labels, _ = SMALL.rpn.assign_targets_to_anchors([anchors_of()], targets)
     _, got = _rcnn.match_anchors(anchors_of(), truth_of(targets), SMALL.rpn.proposal_matcher)
     assert (labels[0] == 1).all() and (got == 1).all()
 
 
-# --- drawing --------------------------------------------------------------------------------------------------------------------------
+# --- drawing
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
 @given(
-    labels=st.lists(st.lists(st.sampled_from([-1, 0, 0, 1, 3]), min_size=7, max_size=7), min_size=1, max_size=4),
+    labels=st.lists(
+        st.lists(st.sampled_from([-1, 0, 0, 1, 3]), min_size=7, max_size=7), min_size=1, max_size=4
+    ),
     wanted=st.integers(1, 12),
     share=st.sampled_from([0.25, 0.5, 1.0]),
 )
@@ -177,16 +209,24 @@ def test_as_many_are_drawn_as_by_torchvision(labels: list[list[int]], wanted: in
     sampler, given_labels = BalancedPositiveNegativeSampler(wanted, share), torch.tensor(labels)
     places, filled = _rcnn.draw(given_labels, sampler)
     assert places.shape == filled.shape == (len(labels), min(wanted, 7))
-    for own, there, kinds, objects, background in zip(places, filled, given_labels, *sampler(list(given_labels)), strict=True):
+    for own, there, kinds, objects, background in zip(
+        places, filled, given_labels, *sampler(list(given_labels)), strict=True
+    ):
         drawn = kinds[own[there]]
-        assert len(set(own.tolist())) == len(own) and (drawn > 0).sum() == objects.sum() and (drawn == 0).sum() == background.sum()
+        assert (
+            len(set(own.tolist())) == len(own)
+            and (drawn > 0).sum() == objects.sum()
+            and (drawn == 0).sum() == background.sum()
+        )
         assert len(drawn) == objects.sum() + background.sum()  # nothing that is neither
         order = torch.where(there, torch.where(kinds[own] > 0, 0, 1), 2).tolist()
         assert order == sorted(order)
 
 
 def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
-    """6 objects for 4 places and 12 of the background for the others: each pair together with the probability of a uniform subset."""
+    """6 objects for 4 places and 12 of the background for the others: each pair together with the probability
+    of a uniform subset.
+    """
     torch.manual_seed(0)
     rounds, labels = 20_000, torch.tensor([1, 0, -1, 0, 2, 0, 0, 1, -1, 0, 0, 1, 0, 0, 3, 0, 0, 1, 0, 0])
     places, filled = _rcnn.draw(labels.expand(rounds, -1), BalancedPositiveNegativeSampler(10, 0.4))
@@ -194,29 +234,41 @@ def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
     drawn = torch.zeros(rounds, len(labels)).scatter_(1, places, 1.0)
     together = drawn.T @ drawn / rounds
     for kind, (count, taken) in {True: (6, 4), False: (12, 6)}.items():
-        own = together[(labels > 0) == kind][:, (labels > 0) == kind] if kind else together[labels == 0][:, labels == 0]
+        own = (
+            together[(labels > 0) == kind][:, (labels > 0) == kind]
+            if kind
+            else together[labels == 0][:, labels == 0]
+        )
         once, twice = taken / count, taken * (taken - 1) / (count * (count - 1))
         wanted = torch.full_like(own, twice).fill_diagonal_(once)
         assert ((own - wanted).abs() < 5 * (wanted * (1 - wanted) / rounds).sqrt()).all()
     assert together[labels == -1].sum() == 0
 
 
-# --- proposals ------------------------------------------------------------------------------------------------------------------------
+# --- proposals
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 999),
     sharpness=st.sampled_from([1.0, 30.0]),  # of the latter many probabilities are exactly 1
-    spread=st.sampled_from([0.1, 1.0, 5.0]),  # of the deltas: many overlap, or few; many are cut to nothing at the edge
+    # of the deltas: many overlap, or few; many are cut to nothing at the edge
+    spread=st.sampled_from([0.1, 1.0, 5.0]),
     before=st.sampled_from([10, 60, 100_000]),
     after=st.sampled_from([5, 100_000]),
     score=st.sampled_from([0.0, 0.6]),
 )
-def test_proposals_are_torchvisions(seed: int, sharpness: float, spread: float, before: int, after: int, score: float) -> None:
+def test_proposals_are_torchvisions(
+    seed: int, sharpness: float, spread: float, before: int, after: int, score: float
+) -> None:
     """In its order; the last level has 36 anchors, fewer than are kept of others."""
     generator, rpn, anchors = torch.Generator().manual_seed(seed), copy.copy(SMALL.rpn), anchors_of()
-    rpn._pre_nms_top_n, rpn._post_nms_top_n, rpn.score_thresh = {"training": before}, {"training": after}, score
+    rpn._pre_nms_top_n, rpn._post_nms_top_n, rpn.score_thresh = (
+        {"training": before},
+        {"training": after},
+        score,
+    )
     counts = [2304, 576, 144, 36]
     logits = sharpness * torch.randn(3, len(anchors), generator=generator)
     deltas = spread * torch.randn(3, len(anchors), 4, generator=generator)
@@ -230,8 +282,12 @@ def test_proposals_are_torchvisions(seed: int, sharpness: float, spread: float, 
         torch.testing.assert_close(own[there], other, rtol=1e-6, atol=1e-5)
 
 
-def _by_level(boxes: torch.Tensor, scores: torch.Tensor, levels: torch.Tensor, threshold: float) -> torch.Tensor:
-    """torchvision's way for many boxes, with a stable sort. Its way for few moves them aside, which rounds them."""
+def _by_level(
+    boxes: torch.Tensor, scores: torch.Tensor, levels: torch.Tensor, threshold: float
+) -> torch.Tensor:
+    """torchvision's way for many boxes, with a stable sort. Its way for few moves them aside, which rounds
+    them.
+    """
     kept = torch.zeros_like(scores, dtype=torch.bool)
     for level in levels.unique():
         own = (levels == level).nonzero()[:, 0]
@@ -240,7 +296,8 @@ def _by_level(boxes: torch.Tensor, scores: torch.Tensor, levels: torch.Tensor, t
     return places[scores[places].sort(descending=True, stable=True).indices]
 
 
-# --- regions --------------------------------------------------------------------------------------------------------------------------
+# --- regions
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_regions_are_pooled_as_by_torchvision() -> None:
@@ -250,10 +307,17 @@ def test_regions_are_pooled_as_by_torchvision() -> None:
     corners = torch.rand(60, 2, generator=generator) * torch.tensor([WIDTH, HEIGHT])
     sides = torch.rand(60, 1, generator=generator) ** 3 * torch.tensor([WIDTH, HEIGHT])
     boxes = torch.cat([corners, torch.minimum(corners + sides, torch.tensor([WIDTH, HEIGHT]))], 1)
-    boxes[:4] = torch.tensor([[WIDTH - 0.01, HEIGHT - 0.5, WIDTH, HEIGHT], [0, 0, 0, 0], [0, 0, WIDTH, HEIGHT], [127, 0, 128, 96]])
+    boxes[:4] = torch.tensor(
+        [[WIDTH - 0.01, HEIGHT - 0.5, WIDTH, HEIGHT], [0, 0, 0, 0], [0, 0, WIDTH, HEIGHT], [127, 0, 128, 96]]
+    )
     image, filled = torch.arange(60) // 30, torch.rand(60, generator=generator) > 0.2
-    maps = {str(level): torch.randn(2, 4, HEIGHT >> level + 2, WIDTH >> level + 2, generator=generator) for level in range(4)}
-    theirs_of, ours_of = ({name: one.clone().requires_grad_() for name, one in maps.items()} for _ in range(2))
+    maps = {
+        str(level): torch.randn(2, 4, HEIGHT >> level + 2, WIDTH >> level + 2, generator=generator)
+        for level in range(4)
+    }
+    theirs_of, ours_of = (
+        {name: one.clone().requires_grad_() for name, one in maps.items()} for _ in range(2)
+    )
     wanted = theirs(theirs_of, [boxes[:30], boxes[30:]], [(HEIGHT, WIDTH)] * 2) * filled[:, None, None, None]
     assert {int(level) for level in theirs.map_levels([boxes])} == {0, 1, 2}
     with as_on_a_gpu():
@@ -266,13 +330,17 @@ def test_regions_are_pooled_as_by_torchvision() -> None:
         torch.testing.assert_close(ours_of[name].grad, theirs_of[name].grad, rtol=1e-5, atol=1e-4)
 
 
-# --- losses ---------------------------------------------------------------------------------------------------------------------------
+# --- losses
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[str, torch.Tensor]:
     """Ours, when each and the gradients of all parameters are torchvision's."""
     targets = targets_from(seed, [(count, "anywhere") for count in counts], kind)
-    images, sizes = torch.randn(len(counts), 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed)), SIZES[: len(counts)]
+    images, sizes = (
+        torch.randn(len(counts), 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed)),
+        SIZES[: len(counts)],
+    )
     other = copy.deepcopy(stock)
     Detector(other)  # takes its transform away
     with first_ones():
@@ -285,7 +353,9 @@ def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[st
         torch.stack(list(one.values())).sum().backward()
     for (name, one), two in zip(stock.named_parameters(), other.parameters(), strict=True):
         assert one.grad is not None and two.grad is not None, name
-        torch.testing.assert_close(one.grad, two.grad, rtol=1e-3, atol=1e-5 * float(two.grad.abs().max()) + 1e-6, msg=name)
+        torch.testing.assert_close(
+            one.grad, two.grad, rtol=1e-3, atol=1e-5 * float(two.grad.abs().max()) + 1e-6, msg=name
+        )
     for (name, one), two in zip(stock.named_buffers(), other.buffers(), strict=True):
         torch.testing.assert_close(one, two, msg=name)
     return got
@@ -295,7 +365,9 @@ def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[st
 @pytest.mark.parametrize("counts", [[3, 0, 14], [1], [0]], ids=str)
 @pytest.mark.parametrize("waits", [True, False])
 def test_losses_and_gradients_are_torchvisions(kind: str, counts: list[int], waits: bool) -> None:
-    """More regions are asked for than there are in some images, and fewer than in others; both ways through the heads."""
+    """More regions are asked for than there are in some images, and fewer than in others; both ways through
+    the heads.
+    """
     with ExitStack() as stack:
         if not waits:
             stack.enter_context(as_on_a_gpu(kernel=False))
@@ -329,7 +401,8 @@ def test_training_without_targets_is_refused() -> None:
         Detector(small())(torch.zeros(1, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)])
 
 
-# --- what the host does ---------------------------------------------------------------------------------------------------------------
+# --- what the host does
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def without_values(kind: str, *, ours: bool) -> None:
@@ -356,14 +429,24 @@ def test_what_waits_is_seen(kind: str, ours: bool) -> None:
         without_values(kind, ours=ours)
 
 
-WAITS = ("aten::nonzero", "aten::_local_scalar_dense", "aten::masked_select", "torchvision::nms", "aten::_unique2")
+WAITS = (
+    "aten::nonzero",
+    "aten::_local_scalar_dense",
+    "aten::masked_select",
+    "torchvision::nms",
+    "aten::_unique2",
+)
 """Operators whose result the host needs."""
 
 
 def launched(images: int, *, ours: bool) -> tuple[int, int]:
     """(operators, those of WAITS among them) of a step with 4 boxes an image."""
     stock, targets = small(), targets_from(0, [(4, "anywhere")] * images)
-    batch, sizes, detector = torch.randn(images, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)] * images, Detector(stock)
+    batch, sizes, detector = (
+        torch.randn(images, 3, HEIGHT, WIDTH),
+        [(HEIGHT, WIDTH)] * images,
+        Detector(stock),
+    )
     stock(_Prepared(batch, sizes), targets)  # makes the anchors
     with as_on_a_gpu(), Operators() as operators:
         out: Any = detector(batch, sizes, targets) if ours else stock(_Prepared(batch, sizes), targets)

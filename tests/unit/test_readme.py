@@ -25,17 +25,21 @@ SAMPLES = 140
 def said_by(code: str, folder: Path) -> list[str]:
     """Run an example in a process of its own and return its lines.
 
-    The example lies in `folder`, beside a config.py that is not ours and 140 images in two class folders, IMAGENET/train
-    and IMAGENET/val; FLAT is one of these class folders.
+    The example lies in `folder`, beside a config.py that is not ours and 140 images in two class folders,
+    IMAGENET/train and IMAGENET/val; FLAT is one of these class folders.
     """
     for name in ("n01", "n02"):
         (folder / "train" / name).mkdir(parents=True)
         for i in range(SAMPLES // 2):
             Image.new("RGB", (40 + i, 50), (i, 2 * i, 3)).save(folder / "train" / name / f"{i}.JPEG")
     (folder / "val").symlink_to(folder / "train")
-    (folder / "config.py").write_text("raise RuntimeError('this config.py is none of saturate')\n", encoding="utf-8")
+    (folder / "config.py").write_text(
+        "raise RuntimeError('this config.py is none of saturate')\n", encoding="utf-8"
+    )
     script = folder / "own_loop.py"
-    script.write_text(code.replace("IMAGENET", str(folder)).replace('"FLAT"', f'"{folder}/train/n01"'), encoding="utf-8")
+    script.write_text(
+        code.replace("IMAGENET", str(folder)).replace('"FLAT"', f'"{folder}/train/n01"'), encoding="utf-8"
+    )
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=folder,
@@ -55,7 +59,11 @@ def example(title: str) -> str:
 
 
 def test_every_example_has_a_test() -> None:
-    python = [(page.name, block) for page in PAGES for block in re.findall(r"^```python$", page.read_text(encoding="utf-8"), re.MULTILINE)]
+    python = [
+        (page.name, block)
+        for page in PAGES
+        for block in re.findall(r"^```python$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
     assert len(BLOCKS) == len(python), "an example that no test runs"
     assert {title for title, _ in BLOCKS} == {"Training", "Validation", "A flat folder without labels"}
 
@@ -90,12 +98,16 @@ def test_a_config_of_ours_would_be_missed(tmp_path: Path) -> None:
 
 def test_docker_keeps_the_runs() -> None:
     """The folder that `docker run` mounts is the one below which a run is written."""
-    (folder,) = re.findall(r"^WORKDIR (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    (folder,) = re.findall(
+        r"^WORKDIR (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert f"/runs:{folder}/runs" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def missing(page: Path, text: str) -> set[str]:
-    """What a page names that is not there: docs/... from the root, and links as they are resolved from the page."""
+    """What a page names that is not there: docs/... from the root, and links as they are resolved from the
+    page.
+    """
     named = {ROOT / name for name in re.findall(r"\bdocs/[\w/-]+\.(?:md|png)", text)}
     if page.suffix == ".md":
         links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
@@ -108,7 +120,9 @@ def test_pages_that_are_named_exist() -> None:
     assert {name for page in pages for name in missing(page, page.read_text(encoding="utf-8"))} == set()
 
 
-@pytest.mark.parametrize("text", ["see docs/no-such-page.md", "[a page](no-such-page.md)", "[a part](no-such-page.md#part)"])
+@pytest.mark.parametrize(
+    "text", ["see docs/no-such-page.md", "[a page](no-such-page.md)", "[a part](no-such-page.md#part)"]
+)
 def test_a_planted_link_is_found(text: str) -> None:
     assert missing(ROOT / "README.md", text)
 

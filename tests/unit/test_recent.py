@@ -27,8 +27,16 @@ def test_a_step_without_a_valid_sample_has_no_loss() -> None:
 def test_parts_of_the_loss_are_means_too() -> None:
     recent = Recent(4, ProcessWorld(CPU))
     for step in (1, 2):
-        recent.add(step, torch.tensor([6.0 * step, 4.0, math.nan, 1.0, 2.0 * step, 4.0]), [np.arange(4)], ("classes", "boxes"))
-    assert [(point["loss"], point["classes"], point["boxes"]) for point in recent.read()] == [(1.5, 0.5, 1.0), (3.0, 1.0, 1.0)]
+        recent.add(
+            step,
+            torch.tensor([6.0 * step, 4.0, math.nan, 1.0, 2.0 * step, 4.0]),
+            [np.arange(4)],
+            ("classes", "boxes"),
+        )
+    assert [(point["loss"], point["classes"], point["boxes"]) for point in recent.read()] == [
+        (1.5, 0.5, 1.0),
+        (3.0, 1.0, 1.0),
+    ]
 
 
 def test_a_loss_that_is_not_finite_names_the_step() -> None:

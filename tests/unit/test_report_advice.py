@@ -12,7 +12,9 @@ GPU = {"gpu": "H200", "gpu_gib": 139.0, "cores": 16}
 CPU = {"gpu": None, "cores": 2}
 
 
-def summary(bound: str | None, hardware: dict[str, Any] = GPU, busy: float | None = None, **more: Any) -> dict[str, Any]:
+def summary(
+    bound: str | None, hardware: dict[str, Any] = GPU, busy: float | None = None, **more: Any
+) -> dict[str, Any]:
     return {
         "rate": {"steady": 100.0},
         "ceiling": {"compute": {"rate": 110.0}, "loader": {"rate": 120.0}},
@@ -32,7 +34,10 @@ SLOW_LOADER = {"compute": {"rate": 1224.0}, "loader": {"rate": 111.0}}
 CASES: list[tuple[dict[str, Any], str]] = [
     ({}, "Train for longer"),
     (summary("compute", rate={"steady": None}), "Train for longer"),
-    (summary(None, rate={"steady": 45.0, "short": True}), "Train for longer: this run was shorter than a window"),
+    (
+        summary(None, rate={"steady": 45.0, "short": True}),
+        "Train for longer: this run was shorter than a window",
+    ),
     (summary("compute", efficiency=1.2), "Measure again"),
     (summary("compute", loader="synthetic"), "Name a real loader"),
     (summary(None), "--ceilings true"),
@@ -50,8 +55,14 @@ CASES: list[tuple[dict[str, Any], str]] = [
         summary("compute", gpu={"utilisation": 0.25}),
         "busy 25% of its time, so it waits for launches: a larger --batch-size, or --compile true",
     ),
-    (summary("compute", gpu={"utilisation": 0.25}, compile="reduce-overhead"), "it waits for launches: a larger --batch-size."),
-    (summary("compute", gpu={"utilisation": 0.25}, graphs=False), "it waits for launches: a larger --batch-size."),
+    (
+        summary("compute", gpu={"utilisation": 0.25}, compile="reduce-overhead"),
+        "it waits for launches: a larger --batch-size.",
+    ),
+    (
+        summary("compute", gpu={"utilisation": 0.25}, graphs=False),
+        "it waits for launches: a larger --batch-size.",
+    ),
     (
         summary("compute", compile="default", memory={"device_gib": 15.0}),
         "124 GiB of its memory are free: a larger --batch-size",
@@ -63,7 +74,10 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", loader="torchvision"), "--loader dali-gpu"),
     (summary("loader", busy=0.97, loader="torchvision"), "--loader dali-gpu"),
     (summary("loader", busy=0.97, loader="dali-cpu"), "--loader dali-gpu"),
-    (summary("loader", busy=0.2, loader="torchvision"), "80% of 16 cores are idle, so it waits: more --workers"),
+    (
+        summary("loader", busy=0.2, loader="torchvision"),
+        "80% of 16 cores are idle, so it waits: more --workers",
+    ),
     (summary("loader", busy=0.2, loader="dali-cpu"), "--loader dali-fed"),
     (summary("loader", busy=0.2), "--loader dali-fed if the storage is slow"),
     (summary("loader", busy=0.2, loader="dali-fed"), "more --workers, each hides"),
@@ -73,28 +87,52 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("loader", busy=0.7), "try other --workers"),
     (summary("loader", cpu=None), "try other --workers"),
     # of clips
-    (summary("loader", clips=CLIPS, loader="nvdec", busy=0.09), "91% of the CPU cores are idle: --loader nvdec+pyav gives them a share"),
+    (
+        summary("loader", clips=CLIPS, loader="nvdec", busy=0.09),
+        "91% of the CPU cores are idle: --loader nvdec+pyav gives them a share",
+    ),
     (summary("loader", clips=CLIPS, loader="nvdec"), "The loader is the limit: --loader nvdec+pyav gives"),
-    (summary("loader", clips=CLIPS, loader="nvdec+pyav", busy=0.5), "50% of the CPU cores are idle: more --workers"),
+    (
+        summary("loader", clips=CLIPS, loader="nvdec+pyav", busy=0.5),
+        "50% of the CPU cores are idle: more --workers",
+    ),
     (summary("loader", clips=CLIPS, loader="nvdec+pyav", busy=0.8), "with a key frame more often"),
-    (summary("loader", clips=CLIPS, loader="decord", busy=0.95), "--loader nvdec+pyav decodes on the GPU's video engines"),
+    (
+        summary("loader", clips=CLIPS, loader="decord", busy=0.95),
+        "--loader nvdec+pyav decodes on the GPU's video engines",
+    ),
     (summary("loader", CPU, clips=CLIPS, loader="pyav", busy=0.97), "with a key frame more often"),
-    (summary("loader", CPU, clips=CLIPS, loader="pyav", busy=0.3), "70% of the CPU cores are idle: more --workers"),
+    (
+        summary("loader", CPU, clips=CLIPS, loader="pyav", busy=0.3),
+        "70% of the CPU cores are idle: more --workers",
+    ),
     (summary("contention", busy=0.3, accumulate=4), "--loader dali-cpu"),
     (
         summary("contention", busy=0.1, clips=CLIPS, loader="nvdec", ceiling=SLOW_LOADER),
         "90% of the CPU cores are idle: --loader nvdec+pyav",
     ),
-    (summary("contention", busy=0.3, rate={"steady": 50.0}, ceiling=SLOW_LOADER), "Loader and step hinder each other"),
+    (
+        summary("contention", busy=0.3, rate={"steady": 50.0}, ceiling=SLOW_LOADER),
+        "Loader and step hinder each other",
+    ),
     # neither, but both together
     (summary("contention", CPU, busy=1.0), "fewer --workers, then more cores"),
     (summary("contention", CPU, busy=1.0, workers=1), "they share the CPU cores, so try more cores"),
-    (summary("contention", busy=0.95, workers=0), "so try --compile true --compile-mode reduce-overhead (few launches), then more cores"),
-    (summary("contention", busy=0.95, workers=16), "fewer --workers and --compile true --compile-mode reduce-overhead (few launches"),
+    (
+        summary("contention", busy=0.95, workers=0),
+        "so try --compile true --compile-mode reduce-overhead (few launches), then more cores",
+    ),
+    (
+        summary("contention", busy=0.95, workers=16),
+        "fewer --workers and --compile true --compile-mode reduce-overhead (few launches",
+    ),
     (summary("contention", busy=0.95, compile="reduce-overhead"), "fewer --workers, then more cores"),
     (summary("contention", busy=0.95, graphs=False), "fewer --workers, then more cores"),
     (summary("contention", busy=0.3), "--compile true --compile-mode reduce-overhead leaves few launches"),
-    (summary("contention", busy=0.3, compile="default"), "--compile true --compile-mode reduce-overhead leaves few launches"),
+    (
+        summary("contention", busy=0.3, compile="default"),
+        "--compile true --compile-mode reduce-overhead leaves few launches",
+    ),
     (summary("contention", busy=0.3, compile="reduce-overhead"), "--loader dali-cpu"),
     (summary("contention", busy=0.3, graphs=False), "--loader dali-cpu"),
     (summary("contention", busy=0.3, compile="reduce-overhead", loader="torchvision"), "--profile true"),

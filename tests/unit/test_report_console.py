@@ -29,8 +29,15 @@ SUMMARY: dict[str, Any] = {
     "arch": "resnet18",
     "loader": "dali-gpu",
     "precision": "fp16",
-    "rate": {"steady": 17907.2, "spread": {"n": 23, "min": 17100.0, "max": 18020.0, "iqr": 30.0}, "unit": "img/s"},
-    "ceiling": {"compute": {"rate": 18900.0, "spread": {"n": 5, "min": 18800.0, "max": 18950.0, "iqr": 1.0}}, "loader": {"rate": 21100.0}},
+    "rate": {
+        "steady": 17907.2,
+        "spread": {"n": 23, "min": 17100.0, "max": 18020.0, "iqr": 30.0},
+        "unit": "img/s",
+    },
+    "ceiling": {
+        "compute": {"rate": 18900.0, "spread": {"n": 5, "min": 18800.0, "max": 18950.0, "iqr": 1.0}},
+        "loader": {"rate": 21100.0},
+    },
     "efficiency": 0.9475,
     "bound": "contention",
     "data_wait": {"ms": 1.234, "share": 0.045},
@@ -88,7 +95,9 @@ def train(console: Console, clock: Clock, *, steps: int = 60, step_s: float = 0.
     with console.epoch(title="epoch 1/2", total=steps * 100) as bar:
         for step in range(1, steps + 1):
             clock.now += step_s
-            bar.update(samples=step * 100, rate=100 / step_s if step > 5 else None, loss=3.0 / step, wait_ms=0.31)
+            bar.update(
+                samples=step * 100, rate=100 / step_s if step > 5 else None, loss=3.0 / step, wait_ms=0.31
+            )
     return bar
 
 
@@ -102,7 +111,9 @@ def test_a_pipe_gets_a_line_each_ten_seconds_and_one_at_the_end() -> None:
     assert lines[-1].endswith("in 0:30")
 
 
-def test_a_terminal_gets_one_bar_an_epoch_that_is_redrawn_at_most_five_times_a_second(terminal: tuple[Any, Any]) -> None:
+def test_a_terminal_gets_one_bar_an_epoch_that_is_redrawn_at_most_five_times_a_second(
+    terminal: tuple[Any, Any],
+) -> None:
     stream, screen = terminal
     clock = Clock()
     train(Console(stream=stream, clock=clock), clock, steps=1000, step_s=0.01)
@@ -135,7 +146,17 @@ def test_the_result_fits_80_columns_and_names_everything(where: str, terminal: t
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text)
     assert max(len(line) for line in text.splitlines()) == 80
     for said in (
-        *("resnet18", "dali-gpu", "fp16", "91.30%", "99.10%", "17,907 img/s", "17,100 to 18,020 in 23 windows", "18,900 img/s", "21,100"),
+        *(
+            "resnet18",
+            "dali-gpu",
+            "fp16",
+            "91.30%",
+            "99.10%",
+            "17,907 img/s",
+            "17,100 to 18,020 in 23 windows",
+            "18,900 img/s",
+            "21,100",
+        ),
         *(
             "94.8%",
             "contention",
@@ -147,13 +168,31 @@ def test_the_result_fits_80_columns_and_names_everything(where: str, terminal: t
         ),
     ):
         assert said in text, said
-    assert text.rstrip().splitlines()[-1] == "TensorBoard:  tensorboard --logdir 'some runs'", "one can copy it"
+    assert text.rstrip().splitlines()[-1] == "TensorBoard:  tensorboard --logdir 'some runs'", (
+        "one can copy it"
+    )
 
 
 def test_what_was_not_measured_is_a_dash() -> None:
     found = dict(rows({}, KIND))
-    assert {found[name] for name in ("top-1", "rate", "compute ceiling", "loader ceiling", "efficiency", "bound by", "data wait")} == {"-"}
-    nothing: dict[str, Any] = {"rate": None, "ceiling": {"compute": None, "loader": None}, "validation": {"top1": None}, "data_wait": None}
+    assert {
+        found[name]
+        for name in (
+            "top-1",
+            "rate",
+            "compute ceiling",
+            "loader ceiling",
+            "efficiency",
+            "bound by",
+            "data wait",
+        )
+    } == {"-"}
+    nothing: dict[str, Any] = {
+        "rate": None,
+        "ceiling": {"compute": None, "loader": None},
+        "validation": {"top1": None},
+        "data_wait": None,
+    }
     assert dict(rows(nothing, KIND)) == found
 
 
@@ -163,7 +202,11 @@ def test_steal_is_told_where_it_counts() -> None:
 
 
 def test_a_validation_alone_has_no_rows_without_a_value() -> None:
-    alone = {"samples": 0, "rate": {"steady": None}, "validation": {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000}}
+    alone = {
+        "samples": 0,
+        "rate": {"steady": None},
+        "validation": {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000},
+    }
     assert rows(alone, KIND) == [("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"), ("samples", "50,000")]
 
 
@@ -173,7 +216,11 @@ def test_one_window() -> None:
 
 
 def test_a_task_says_how_its_figures_are_printed() -> None:
-    figures = (Figure(name="psnr", title="PSNR", unit="dB"), Figure(name="ssim", title="SSIM"), Figure(name="samples"))
+    figures = (
+        Figure(name="psnr", title="PSNR", unit="dB"),
+        Figure(name="ssim", title="SSIM"),
+        Figure(name="samples"),
+    )
     task = SimpleNamespace(figures=figures, loss_parts=False, graphs=True)
     validation = {"samples": 3, "ssim": 0.91, "psnr": 30.127}
     assert rows({"validation": validation}, task)[0] == ("PSNR", "30.13 dB   (SSIM 0.9100)")
@@ -273,5 +320,18 @@ def test_a_stream_that_knows_no_unicode() -> None:
 
 
 def test_figures_as_people_read_them() -> None:
-    assert [number(value) for value in (None, 0.1234, 12.345, 99.94, 123.4, 17907.2)] == ["-", "0.123", "12.3", "99.9", "123", "17,907"]
-    assert [duration(seconds) for seconds in (0.2, 59.6, 61, 3600, 36061)] == ["0:00", "1:00", "1:01", "1:00:00", "10:01:01"]
+    assert [number(value) for value in (None, 0.1234, 12.345, 99.94, 123.4, 17907.2)] == [
+        "-",
+        "0.123",
+        "12.3",
+        "99.9",
+        "123",
+        "17,907",
+    ]
+    assert [duration(seconds) for seconds in (0.2, 59.6, 61, 3600, 36061)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "10:01:01",
+    ]

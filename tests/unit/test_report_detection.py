@@ -50,7 +50,9 @@ def extras(value: int) -> dict[str, Any]:
     }
 
 
-def reporter_in(folder: Path, stream: io.StringIO, *, resumed_at: int | None = None, **about: Any) -> Reporter:
+def reporter_in(
+    folder: Path, stream: io.StringIO, *, resumed_at: int | None = None, **about: Any
+) -> Reporter:
     world = ProcessWorld(CPU)
     return Reporter(
         world=world,
@@ -58,7 +60,13 @@ def reporter_in(folder: Path, stream: io.StringIO, *, resumed_at: int | None = N
         meter=Meter(world, min_window_s=1.0, synchronise=lambda: None),
         board=Board(folder, purge_step=None if resumed_at is None else resumed_at + 1),
         record=Record(folder, resume_step=resumed_at),
-        description={"task": "detection", "hardware": {"cores": 2.0}, "settings": {}, "title": "a run", **about},
+        description={
+            "task": "detection",
+            "hardware": {"cores": 2.0},
+            "settings": {},
+            "title": "a run",
+            **about,
+        },
         task=KIND,
         compared=(),
         pixels=Pixels(),
@@ -72,13 +80,19 @@ def board_of(folder: Path) -> Any:
 
 
 def test_the_line_has_what_one_looks_for() -> None:
-    assert figures(RESULT, KIND.figures) == "ap 37.50%  ap50 50.00%  ap75 25.00%  mask_ap 25.00%  samples 5,000  detections 12,345"
+    assert (
+        figures(RESULT, KIND.figures)
+        == "ap 37.50%  ap50 50.00%  ap75 25.00%  mask_ap 25.00%  samples 5,000  detections 12,345"
+    )
     assert figures({"ap": math.nan, "samples": 3}, KIND.figures) == "ap -  samples 3"
 
 
 @pytest.mark.parametrize("nan", [math.nan, "nan"])
 def test_the_table_has_ap(nan: Any) -> None:
-    assert rows({"validation": RESULT}, KIND)[0] == ("AP", "37.50%   (AP50 50.00%   AP75 25.00%   mask AP 25.00%)")
+    assert rows({"validation": RESULT}, KIND)[0] == (
+        "AP",
+        "37.50%   (AP50 50.00%   AP75 25.00%   mask AP 25.00%)",
+    )
     assert rows({"validation": {"ap": nan}}, KIND)[0] == ("AP", "-")
     assert rows({"validation": {}}, KIND)[0] == ("AP", "-")
 
@@ -86,15 +100,27 @@ def test_the_table_has_ap(nan: Any) -> None:
 def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO())
     for epoch in (0, 1):
-        result = {**RESULT, "failed": [], "extras": extras(epoch), "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5}}
+        result = {
+            **RESULT,
+            "failed": [],
+            "extras": extras(epoch),
+            "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5},
+        }
         reporter.validated(result, step=10 * (epoch + 1), epoch=epoch)
     reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[1]\n", "the last one"
     points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert points == [{"kind": "val", "step": 10 * (epoch + 1), "epoch": epoch, **RESULT, "failed": []} for epoch in (0, 1)]
+    assert points == [
+        {"kind": "val", "step": 10 * (epoch + 1), "epoch": epoch, **RESULT, "failed": []} for epoch in (0, 1)
+    ]
     board = board_of(tmp_path)
-    assert [(event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")] == [(10, 0.0), (20, 0.1)]
-    assert [event.step for event in board.Images("val/predictions")] == [10, 20], "pictures of each validation"
+    assert [(event.step, round(event.value, 3)) for event in board.Scalars("val_ap/person")] == [
+        (10, 0.0),
+        (20, 0.1),
+    ]
+    assert [event.step for event in board.Images("val/predictions")] == [10, 20], (
+        "pictures of each validation"
+    )
     assert {"val/ap", "val/ap_small", "val/mask_ar_small"} <= {*board.Tags()["scalars"]}
 
 
@@ -104,7 +130,11 @@ def test_a_validation_that_is_repeated_is_shown_once(tmp_path: Path) -> None:
         reporter.validated({**RESULT, "failed": [], "extras": extras(3)}, step=10, epoch=0)
         reporter.close()
     board = board_of(tmp_path)
-    assert [event.step for event in board.Images("val/predictions")] == [event.step for event in board.Scalars("val/ap")] == [10]
+    assert (
+        [event.step for event in board.Images("val/predictions")]
+        == [event.step for event in board.Scalars("val/ap")]
+        == [10]
+    )
 
 
 def test_other_ranks_have_no_extras(tmp_path: Path) -> None:
@@ -120,7 +150,8 @@ def test_other_ranks_have_no_extras(tmp_path: Path) -> None:
 
 def test_the_summary_has_instances(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO(), instances_per_image=7.25, padding=0.0625)
-    reporter._meter.result = lambda unit="img/s": {"steady": 40.0, "short": False, "warmup_windows": 0, "unit": unit}  # type: ignore[method-assign]
+    rate = {"steady": 40.0, "short": False, "warmup_windows": 0}
+    reporter._meter.result = lambda unit="img/s": rate | {"unit": unit}  # type: ignore[method-assign]
     summary = reporter.finish(progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True)
     reporter.close()
     assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}
@@ -131,17 +162,22 @@ def test_the_summary_has_instances(tmp_path: Path) -> None:
 
 def test_others_have_none(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO())
-    assert "detection" not in reporter.finish(progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True)
+    assert "detection" not in reporter.finish(
+        progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True
+    )
     reporter.close()
 
 
-# --- the grid of training images ------------------------------------------------------------------------------------------------------
+# --- the grid of training images
+# ------------------------------------------------------------------------------------------------------
 
 
 def batch_of(images: torch.Tensor, **host: Any) -> Batch:
     count = len(images)
     sizes, ids = torch.ones(count, 2, dtype=torch.int64), np.arange(count)
-    return Batch(images=images, sizes=sizes, targets={}, valid=torch.ones(count, dtype=torch.bool), ids=ids, host=host)
+    return Batch(
+        images=images, sizes=sizes, targets={}, valid=torch.ones(count, dtype=torch.bool), ids=ids, host=host
+    )
 
 
 def shown(batch: Batch) -> Any:
@@ -150,7 +186,9 @@ def shown(batch: Batch) -> Any:
 
 def test_boxes_are_outlined_where_they_are() -> None:
     boxes = np.array([[2, 3, 10, 8], [0, 0, 20, 12], [-5, -5, 100, 100]], np.float32)
-    batch = batch_of(torch.zeros(3, 3, 12, 20), boxes=boxes, labels=np.array([1, 2, 1]), offsets=np.array([0, 2, 2, 3]))
+    batch = batch_of(
+        torch.zeros(3, 3, 12, 20), boxes=boxes, labels=np.array([1, 2, 1]), offsets=np.array([0, 2, 2, 3])
+    )
     first, second, third = (shown(batch) != 128).any(axis=3)
     inner = np.zeros((12, 20), bool)
     inner[[3, 7], 2:10] = inner[3:8, [2, 9]] = True
@@ -163,7 +201,9 @@ def test_boxes_are_outlined_where_they_are() -> None:
 
 def test_a_box_outside_or_without_a_size_does_no_harm() -> None:
     boxes = np.array([[30, 30, 40, 40], [5, 5, 5, 5]], np.float32)
-    assert shown(batch_of(torch.zeros(1, 3, 12, 20), boxes=boxes, labels=np.array([1, 2]), offsets=np.array([0, 2]))).shape == (
+    assert shown(
+        batch_of(torch.zeros(1, 3, 12, 20), boxes=boxes, labels=np.array([1, 2]), offsets=np.array([0, 2]))
+    ).shape == (
         1,
         12,
         20,
@@ -173,7 +213,9 @@ def test_a_box_outside_or_without_a_size_does_no_harm() -> None:
 
 def test_large_images_are_shrunk_with_their_boxes() -> None:
     images = torch.zeros(1, 3, 800, 1344)
-    batch = batch_of(images, boxes=np.array([[0, 0, 672, 400]], np.float32), labels=np.array([1]), offsets=np.array([0, 1]))
+    batch = batch_of(
+        images, boxes=np.array([[0, 0, 672, 400]], np.float32), labels=np.array([1]), offsets=np.array([0, 1])
+    )
     (picture,) = shown(batch)
     assert max(picture.shape) == pictures.SIDE
     where = np.argwhere((picture != 128).any(axis=2))
@@ -183,7 +225,9 @@ def test_large_images_are_shrunk_with_their_boxes() -> None:
 def test_images_without_boxes_and_clips_are_as_they_were() -> None:
     images = torch.randn(20, 3, 8, 9)
     still = shown(batch_of(images))
-    expected = ((images[:16] * 0.25 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    expected = (
+        ((images[:16] * 0.25 + 0.5).clamp(0, 1) * 255).round().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    )
     np.testing.assert_array_equal(still, expected)
     clips = torch.stack([images - 9, images, images + 9], dim=2)
     np.testing.assert_array_equal(shown(batch_of(clips)), expected)

@@ -17,18 +17,37 @@ TRAIN = suite_of("train")
 HARDWARE = {"gpu": None, "cpu": "a CPU", "cores": 2, "ram_gib": 4.0}
 
 
-def row(rate: float | None, low: float = 0.0, high: float = 0.0, arch: str = "resnet18", **changes: Any) -> Row:
+def row(
+    rate: float | None, low: float = 0.0, high: float = 0.0, arch: str = "resnet18", **changes: Any
+) -> Row:
     point = {"arch": arch, "batch_size": 8, "loader": "torchvision", "precision": "fp32", "gpus": 1}
     spread = {"rate": {"n": 5, "min": low or rate, "max": high or rate, "iqr": 1.0}} if rate else {}
-    found: Row = {"suite": "train", "point": point, "status": "ok" if rate else "failed", "error": None, "folder": "."}
+    found: Row = {
+        "suite": "train",
+        "point": point,
+        "status": "ok" if rate else "failed",
+        "error": None,
+        "folder": ".",
+    }
     found |= {"began": 0.0, "took_s": 1.0}
-    return found | {"figures": {"rate": rate, "repeats": 5}, "spread": spread, "versions": {"torch": "2"}, "hardware": HARDWARE} | changes
+    return (
+        found
+        | {
+            "figures": {"rate": rate, "repeats": 5},
+            "spread": spread,
+            "versions": {"torch": "2"},
+            "hardware": HARDWARE,
+        }
+        | changes
+    )
 
 
 def folder(path: Path, *rows: Row) -> Path:
     path.mkdir()
     (path / "results.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-    (path / "suite.json").write_text(json.dumps({"suite": "train", "command": "python -m scripts.bench train"}))
+    (path / "suite.json").write_text(
+        json.dumps({"suite": "train", "command": "python -m scripts.bench train"})
+    )
     return path
 
 
@@ -67,19 +86,32 @@ def test_without_repeats_nothing_is_beyond_noise() -> None:
     assert not pair.beyond_noise and not pair.judged
 
 
-def test_fail_below_refuses_what_nothing_tells_from_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fail_below_refuses_what_nothing_tells_from_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A check in CI that can never fail is a mistake; a point that is lost fails it all the same."""
     once: Any = {"figures": {"rate": 100.0}}
-    a, b = folder(tmp_path / "a", row(100, **once), row(50, arch="alexnet")), folder(tmp_path / "b", row(10, **once))
+    a, b = (
+        folder(tmp_path / "a", row(100, **once), row(50, arch="alexnet")),
+        folder(tmp_path / "b", row(10, **once)),
+    )
     assert report.main([str(b), str(b), "--fail-below", "0.95"]) == 2
     said = capsys.readouterr().err
-    assert "1 of 1 points ran fewer than 3 times in A or B" in said and "bench --repeats 3" in said and said.count("\n") == 1
+    assert (
+        "1 of 1 points ran fewer than 3 times in A or B" in said
+        and "bench --repeats 3" in said
+        and said.count("\n") == 1
+    )
     assert report.main([str(a), str(b), "--fail-below", "0.95"]) == 1, "alexnet has no figure in B"
     assert report.main([str(b), str(b)]) == 0
 
 
-@pytest.mark.parametrize(("in_a", "in_b", "code"), [(None, None, 2), (None, 100, 2), (100, None, 1), (100, 100, 0)])
-def test_fail_below_compares_something(in_a: Any, in_b: Any, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("in_a", "in_b", "code"), [(None, None, 2), (None, 100, 2), (100, None, 1), (100, 100, 0)]
+)
+def test_fail_below_compares_something(
+    in_a: Any, in_b: Any, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     a, b = folder(tmp_path / "a", row(in_a)), folder(tmp_path / "b", row(in_b))
     assert report.main([str(a), str(b), "--fail-below", "0.95"]) == code
     said = capsys.readouterr().err
@@ -87,14 +119,23 @@ def test_fail_below_compares_something(in_a: Any, in_b: Any, code: int, tmp_path
 
 
 def test_another_commit_is_named() -> None:
-    a, b = ([row(100, versions={"torch": "2", "commit": one}) for one in of] for of in (("x", "y"), ("x", "x")))
+    a, b = (
+        [row(100, versions={"torch": "2", "commit": one}) for one in of] for of in (("x", "y"), ("x", "x"))
+    )
     assert report.differences(a, b) == ["versions differ: commit x and y / x"]
 
 
 def trial(batch: int, status: str) -> Row:
     point = {"arch": "resnet18", "loader": "torchvision", "precision": "fp16", "batch_size": batch}
     found: Row = {"suite": "max-batch", "point": point, "status": status, "error": None, "folder": "."}
-    return found | {"began": 0.0, "took_s": 1.0, "figures": {}, "spread": {}, "versions": {}, "hardware": HARDWARE}
+    return found | {
+        "began": 0.0,
+        "took_s": 1.0,
+        "figures": {},
+        "spread": {},
+        "versions": {},
+        "hardware": HARDWARE,
+    }
 
 
 @pytest.mark.parametrize(
@@ -136,7 +177,9 @@ def test_one_folder_is_shown_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("none",), ("empty",), ("a", "b", "c"), ()])
-def test_mistakes_get_one_line(names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_get_one_line(
+    names: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "empty").mkdir()
     assert report.main([str(tmp_path / name) for name in names]) == 2
     said = capsys.readouterr().err
@@ -145,19 +188,26 @@ def test_mistakes_get_one_line(names: tuple[str, ...], tmp_path: Path, capsys: p
 
 def test_other_machines_are_named() -> None:
     other = row(100, versions={"torch": "3"}, hardware={**HARDWARE, "cpu": "another"})
-    assert report.differences([row(100)], [other]) == ["hardware differ: cpu a CPU / another", "versions differ: torch 2 / 3"]
+    assert report.differences([row(100)], [other]) == [
+        "hardware differ: cpu a CPU / another",
+        "versions differ: torch 2 / 3",
+    ]
 
 
 def test_other_settings_are_named(tmp_path: Path) -> None:
     a, b = folder(tmp_path / "a", row(100)), folder(tmp_path / "b", row(50))
-    (b / "suite.json").write_text(json.dumps({"suite": "train", "command": "another", "flags": "--image-size 64"}))
+    (b / "suite.json").write_text(
+        json.dumps({"suite": "train", "command": "another", "flags": "--image-size 64"})
+    )
     (a / "suite.json").write_text(json.dumps({"suite": "train", "command": "one", "flags": ""}))
     assert report.settings_apart(a, b) == ["settings differ: flags  / --image-size 64"]
 
 
 def test_the_events_of_a_short_run_are_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as one that has only evaluated."""
-    monkeypatch.setattr(report, "read", lambda folder: ("train", [{**row(100, 98, 102), "status": "short", "folder": "."}]))
+    monkeypatch.setattr(
+        report, "read", lambda folder: ("train", [{**row(100, 98, 102), "status": "short", "folder": "."}])
+    )
     (tmp_path / "events.out.tfevents.1.here").write_bytes(b"the run's")
     assert report.main([str(tmp_path)]) == 0
     assert (tmp_path / "events.out.tfevents.1.here").read_bytes() == b"the run's"
@@ -178,5 +228,7 @@ def test_a_folder_that_cannot_be_written_to_is_shown_all_the_same(
     assert report.main([str(shown)]) == 0
     said = capsys.readouterr()
     assert "100.0 (98.0 to 102.0, 5)" in said.out and "TensorBoard:" not in said.out
-    assert said.err.splitlines() == [f"report: {shown} cannot be written to: table.md, plots and TensorBoard runs are as they were"]
+    assert said.err.splitlines() == [
+        f"report: {shown} cannot be written to: table.md, plots and TensorBoard runs are as they were"
+    ]
     assert sorted(shown.iterdir()) == before

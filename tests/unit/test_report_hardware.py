@@ -52,7 +52,9 @@ def test_hardware_of_a_cpu() -> None:
     assert found["cpu"]
 
 
-def test_cpu_load_in_a_container_is_that_of_its_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_load_in_a_container_is_that_of_its_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hardware, "CGROUP", tmp_path)
     clock = SimpleNamespace(now=10.0)
     monkeypatch.setattr(hardware.time, "monotonic", lambda: clock.now)
@@ -95,8 +97,12 @@ def test_sampler_on_a_machine_without_gpu_reads_the_cpu() -> None:
     assert {thread.name for thread in threading.enumerate()} == before
 
 
-def test_sampler_takes_the_gpu_by_uuid_and_the_mean_since_the_last_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NVML's GPU 0 is not torch's cuda:0 under CUDA_VISIBLE_DEVICES; a reading that a GPU does not give is None."""
+def test_sampler_takes_the_gpu_by_uuid_and_the_mean_since_the_last_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVML's GPU 0 is not torch's cuda:0 under CUDA_VISIBLE_DEVICES; a reading that a GPU does not give is
+    None.
+    """
     import pynvml
 
     watts = iter([100_000, 300_000, 500_000])
@@ -108,7 +114,11 @@ def test_sampler_takes_the_gpu_by_uuid_and_the_mean_since_the_last_read(monkeypa
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: f"handle of {uuid}")
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", lambda handle: next(watts) if handle == "handle of GPU-aaaa-bbbb" else 0)
+    monkeypatch.setattr(
+        pynvml,
+        "nvmlDeviceGetPowerUsage",
+        lambda handle: next(watts) if handle == "handle of GPU-aaaa-bbbb" else 0,
+    )
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", lambda _: SimpleNamespace(gpu=97))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetClockInfo", refuse)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda _: SimpleNamespace(used=3 * GIB))
@@ -177,7 +187,10 @@ def test_room_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readings_of_all_ranks_are_a_mean_of_those_that_have_one() -> None:
-    ranks = [{"power_w": 200.0, "sm_mhz": None, "throttled": 0.0}, {"power_w": 600.0, "sm_mhz": None, "throttled": None}]
+    ranks = [
+        {"power_w": 200.0, "sm_mhz": None, "throttled": 0.0},
+        {"power_w": 600.0, "sm_mhz": None, "throttled": None},
+    ]
     assert over_ranks(ranks) == {"power_w": 400.0, "sm_mhz": None, "throttled": 0.0}
 
 

@@ -24,10 +24,16 @@ def run(folder: Path, *, enabled: bool, steps: int) -> list[str]:
 
 def test_ten_steps_are_traced(tmp_path: Path) -> None:
     assert run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + STEPS + 4) == []
-    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["operators-rank0.txt", "trace-rank0.json.gz"]
+    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
+        "operators-rank0.txt",
+        "trace-rank0.json.gz",
+    ]
     with gzip.open(tmp_path / "profile" / "trace-rank0.json.gz") as file:
         events = json.load(file)["traceEvents"]
-    assert sum(event.get("name") == "one_step" and event.get("cat") == "user_annotation" for event in events) == STEPS
+    assert (
+        sum(event.get("name") == "one_step" and event.get("cat") == "user_annotation" for event in events)
+        == STEPS
+    )
     assert "aten::mm" in (tmp_path / "profile" / "operators-rank0.txt").read_text()
 
 

@@ -1,4 +1,6 @@
-"""The run's files are whole at any time: resume, a kill in mid-write, a full disk, a folder that is somebody else's."""
+"""The run's files are whole at any time: resume, a kill in mid-write, a full disk, a folder that is somebody
+else's.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     def refuse(name: str) -> None:
         raise AssertionError(f"{name} is no JSON")
 
-    return [json.loads(line, parse_constant=refuse) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line, parse_constant=refuse)
+        for line in (folder / "metrics.jsonl").read_text().splitlines()
+    ]
 
 
 def claim(folder: Path, resuming: bool) -> None:
@@ -44,7 +49,14 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
 def test_points_survive_bit_for_bit_and_are_there_at_once(tmp_path: Path) -> None:
     (tmp_path / "a" / "run").mkdir(parents=True)
     record = Record(tmp_path / "a" / "run")
-    values = {"loss": 0.1 + 0.2, "tiny": 5e-324, "third": np.float32(1 / 3), "n": np.int64(2**62), "path": Path("x"), "none": None}
+    values = {
+        "loss": 0.1 + 0.2,
+        "tiny": 5e-324,
+        "third": np.float32(1 / 3),
+        "n": np.int64(2**62),
+        "path": Path("x"),
+        "none": None,
+    }
     record.point("train", 7, values)
     (point,) = lines(tmp_path / "a" / "run")  # not closed yet
     assert (point["kind"], point["step"]) == ("train", 7)
@@ -56,7 +68,9 @@ def test_points_survive_bit_for_bit_and_are_there_at_once(tmp_path: Path) -> Non
 
 def test_what_is_not_finite_is_valid_json_that_float_reads(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.point("train", 1, {"loss": math.nan, "each": [math.inf, -math.inf, 1.0], "in": {"deep": np.float32("nan")}})
+    record.point(
+        "train", 1, {"loss": math.nan, "each": [math.inf, -math.inf, 1.0], "in": {"deep": np.float32("nan")}}
+    )
     record.summary({"rate": {"steady": math.nan}})
     record.close()
     (point,) = lines(tmp_path)
@@ -92,8 +106,13 @@ def test_resume_keeps_each_step_once_whatever_the_kill_left(tmp_path: Path, torn
     resumed.close()
     found = lines(tmp_path)
     assert [point["step"] for point in found if point["kind"] == "train"] == list(range(1, 13))
-    assert [point["loss"] for point in found if point["kind"] == "train"] == [step / 3 for step in range(1, 13)]
-    assert [(point["kind"], point["step"]) for point in found if point["kind"] != "train"] == [("val", 6), ("window", 6)]
+    assert [point["loss"] for point in found if point["kind"] == "train"] == [
+        step / 3 for step in range(1, 13)
+    ]
+    assert [(point["kind"], point["step"]) for point in found if point["kind"] != "train"] == [
+        ("val", 6),
+        ("window", 6),
+    ]
 
 
 def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> None:
@@ -104,7 +123,13 @@ def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> No
         with pytest.raises(UserError) as caught:
             claim(folder, resuming=False)
         said = str(caught.value)
-        assert str(folder) in said and name in said and "--resume auto" in said and "another folder" in said and "\n" not in said
+        assert (
+            str(folder) in said
+            and name in said
+            and "--resume auto" in said
+            and "another folder" in said
+            and "\n" not in said
+        )
         assert {path.name: path.read_text() for path in folder.iterdir()} == {name: "precious"}
         claim(folder, resuming=True)
         assert {path.name for path in folder.iterdir()} == {name, "left"}, "the probe is gone"
@@ -127,9 +152,16 @@ def test_a_file_in_place_of_the_folder(tmp_path: Path, resuming: bool, below: st
 
 @pytest.mark.parametrize(
     ("number", "said"),
-    [(errno.EROFS, "read-only"), (errno.EACCES, "permission denied"), (errno.ENOSPC, "no space left"), (errno.EDQUOT, "no space")],
+    [
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, "permission denied"),
+        (errno.ENOSPC, "no space left"),
+        (errno.EDQUOT, "no space"),
+    ],
 )
-def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str) -> None:
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
     fail_with(monkeypatch, "os.fsync", number)
     with pytest.raises(UserError, match=said) as caught:
         claim(tmp_path / "run", resuming=False)
@@ -145,7 +177,9 @@ def test_the_kernels_own_read_only_folder() -> None:
 def test_a_folder_is_one_runs_at_a_time(tmp_path: Path) -> None:
     with claimed(tmp_path / "run", resuming=False):
         for resuming in (False, True):
-            with pytest.raises(UserError, match="another run is writing there; wait for its end, or name another folder"):
+            with pytest.raises(
+                UserError, match="another run is writing there; wait for its end, or name another folder"
+            ):
                 claim(tmp_path / "run", resuming=resuming)
         claim(tmp_path / "other", resuming=False)
         with claimed(tmp_path / "run", resuming=False, enabled=False):  # another rank
@@ -171,7 +205,11 @@ with claimed(Path(sys.argv[1]), resuming=False):
 
 def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", ORPHAN, tmp_path], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", ORPHAN, tmp_path],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     ) as killed:
         assert killed.stdout is not None and killed.stdin is not None
         worker = int(killed.stdout.readline())
@@ -253,7 +291,9 @@ def test_lines_are_added_once(tmp_path: Path) -> None:
     Record(tmp_path, resume_step=0).lines("failed.txt", ["train\ta\udcff.mp4", "train\tb\n\u2028c.mp4"])
     Record(tmp_path, resume_step=0).lines("failed.txt", ["val\ta.mp4", "train\ta\udcff.mp4"])
     Record(tmp_path, enabled=False).lines("failed.txt", ["val\tother.mp4"])
-    assert (tmp_path / "failed.txt").read_bytes() == b"train\ta\xff.mp4\ntrain\tb\\n\xe2\x80\xa8c.mp4\nval\ta.mp4\n"
+    assert (
+        tmp_path / "failed.txt"
+    ).read_bytes() == b"train\ta\xff.mp4\ntrain\tb\\n\xe2\x80\xa8c.mp4\nval\ta.mp4\n"
 
 
 def test_appender_goes_on_at_the_end(tmp_path: Path) -> None:
@@ -265,7 +305,9 @@ def test_appender_goes_on_at_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"onetwo"
 
 
-def test_files_of_one_folder_may_be_written_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_one_folder_may_be_written_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As by ranks that end their profiles at the same time."""
     sync, inner = os.fsync, [True]
 
@@ -276,4 +318,7 @@ def test_files_of_one_folder_may_be_written_side_by_side(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "fsync", meanwhile)
     replace(tmp_path / "operators-rank0.txt", b"zero")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"operators-rank0.txt": b"zero", "operators-rank1.txt": b"one"}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {
+        "operators-rank0.txt": b"zero",
+        "operators-rank1.txt": b"one",
+    }

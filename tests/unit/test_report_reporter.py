@@ -65,16 +65,23 @@ def test_whole_numbers_are_whole(told: Told) -> None:
 
 @pytest.mark.parametrize("samples", [0, 7])
 def test_a_mean_over_no_loss_is_left_out(told: Told, samples: int) -> None:
-    told.reporter.validated(RESULT | {"loss": 0.0, "samples": samples, "losses_not_finite": samples}, step=3, epoch=0)
+    told.reporter.validated(
+        RESULT | {"loss": 0.0, "samples": samples, "losses_not_finite": samples}, step=3, epoch=0
+    )
     assert "loss 0" not in told.stream.getvalue()
     assert "loss" not in told.points()[0]
-    summary = told.reporter.finish(progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True)
+    summary = told.reporter.finish(
+        progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True
+    )
     assert "loss" not in summary["validation"] and "0.0000" not in told.stream.getvalue()
 
 
 def test_a_loss_of_no_sample_does_not_count(told: Told) -> None:
     def train(*losses: float) -> str:
-        points = [{"step": step, "loss": loss, "grad_norm": math.nan, "loss_scale": 1.0} for step, loss in enumerate(losses)]
+        points = [
+            {"step": step, "loss": loss, "grad_norm": math.nan, "loss_scale": 1.0}
+            for step, loss in enumerate(losses)
+        ]
         progress = {"epoch": 0, "consumed": 8}
         with told.reporter.epoch(0, 1, 8, 0):
             told.reporter.train(points, progress=progress, lr=0.1, skipped_steps=0, phases={}, steps=[])
@@ -99,7 +106,9 @@ def test_samples_that_failed_are_all_in_a_file_and_the_first_are_said(told: Told
 @pytest.mark.parametrize(("loader", "advice"), [(object(), "go on with --output "), (None, "run it again")])
 def test_what_to_do_after_a_stop(told: Told, loader: Any, advice: str) -> None:
     """A validation alone writes no checkpoint."""
-    told.reporter.finish(progress={"epoch": 0, "step": 3, "dropped": 0}, failed=set(), finished=False, loader=loader)
+    told.reporter.finish(
+        progress={"epoch": 0, "step": 3, "dropped": 0}, failed=set(), finished=False, loader=loader
+    )
     assert f"stopped at step 3; {advice}" in told.stream.getvalue()
 
 
@@ -108,7 +117,9 @@ def test_a_failed_check_names_no_bound(told: Told) -> None:
     told.meter.add(110)
     ceiling = {"rate": 100.0, "spread": None}
     told.reporter.ceilings(compute=ceiling, loader={**ceiling, "rate": 500.0}, step=1)
-    summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
+    summary = told.reporter.finish(
+        progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True
+    )
     assert (summary["bound"], summary["check"]) == (None, "failed: efficiency above 103 %")
     said = told.stream.getvalue()
     assert "\nbound by          -\n" in said and "Measure again" in said
@@ -117,15 +128,23 @@ def test_a_failed_check_names_no_bound(told: Told) -> None:
 def test_the_gpus_of_all_ranks_are_in_the_summary(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0's GPU draws 200 W, the other's 600 W."""
     load: dict[str, float | None] = dict.fromkeys(Sampler.NAMES)
-    monkeypatch.setattr(told.reporter._sampler, "read", lambda: load | {"power_w": 200.0, "gpu_utilisation": 0.5})
+    monkeypatch.setattr(
+        told.reporter._sampler, "read", lambda: load | {"power_w": 200.0, "gpu_utilisation": 0.5}
+    )
     told.reporter.window(RateWindow(samples=10, own_samples=5, seconds=2.0, epoch=0), step=1, mib_per_s=1.0)
 
     def both(own: Any) -> list[Any]:
         return [own, own | {"power_w": 600.0, "utilisation": 1.0}] if isinstance(own, dict) else [own, own]
 
     monkeypatch.setattr(told.world, "gather", both)
-    summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
-    assert (summary["gpu"]["power_w"], summary["gpu"]["utilisation"], summary["gpu"]["sm_mhz"]) == (400.0, 0.75, None)
+    summary = told.reporter.finish(
+        progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True
+    )
+    assert (summary["gpu"]["power_w"], summary["gpu"]["utilisation"], summary["gpu"]["sm_mhz"]) == (
+        400.0,
+        0.75,
+        None,
+    )
 
 
 def test_a_run_that_was_over_keeps_its_rate_in_hparams(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +153,9 @@ def test_a_run_that_was_over_keeps_its_rate_in_hparams(told: Told, monkeypatch: 
     told.reporter.finish(progress={"epoch": 1, "step": 4, "dropped": 0}, failed=set(), finished=True)
     told.reporter.close()
     events = EventAccumulator(str(told.folder)).Reload()
-    found = {name: events.Scalars(f"throughput/{name}")[-1] for name in ("samples_per_s", "per_gpu", "efficiency")}
+    found = {
+        name: events.Scalars(f"throughput/{name}")[-1] for name in ("samples_per_s", "per_gpu", "efficiency")
+    }
     assert {name: (point.step, point.value) for name, point in found.items()} == {
         "samples_per_s": (5, 80.0),
         "per_gpu": (5, 80.0),
@@ -145,25 +166,44 @@ def test_a_run_that_was_over_keeps_its_rate_in_hparams(told: Told, monkeypatch: 
 def test_host_memory_is_all_ranks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told.world, "sum", lambda values: 2 * values)
     told.reporter._memory = {"host_gib": 1.5}
-    summary = told.reporter.finish(progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True)
+    summary = told.reporter.finish(
+        progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True
+    )
     assert summary["memory"]["host_gib"] == 3.0
 
 
 def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clips that another decoder did are summed over ranks; of each sort the first reason is told, rank 0's before the other's."""
+    """Clips that another decoder did are summed over ranks; of each sort the first reason is told, rank 0's
+    before the other's.
+    """
     told.reporter._description["clip_frames"] = 4
     sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
-    own = Counts(decoded=6, delivered=4, fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "3 of 4 frames did not come"})
-    other = Counts(fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"})
-    validation = Counts(fallbacks=Counter({"vp8 in mkv, refused": 1}), refusals={"vp8 in mkv, refused": "why"})
+    own = Counts(
+        decoded=6,
+        delivered=4,
+        fallbacks=Counter(sorts),
+        refusals={"h264 in mp4, refused": "3 of 4 frames did not come"},
+    )
+    other = Counts(
+        fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}
+    )
+    validation = Counts(
+        fallbacks=Counter({"vp8 in mkv, refused": 1}), refusals={"vp8 in mkv, refused": "why"}
+    )
     told.reporter._validation_counts = validation
     monkeypatch.setattr(told.world, "gather", lambda mine: [mine, (other, replace(validation, refusals={}))])
     loader: Any = SimpleNamespace(counts=own)
     clips = told.reporter._clips(loader, 10.0)
     assert clips is not None and clips["decoded_per_delivered"] == 1.5
     assert clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}
-    assert clips["refusals"] == {"h264 in mp4, refused": "3 of 4 frames did not come", "vp9 in mkv, refused": "no"}
-    assert (clips["val_fallbacks"], clips["val_refusals"]) == ({"vp8 in mkv, refused": 2}, {"vp8 in mkv, refused": "why"})
+    assert clips["refusals"] == {
+        "h264 in mp4, refused": "3 of 4 frames did not come",
+        "vp9 in mkv, refused": "no",
+    }
+    assert (clips["val_fallbacks"], clips["val_refusals"]) == (
+        {"vp8 in mkv, refused": 2},
+        {"vp8 in mkv, refused": "why"},
+    )
     lines = dict(rows({"clips": clips}, KIND))
     assert lines["fallback"] == "10 clips by pyav instead (6 h264 in ts; 4 h264 in mp4, refused)"
     refused = [value for name, value in rows({"clips": clips}, KIND) if name == "refused"]

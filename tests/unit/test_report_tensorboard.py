@@ -1,4 +1,6 @@
-"""TensorBoard's own readers see each step once after a resume, the HPARAMS table whole over many runs, and whole records on a full disk."""
+"""TensorBoard's own readers see each step once after a resume, the HPARAMS table whole over many runs, and
+whole records on a full disk.
+"""
 
 from __future__ import annotations
 
@@ -49,12 +51,16 @@ def provider(parent: Path) -> data_provider.MultiplexerDataProvider:
     return data_provider.MultiplexerDataProvider(multiplexer, str(parent))
 
 
-def table(parent: Path) -> tuple[api_pb2.Experiment, dict[str, tuple[dict[str, object], dict[str, float], int]]]:
+def table(
+    parent: Path,
+) -> tuple[api_pb2.Experiment, dict[str, tuple[dict[str, object], dict[str, float], int]]]:
     """The HPARAMS page as its own backend makes it: columns, and (settings, metrics, status) a run."""
     backend = backend_context.Context(base_plugin.TBContext(data_provider=provider(parent)))
     ctx = RequestContext()
     columns = get_experiment.Handler(ctx, backend, "", api_pb2.GetExperimentRequest()).run()
-    request = api_pb2.ListSessionGroupsRequest(start_index=0, slice_size=100, allowed_statuses=list(api_pb2.Status.values()))
+    request = api_pb2.ListSessionGroupsRequest(
+        start_index=0, slice_size=100, allowed_statuses=list(api_pb2.Status.values())
+    )
     groups = list_session_groups.Handler(ctx, backend, "", request).run().session_groups
     return columns, {
         group.name: (
@@ -78,12 +84,24 @@ def write(board: Board, first: int, end: int, value: float, *, window: int = 77)
 
 def test_scalars_are_read_back_and_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     board = Board(tmp_path)
-    board.scalars({"train/loss": 2.5, "train/lr": 1, "train/grad_norm": None, "train/loss_scale": math.inf, "val/loss": math.nan}, 3)
-    assert points(tmp_path, "train/loss") == [(3, 2.5)]  # before flush and close: a reader sees each point at once
+    board.scalars(
+        {
+            "train/loss": 2.5,
+            "train/lr": 1,
+            "train/grad_norm": None,
+            "train/loss_scale": math.inf,
+            "val/loss": math.nan,
+        },
+        3,
+    )
+    # before flush and close: a reader sees each point at once
+    assert points(tmp_path, "train/loss") == [(3, 2.5)]
     board.close()
     assert points(tmp_path, "train/lr") == [(3, 1.0)]
     assert sorted(read(tmp_path).Tags()["scalars"]) == ["train/loss", "train/lr"]
-    assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.glob("events*")).name], "no sub-run, no other file"
+    assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.glob("events*")).name], (
+        "no sub-run, no other file"
+    )
 
 
 def test_a_disabled_board_writes_nothing(tmp_path: Path) -> None:
@@ -104,19 +122,24 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
 
     resumed = Board(run, purge_step=601)  # the checkpoint is of step 600
     write(resumed, 610, 1001, 2.0)
-    resumed.scalars({"val/top1": 0.1, "val/loss": 3.0}, 600)  # the checkpoint came before the validation, which runs again
+    # the checkpoint came before the validation, which runs again
+    resumed.scalars({"val/top1": 0.1, "val/loss": 3.0}, 600)
     resumed.close()
 
     loss = points(run, "train/loss")
     assert loss == [(step, 1.0 if step <= 600 else 2.0) for step in range(0, 1001, 10)]
     windows = [*range(5, 600, 77), *range(615, 1001, 77)]
-    assert [step for step, _ in points(run, "throughput/samples_per_s")] == windows, "no point of the lost stretch is left"
+    assert [step for step, _ in points(run, "throughput/samples_per_s")] == windows, (
+        "no point of the lost stretch is left"
+    )
     assert [step for step, _ in points(run, "val/top1")] == [600]
     assert points(run, "val/loss") == [(600, 3.0)]
     accumulator = read(run)
     assert len(accumulator.Images("train/images")) == 1
     assert len(accumulator.Tensors("custom_scalars__config__")) == 1
-    served = provider(tmp_path).read_scalars(RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000)["run"]
+    served = provider(tmp_path).read_scalars(
+        RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000
+    )["run"]
     assert [datum.step for datum in served["train/loss"]] == list(range(0, 1001, 10))
     assert [datum.step for datum in served["throughput/samples_per_s"]] == windows
 
@@ -129,7 +152,9 @@ def test_summary_writers_purge_step_alone_would_double_the_curve(tmp_path: Path)
         with SummaryWriter(str(tmp_path / "run"), purge_step=purge, filename_suffix=name) as writer:
             for step in range(start, 100, 10):
                 writer.add_scalar("train/loss", 1.0, step)
-    served = provider(tmp_path).read_scalars(RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000)["run"]
+    served = provider(tmp_path).read_scalars(
+        RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000
+    )["run"]
     steps = [datum.step for datum in served["train/loss"]]
     assert len(steps) > len(set(steps))
 
@@ -147,7 +172,9 @@ def test_a_run_killed_in_mid_write_resumes(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".unfinished*"))
 
 
-def test_files_are_read_in_the_order_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_read_in_the_order_they_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("report.tensorboard.time.time", lambda: 2_000_000_000.0)
     Board(tmp_path).close()
     monkeypatch.setattr("report.tensorboard.time.time", lambda: 1_900_000_000.0)  # the clock was set back
@@ -160,7 +187,14 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
     rows: dict[str, dict[str, str | int | float | bool]] = {
         "a": {**ROW, "arch": "resnet18"},
         "b": {**ROW, "arch": "resnet50", "reader": "pil", "gpu": "H200", "world_size": 4, "compile": False},
-        "c": {"arch": "alexnet", "loader": "torchvision", "batch_size": 64, "precision": "fp32", "world_size": 1, "read_delay_ms": 10.0},
+        "c": {
+            "arch": "alexnet",
+            "loader": "torchvision",
+            "batch_size": 64,
+            "precision": "fp32",
+            "world_size": 1,
+            "read_delay_ms": 10.0,
+        },
     }
     for index, (name, settings) in enumerate(rows.items()):
         (tmp_path / name).mkdir()
@@ -174,12 +208,16 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
 
     columns, found = table(tmp_path)
     assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
-    assert tuple(info.name for info in columns.hparam_infos)[: len(FIRST)] == FIRST, "these five open the page"
+    assert tuple(info.name for info in columns.hparam_infos)[: len(FIRST)] == FIRST, (
+        "these five open the page"
+    )
     assert tuple(info.name.tag for info in columns.metric_infos) == METRICS
     assert set(found) == {"a", "b", "c"}, "no sub-runs"
     for index, (name, settings) in enumerate(rows.items()):
         shown, metrics, status = found[name]
-        assert shown == {key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()}
+        assert shown == {
+            key: str(value).lower() if isinstance(value, bool) else value for key, value in settings.items()
+        }
         expected = {"throughput/samples_per_s": 1000.0 + index, "throughput/efficiency": 0.5}
         assert metrics == pytest.approx(expected | ({"val/top1": 0.75} if name == "b" else {}))
         assert status == (api_pb2.STATUS_UNKNOWN if name == "c" else api_pb2.STATUS_SUCCESS)
@@ -210,7 +248,9 @@ def test_layout_names_tags_that_match_themselves_only(tmp_path: Path) -> None:
     found = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     assert [category.title for category in found.category] == ["throughput", "time", "memory", "val", "gpu"]
     first = found.category[0].chart[0].multiline.tag
-    assert list(first) == [f"^throughput/{name}$" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling")]
+    assert list(first) == [
+        f"^throughput/{name}$" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling")
+    ]
 
 
 def test_images_become_one_grid_in_reading_order(tmp_path: Path) -> None:
@@ -231,7 +271,9 @@ def test_images_become_one_grid_in_reading_order(tmp_path: Path) -> None:
     assert [int(grid[y, x, 0]) for y in (0, 6) for x in (0, 8, 16)] == [10, 20, 30, 40, 50, 255]
 
 
-def test_a_full_disk_is_one_line_and_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_leaves_whole_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     board = Board(tmp_path)
     board.scalars({"train/loss": 1.0}, 1)
     really_write, calls = os.write, []

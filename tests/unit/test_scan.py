@@ -1,4 +1,6 @@
-"""The scan as its users meet it: what is found, in which order and with which labels, and what is left out and why."""
+"""The scan as its users meet it: what is found, in which order and with which labels, and what is left out
+and why.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,13 @@ def test_any_name_a_file_can_have(cache: Path, tmp_path: Path) -> None:
     assert not scanned(lambda say: open_folder(root, cache=cache, progress=say))[1]
 
 
-def test_order_is_that_of_the_paths_bytes_and_classes_are_those_of_image_folder(cache: Path, tmp_path: Path) -> None:
-    root = fill(tmp_path / "data", dict.fromkeys(["a/z", "a-b/x", "a/b.c", "a/b/d", "a/b/c/d", "a/b-/x", "B/x", "a/b+"], JPEG))
+def test_order_is_that_of_the_paths_bytes_and_classes_are_those_of_image_folder(
+    cache: Path, tmp_path: Path
+) -> None:
+    root = fill(
+        tmp_path / "data",
+        dict.fromkeys(["a/z", "a-b/x", "a/b.c", "a/b/d", "a/b/c/d", "a/b-/x", "B/x", "a/b+"], JPEG),
+    )
     found = open_folder(root, cache=cache)
     assert found.classes == ("B", "a", "a-b")
     assert [os.fsencode(name) for name in names(found)] == sorted(os.fsencode(name) for name in names(found))
@@ -78,9 +85,24 @@ def test_order_is_that_of_the_paths_bytes_and_classes_are_those_of_image_folder(
 def test_what_is_left_out_is_named(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(
         root,
-        {"ant/empty.jpg": b"", "ant/page.jpg": b"<html>", "ant/cut.jpg": JPEG[:30], "ant/locked.jpg": JPEG, "cat/notes\n.txt": b"none"},
+        {
+            "ant/empty.jpg": b"",
+            "ant/page.jpg": b"<html>",
+            "ant/cut.jpg": JPEG[:30],
+            "ant/locked.jpg": JPEG,
+            "cat/notes\n.txt": b"none",
+        },
     )
-    fill(root, {"ant/.DS_Store": b"x", "ant/._0.jpg": b"x", ".git/x": b"x", "ant/.deep/x.jpg": JPEG, "stray.jpg": JPEG})
+    fill(
+        root,
+        {
+            "ant/.DS_Store": b"x",
+            "ant/._0.jpg": b"x",
+            ".git/x": b"x",
+            "ant/.deep/x.jpg": JPEG,
+            "stray.jpg": JPEG,
+        },
+    )
     (root / "ant/gone.jpg").symlink_to(root / "nowhere")
     (root / "ant/self.jpg").symlink_to(root / "ant/self.jpg")
     os.mkfifo(root / "ant/pipe")
@@ -108,7 +130,9 @@ def test_what_is_left_out_is_named(root: Path, cache: Path, monkeypatch: pytest.
     }
 
 
-def test_a_folder_that_cannot_be_listed_is_named(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_listed_is_named(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.scandir
 
     def refuse(path: Any) -> Any:
@@ -119,7 +143,10 @@ def test_a_folder_that_cannot_be_listed_is_named(root: Path, cache: Path, monkey
     monkeypatch.setattr(os, "scandir", refuse)
     found = open_folder(root, cache=cache)
     said = (found.folder / "rejected.txt").read_text().splitlines()
-    assert said == [f"{root / 'bee'}\t{why}" for why in ("folder cannot be listed: Permission denied", "class without an image")]
+    assert said == [
+        f"{root / 'bee'}\t{why}"
+        for why in ("folder cannot be listed: Permission denied", "class without an image")
+    ]
     assert found.classes == ("ant",)
 
 
@@ -141,7 +168,14 @@ def test_links_are_followed_and_loops_are_not(root: Path, cache: Path, tmp_path:
         "ant/other/1.jpg",
     ]
     assert [name for name in names(found) if name.startswith("cat/")] == ["cat/0.jpg"]
-    loops = {"ant/deep/up", "ant/top", "ant/other/other", "bee/other/deep/up", "bee/other/top", "bee/other/other"}
+    loops = {
+        "ant/deep/up",
+        "ant/top",
+        "ant/other/other",
+        "bee/other/deep/up",
+        "bee/other/top",
+        "bee/other/other",
+    }
     assert reasons(found) == dict.fromkeys(loops, "link to a folder that it lies in")
 
 
@@ -160,7 +194,8 @@ def test_labels_of_validation_are_those_of_training(root: Path, cache: Path) -> 
     assert found.label.tolist() == [1, 1, 2, 2]
     assert found.classes == ("aardvark", "ant", "bee")
     with pytest.raises(
-        UserError, match=r"class folder 'bee' \(1 such\), which is none of the 2 classes of the training data; remove or rename"
+        UserError,
+        match=r"class folder 'bee' \(1 such\), which is none of the 2 classes of the training data; remove or rename",
     ):
         open_folder(root, cache=cache, classes=["aardvark", "ant"])
 
@@ -185,16 +220,24 @@ def test_mistakes_about_the_data(tmp_path: Path, cache: Path) -> None:
 
 def test_the_data_folder_is_never_written_to(root: Path, cache: Path) -> None:
     def state() -> list[tuple[str, int, int]]:
-        return [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sorted([root, *root.rglob("*")])]
+        return [
+            (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+            for path in sorted([root, *root.rglob("*")])
+        ]
 
     before = state()
     open_folder(root, cache=cache)
     assert state() == before
 
 
-def test_processes_find_what_threads_find(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_find_what_threads_find(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kinds = list(FILES.values())
-    root = fill(tmp_path / "data", {f"{i % 7}/{i:03}": kinds[i % len(kinds)] if i % 11 else b"no image" for i in range(300)})
+    root = fill(
+        tmp_path / "data",
+        {f"{i % 7}/{i:03}": kinds[i % len(kinds)] if i % 11 else b"no image" for i in range(300)},
+    )
     alone = open_folder(root, cache=cache)
     monkeypatch.setattr(scan, "FEW", 10)
     monkeypatch.setattr(scan, "CHUNK", 16)
@@ -208,8 +251,12 @@ def test_processes_find_what_threads_find(cache: Path, tmp_path: Path, monkeypat
     assert said[-1] == (300, 300, "reading headers")
 
 
-@pytest.mark.parametrize(("cores", "asked", "processes"), [(0.5, 0, 2), (2.0, 0, 8), (64.0, 0, 32), (2.0, 3, 3)])
-def test_how_many_read_headers(cores: float, asked: int, processes: int, root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("cores", "asked", "processes"), [(0.5, 0, 2), (2.0, 0, 8), (64.0, 0, 32), (2.0, 3, 3)]
+)
+def test_how_many_read_headers(
+    cores: float, asked: int, processes: int, root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Four a core that this process may use: they wait for the storage."""
     counts: list[int] = []
 
@@ -224,7 +271,9 @@ def test_how_many_read_headers(cores: float, asked: int, processes: int, root: P
     assert counts == [processes]
 
 
-def test_a_process_that_is_killed_is_one_line(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_killed_is_one_line(
+    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = os.getpid()
 
     def read(size: int, read_at: Any) -> Header:

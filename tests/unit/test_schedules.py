@@ -12,7 +12,9 @@ from engine.schedules import learning_rate
 DROPS: dict[str, Any] = {"lr": 0.1, "epochs": 26, "schedule": "step", "lr_gamma": 0.1}
 
 
-@pytest.mark.parametrize(("epoch", "expected"), [(0, 0.001), (0.25, 0.0505), (0.5, 0.1), (15.99, 0.1), (16, 0.01), (22, 0.001)])
+@pytest.mark.parametrize(
+    ("epoch", "expected"), [(0, 0.001), (0.25, 0.0505), (0.5, 0.1), (15.99, 0.1), (16, 0.01), (22, 0.001)]
+)
 def test_drops_at_milestones(epoch: float, expected: float) -> None:
     optimisation = Optimisation(warmup_epochs=0.5, lr_step_epochs=1, lr_milestones=(16.0, 22.0), **DROPS)
     assert learning_rate(epoch, optimisation) == pytest.approx(expected)

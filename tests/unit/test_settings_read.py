@@ -1,4 +1,6 @@
-"""Every setting is read by code, from the object that holds it: a key that nothing reads is a lie. The rule has its plants."""
+"""Every setting is read by code, from the object that holds it: a key that nothing reads is a lie. The rule
+has its plants.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ PRODUCTION = {"train", *MAY_IMPORT} - {"config", "contracts"}
 
 
 class Reads(ast.NodeVisitor):
-    """Settings that code reads from an object of config.py, known by a parameter's annotation and by what it is assigned to.
+    """Settings that code reads from an object of config.py, known by a parameter's annotation and by what it
+    is assigned to.
 
     `settings.lr`, `config.optimisation.lr`, `self.opt.lr` of an annotated field,
     `opt.model_dump(include={"lr"})`, `getattr(opt, "lr")`. The same name of another
@@ -38,8 +41,14 @@ class Reads(ast.NodeVisitor):
         return None
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        fields = [(field.target, CLASSES.get(ast.unparse(field.annotation))) for field in node.body if isinstance(field, ast.AnnAssign)]
-        self.fields = {target.id: group for target, group in fields if isinstance(target, ast.Name) and group is not None}
+        fields = [
+            (field.target, CLASSES.get(ast.unparse(field.annotation)))
+            for field in node.body
+            if isinstance(field, ast.AnnAssign)
+        ]
+        self.fields = {
+            target.id: group for target, group in fields if isinstance(target, ast.Name) and group is not None
+        }
         self.generic_visit(node)
         self.fields = {}
 
@@ -50,7 +59,10 @@ class Reads(ast.NodeVisitor):
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> None:
         outer, self.known = self.known, dict(self.known)
         for parameter in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            self.bind(parameter.arg, CLASSES.get(ast.unparse(parameter.annotation)) if parameter.annotation else None)
+            self.bind(
+                parameter.arg,
+                CLASSES.get(ast.unparse(parameter.annotation)) if parameter.annotation else None,
+            )
         self.generic_visit(node)
         self.known = outer
 
@@ -86,8 +98,15 @@ class Reads(ast.NodeVisitor):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "model_dump":
             for keyword in node.keywords:
                 if keyword.arg == "include" and isinstance(keyword.value, ast.Set):
-                    self.read(node.func.value, *(item.value for item in keyword.value.elts if isinstance(item, ast.Constant)))
-        elif isinstance(node.func, ast.Name) and node.func.id == "getattr" and isinstance(node.args[1], ast.Constant):
+                    self.read(
+                        node.func.value,
+                        *(item.value for item in keyword.value.elts if isinstance(item, ast.Constant)),
+                    )
+        elif (
+            isinstance(node.func, ast.Name)
+            and node.func.id == "getattr"
+            and isinstance(node.args[1], ast.Constant)
+        ):
             self.read(node.args[0], node.args[1].value)
         self.generic_visit(node)
 
@@ -99,8 +118,14 @@ def settings_read(source: str) -> set[str]:
 
 
 def test_every_setting_is_read() -> None:
-    """And so every key of every preset, which can hold nothing else. `config` is read before there is a Config."""
-    sources = [(ROOT / path).read_text(encoding="utf-8") for path in python() if path.parts[0].removesuffix(".py") in PRODUCTION]
+    """And so every key of every preset, which can hold nothing else. `config` is read before there is a
+    Config.
+    """
+    sources = [
+        (ROOT / path).read_text(encoding="utf-8")
+        for path in python()
+        if path.parts[0].removesuffix(".py") in PRODUCTION
+    ]
     unread = set(GROUP_OF) - {"config"} - set().union(*map(settings_read, sources))
     assert not unread, f"no code reads {', '.join(sorted(unread))}"
 
@@ -110,11 +135,17 @@ def test_every_setting_is_read() -> None:
     [
         ("def f(config: Config): return config.run.seed", {"seed"}),
         ("def f(x: Optimisation): return x.lr, x.epochs", {"lr", "epochs"}),
-        ("def f(c: Config):\n    run, opt = c.run, c.optimisation\n    g(run.seed, lambda: opt.lr)", {"seed", "lr"}),
+        (
+            "def f(c: Config):\n    run, opt = c.run, c.optimisation\n    g(run.seed, lambda: opt.lr)",
+            {"seed", "lr"},
+        ),
         ("def f(c: Config):\n    opt = c.optimisation\n    def g(): return opt.lr", {"lr"}),
         ("def f(x: Data):\n    match x.source:\n        case 'folder': pass", {"source"}),
         ("def f(x: Data): return {'folder': 1}[x.source]", {"source"}),
-        ("def f(c: Config): return c.data.data, c.optimisation.model_dump(include={'lr', 'momentum'})", {"data", "lr", "momentum"}),
+        (
+            "def f(c: Config): return c.data.data, c.optimisation.model_dump(include={'lr', 'momentum'})",
+            {"data", "lr", "momentum"},
+        ),
         ("def f(x: Loading): return getattr(x, 'reader')", {"reader"}),
         ("class A:\n    x: Optimisation\n    def f(self): return self.x.lr", {"lr"}),
         # of another object, or of another group

@@ -1,4 +1,6 @@
-"""The way from a bare machine to a run: the scripts, on a machine where every other program is a fake that says what was asked of it."""
+"""The way from a bare machine to a run: the scripts, on a machine where every other program is a fake that
+says what was asked of it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,23 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
 
 # All that the scripts call besides a Python and uv.
-COREUTILS = ("bash", "cat", "cp", "date", "dirname", "env", "mkdir", "mv", "nproc", "realpath", "rm", "sed", "sha256sum", "sleep", "tail")
+COREUTILS = (
+    "bash",
+    "cat",
+    "cp",
+    "date",
+    "dirname",
+    "env",
+    "mkdir",
+    "mv",
+    "nproc",
+    "realpath",
+    "rm",
+    "sed",
+    "sha256sum",
+    "sleep",
+    "tail",
+)
 
 
 def program(name: str) -> str:
@@ -73,7 +91,9 @@ esac
 
 
 class Machine:
-    """A checkout with the scripts alone, on a machine that has coreutils, a Python and maybe uv: all of them ours."""
+    """A checkout with the scripts alone, on a machine that has coreutils, a Python and maybe uv: all of them
+    ours.
+    """
 
     def __init__(self, folder: Path, *, uv: bool) -> None:
         self.root = folder / "check out"  # a space: nothing may fall apart there
@@ -83,7 +103,9 @@ class Machine:
         for made in (self.root, self.bin, spare):
             made.mkdir()
         for name in ("scripts", ".ci"):
-            shutil.copytree(ROOT / name, self.root / name, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+            shutil.copytree(
+                ROOT / name, self.root / name, ignore=shutil.ignore_patterns("*.py", "__pycache__")
+            )
         for name in ("requirements.txt", "requirements-dev.txt"):
             shutil.copy(ROOT / name, self.root)
         for tool in COREUTILS:
@@ -138,7 +160,9 @@ def test_setup_makes_the_environment_once(machine: Machine):
     before = os.times()
     assert machine.run("scripts/setup.sh")[:2] == (0, f"{machine.python}\n")
     now = os.times()
-    assert now.children_user + now.children_system - before.children_user - before.children_system < 1, "seconds of the processor"
+    assert now.children_user + now.children_system - before.children_user - before.children_system < 1, (
+        "seconds of the processor"
+    )
     assert machine.calls() == []
 
 
@@ -192,13 +216,21 @@ def test_pip_installs_where_uv_does_not_manage_it(machine: Machine):
 def test_a_machine_without_uv_gets_it_from_pip(tmp_path: Path):
     machine = Machine(tmp_path, uv=False)
     assert machine.run("scripts/setup.sh", FAKES="pip-has-uv")[:2] == (0, f"{machine.python}\n")
-    assert machine.calls() == ["python -m venv --clear .venv", "pip install uv", "uv pip install requirements.txt"]
+    assert machine.calls() == [
+        "python -m venv --clear .venv",
+        "pip install uv",
+        "uv pip install requirements.txt",
+    ]
 
 
 def test_a_machine_without_uv_or_a_way_to_it_uses_pip(tmp_path: Path):
     machine = Machine(tmp_path, uv=False)
     assert machine.run("scripts/setup.sh")[0] == 0
-    assert machine.calls() == ["python -m venv --clear .venv", "pip install uv", "pip install requirements.txt"]
+    assert machine.calls() == [
+        "python -m venv --clear .venv",
+        "pip install uv",
+        "pip install requirements.txt",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -272,15 +304,21 @@ def test_demo_of_another_task_says_so_in_one_line(machine: Machine, task: str, s
         (["video"], "demo_videos", "configs/video/demo.yaml", "demo-video"),
     ],
 )
-def test_demo_makes_its_data_and_trains(machine: Machine, tmp_path: Path, task: list[str], drawn_by: str, preset: str, name: str):
+def test_demo_makes_its_data_and_trains(
+    machine: Machine, tmp_path: Path, task: list[str], drawn_by: str, preset: str, name: str
+):
     # Relative to where the user stands, like every path on a command line.
     code, _, err = machine.run("scripts/demo.sh", *task, "--epochs", "1", SATURATE_DEMO_DIR="../my runs")
     assert code == 0, err
     runs = tmp_path / "my runs"
     *_, made, trained = machine.calls()
     assert made == f"-m scripts.{drawn_by} {runs}/{name}-data"
-    pattern = rf"-m torch\.distributed\.run --standalone --nproc-per-node 1 train\.py --config {re.escape(preset)}"
-    assert re.fullmatch(rf"{pattern} --data {runs}/{name}-data --output {runs}/{name}-\d{{8}}-\d{{6}} --epochs 1", trained)
+    pattern = (
+        rf"-m torch\.distributed\.run --standalone --nproc-per-node 1 train\.py --config {re.escape(preset)}"
+    )
+    assert re.fullmatch(
+        rf"{pattern} --data {runs}/{name}-data --output {runs}/{name}-\d{{8}}-\d{{6}} --epochs 1", trained
+    )
 
 
 def test_demo_ends_with_the_exit_code_of_what_failed(machine: Machine):
@@ -290,8 +328,12 @@ def test_demo_ends_with_the_exit_code_of_what_failed(machine: Machine):
 
 
 @pytest.mark.parametrize("script", ["scripts/test.sh", ".ci/run"])
-@pytest.mark.parametrize(("fakes", "code", "last"), [("", 0, "all checks passed"), ("fails:mypy ", 1, "failed: [mypy]")])
-def test_checks_all_run_and_the_failed_are_named(machine: Machine, script: str, fakes: str, code: int, last: str):
+@pytest.mark.parametrize(
+    ("fakes", "code", "last"), [("", 0, "all checks passed"), ("fails:mypy ", 1, "failed: [mypy]")]
+)
+def test_checks_all_run_and_the_failed_are_named(
+    machine: Machine, script: str, fakes: str, code: int, last: str
+):
     done, out, _ = machine.run(script, FAKES=fakes)
     assert (done, out.splitlines()[-1]) == (code, last)
     calls = [call for call in machine.calls() if call.startswith("-m ")]

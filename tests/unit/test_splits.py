@@ -92,11 +92,19 @@ def names(split: Split) -> list[str]:
     return [os.path.basename(split.source.name(sample)) for sample in range(len(split.columns))]
 
 
-# --- what is found ------------------------------------------------------------------------------------------------------------------
+# --- what is found
+# ------------------------------------------------------------------------------------------------------------------
 
 
 def test_folders_of_images(data: Path) -> None:
-    fill(data, {f"{split}/{name}": JPEG for split in ("train", "val") for name in ("ant/0.jpg", "ant/1.jpg", "bee/0.jpg")})
+    fill(
+        data,
+        {
+            f"{split}/{name}": JPEG
+            for split in ("train", "val")
+            for name in ("ant/0.jpg", "ant/1.jpg", "bee/0.jpg")
+        },
+    )
     fill(data, {"val/bee/text.jpg": b"no image"})
     console = Console()
     splits = opened(data, videos=False, console=console)
@@ -111,7 +119,12 @@ def test_folders_of_images(data: Path) -> None:
 
 
 def test_folders_of_videos(data: Path, video: Path) -> None:
-    put(video, data / "train" / "run" / "a.mp4", data / "train" / "walk" / "b.mp4", data / "val" / "walk" / "c.mp4")
+    put(
+        video,
+        data / "train" / "run" / "a.mp4",
+        data / "train" / "walk" / "b.mp4",
+        data / "val" / "walk" / "c.mp4",
+    )
     splits = opened(data, videos=True)
     for split, found, labels in (("train", ["a.mp4", "b.mp4"], [0, 1]), ("val", ["c.mp4"], [1])):
         columns = splits[split].columns
@@ -122,7 +135,9 @@ def test_folders_of_videos(data: Path, video: Path) -> None:
 @pytest.mark.parametrize("ending", [".csv", ".txt"])
 @pytest.mark.parametrize("labels", [("0", "1"), ("run", "walk")])
 def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str, str]) -> None:
-    """With names or numbers; the labels of val are those of train, whatever their order there, and a line may be a segment."""
+    """With names or numbers; the labels of val are those of train, whatever their order there, and a line may
+    be a segment.
+    """
     put(video, data / "clips" / "a.mp4", data / "clips" / "b.mp4")
     (data / f"train{ending}").write_text(f"clips/a.mp4 {labels[0]}\nclips/b.mp4 {labels[1]}\n")
     (data / f"val{ending}").write_text(f"clips/b.mp4,{labels[1]}\nclips/a.mp4,{labels[0]},0.0,0.1\n")
@@ -130,7 +145,10 @@ def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str
     assert [splits[name].columns.classes for name in ("train", "val")] == [labels, labels]
     assert splits["val"].columns.label.tolist() == [1, 0]
     assert names(splits["val"]) == ["b.mp4", "a.mp4"]
-    assert (splits["train"].columns.frames.tolist(), splits["val"].columns.frames.tolist()) == ([6, 6], [6, 3])
+    assert (splits["train"].columns.frames.tolist(), splits["val"].columns.frames.tolist()) == (
+        [6, 6],
+        [6, 3],
+    )
 
 
 @pytest.mark.parametrize("kind", ["images", "videos", "instances"])
@@ -142,8 +160,12 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, kind: Kin
         put(video, data / "val" / "ant" / "a.mp4", data / "val" / "bee" / "b.mp4")
     console = Console()
     splits = opened(data, kind=kind, evaluate=True, console=console)
-    assert splits["train"] is splits["val"] and len(splits["val"].columns) == (4 if kind == "instances" else 2)
-    assert any(line.startswith("train: not read, the classes are those of val; --data") for line in console.warnings)
+    assert splits["train"] is splits["val"] and len(splits["val"].columns) == (
+        4 if kind == "instances" else 2
+    )
+    assert any(
+        line.startswith("train: not read, the classes are those of val; --data") for line in console.warnings
+    )
     assert console.counted == ["val"]
     mistake(data, kind=kind)
     shutil.rmtree(data / ("val2017" if kind == "instances" else "val"))
@@ -151,7 +173,9 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, kind: Kin
 
 
 def test_a_list_and_a_folder(data: Path, video: Path) -> None:
-    """Where both are given the list is taken, as Kinetics has it: the files lie in the folder, the labels in the list."""
+    """Where both are given the list is taken, as Kinetics has it: the files lie in the folder, the labels in
+    the list.
+    """
     put(video, data / "train" / "a.mp4", data / "train" / "b.mp4", data / "val" / "walk" / "c.mp4")
     (data / "train.csv").write_text("train/a.mp4 run\ntrain/b.mp4 walk\n")
     splits = opened(data, videos=True)
@@ -161,7 +185,12 @@ def test_a_list_and_a_folder(data: Path, video: Path) -> None:
 
 def test_an_empty_class_has_no_label(data: Path, video: Path) -> None:
     """Of training: those behind it move up, and it is said. In validation a class may be missing."""
-    put(video, data / "train" / "jump" / "a.mp4", data / "train" / "walk" / "b.mp4", data / "val" / "walk" / "c.mp4")
+    put(
+        video,
+        data / "train" / "jump" / "a.mp4",
+        data / "train" / "walk" / "b.mp4",
+        data / "val" / "walk" / "c.mp4",
+    )
     (data / "train" / "run").mkdir()
     (data / "val" / "jump").mkdir()
     console = Console()
@@ -189,7 +218,9 @@ def test_annotated_images(data: Path, kind: Kind, synced: list[str]) -> None:
     for split, images in (("train", 8), ("val", 4)):
         columns = splits[split].columns
         assert isinstance(columns, Instances) and len(columns) == images
-        assert columns.classes == splits["train"].columns.classes and columns.keypoints.shape[1] == (5 if kind == "keypoints" else 0)
+        assert columns.classes == splits["train"].columns.classes and columns.keypoints.shape[1] == (
+            5 if kind == "keypoints" else 0
+        )
         assert splits[split].source.read(1) == Path(os.fsdecode(columns.path(1))).read_bytes()
     assert console.counted == ["train", "val"]
     (warning,) = console.warnings
@@ -205,7 +236,9 @@ def test_no_annotated_images(kind: Kind) -> None:
         assert type(columns) is SyntheticInstances and split.source.name(7) == "synthetic-7"
         assert columns.keypoints.shape[1] == (17 if kind == "keypoints" else 0)
     line = mistake(None, kind=kind)
-    assert "--data is missing" in line and "train2017/, val2017/ and annotations/, or --loader synthetic" in line
+    assert (
+        "--data is missing" in line and "train2017/, val2017/ and annotations/, or --loader synthetic" in line
+    )
 
 
 def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
@@ -232,17 +265,23 @@ def test_where_manifests_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert cache_folder(None) == Path.home() / ".cache" / "saturate"
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------------------------------
+# --- mistakes
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("videos", [False, True])
 def test_no_folder_and_no_split(data: Path, videos: bool, video: Path) -> None:
     def said() -> str:
         line = mistake(data, videos=videos)
-        assert "train/<class>/* and val/<class>/*" in line and ("the lists train.csv and val.csv" in line) == videos
+        assert (
+            "train/<class>/* and val/<class>/*" in line
+            and ("the lists train.csv and val.csv" in line) == videos
+        )
         return line
 
-    assert "--data is missing" in mistake(None, videos=videos) and "--loader synthetic" in mistake(None, videos=videos)
+    assert "--data is missing" in mistake(None, videos=videos) and "--loader synthetic" in mistake(
+        None, videos=videos
+    )
     assert "has no train/ folder" in said()
     put(video, data / "train" / "run" / "a.mp4")
     if not videos:
@@ -276,7 +315,9 @@ def test_a_split_that_is_no_folder(data: Path, videos: bool) -> None:
 def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) -> None:
     fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     line = mistake(data, videos=True)
-    assert "no video in" in line and "0.jpg" in line and line.endswith("; images are read without --task video")
+    assert (
+        "no video in" in line and "0.jpg" in line and line.endswith("; images are read without --task video")
+    )
     put(video, data / "train" / "ant" / "a.mp4")
     (data / "train" / "ant" / "0.jpg").unlink()
     line = mistake(data, videos=False, loader="torchvision")
@@ -292,7 +333,10 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
     """One alone, and numbers that nobody has."""
     put(video, data / "a.mp4")
     for train, said in (
-        ("a.mp4 run\n", "train: one class alone, 'run', so there is nothing to learn; is --data a folder too high?"),
+        (
+            "a.mp4 run\n",
+            "train: one class alone, 'run', so there is nothing to learn; is --data a folder too high?",
+        ),
         (
             "a.mp4 4\na.mp4 3\na.mp4 1\n",
             "train: 2 of 5 classes have no video, first '0'; do the labels of the list begin at 0, without gaps?",
@@ -315,10 +359,18 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
     [
         ("a.mp4 0\n\na.mp4\n", "a.mp4 0", ("train.csv line 3 is 'a.mp4'", "'path label'")),
         ("a\0b.mp4 0\n", "a.mp4 0", ("train.csv line 1 is 'a\\x00b.mp4 0'", "'path label'")),
-        ("a.mp4 0\na.mp4 walk\n", "a.mp4 0", ("train.csv line 1", "line 2 'walk'", "all numbers from 0 or all names")),
+        (
+            "a.mp4 0\na.mp4 walk\n",
+            "a.mp4 0",
+            ("train.csv line 1", "line 2 'walk'", "all numbers from 0 or all names"),
+        ),
         ("a.mp4 0 0.2 0.1\n", "a.mp4 0", ("train.csv line 1", "ends at 0.1 s")),
         ("", "a.mp4 0", ("train.csv is empty", "'path label'")),
-        ("a.mp4 0\na.mp4 1\n", "a.mp4 0\na.mp4 2\n", ("val.csv line 2", "'2'", "none of the 2 classes of the training data")),
+        (
+            "a.mp4 0\na.mp4 1\n",
+            "a.mp4 0\na.mp4 2\n",
+            ("val.csv line 2", "'2'", "none of the 2 classes of the training data"),
+        ),
         ("a.mp4 run\n", "a.mp4 swim\n", ("val.csv line 1", "'swim'", "none of the 1 classes")),
         ("b.mp4 0\n", "a.mp4 0", ("no video in", "b.mp4")),
         ("a.mp4 0 5 6\n", "a.mp4 0", ("no video in", "from 5 to 6 s")),
@@ -356,7 +408,14 @@ def test_videos_that_are_shorter_than_a_clip(data: Path, video: Path, rate: dict
     make(data / "val" / "run" / "one.mp4", frames=1, size=(32, 32))
     put(video, data / "val" / "walk" / "a.mp4")
     console = Console()
-    settings = {"data": data, "manifest_dir": data.parent / "cache", "clip_frames": 2, "clip_stride": 1, "evaluate": True, **rate}
+    settings = {
+        "data": data,
+        "manifest_dir": data.parent / "cache",
+        "clip_frames": 2,
+        "clip_stride": 1,
+        "evaluate": True,
+        **rate,
+    }
     KIND.splits(build(settings), "pyav", console)
     (said,) = [line for line in console.warnings if "shorter than a clip" in line]
     assert said.startswith("val: 1 of 2 videos are shorter than a clip")

@@ -1,4 +1,6 @@
-"""SSD's losses and detections for a batch at once are torchvision's, image by image; frozen norms make their scale and shift once."""
+"""SSD's losses and detections for a batch at once are torchvision's, image by image; frozen norms make their
+scale and shift once.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ class Backbone(nn.Module):
 def small() -> Any:
     """torchvision's SSD with 320 default boxes."""
     torch.manual_seed(0)
-    stock = SSD(Backbone(), DefaultBoxGenerator([[2], [2]], min_ratio=0.15, max_ratio=0.6), (SIDE, SIDE), CLASSES)
+    stock = SSD(
+        Backbone(), DefaultBoxGenerator([[2], [2]], min_ratio=0.15, max_ratio=0.6), (SIDE, SIDE), CLASSES
+    )
     return stock.train()
 
 
@@ -62,8 +66,12 @@ def defaults() -> torch.Tensor:
     return stock.anchor_generator(ImageList(images, [(SIDE, SIDE)]), list(stock.backbone(images).values()))[0]
 
 
-def boxes_from(generator: torch.Generator, count: int, kind: str, among: torch.Tensor, side: int) -> torch.Tensor:
-    """[count, 4] with area: anywhere; on a grid, where many overlaps are equal; equal to default boxes; or all the same."""
+def boxes_from(
+    generator: torch.Generator, count: int, kind: str, among: torch.Tensor, side: int
+) -> torch.Tensor:
+    """[count, 4] with area: anywhere; on a grid, where many overlaps are equal; equal to default boxes; or
+    all the same.
+    """
     corners = torch.rand(count, 2, 2, generator=generator) * side
     if kind == "grid":
         corners = (corners / 16).floor() * 16
@@ -74,7 +82,9 @@ def boxes_from(generator: torch.Generator, count: int, kind: str, among: torch.T
     return boxes[:1].repeat(count, 1) if kind == "same" else boxes
 
 
-def targets_from(seed: int, images: list[tuple[int, str]], among: torch.Tensor | None = None, side: int = SIDE) -> Targets:
+def targets_from(
+    seed: int, images: list[tuple[int, str]], among: torch.Tensor | None = None, side: int = SIDE
+) -> Targets:
     generator, among = torch.Generator().manual_seed(seed), defaults() if among is None else among
     return [
         {
@@ -90,13 +100,18 @@ def outputs_from(seed: int, images: int, places: int, sharpness: float = 1.0) ->
     regression = torch.randn(images, places, 4, generator=generator).requires_grad_()
     return {
         "bbox_regression": regression,
-        "cls_logits": (sharpness * torch.randn(images, places, CLASSES, generator=generator)).requires_grad_(),
+        "cls_logits": (
+            sharpness * torch.randn(images, places, CLASSES, generator=generator)
+        ).requires_grad_(),
     }
 
 
 def stock_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
     nothing = torch.full((len(among),), -1)
-    return [stock.proposal_matcher(box_iou(one["boxes"], among)) if len(one["boxes"]) else nothing for one in targets]
+    return [
+        stock.proposal_matcher(box_iou(one["boxes"], among)) if len(one["boxes"]) else nothing
+        for one in targets
+    ]
 
 
 def our_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
@@ -104,15 +119,20 @@ def our_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch
     counts, boxes = [len(one["boxes"]) for one in targets], torch.cat([one["boxes"] for one in targets])
     matched = _ssd.match(among, boxes, counts, stock.proposal_matcher.high_threshold)
     starts = [sum(counts[:place]) for place in range(len(counts))]
-    return [torch.where(one == len(boxes), -1, one - start) for one, start in zip(matched, starts, strict=True)]
+    return [
+        torch.where(one == len(boxes), -1, one - start) for one, start in zip(matched, starts, strict=True)
+    ]
 
 
 IMAGES = st.lists(
-    st.tuples(st.integers(0, 12), st.sampled_from(["anywhere", "grid", "defaults", "same"])), min_size=1, max_size=6
+    st.tuples(st.integers(0, 12), st.sampled_from(["anywhere", "grid", "defaults", "same"])),
+    min_size=1,
+    max_size=6,
 )  # boxes of an image, and where they are
 
 
-# --- training -------------------------------------------------------------------------------------------------------------------------
+# --- training
+# -------------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=50)
@@ -156,19 +176,31 @@ def test_losses_and_gradients_are_torchvisions(seed: int, images: list[tuple[int
 
 
 def check_losses(stock: Any, outputs: dict[str, torch.Tensor], among: torch.Tensor, targets: Targets) -> None:
-    wanted = stock.compute_loss(targets, outputs, [among] * len(targets), stock_matches(stock, among, targets))
+    wanted = stock.compute_loss(
+        targets, outputs, [among] * len(targets), stock_matches(stock, among, targets)
+    )
     got = _ssd.losses(stock, outputs, among, targets)
     assert got.keys() == wanted.keys()
     for name, loss in wanted.items():
         torch.testing.assert_close(got[name], loss, rtol=1e-5, atol=1e-6)
-    ours, theirs = (torch.autograd.grad(torch.stack(list(one.values())).sum(), list(outputs.values())) for one in (got, wanted))
+    ours, theirs = (
+        torch.autograd.grad(torch.stack(list(one.values())).sum(), list(outputs.values()))
+        for one in (got, wanted)
+    )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize("images", [[(0, "anywhere")], [(0, "anywhere")] * 3, [(1, "anywhere")], [(0, "anywhere"), (60, "defaults")]])
-def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_default_boxes(images: list[tuple[int, str]]) -> None:
-    """With so many, three times as many of the background are not there, and torchvision counts some boxes twice."""
+@pytest.mark.parametrize(
+    "images",
+    [[(0, "anywhere")], [(0, "anywhere")] * 3, [(1, "anywhere")], [(0, "anywhere"), (60, "defaults")]],
+)
+def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_default_boxes(
+    images: list[tuple[int, str]],
+) -> None:
+    """With so many, three times as many of the background are not there, and torchvision counts some boxes
+    twice.
+    """
     targets = targets_from(3, images)
     if images[-1][0] == 60:
         targets[-1]["boxes"] = defaults()[::5]
@@ -180,14 +212,18 @@ def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_defau
 
 def test_losses_of_ssd300s_own_default_boxes() -> None:
     generator = DefaultBoxGenerator(
-        [[2], [2, 3], [2, 3], [2, 3], [2], [2]], scales=[0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05], steps=[8, 16, 32, 64, 100, 300]
+        [[2], [2, 3], [2, 3], [2, 3], [2], [2]],
+        scales=[0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05],
+        steps=[8, 16, 32, 64, 100, 300],
     )
     maps = [torch.zeros(1, 1, side, side) for side in (38, 19, 10, 5, 3, 1)]
     among = generator(ImageList(torch.zeros(1, 3, 300, 300), [(300, 300)]), maps)[0]
     assert len(among) == 8732
     targets = targets_from(5, [(7, "anywhere"), (0, "grid"), (90, "anywhere"), (30, "grid")], among, 300)
     stock = small()
-    for one, other in zip(our_matches(stock, among, targets), stock_matches(stock, among, targets), strict=True):
+    for one, other in zip(
+        our_matches(stock, among, targets), stock_matches(stock, among, targets), strict=True
+    ):
         assert torch.equal(one, other)
     check_losses(stock, outputs_from(6, 4, 8732), among, targets)
 
@@ -205,7 +241,9 @@ class Operators(TorchDispatchMode):
 
 
 def without_values(step: Callable[[Any, torch.Tensor, Targets], Any]) -> Any:
-    """A forward and backward pass of shapes alone: what needs to know a value raises. Gradients of the detector."""
+    """A forward and backward pass of shapes alone: what needs to know a value raises. Gradients of the
+    detector.
+    """
     counts = [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")]
     targets = targets_from(1, counts)
     with FakeTensorMode() as mode:
@@ -227,7 +265,9 @@ def test_training_waits_for_no_value_on_the_device() -> None:
 
     def torchvisions(stock: Any, images: torch.Tensor, targets: Targets) -> Any:
         outputs = stock.head(list(stock.backbone(images).values()))
-        among = stock.anchor_generator(ImageList(images, [(SIDE, SIDE)] * 3), list(stock.backbone(images).values()))
+        among = stock.anchor_generator(
+            ImageList(images, [(SIDE, SIDE)] * 3), list(stock.backbone(images).values())
+        )
         matched = [torch.zeros(len(one), dtype=torch.int64) for one in among]
         return stock.compute_loss(targets, outputs, among, matched)
 
@@ -250,14 +290,16 @@ def test_training_without_targets_is_refused() -> None:
         Detector(small())(torch.zeros(1, 3, SIDE, SIDE), [(SIDE, SIDE)])
 
 
-# --- validation -----------------------------------------------------------------------------------------------------------------------
+# --- validation
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 999),
     sizes=st.lists(st.tuples(st.integers(20, SIDE), st.integers(20, SIDE)), min_size=1, max_size=4),
-    sharpness=st.sampled_from([0.5, 3.0]),  # nearly all classes of a default box are candidates, or one or two
+    # nearly all classes of a default box are candidates, or one or two
+    sharpness=st.sampled_from([0.5, 3.0]),
     score=st.sampled_from([0.001, 0.3, 2.0]),  # the last is reached by none
     candidates=st.sampled_from([20, 400]),
     at_once=st.sampled_from([1, 3]),
@@ -265,7 +307,8 @@ def test_training_without_targets_is_refused() -> None:
 def test_detections_are_torchvisions(
     seed: int, sizes: list[tuple[int, int]], sharpness: float, score: float, candidates: int, at_once: int
 ) -> None:
-    """Boxes, labels and scores, in its order, whichever way its non-maximum suppression goes (more than 1,000 boxes on a CPU or fewer).
+    """Boxes, labels and scores, in its order, whichever way its non-maximum suppression goes (more than 1,000
+    boxes on a CPU or fewer).
 
     Those of one score may come in any order.
     """
@@ -276,18 +319,29 @@ def test_detections_are_torchvisions(
         wanted = stock.postprocess_detections(outputs, [defaults()] * len(sizes), sizes)
         with patch.object(_ssd, "CHUNK_BYTES", at_once * 4 * len(defaults()) * CLASSES):
             found = _ssd.detections(stock, outputs, defaults(), sizes)
-    assert len(found) == len(wanted) and all(len(one["boxes"]) <= 50 for one in found) and (score > 1 or len(found[0]["boxes"]) > 0)
+    assert (
+        len(found) == len(wanted)
+        and all(len(one["boxes"]) <= 50 for one in found)
+        and (score > 1 or len(found[0]["boxes"]) > 0)
+    )
     for one, other in zip(found, wanted, strict=True):
         assert one.keys() == other.keys() and torch.equal(one["scores"], other["scores"])
         mine, its = (
-            sorted(zip((-each["scores"]).tolist(), each["labels"].tolist(), each["boxes"].tolist(), strict=True)) for each in (one, other)
+            sorted(
+                zip((-each["scores"]).tolist(), each["labels"].tolist(), each["boxes"].tolist(), strict=True)
+            )
+            for each in (one, other)
         )
         assert [label for _, label, _ in mine] == [label for _, label, _ in its]
-        np.testing.assert_allclose([box for _, _, box in mine], [box for _, _, box in its], rtol=1e-6, atol=1e-5)
+        np.testing.assert_allclose(
+            [box for _, _, box in mine], [box for _, _, box in its], rtol=1e-6, atol=1e-5
+        )
 
 
 def test_validation_has_no_loop_over_classes() -> None:
-    """Classes add no operators, and an image adds few: torchvision has a dozen for each of its classes. Suppression is the kernel's."""
+    """Classes add no operators, and an image adds few: torchvision has a dozen for each of its classes.
+    Suppression is the kernel's.
+    """
     stock = small().eval()
 
     def count(images: int) -> int:
@@ -299,7 +353,8 @@ def test_validation_has_no_loop_over_classes() -> None:
     assert (count(8) - count(2)) / 6 < 10
 
 
-# --- frozen norms ---------------------------------------------------------------------------------------------------------------------
+# --- frozen norms
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def norm() -> tuple[_FrozenNorm, list[int]]:
@@ -325,7 +380,9 @@ def _unpatched() -> Any:
 def check_norm(ours: Any, images: torch.Tensor) -> None:
     theirs: Any = FrozenBatchNorm2d(4, ours.eps).to(ours.weight.dtype)
     theirs.load_state_dict(ours.state_dict())
-    torch.testing.assert_close(ours(images), theirs(images.to(ours.weight.dtype)).to(images.dtype), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        ours(images), theirs(images.to(ours.weight.dtype)).to(images.dtype), rtol=1e-2, atol=1e-2
+    )
 
 
 def test_a_frozen_norm_makes_its_scale_and_shift_once() -> None:

@@ -25,7 +25,9 @@ def test_what_is_packed_is_what_comes_out(asked: list[tuple[list[int], torch.dty
     for part, tensor in zip(unpacked(memory, given_), given_, strict=True):
         part.copy_(tensor)
     found = unpacked(memory.clone(), given_)
-    assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, given_, strict=True))
+    assert all(
+        torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, given_, strict=True)
+    )
     assert len(memory) % ALIGNED == 0 and len(memory) < sum(tensor.nbytes + ALIGNED for tensor in given_) + 1
 
 

@@ -1,4 +1,6 @@
-"""The training step against a loop written out by hand: plain PyTorch, one optimiser by its formula, the mean over valid samples."""
+"""The training step against a loop written out by hand: plain PyTorch, one optimiser by its formula, the mean
+over valid samples.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,13 @@ from tasks.classification import IGNORE, Classification
 
 CPU = torch.device("cpu")
 CLASSES, SIZE = 5, 6
-SETTINGS: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.02, "norm_weight_decay": 0.003, "momentum": 0.9, "nesterov": True}
+SETTINGS: dict[str, Any] = {
+    "lr": 0.1,
+    "weight_decay": 0.02,
+    "norm_weight_decay": 0.003,
+    "momentum": 0.9,
+    "nesterov": True,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -58,10 +66,21 @@ class Net(nn.Module):
 def batch_of(seed: int, valid: list[int] | None = None) -> Batch:
     """Six samples, of which `valid` (all unless given) count; the labels of the others are IGNORE."""
     generator = torch.Generator().manual_seed(seed)
-    counts = torch.ones(SIZE, dtype=torch.bool) if valid is None else torch.tensor([i in valid for i in range(SIZE)])
+    counts = (
+        torch.ones(SIZE, dtype=torch.bool)
+        if valid is None
+        else torch.tensor([i in valid for i in range(SIZE)])
+    )
     labels = torch.randint(0, CLASSES, (SIZE,), generator=generator)
     ids, whole = np.arange(SIZE) + SIZE * seed, np.tile((0, 0, 6, 6), (SIZE, 1))
-    rows = Rows(ids=ids, regions=whole, windows=whole, sizes=whole[:, 2:], turns=np.zeros(SIZE, np.uint8), valid=counts.numpy())
+    rows = Rows(
+        ids=ids,
+        regions=whole,
+        windows=whole,
+        sizes=whole[:, 2:],
+        turns=np.zeros(SIZE, np.uint8),
+        valid=counts.numpy(),
+    )
     return Batch(
         images=torch.randn(SIZE, 3, 6, 6, generator=generator),
         sizes=torch.full((SIZE, 2), 6),
@@ -72,7 +91,15 @@ def batch_of(seed: int, valid: list[int] | None = None) -> Batch:
     )
 
 
-def step_of(net: nn.Module, *, accumulate: int = 1, clip: float = 0.0, smoothing: float = 0.0, seed: int = 0, **more: Any) -> Step:
+def step_of(
+    net: nn.Module,
+    *,
+    accumulate: int = 1,
+    clip: float = 0.0,
+    smoothing: float = 0.0,
+    seed: int = 0,
+    **more: Any,
+) -> Step:
     optimisation = Optimisation(**SETTINGS | {"accumulate": accumulate, "clip_grad_norm": clip} | more)
     return Step(
         module=net,
@@ -87,7 +114,9 @@ def step_of(net: nn.Module, *, accumulate: int = 1, clip: float = 0.0, smoothing
 
 
 class ByHand:
-    """SGD with Nesterov's momentum (Sutskever et al. 2013, as PyTorch writes it) on the mean over the valid samples of a step."""
+    """SGD with Nesterov's momentum (Sutskever et al. 2013, as PyTorch writes it) on the mean over the valid
+    samples of a step.
+    """
 
     def __init__(self, net: Net, *, clip: float = 0.0, smoothing: float = 0.0) -> None:
         self.net, self.clip, self.smoothing = net, clip, smoothing
@@ -110,7 +139,9 @@ class ByHand:
             for name, p in self.net.named_parameters():
                 assert p.grad is not None
                 gradient = p.grad * (min(1.0, self.clip / norm) if self.clip else 1.0)
-                gradient = gradient + p * (SETTINGS["weight_decay"] if p.ndim > 1 else SETTINGS["norm_weight_decay"])
+                gradient = gradient + p * (
+                    SETTINGS["weight_decay"] if p.ndim > 1 else SETTINGS["norm_weight_decay"]
+                )
                 self.momentum[name] = 0.9 * self.momentum[name] + gradient
                 p.sub_(lr * (gradient + 0.9 * self.momentum[name]))
         return float(loss.detach()), len(losses), norm
@@ -128,11 +159,18 @@ PARTLY = [None, [0, 1, 2], [5], [0, 1, 2, 3, 4], [2, 4], None]
 @pytest.mark.parametrize("clip", [0.0, 0.3])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("invalid", [False, True])
-def test_the_same_weights_as_a_loop_by_hand(accumulate: int, clip: float, smoothing: float, invalid: bool) -> None:
+def test_the_same_weights_as_a_loop_by_hand(
+    accumulate: int, clip: float, smoothing: float, invalid: bool
+) -> None:
     net, reference = Net(), Net()
-    step, by_hand = step_of(net, accumulate=accumulate, clip=clip, smoothing=smoothing), ByHand(reference, clip=clip, smoothing=smoothing)
+    step, by_hand = (
+        step_of(net, accumulate=accumulate, clip=clip, smoothing=smoothing),
+        ByHand(reference, clip=clip, smoothing=smoothing),
+    )
     for k in range(6):
-        batches = [batch_of(k * accumulate + m, PARTLY[(k + m) % 6] if invalid else None) for m in range(accumulate)]
+        batches = [
+            batch_of(k * accumulate + m, PARTLY[(k + m) % 6] if invalid else None) for m in range(accumulate)
+        ]
         lr = 0.1 / (k + 1)
         loss, valid, norm, scale = step(iter(batches), lr=lr, epoch=0, position=k, want_norm=True).tolist()
         expected = by_hand(batches, lr)
@@ -141,8 +179,12 @@ def test_the_same_weights_as_a_loop_by_hand(accumulate: int, clip: float, smooth
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.3])
-def test_a_whole_batch_is_scaled_by_one_and_so_not_at_all(clip: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the host knows that every place has a sample, it launches less, and not a bit of the weights is another."""
+def test_a_whole_batch_is_scaled_by_one_and_so_not_at_all(
+    clip: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the host knows that every place has a sample, it launches less, and not a bit of the weights is
+    another.
+    """
     one, other = Net(), Net()
     knows, asks = step_of(one, clip=clip), step_of(other, clip=clip)
     launched: list[int] = []
@@ -222,7 +264,8 @@ def test_a_frozen_parameter_stays() -> None:
     assert torch.equal(net.conv.weight, before)
 
 
-# --- dropout ------------------------------------------------------------------------------------------------------------------------
+# --- dropout
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def mask(*, seed: int = 0, epoch: int = 0, position: int = 0, rank: int = 0, micro: int = 0) -> bytes:
@@ -250,7 +293,8 @@ def test_dropout_is_keyed_by_seed_epoch_position_and_rank() -> None:
     assert len({first, *others}) == 8
 
 
-# --- fp16's loss scale --------------------------------------------------------------------------------------------------------------
+# --- fp16's loss scale
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_scale_that_is_too_high_skips_the_step_and_says_so() -> None:
@@ -275,15 +319,22 @@ def test_the_scale_leaves_no_trace_in_the_weights(clip: float) -> None:
     assert_alike(net, scaled)
 
 
-# --- optimisers ---------------------------------------------------------------------------------------------------------------------
+# --- optimisers
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_adamw_follows_pytorchs() -> None:
     net, reference = Net(), Net()
     step = step_of(net, optimizer="adamw")
     groups = [
-        {"params": [p for p in reference.parameters() if p.ndim > 1], "weight_decay": SETTINGS["weight_decay"]},
-        {"params": [p for p in reference.parameters() if p.ndim <= 1], "weight_decay": SETTINGS["norm_weight_decay"]},
+        {
+            "params": [p for p in reference.parameters() if p.ndim > 1],
+            "weight_decay": SETTINGS["weight_decay"],
+        },
+        {
+            "params": [p for p in reference.parameters() if p.ndim <= 1],
+            "weight_decay": SETTINGS["norm_weight_decay"],
+        },
     ]
     optimizer = torch.optim.AdamW(groups, lr=0.1)
     for k in range(3):
@@ -300,8 +351,15 @@ def test_adamw_follows_pytorchs() -> None:
 def test_no_decay_on_biases_and_norms() -> None:
     net = Net()
     decayed, rest = optimizers.build(net, Optimisation(**SETTINGS | {"norm_weight_decay": 0.0})).param_groups
-    assert {id(p) for p in decayed["params"]} == {id(net.conv.weight), id(net.head.weight)} and decayed["weight_decay"] == 0.02
-    assert {id(p) for p in rest["params"]} == {id(net.conv.bias), id(net.norm.weight), id(net.norm.bias), id(net.head.bias)}
+    assert {id(p) for p in decayed["params"]} == {id(net.conv.weight), id(net.head.weight)} and decayed[
+        "weight_decay"
+    ] == 0.02
+    assert {id(p) for p in rest["params"]} == {
+        id(net.conv.bias),
+        id(net.norm.weight),
+        id(net.norm.bias),
+        id(net.head.bias),
+    }
     assert rest["weight_decay"] == 0.0
 
 

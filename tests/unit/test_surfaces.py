@@ -121,12 +121,16 @@ def test_places(turns: int) -> None:
     count=st.integers(1, 300),
     beyond=st.tuples(st.floats(0, 5), st.floats(0, 5)),
 )
-def test_a_band_is_the_filter_of_the_cpu(length: int, edges: list[float], count: int, beyond: tuple[float, float]) -> None:
+def test_a_band_is_the_filter_of_the_cpu(
+    length: int, edges: list[float], count: int, beyond: tuple[float, float]
+) -> None:
     begin, end = (length * edge for edge in edges)
     assume(end - begin >= 1)
     low, high = max(begin - beyond[0], 0), min(end + beyond[1], length)
     first, weights = triangle(begin, end, count, low, high, length)
-    matrix, (left, right) = band(Axis(begin, (end - begin) / count, count, math.floor(low), math.ceil(high)), CPU, torch.float32)
+    matrix, (left, right) = band(
+        Axis(begin, (end - begin) / count, count, math.floor(low), math.ceil(high)), CPU, torch.float32
+    )
     expected, found = np.zeros((count, length)), np.zeros((count, length))
     np.put_along_axis(expected, first[:, None] + np.arange(weights.shape[1]), weights, axis=1)
     found[:, left:right] = matrix.numpy()

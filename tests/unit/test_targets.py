@@ -1,4 +1,6 @@
-"""Targets follow the pixels: shapes are drawn, cut, resized and mirrored by the numbers of the rows, and found where the targets say."""
+"""Targets follow the pixels: shapes are drawn, cut, resized and mirrored by the numbers of the rows, and
+found where the targets say.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 POLICIES = {
     "flip": DetectionPolicy(augment="flip", size=160, longer=266, flip=0.5),
     "stretch": DetectionPolicy(augment="flip", size=128, flip=0.5),
-    "multiscale": DetectionPolicy(augment="multiscale", size=160, longer=266, short_sides=(96, 128, 224), flip=0.5),
+    "multiscale": DetectionPolicy(
+        augment="multiscale", size=160, longer=266, short_sides=(96, 128, 224), flip=0.5
+    ),
     "lsj": DetectionPolicy(augment="lsj", size=192, longer=256, flip=0.5),
     "ssd": DetectionPolicy(augment="ssd", size=200, flip=0.5),
     "ssdlite": DetectionPolicy(augment="ssdlite", size=200, flip=0.5),
@@ -62,7 +66,9 @@ def drawn(seed: int, *, runs: bool = False, images: int = 12) -> SimpleNamespace
 
 def rows_of(source: Any, policy: DetectionPolicy, seed: int, epoch: int = 0) -> Rows:
     """One batch of all images, in any order."""
-    return DetectionPlan.of(source, policy, seed=seed, batch_size=len(source.height), keep_empty=True).rows(epoch, 0)[0]
+    return DetectionPlan.of(source, policy, seed=seed, batch_size=len(source.height), keep_empty=True).rows(
+        epoch, 0
+    )[0]
 
 
 def in_all_turns(rows: Rows) -> Rows:
@@ -94,7 +100,8 @@ def around(pixels: Any) -> Any:
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
 
 
-# --- what follows the pixels ------------------------------------------------------------------------------------------------------------
+# --- what follows the pixels
+# ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -142,7 +149,10 @@ def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
     inside = np.zeros(size, bool)
     for points in outline:
         ahead = np.roll(points, -1, axis=0)
-        left = [(b[0] - a[0]) * (ys - a[1]) - (b[1] - a[1]) * (xs - a[0]) >= 0 for a, b in zip(points, ahead, strict=True)]
+        left = [
+            (b[0] - a[0]) * (ys - a[1]) - (b[1] - a[1]) * (xs - a[0]) >= 0
+            for a, b in zip(points, ahead, strict=True)
+        ]
         inside |= np.logical_and.reduce(left)
     whole = (12.0, 8.0, 138.0, 102.0)
     coded = columns([size] * 8, [[whole]] * 8, runs=[counted(inside)] * 8)
@@ -158,7 +168,9 @@ def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
 
 
 def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
-    """Not where the image ends, not where the field around a small image begins, not in the padding of the canvas."""
+    """Not where the image ends, not where the field around a small image begins, not in the padding of the
+    canvas.
+    """
     source = columns([(100, 140)] * 40, [[(-30.0, -30.0, 300.0, 300.0)]] * 40)
     for name in ("lsj", "ssd", "flip"):
         rows = rows_of(source, POLICIES[name], 1)
@@ -171,7 +183,9 @@ def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
 @pytest.mark.parametrize("turns", [False, True], ids=["as drawn", "all turns"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, turns: bool) -> None:
-    """A nose, a left and a right hand, which is not marked in every other image; each is drawn as a square around it."""
+    """A nose, a left and a right hand, which is not marked in every other image; each is drawn as a square
+    around it.
+    """
     rng = np.random.default_rng(2)
     sizes, count = [(200, 240)] * 30, 30
     points = np.zeros((count, 3, 3))
@@ -206,7 +220,8 @@ def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, 
     assert rows.turns.any() and not rows.turns.all()
 
 
-# --- what is packed ---------------------------------------------------------------------------------------------------------------------
+# --- what is packed
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def plain_rows(ids: list[int], valid: list[bool], mirrored: list[bool], size: int = 100) -> Rows:
@@ -240,7 +255,13 @@ def test_by_hand() -> None:
         "labels": (np.int64, (5,)),
     }
     assert found["offsets"].tolist() == [0, 3, 5, 5, 5]
-    assert found["boxes"].tolist() == [[90, 90, 100, 100], [0, 4, 10, 9], [1, 1, 3, 3], [60, 20, 90, 60], [95, 0, 100, 5]]
+    assert found["boxes"].tolist() == [
+        [90, 90, 100, 100],
+        [0, 4, 10, 9],
+        [1, 1, 3, 3],
+        [60, 20, 90, 60],
+        [95, 0, 100, 5],
+    ]
     assert found["labels"].tolist() == [9, 4, 9, 1, 4]
 
 
@@ -255,7 +276,10 @@ def test_a_batch_of_nothing_has_every_array() -> None:
 
 def test_boxes_that_are_not_shown_are_left_out() -> None:
     """The rest of the image is cut off: 40..60 of it fills the output."""
-    source = columns([(100, 100)], [[(30.0, 45.0, 13.0, 8.0), (0.0, 0.0, 40.0, 100.0), (50.0, 41.0, 2.0, 2.0), (61.0, 50.0, 3.0, 3.0)]])
+    source = columns(
+        [(100, 100)],
+        [[(30.0, 45.0, 13.0, 8.0), (0.0, 0.0, 40.0, 100.0), (50.0, 41.0, 2.0, 2.0), (61.0, 50.0, 3.0, 3.0)]],
+    )
     rows = Rows(
         ids=np.array([0]),
         regions=np.array([[35, 35, 70, 70]]),
@@ -264,7 +288,10 @@ def test_boxes_that_are_not_shown_are_left_out() -> None:
         turns=np.zeros(1, np.uint8),
         valid=np.array([True]),
     )
-    assert packed(source, rows, masks=False, keypoints=False)["boxes"].tolist() == [[0, 10, 6, 26], [20, 2, 24, 6]]
+    assert packed(source, rows, masks=False, keypoints=False)["boxes"].tolist() == [
+        [0, 10, 6, 26],
+        [20, 2, 24, 6],
+    ]
     centred = packed(source, rows, masks=False, keypoints=False, centred=True)
     assert centred["boxes"].tolist() == [[20, 2, 24, 6]], "the first one's middle is at 36.5"
 
@@ -275,7 +302,8 @@ def test_a_box_that_is_rounded_away_is_left_out() -> None:
     assert len(boxes) == 1 and (boxes[:, 2:] > boxes[:, :2]).all()
 
 
-# --- columns of files -------------------------------------------------------------------------------------------------------------------
+# --- columns of files
+# -------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -288,7 +316,9 @@ def test_targets_of_a_scanned_set(name: str, tmp_path: Path) -> None:
     assert (found["labels"] == 1).all() and found["masks"].any(axis=(1, 2)).all()
     seen = found["keypoints"][..., 2] > 0
     low, high = (found["boxes"][:, None, part] for part in (slice(0, 2), slice(2, 4)))
-    inside = np.all((found["keypoints"][..., :2] >= low - 1) & (found["keypoints"][..., :2] <= high + 1), axis=2)
+    inside = np.all(
+        (found["keypoints"][..., :2] >= low - 1) & (found["keypoints"][..., :2] <= high + 1), axis=2
+    )
     assert seen.any() and inside[seen].all()
 
 
@@ -304,7 +334,11 @@ def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
     off = []
     for rows in plan.rows(0, 0):
         found = packed(real, rows, masks=True, keypoints=False)
-        off += [np.abs(around(mask) - box).max() for mask, box in zip(found["masks"], found["boxes"], strict=True) if mask.any()]
+        off += [
+            np.abs(around(mask) - box).max()
+            for mask, box in zip(found["masks"], found["boxes"], strict=True)
+            if mask.any()
+        ]
     assert len(off) > 200 and np.quantile(off, 0.97) < 1.5
 
 
@@ -312,7 +346,9 @@ def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
 def test_spans_are_those_of_a_loop(pairs: list[tuple[int, int]]) -> None:
     begins, counts = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
     places, which = spans(begins, counts)
-    expected = [(begin + step, number) for number, (begin, count) in enumerate(pairs) for step in range(count)]
+    expected = [
+        (begin + step, number) for number, (begin, count) in enumerate(pairs) for step in range(count)
+    ]
     assert list(zip(places.tolist(), which.tolist(), strict=True)) == expected
 
 

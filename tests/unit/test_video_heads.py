@@ -13,7 +13,17 @@ from dataset.manifest import Rejected
 from dataset.videos import packets
 from dataset.videos.columns import RECORD, Flags
 from dataset.videos.container import open_video
-from dataset.videos.heads import Sides, holds_several, is_grey, may_hide, pictures, shows_again, shows_nothing, sides, vp9_size
+from dataset.videos.heads import (
+    Sides,
+    holds_several,
+    is_grey,
+    may_hide,
+    pictures,
+    shows_again,
+    shows_nothing,
+    sides,
+    vp9_size,
+)
 from dataset.videos.packets import read
 from tests.unit.video_files import make, with_lengths
 
@@ -37,17 +47,29 @@ def test_h264_without_chroma(extradata: str, grey: bool) -> None:
     assert is_grey(bytes.fromhex(extradata)) == grey
 
 
-def test_hevc_whose_size_is_not_known_is_taken_for_unaligned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hevc_whose_size_is_not_known_is_taken_for_unaligned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make(tmp_path / "a.mp4", codec="hevc")
     monkeypatch.setattr(packets, "sides", lambda *_: Sides((0, 0), (0, 0)))
     assert packets.read(os.fsencode(path)).record[FLAGS] == Flags.UNALIGNED
 
 
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
-@pytest.mark.parametrize(("size", "unit", "coded"), [((90, 100), 8, (96, 104)), ((90, 100), 32, (96, 128)), ((96, 128), 8, (96, 128))])
-def test_sides_of_pictures(codec: str, size: tuple[int, int], unit: int, coded: tuple[int, int], tmp_path: Path) -> None:
-    """By the head of the file or of the packet, with lengths or start codes, which also counts where the file says otherwise."""
-    paths = [make(tmp_path / f"{at}.mp4", codec=codec, size=sides, unit=unit, frames=1) for at, sides in enumerate([size, (192, 256)])]
+@pytest.mark.parametrize(
+    ("size", "unit", "coded"),
+    [((90, 100), 8, (96, 104)), ((90, 100), 32, (96, 128)), ((96, 128), 8, (96, 128))],
+)
+def test_sides_of_pictures(
+    codec: str, size: tuple[int, int], unit: int, coded: tuple[int, int], tmp_path: Path
+) -> None:
+    """By the head of the file or of the packet, with lengths or start codes, which also counts where the file
+    says otherwise.
+    """
+    paths = [
+        make(tmp_path / f"{at}.mp4", codec=codec, size=sides, unit=unit, frames=1)
+        for at, sides in enumerate([size, (192, 256)])
+    ]
     expected = size, coded if codec == "hevc" else (96, 112 if size[1] == 100 else 128)
     with open_video(os.fsencode(paths[0])) as file, open_video(os.fsencode(paths[1])) as other:
         stream, extradata = file.streams.video[0], other.streams.video[0].codec_context.extradata
@@ -60,7 +82,9 @@ def test_sides_of_pictures(codec: str, size: tuple[int, int], unit: int, coded: 
         lengths = memoryview(with_lengths(bytes(in_band)))
         assert sides(codec, extradata, lengths) == expected
         if codec == "hevc":
-            assert sides(codec, head[:22] + b"\0", lengths) == expected, "a head without parameter sets, as hev1 may have"
+            assert sides(codec, head[:22] + b"\0", lengths) == expected, (
+                "a head without parameter sets, as hev1 may have"
+            )
     assert not any(sides(codec, None, memoryview(b"\0\0\1")).coded)
 
 
@@ -68,7 +92,9 @@ def test_sizes_that_vp9_says(tmp_path: Path) -> None:
     """A key frame its own; the others are as large as their references."""
     with open_video(os.fsencode(make(tmp_path / "a.webm", codec="vp9", size=(120, 162), frames=24))) as file:
         packets = [packet for packet in file.demux(video=0) if packet.size]
-        assert [vp9_size(memoryview(packet)) for packet in packets] == [(120, 162) if packet.is_keyframe else None for packet in packets]
+        assert [vp9_size(memoryview(packet)) for packet in packets] == [
+            (120, 162) if packet.is_keyframe else None for packet in packets
+        ]
 
 
 SIDES = f"{161:016b}{119:016b}"
@@ -80,10 +106,13 @@ SYNC = f"{0x498342:024b}"
     [
         ("10 00 0 0 1 0" + SYNC + "001 0" + SIDES, (120, 162)),  # a key frame, in BT.601
         ("10 00 1 010", None),  # one that is shown again
-        ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),  # from others, of a size of its own
+        # from others, of a size of its own
+        ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),
         ("10 00 0 1 1 1" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),  # that may be lost
-        ("10 00 0 1 0 0 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),  # that is not shown
-        ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "01" + SIDES, None),  # as large as the second reference
+        # that is not shown
+        ("10 00 0 1 0 0 0 00" + "00000001" + "0000 0010 0100" + "000" + SIDES, (120, 162)),
+        # as large as the second reference
+        ("10 00 0 1 1 0 00" + "00000001" + "0000 0010 0100" + "01" + SIDES, None),
         ("10 00 0 1 0 0 1 00" + SYNC + "00000001" + SIDES, (120, 162)),  # from no other, not shown
     ],
 )
@@ -167,7 +196,10 @@ def test_hevc_that_may_hide_pictures(unit: str, expected: bool) -> None:
     """H.265, 7.3.2.3.1, in hvcC, with start codes, and in a packet before its slice."""
     plain, other, slice_ = bytes.fromhex(unit), bytes.fromhex("40 01 0c"), bytes.fromhex("26 01 af")
     empty = memoryview(b"")
-    sets = [bytes([160 + kind]) + b"\0\1" + len(each).to_bytes(2, "big") + each for kind, each in ((0, other), (2, plain))]
+    sets = [
+        bytes([160 + kind]) + b"\0\1" + len(each).to_bytes(2, "big") + each
+        for kind, each in ((0, other), (2, plain))
+    ]
     assert may_hide(b"\1" + bytes(20) + b"\3\2" + b"".join(sets), empty) == expected
     annex_b = b"".join(b"\0\0\0\1" + each for each in (other, plain, slice_))
     assert may_hide(annex_b, empty) == expected
@@ -180,6 +212,10 @@ def test_hevc_that_may_hide_pictures(unit: str, expected: bool) -> None:
 def test_hevc_that_may_hide_pictures_is_left_out(ending: str, tmp_path: Path) -> None:
     path = make(tmp_path / f"a.{ending}", codec="hevc", frames=24)
     assert len(read(os.fsencode(path)).pts) == 24
-    path.write_bytes(re.sub(rb"\x44\x01([\xc0\xc1])", lambda found: bytes([0x44, 1, found[1][0] | 0x10]), path.read_bytes()))
+    path.write_bytes(
+        re.sub(
+            rb"\x44\x01([\xc0\xc1])", lambda found: bytes([0x44, 1, found[1][0] | 0x10]), path.read_bytes()
+        )
+    )
     with pytest.raises(Rejected, match="may be hidden"):
         read(os.fsencode(path))

@@ -1,4 +1,6 @@
-"""The registry of architectures for clips: heads fitted to the classes, weights from files, and one line when they do not fit."""
+"""The registry of architectures for clips: heads fitted to the classes, weights from files, and one line when
+they do not fit.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,23 @@ from torch import nn
 from models import Unusable, classification
 from models.video import auxiliary_weight, build, names, native
 
-ARCHITECTURES = ["mc3_18", "mvit_v1_b", "mvit_v2_s", "r2plus1d_18", "r3d_18", "s3d", "swin3d_b", "swin3d_s", "swin3d_t"]
-HEADS = {"mvit_v1_b": "head.1", "mvit_v2_s": "head.1", "s3d": "classifier.1", **dict.fromkeys(["swin3d_b", "swin3d_s", "swin3d_t"], "head")}
+ARCHITECTURES = [
+    "mc3_18",
+    "mvit_v1_b",
+    "mvit_v2_s",
+    "r2plus1d_18",
+    "r3d_18",
+    "s3d",
+    "swin3d_b",
+    "swin3d_s",
+    "swin3d_t",
+]
+HEADS = {
+    "mvit_v1_b": "head.1",
+    "mvit_v2_s": "head.1",
+    "s3d": "classifier.1",
+    **dict.fromkeys(["swin3d_b", "swin3d_s", "swin3d_t"], "head"),
+}
 
 
 def clips(side: int, *, frames: int = 16, batch_size: int = 2) -> tuple[int, ...]:
@@ -32,7 +49,8 @@ def save(path: Path, module: nn.Module) -> Path:
     return path
 
 
-# --- names, sizes, heads ------------------------------------------------------------------------------------------------------------
+# --- names, sizes, heads
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_video_architecture_and_nothing_else() -> None:
@@ -42,7 +60,15 @@ def test_every_video_architecture_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "size"), [("r3d_18", 112), ("mc3_18", 112), ("r2plus1d_18", 112), ("s3d", 224), ("mvit_v2_s", 224), ("swin3d_t", 224)]
+    ("arch", "size"),
+    [
+        ("r3d_18", 112),
+        ("mc3_18", 112),
+        ("r2plus1d_18", 112),
+        ("s3d", 224),
+        ("mvit_v2_s", 224),
+        ("swin3d_t", 224),
+    ],
 )
 def test_the_size_it_was_made_for(arch: str, size: int) -> None:
     assert native(arch).size == size
@@ -58,7 +84,10 @@ def test_heads_are_fitted_to_the_classes(arch: str) -> None:
     assert (seven[f"{head}.bias"], eleven[f"{head}.bias"]) == ((7,), (11,))
 
 
-@pytest.mark.parametrize(("arch", "side", "frames"), [("r3d_18", 32, 4), ("mc3_18", 48, 1), ("r2plus1d_18", 112, 8), ("swin3d_t", 64, 7)])
+@pytest.mark.parametrize(
+    ("arch", "side", "frames"),
+    [("r3d_18", 32, 4), ("mc3_18", 48, 1), ("r2plus1d_18", 112, 8), ("swin3d_t", 64, 7)],
+)
 def test_other_sizes_and_lengths(arch: str, side: int, frames: int) -> None:
     with torch.device("meta"):
         module, _ = build(arch, classes=3, shape=clips(side, frames=frames))
@@ -70,19 +99,29 @@ REFUSED = [
     ("mvit_v2_s", clips(224, frames=8), "--clip-frames 8 of --image-size 224", "224 pixels and 16 frames"),
     ("s3d", clips(224, frames=4), "--clip-frames 4", "224 pixels"),
     ("s3d", clips(64), "--image-size 64", "224 pixels"),
-    ("r3d_18", clips(8, frames=1, batch_size=1), "--clip-frames 1 of --image-size 8 with --batch-size 1", "112 pixels"),
+    (
+        "r3d_18",
+        clips(8, frames=1, batch_size=1),
+        "--clip-frames 1 of --image-size 8 with --batch-size 1",
+        "112 pixels",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("arch", "shape", "got", "made_for"), REFUSED, ids=[f"{arch}-{got}" for arch, _, got, _ in REFUSED])
-def test_clips_that_cannot_be_taken_are_one_line(arch: str, shape: tuple[int, ...], got: str, made_for: str) -> None:
+@pytest.mark.parametrize(
+    ("arch", "shape", "got", "made_for"), REFUSED, ids=[f"{arch}-{got}" for arch, _, got, _ in REFUSED]
+)
+def test_clips_that_cannot_be_taken_are_one_line(
+    arch: str, shape: tuple[int, ...], got: str, made_for: str
+) -> None:
     with pytest.raises(Unusable) as caught, torch.device("meta"):
         build(arch, classes=3, shape=shape)
     said = str(caught.value)
     assert "\n" not in said and got in said and f"--arch {arch}" in said and made_for in said
 
 
-# --- weights ------------------------------------------------------------------------------------------------------------------------
+# --- weights
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def small(arch: str, classes: int, weights: Path | None = None) -> tuple[nn.Module, list[str]]:
@@ -113,8 +152,13 @@ def refusal(arch: str, weights: Any) -> str:
 
 def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     path = save(tmp_path / "a.pt", small("mc3_18", 5)[0])
-    assert "--arch r3d_18: 'layer2.0.conv1.0.weight' is (128, 64, 1, 3, 3) there, (128, 64, 3, 3, 3) here" in refusal("r3d_18", path)
+    assert (
+        "--arch r3d_18: 'layer2.0.conv1.0.weight' is (128, 64, 1, 3, 3) there, (128, 64, 3, 3, 3) here"
+        in refusal("r3d_18", path)
+    )
     assert "--arch s3d: it has no 'classifier.1.bias'" in refusal("s3d", path)
     path.write_bytes(path.read_bytes()[:1000])
     assert "no checkpoint" in refusal("mc3_18", path)
-    assert "no such file" in refusal("r3d_18", "IMAGENET1K_V1") and "KINETICS400_V1" in refusal("r3d_18", "IMAGENET1K_V1")
+    assert "no such file" in refusal("r3d_18", "IMAGENET1K_V1") and "KINETICS400_V1" in refusal(
+        "r3d_18", "IMAGENET1K_V1"
+    )

@@ -1,4 +1,6 @@
-"""What a scan reads of one video, against what a player shows of it: files of every kind, with numbers in their frames, and damage."""
+"""What a scan reads of one video, against what a player shows of it: files of every kind, with numbers in
+their frames, and damage.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ KINDS: dict[str, tuple[dict[str, Any], Flags]] = {
     "vp9.webm": ({"codec": "vp9"}, Flags(0)),
     "hidden.webm": ({"codec": "vp9", "options": HIDDEN}, Flags.HIDDEN_FRAMES),
     "hidden.mp4": ({"codec": "vp9", "options": HIDDEN}, Flags.HIDDEN_FRAMES),
-    "again.webm": ({"codec": "vp9", "options": HIDDEN, "again": (3, 29)}, Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN),
+    "again.webm": (
+        {"codec": "vp9", "options": HIDDEN, "again": (3, 29)},
+        Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN,
+    ),
     "vp8.webm": ({"codec": "vp8"}, Flags(0)),
     "av1.mp4": ({"codec": "av1"}, Flags(0)),
     "av1.mkv": ({"codec": "av1"}, Flags(0)),
@@ -63,7 +68,10 @@ KINDS: dict[str, tuple[dict[str, Any], Flags]] = {
     "interlaced.mp4": ({"interlaced": True, "b_frames": 2}, Flags.INTERLACED),
     "interlaced.ts": ({"interlaced": True}, Flags.INTERLACED),
     "two.mp4": ({"other": Video(size=(64, 64), numbers_from=1000)}, Flags.SEVERAL_STREAMS),
-    "two-one-turned.mp4": ({"other": Video(size=(64, 48), numbers_from=1000, rotation=90)}, Flags.SEVERAL_STREAMS),
+    "two-one-turned.mp4": (
+        {"other": Video(size=(64, 48), numbers_from=1000, rotation=90)},
+        Flags.SEVERAL_STREAMS,
+    ),
     "ten-bit.mp4": ({"pixels": "yuv420p10le"}, Flags(0)),
     "unaligned.mp4": ({"codec": "hevc", "size": (104, 128)}, Flags.UNALIGNED),
     "unaligned.mkv": ({"codec": "hevc", "size": (96, 120)}, Flags.UNALIGNED),
@@ -92,7 +100,10 @@ def shown(path: Path) -> tuple[list[int], list[int]]:
     with av.open(str(path)) as file:
         stream = file.streams.best("video")
         assert isinstance(stream, av.VideoStream)
-        pictures = [(frame.pts, np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)) for frame in file.decode(stream)]
+        pictures = [
+            (frame.pts, np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))
+            for frame in file.decode(stream)
+        ]
     return [pts or 0 for pts, _ in pictures], [number(np.asarray(picture)) for _, picture in pictures]
 
 
@@ -104,7 +115,12 @@ def test_what_is_read_is_what_a_player_shows(kind: str, folder: Path) -> None:
     pts, numbers = shown(path)
     assert numbers == sorted([*range(video.cut, video.frames), *video.again])
     assert times.pts.tolist() == (sorted(pts) if flags & Flags.PACKED_B else pts)
-    assert (times.pts.dtype, times.keys.dtype, len(times.keys), about["count"]) == (np.int64, np.bool_, len(pts), len(pts))
+    assert (times.pts.dtype, times.keys.dtype, len(times.keys), about["count"]) == (
+        np.int64,
+        np.bool_,
+        len(pts),
+        len(pts),
+    )
     keys = range(0, video.frames, 1 if video.codec == "mjpeg" else video.gop)
     assert np.flatnonzero(times.keys).tolist() == [numbers.index(key) for key in keys if key >= video.cut]
     assert about["flags"] == flags
@@ -116,7 +132,11 @@ def test_what_is_read_is_what_a_player_shows(kind: str, folder: Path) -> None:
     assert about["stream"] == (1 if video.other else 0)
     tick = Fraction(about["time_base_num"], about["time_base_den"])
     seconds = [float((value - times.pts[0]) * tick) for value in times.pts.tolist()]
-    wanted = [(tick - TICKS[0]) / 90_000 for tick in TICKS] if video.ticks else [float(i / video.fps) for i in range(len(pts))]
+    wanted = (
+        [(tick - TICKS[0]) / 90_000 for tick in TICKS]
+        if video.ticks
+        else [float(i / video.fps) for i in range(len(pts))]
+    )
     assert seconds == pytest.approx(wanted, abs=float(tick))
     if video.ticks:
         assert about["fps"] == pytest.approx(90_000 / np.median(np.diff(TICKS)), rel=0.02)
@@ -126,8 +146,18 @@ def test_what_is_read_is_what_a_player_shows(kind: str, folder: Path) -> None:
         assert about["duration"] == pytest.approx(len(pts) / float(video.fps), rel=1e-3)
 
 
-LIKE = ("b-frames.mp4", "ten-bit.mp4", "interlaced.mp4", "refresh.mp4", "turned-90.mp4", "cut.mp4", "fragments.mp4")
-QUICK_KINDS: dict[str, dict[str, Any]] = {kind: KINDS[kind][0] for kind in (*LIKE, "vp9.webm", "variable.webm")} | {
+LIKE = (
+    "b-frames.mp4",
+    "ten-bit.mp4",
+    "interlaced.mp4",
+    "refresh.mp4",
+    "turned-90.mp4",
+    "cut.mp4",
+    "fragments.mp4",
+)
+QUICK_KINDS: dict[str, dict[str, Any]] = {
+    kind: KINDS[kind][0] for kind in (*LIKE, "vp9.webm", "variable.webm")
+} | {
     "422.mkv": {"pixels": "yuv422p"},
     "444.mp4": {"pixels": "yuv444p10le"},
     "full-range.mp4": {"pixels": "yuvj420p"},
@@ -152,11 +182,15 @@ def test_what_pictures_are_like_is_told_by_the_head_of_one(kind: str, folder: Pa
 
 
 def test_start_codes_and_superframes(tmp_path: Path) -> None:
-    """H.264 without lengths in front of its units, as AVC-Intra is in mov; VP9 that is cut where a byte looks like the end of several."""
+    """H.264 without lengths in front of its units, as AVC-Intra is in mov; VP9 that is cut where a byte looks
+    like the end of several.
+    """
     with av.open(str(make(tmp_path / "a.ts"))) as file:
         units = bytes(next(file.demux(video=0)))
     context: Any = av.CodecContext.create("h264", "r")
-    assert not context.extradata and packets._begins(context, memoryview(units)) and context.pix_fmt == "yuv420p"
+    assert (
+        not context.extradata and packets._begins(context, memoryview(units)) and context.pix_fmt == "yuv420p"
+    )
     with av.open(str(make(tmp_path / "a.webm", codec="vp9", size=(360, 640)))) as file:
         packet = bytes(next(file.demux(video=0)))
     context = av.CodecContext.create("vp9", "r")
@@ -170,7 +204,8 @@ def test_a_file_that_begins_without_a_picture_is_opened_as_a_whole(tmp_path: Pat
         packet = next(file.demux(video=0))
         start, length = packet.pos or 0, packet.size
     content = bytearray(path.read_bytes())
-    content[start + 4 : start + length] = b"\x0c" * (length - 4)  # one NAL unit of filler, where the first picture was
+    # one NAL unit of filler, where the first picture was
+    content[start + 4 : start + length] = b"\x0c" * (length - 4)
     content[start : start + 4] = (length - 4).to_bytes(4, "big")
     path.write_bytes(content)
     with open_video(os.fsencode(path), known=True) as file:
@@ -184,7 +219,10 @@ def test_every_encoder_of_the_kinds_is_used() -> None:
 
 def remuxed(source: Path, target: Path, change: Callable[[int, Any], Any]) -> Path:
     """The packets of a file in a new one: those that `change(place, packet)` gives back."""
-    with av.open(str(source)) as old, av.open(str(target), "w", format={".ts": "mpegts", ".webm": "webm"}.get(target.suffix)) as new:
+    with (
+        av.open(str(source)) as old,
+        av.open(str(target), "w", format={".ts": "mpegts", ".webm": "webm"}.get(target.suffix)) as new,
+    ):
         stream = old.streams.video[0]
         copy = new.add_stream_from_template(stream)
         for place, packet in enumerate(packet for packet in old.demux(stream) if packet.size):
@@ -198,10 +236,16 @@ def remuxed(source: Path, target: Path, change: Callable[[int, Any], Any]) -> Pa
 @pytest.mark.parametrize("codec", ["h264", "hevc"])
 @pytest.mark.parametrize("ending", ["mkv", "mp4"])
 @pytest.mark.parametrize("first", [5, 12])
-def test_what_a_recording_that_began_too_late_cannot_show_is_not_counted(codec: str, ending: str, first: int, tmp_path: Path) -> None:
+def test_what_a_recording_that_began_too_late_cannot_show_is_not_counted(
+    codec: str, ending: str, first: int, tmp_path: Path
+) -> None:
     """First: a packet in the middle of a group, and the key frame of an open one with frames before it."""
     whole = make(tmp_path / "whole.mp4", codec=codec, b_frames=2, open_gop=True)
-    late = remuxed(whole, tmp_path / f"late.{ending}", lambda place, packet: packet if place >= first - (first == 12) * 2 else None)
+    late = remuxed(
+        whole,
+        tmp_path / f"late.{ending}",
+        lambda place, packet: packet if place >= first - (first == 12) * 2 else None,
+    )
     pts, numbers = shown(late)
     assert numbers == list(range(12, 40))
     times = read(os.fsencode(late))
@@ -238,7 +282,9 @@ def test_an_edit_list_that_cuts_the_end(tmp_path: Path) -> None:
 
 def test_flags_add_up(tmp_path: Path) -> None:
     odd = make(tmp_path / "a.mp4", ticks=TICKS, cut=3, b_frames=2, open_gop=True, other=Video(size=(64, 64)))
-    assert found(odd)["flags"] == Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS
+    assert (
+        found(odd)["flags"] == Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.OPEN_GOP | Flags.SEVERAL_STREAMS
+    )
 
 
 def test_one_frame_has_no_rate(tmp_path: Path) -> None:
@@ -248,7 +294,15 @@ def test_one_frame_has_no_rate(tmp_path: Path) -> None:
 
 def test_any_name_that_a_file_can_have(tmp_path: Path) -> None:
     plain = make(tmp_path / "plain.mp4")
-    for name in (b"caf\xe9.mp4", b"two\nlines.mp4", b"pipe:0", b"http:x.mp4", b"file:y", b"%d.mp4", b"concat:a|b"):
+    for name in (
+        b"caf\xe9.mp4",
+        b"two\nlines.mp4",
+        b"pipe:0",
+        b"http:x.mp4",
+        b"file:y",
+        b"%d.mp4",
+        b"concat:a|b",
+    ):
         shutil.copy(plain, os.fsdecode(os.fsencode(tmp_path) + b"/" + name))
         assert len(read(os.fsencode(tmp_path) + b"/" + name).pts) == 40
 
@@ -270,12 +324,16 @@ def test_short_videos_are_named(tmp_path: Path) -> None:
     assert open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder == videos.folder
 
 
-# --- what is no video -----------------------------------------------------------------------------------------------------------------
+# --- what is no video
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
     """Name -> (content, why it is rejected)."""
-    plain, fast = make(folder / "d.mp4").read_bytes(), make(folder / "f.mp4", muxer={"movflags": "faststart"}).read_bytes()
+    plain, fast = (
+        make(folder / "d.mp4").read_bytes(),
+        make(folder / "f.mp4", muxer={"movflags": "faststart"}).read_bytes(),
+    )
     mirrored = make(folder / "r.mp4", mirrored=True).read_bytes()
     first = mirrored.index(b"mdat") + 300
     sound = folder / "sound.mp4"
@@ -295,15 +353,31 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "cut.webm": (make(folder / "m.webm", codec="vp9").read_bytes()[:2000], "cut short: 2,000 of"),
         "cut.avi": (make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000], "cut short: 6,000 of"),
         "sound.mp4": (sound.read_bytes(), "has no video"),
-        "b-frames.avi": (make(folder / "b.avi", b_frames=2).read_bytes(), "h264 that may have B-frames in avi"),
-        "b-frames.wmv": (make(folder / "b.wmv", b_frames=2).read_bytes(), "h264 that may have B-frames in asf"),
+        "b-frames.avi": (
+            make(folder / "b.avi", b_frames=2).read_bytes(),
+            "h264 that may have B-frames in avi",
+        ),
+        "b-frames.wmv": (
+            make(folder / "b.wmv", b_frames=2).read_bytes(),
+            "h264 that may have B-frames in asf",
+        ),
         "mirrored.mp4": (mirrored, "is to be shown mirrored"),
-        "mirrored-damaged.mp4": (mirrored[:first] + bytes(1500) + mirrored[first + 1500 :], "is to be shown mirrored"),
-        "mirrored-90.mp4": (make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(), "is to be shown mirrored"),
+        "mirrored-damaged.mp4": (
+            mirrored[:first] + bytes(1500) + mirrored[first + 1500 :],
+            "is to be shown mirrored",
+        ),
+        "mirrored-90.mp4": (
+            make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(),
+            "is to be shown mirrored",
+        ),
     }
 
 
-@pytest.mark.parametrize("about", [{}, {"b_frames": 3}, {"codec": "hevc"}, {"codec": "vp9"}], ids=["h264", "b-frames", "hevc", "vp9"])
+@pytest.mark.parametrize(
+    "about",
+    [{}, {"b_frames": 3}, {"codec": "hevc"}, {"codec": "vp9"}],
+    ids=["h264", "b-frames", "hevc", "vp9"],
+)
 def test_the_head_of_a_picture_has_its_display_matrix(about: dict[str, Any], tmp_path: Path) -> None:
     """Else a whole one is decoded, which takes longer than all the rest of a scan."""
     with open_video(os.fsencode(make(tmp_path / "a.mp4", rotation=90, **about)), known=True) as file:
@@ -340,7 +414,9 @@ def test_frames_that_share_a_time_are_no_order(tmp_path: Path) -> None:
 
 
 def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:
-    path = remuxed(make(tmp_path / "a.mkv", gop=60), tmp_path / "b.mkv", lambda place, packet: packet if place else None)
+    path = remuxed(
+        make(tmp_path / "a.mkv", gop=60), tmp_path / "b.mkv", lambda place, packet: packet if place else None
+    )
     with pytest.raises(Rejected, match="has no key frame"):
         read(os.fsencode(path))
 
@@ -349,10 +425,14 @@ def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:
 @given(data=st.data())
 def test_damage_of_any_kind_is_rejected_or_read(data: Any, folder: Path) -> None:
     """Never another exception, and never columns that contradict each other."""
-    kind = data.draw(st.sampled_from(["b-frames.mp4", "fragments.mp4", "open-gop-hevc.mkv", "packed.avi", "h264.ts"]))
+    kind = data.draw(
+        st.sampled_from(["b-frames.mp4", "fragments.mp4", "open-gop-hevc.mkv", "packed.avi", "h264.ts"])
+    )
     path = folder / kind if (folder / kind).exists() else make(folder / kind, **KINDS[kind][0])
     content = bytearray(path.read_bytes())
-    for at, byte in data.draw(st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8)):
+    for at, byte in data.draw(
+        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8)
+    ):
         content[at] = byte
     bad = folder / f"bad{path.suffix}"
     bad.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
@@ -365,9 +445,11 @@ def test_damage_of_any_kind_is_rejected_or_read(data: Any, folder: Path) -> None
     assert np.array([times.record], RECORD)["size"][0] == len(bad.read_bytes())
 
 
-# --- real files -----------------------------------------------------------------------------------------------------------------------
+# --- real files
+# -----------------------------------------------------------------------------------------------------------------------
 
-REAL: dict[str, tuple[int, Flags, tuple[int, int], int]] = {  # frames that decode, flags, displayed height and width, rotation
+# frames that decode, flags, displayed height and width, rotation
+REAL: dict[str, tuple[int, Flags, tuple[int, int], int]] = {
     "demo.mp4": (280, Flags(0), (256, 340), 0),
     "test.avi": (164, Flags.PACKED_B, (240, 320), 0),
     "flipping_a_pancake.mkv": (310, Flags(0), (240, 426), 0),
@@ -389,11 +471,17 @@ def test_real_files(name: str) -> None:
     if not path.exists():
         pytest.skip(f"no real videos in {SAMPLES}; set SATURATE_SAMPLES to a folder that holds video_sample")
     about = found(path)
-    assert (about["count"], about["flags"], (about["height"], about["width"]), about["rotation"]) == REAL[name]
+    assert (about["count"], about["flags"], (about["height"], about["width"]), about["rotation"]) == REAL[
+        name
+    ]
     times: Times = read(os.fsencode(path))
     assert times.keys[0]
     with av.open(str(path)) as file:
         stream = file.streams[about["stream"]]
         assert isinstance(stream, av.VideoStream)
-        decoded = sorted(frame.pts or 0 for frame in file.decode(stream)) if about["height"] < 700 else times.pts.tolist()
+        decoded = (
+            sorted(frame.pts or 0 for frame in file.decode(stream))
+            if about["height"] < 700
+            else times.pts.tolist()
+        )
     assert times.pts.tolist() == decoded

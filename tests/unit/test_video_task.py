@@ -1,4 +1,6 @@
-"""The video task: labels of clips, and figures of videos that depend neither on the order of their views nor on ranks."""
+"""The video task: labels of clips, and figures of videos that depend neither on the order of their views nor
+on ranks.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def batch_of(videos: Any, valid: Any = None) -> Batch:
     return Batch(
         images=torch.zeros(len(ids), 3, 1, 1, 1),
         sizes=torch.ones(len(ids), 2, dtype=torch.int64),
-        targets={"labels": torch.where(valid, torch.from_numpy(LABELS[ids].astype(np.int64)), IGNORE), "videos": torch.from_numpy(ids)},
+        targets={
+            "labels": torch.where(valid, torch.from_numpy(LABELS[ids].astype(np.int64)), IGNORE),
+            "videos": torch.from_numpy(ids),
+        },
         valid=valid,
         ids=ids,
     )
@@ -48,29 +53,41 @@ def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[st
 
 
 def epoch(seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
-    """(logits of all views of all videos, which video each is of): in double precision, since sums of a few single ones are exact there."""
-    logits = 3 * torch.randn(VIDEOS * VIEWS, CLASSES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    """(logits of all views of all videos, which video each is of): in double precision, since sums of a few
+    single ones are exact there.
+    """
+    logits = 3 * torch.randn(
+        VIDEOS * VIEWS, CLASSES, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return logits, np.repeat(np.arange(VIDEOS), VIEWS)
 
 
-# --- targets and losses -------------------------------------------------------------------------------------------------------------
+# --- targets and losses
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_labels_and_videos_of_the_rows() -> None:
     found = Video(LABELS).targets(rows([4, 4, 1, -1]))
-    assert {name: value.tolist() for name, value in found.items()} == {"labels": [3, 3, 0, IGNORE], "videos": [4, 4, 1, -1]}
+    assert {name: value.tolist() for name, value in found.items()} == {
+        "labels": [3, 3, 0, IGNORE],
+        "videos": [4, 4, 1, -1],
+    }
     assert {value.dtype for value in found.values()} == {np.dtype(np.int64)}
 
 
-# --- figures of videos --------------------------------------------------------------------------------------------------------------
+# --- figures of videos
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_a_videos_logits_are_the_mean_over_its_views() -> None:
     """Each video counts once, whatever its number of views."""
     logits, videos = epoch()
-    few = torch.tensor([view for view in range(len(videos)) if view not in (4, 5, 9)])  # videos 1 and 3 have fewer
+    # videos 1 and 3 have fewer
+    few = torch.tensor([view for view in range(len(videos)) if view not in (4, 5, 9)])
     found = measured((logits[few], batch_of(videos[few])))
-    means = torch.stack([logits[few][torch.from_numpy(videos[few] == video)].double().mean(dim=0) for video in range(VIDEOS)])
+    means = torch.stack(
+        [logits[few][torch.from_numpy(videos[few] == video)].double().mean(dim=0) for video in range(VIDEOS)]
+    )
     labels = torch.from_numpy(LABELS.astype(np.int64))
     ranked = means.argsort(dim=1, descending=True)
     assert found["top1"] == (ranked[:, 0] == labels).double().mean()
@@ -88,15 +105,23 @@ def test_views_can_outvote_one_that_is_wrong() -> None:
 
 
 @settings(max_examples=40)
-@given(st.permutations(range(VIDEOS * VIEWS)), st.lists(st.integers(1, VIDEOS * VIEWS - 1), max_size=5, unique=True), st.data())
-def test_neither_order_nor_batches_nor_padding_change_a_bit(permutation: list[int], cuts: list[int], data: Any) -> None:
+@given(
+    st.permutations(range(VIDEOS * VIEWS)),
+    st.lists(st.integers(1, VIDEOS * VIEWS - 1), max_size=5, unique=True),
+    st.data(),
+)
+def test_neither_order_nor_batches_nor_padding_change_a_bit(
+    permutation: list[int], cuts: list[int], data: Any
+) -> None:
     """Floating-point sums would: they depend on which is added first."""
     logits, videos = epoch()
     expected = measured((logits, batch_of(videos)))
     batches = []
     for a, b in pairwise([0, *sorted(cuts), len(videos)]):
         places, padded = permutation[a:b], data.draw(st.integers(0, 2))
-        given = torch.cat([logits[places], torch.full((padded, CLASSES), data.draw(st.sampled_from([7.0, math.nan])))])
+        given = torch.cat(
+            [logits[places], torch.full((padded, CLASSES), data.draw(st.sampled_from([7.0, math.nan])))]
+        )
         batches.append((given, batch_of([*videos[places], *[-1] * padded])))
     assert measured(*batches) == expected
 
@@ -141,10 +166,15 @@ def test_the_largest_logits_have_room() -> None:
 
 
 def test_logits_that_are_all_the_same_are_no_success() -> None:
-    """A network that died says the same of every class: one video in CLASSES is right by chance, not every one."""
+    """A network that died says the same of every class: one video in CLASSES is right by chance, not every
+    one.
+    """
     labels = np.arange(CLASSES)
     metric = ViewMean(labels, CPU)
-    metric.update(torch.zeros(CLASSES, CLASSES), Batch(**{**vars_of(batch_of(labels)), "targets": {"videos": torch.arange(CLASSES)}}))
+    metric.update(
+        torch.zeros(CLASSES, CLASSES),
+        Batch(**{**vars_of(batch_of(labels)), "targets": {"videos": torch.arange(CLASSES)}}),
+    )
     found = metric.result(alone())
     assert (found["top1"], found["top5"]) == (1 / CLASSES, 5 / CLASSES)
 
@@ -156,7 +186,9 @@ def vars_of(batch: Batch) -> dict[str, Any]:
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
 def test_half_precision_is_averaged_exactly(half: torch.dtype) -> None:
     logits, videos = epoch()
-    assert measured((logits.to(half), batch_of(videos))) == measured((logits.to(half).double(), batch_of(videos)))
+    assert measured((logits.to(half), batch_of(videos))) == measured(
+        (logits.to(half).double(), batch_of(videos))
+    )
 
 
 def test_no_view_at_all() -> None:

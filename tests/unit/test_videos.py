@@ -44,7 +44,10 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def videos(tmp_path: Path, clips: dict[str, Path]) -> Path:
     """Two classes of two videos."""
-    return place(tmp_path / "train", {"ant/a b.mp4": clips["long"], "ant/z.mkv": clips["short"], "bee/x,1.mp4": clips["turned"]})
+    return place(
+        tmp_path / "train",
+        {"ant/a b.mp4": clips["long"], "ant/z.mkv": clips["short"], "bee/x,1.mp4": clips["turned"]},
+    )
 
 
 def place(root: Path, files: dict[str, Path]) -> Path:
@@ -66,10 +69,13 @@ def reasons(found: Videos) -> list[tuple[str, str]]:
 
 def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
     said: list[str] = []
-    return open_videos(*call, progress=lambda done, total, what: said.append(what), **how), "reading videos" in said
+    return open_videos(
+        *call, progress=lambda done, total, what: said.append(what), **how
+    ), "reading videos" in said
 
 
-# --- folders --------------------------------------------------------------------------------------------------------------------------
+# --- folders
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
@@ -77,13 +83,24 @@ def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
     assert names(found) == ["ant/a b.mp4", "ant/z.mkv", "bee/x,1.mp4"]
     assert (found.classes, found.rejected, found.root) == (("ant", "bee"), 0, videos.resolve())
     assert found.label.tolist() == [0, 0, 1]
-    assert (found.first.tolist(), found.frames.tolist(), found.file.tolist()) == ([0, 0, 0], [40, 10, 12], [0, 1, 2])
+    assert (found.first.tolist(), found.frames.tolist(), found.file.tolist()) == (
+        [0, 0, 0],
+        [40, 10, 12],
+        [0, 1, 2],
+    )
     for sample in range(3):
         times = read(found.path(sample))
-        assert found.pts(sample).tolist() == times.pts.tolist() and found.keys(sample).tolist() == times.keys.tolist()
+        assert (
+            found.pts(sample).tolist() == times.pts.tolist()
+            and found.keys(sample).tolist() == times.keys.tolist()
+        )
         assert [getattr(found, name)[sample] for name in RECORD.names or ()] == list(times.record)
     ids = np.array([2, 0])
-    assert (found.height[ids].tolist(), found.width[ids].tolist(), found.rotation[ids].tolist()) == ([96, 96], [128, 128], [90, 0])
+    assert (found.height[ids].tolist(), found.width[ids].tolist(), found.rotation[ids].tolist()) == (
+        [96, 96],
+        [128, 128],
+        [90, 0],
+    )
     for name, dtype in Videos.COLUMNS.items():
         assert getattr(found, name).dtype == dtype and not getattr(found, name).flags.writeable
     for sample in (-1, 3):
@@ -146,7 +163,9 @@ def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, P
         ("cat/notes.txt", "no known video container (read as tty)"),
         ("cat", "class folder without a video"),
     ]
-    assert found.pts(3).tolist() == read(found.path(3)).pts.tolist(), "the frames of what is left out shift nothing"
+    assert found.pts(3).tolist() == read(found.path(3)).pts.tolist(), (
+        "the frames of what is left out shift nothing"
+    )
 
 
 def test_given_classes_fix_the_labels(videos: Path, cache: Path) -> None:
@@ -156,11 +175,19 @@ def test_given_classes_fix_the_labels(videos: Path, cache: Path) -> None:
         open_videos(videos, cache=cache, classes=["ant"])
 
 
-# --- lists ----------------------------------------------------------------------------------------------------------------------------
+# --- lists
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_in_the_order_of_its_lines(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
-    lines = ["bee/x,1.mp4 2", "ant/a b.mp4,0", "", f"{clips['variable']} 1", f"  ant/z.mkv\t{'1'}\r", f"{videos}/bee/.././ant/a b.mp4, 0"]
+    lines = [
+        "bee/x,1.mp4 2",
+        "ant/a b.mp4,0",
+        "",
+        f"{clips['variable']} 1",
+        f"  ant/z.mkv\t{'1'}\r",
+        f"{videos}/bee/.././ant/a b.mp4, 0",
+    ]
     (videos / "list.csv").write_text("\n".join(lines) + "\n", encoding="utf-8-sig")
     found = open_videos(videos / "list.csv", cache=cache)
     assert found.classes == ("0", "1", "2")
@@ -210,11 +237,15 @@ def test_times_of_a_segment_are_rounded_as_those_of_the_file(cache: Path, tmp_pa
     found = open_videos(tmp_path / "list.txt", cache=cache)
     assert (found.first.tolist(), found.frames.tolist()) == ([1], [2])
     (tmp_path / "list.txt").write_text("a.mkv 0 0.06 0.1")
-    assert open_videos(tmp_path / "list.txt", cache=cache).fingerprint != found.fingerprint, "another part is other data"
+    assert open_videos(tmp_path / "list.txt", cache=cache).fingerprint != found.fingerprint, (
+        "another part is other data"
+    )
 
 
 def test_what_is_left_out_of_a_list_is_named(videos: Path, cache: Path) -> None:
-    (videos / "list.txt").write_text("ant/a b.mp4 1 0.4 0.8\nant/a b.mp4 1 7 9\nant/gone.mp4 0\nbee/x,1.mp4 0\nant/z.mkv 5\n")
+    (videos / "list.txt").write_text(
+        "ant/a b.mp4 1 0.4 0.8\nant/a b.mp4 1 7 9\nant/gone.mp4 0\nbee/x,1.mp4 0\nant/z.mkv 5\n"
+    )
     found = open_videos(videos / "list.txt", cache=cache)
     assert reasons(found) == [
         ("ant/gone.mp4", "cannot be read: No such file or directory"),
@@ -232,7 +263,9 @@ def test_what_changes_above_a_list_is_no_matter(videos: Path, cache: Path) -> No
 
 
 @pytest.mark.parametrize("late", ["bee/late.mp4", "new/folder/late.mp4"])
-def test_a_file_of_a_list_that_comes_later_is_seen(late: str, videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+def test_a_file_of_a_list_that_comes_later_is_seen(
+    late: str, videos: Path, cache: Path, clips: dict[str, Path]
+) -> None:
     (videos / "list.txt").write_text(f"ant/z.mkv 0\n{late} 1\n")
     assert names(open_videos(videos / "list.txt", cache=cache)) == ["ant/z.mkv"]
     assert not scanned(videos / "list.txt", cache=cache)[1]
@@ -254,18 +287,36 @@ def test_a_list_at_another_place_is_the_same_data(videos: Path, cache: Path, tmp
         ("", "is empty; a line is 'path label'"),
         ("ant/z.mkv 0\nant/z.mkv\n", "line 2 is 'ant/z.mkv'"),
         ("ant/z.mkv 0 5 3", "line 1: the segment ends at 3 s and starts at 5 s"),
-        ("path,label\nant/z.mkv,0", "line 1 names no file, path, and has the label 'label', as no other line has. A heading"),
-        ("path,label,start,end\nant/z.mkv,run,0,1", "line 1 names no file, path,label,start, and has the label 'end'"),
-        ("video_path,class_name\nant/z.mkv,run\nant/a b.mp4,run", "line 1 names no file, video_path, and has the label 'class_name'"),
-        ("# kinetics subset one\nant/z.mkv run\nant/a b.mp4 run", "line 1 names no file, # kinetics subset, and has the label 'one'"),
+        (
+            "path,label\nant/z.mkv,0",
+            "line 1 names no file, path, and has the label 'label', as no other line has. A heading",
+        ),
+        (
+            "path,label,start,end\nant/z.mkv,run,0,1",
+            "line 1 names no file, path,label,start, and has the label 'end'",
+        ),
+        (
+            "video_path,class_name\nant/z.mkv,run\nant/a b.mp4,run",
+            "line 1 names no file, video_path, and has the label 'class_name'",
+        ),
+        (
+            "# kinetics subset one\nant/z.mkv run\nant/a b.mp4 run",
+            "line 1 names no file, # kinetics subset, and has the label 'one'",
+        ),
         ("ant/z.mkv odd\nant/a b.mp4,0", "line 1 has the label 'odd' and line 2 '0'; labels are all numbers"),
         ("ant/z.mkv 0.0\nant/a b.mp4 10.0", "line 1 has the label '0.0'; labels are whole numbers from 0"),
         ("ant/z.mkv -1\nant/a b.mp4 -1", "line 1 has the label '-1'; labels are whole numbers from 0"),
         ("ant/a b.mp4 1 5", "line 1 has '1 5' behind ant/a b.mp4; a line is 'path label' or"),
         ("ant/z.mkv 1\nant/z.mkv 0 -1 2", "line 2 has '0 -1 2' behind ant/z.mkv"),
         ("ant/z.mkv,run,0.1,nan", "line 1 has 'run,0.1,nan' behind ant/z.mkv"),
-        ("ant/z.mkv 0\nant/z.mkv 20240101", "line 2 has the label '20240101'; labels are numbers of classes, from 0 to 99,999"),
-        ("ant/z.mkv 99999999999999999999999", "line 1 has the label '99999999999999999999999'; labels are numbers"),
+        (
+            "ant/z.mkv 0\nant/z.mkv 20240101",
+            "line 2 has the label '20240101'; labels are numbers of classes, from 0 to 99,999",
+        ),
+        (
+            "ant/z.mkv 99999999999999999999999",
+            "line 1 has the label '99999999999999999999999'; labels are numbers",
+        ),
         ("ant/z.mkv 0\n\nant/z.mkv x", "line 1 has the label '0' and line 3 'x'; labels are all numbers"),
         ('"' + 200_000 * "x" + '" 0', "no video in .*cannot be read: File name too long"),
         ("gone.mp4 0", "no video in .*left out: 1, first .*gone.mp4: cannot be read: No such file"),
@@ -288,7 +339,14 @@ def test_lists_that_are_no_text(videos: Path, cache: Path) -> None:
 
 
 def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Path) -> None:
-    lines = ["ant/z.mkv zebra", "gone.mp4 bee", "# a comment", "gone/too.mp4 up -1 0.5", "ant/a b.mp4 cat", "ant/z.mkv zebra"]
+    lines = [
+        "ant/z.mkv zebra",
+        "gone.mp4 bee",
+        "# a comment",
+        "gone/too.mp4 up -1 0.5",
+        "ant/a b.mp4 cat",
+        "ant/z.mkv zebra",
+    ]
     (videos / "list.txt").write_text("\n".join(lines))
     found = open_videos(videos / "list.txt", cache=cache)
     assert (list(found.classes), found.label.tolist()) == (["cat", "zebra"], [1, 0, 1])
@@ -299,7 +357,9 @@ def test_a_class_of_a_list_without_a_video_has_no_label(videos: Path, cache: Pat
     assert (again.classes, again.label.tolist()) == (found.classes, [0])
     (videos / "numbers.txt").write_text("gone.mp4 1\nant/z.mkv 3\n")
     numbered = open_videos(videos / "numbers.txt", cache=cache)
-    assert (len(numbered.classes), numbered.label.tolist()) == (4, [3]), "numbers are places in somebody's list of classes"
+    assert (len(numbered.classes), numbered.label.tolist()) == (4, [3]), (
+        "numbers are places in somebody's list of classes"
+    )
 
 
 def test_lines_that_a_csv_writer_has_quoted(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
@@ -307,9 +367,18 @@ def test_lines_that_a_csv_writer_has_quoted(videos: Path, cache: Path, clips: di
     rows: list[list[Any]] = [["ant/c, d.mp4", "up"], ['ant/"e".mp4', "go, up"], ["ant/z.mkv", "up", 0, 1.5]]
     with open(videos / "list.csv", "w", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
-        file.write('"ant/z.mkv" up\nant/"e".mp4 up\nant/c, d.mp4,"up"\nant/z.mkv\t"up"\nant/z.mkv,"up",0,1.5\nant/z.mkv,"go, up"\n')
+        file.write(
+            '"ant/z.mkv" up\nant/"e".mp4 up\nant/c, d.mp4,"up"\nant/z.mkv\t"up"\nant/z.mkv,"up",0,1.5\nant/z.mkv,"go, up"\n'
+        )
     found = open_videos(videos / "list.csv", cache=cache)
-    assert names(found) == ["ant/c, d.mp4", 'ant/"e".mp4', *["ant/z.mkv"] * 2, 'ant/"e".mp4', "ant/c, d.mp4", *["ant/z.mkv"] * 3]
+    assert names(found) == [
+        "ant/c, d.mp4",
+        'ant/"e".mp4',
+        *["ant/z.mkv"] * 2,
+        'ant/"e".mp4',
+        "ant/c, d.mp4",
+        *["ant/z.mkv"] * 3,
+    ]
     assert [found.classes[label] for label in found.label] == ["up", "go, up", *["up"] * 6, "go, up"]
 
 
@@ -319,10 +388,17 @@ def test_numbers_that_a_csv_writer_has_quoted_are_numbers(videos: Path, cache: P
     assert (len(found.classes), found.label.tolist()) == (11, [10, 2])
 
 
-def test_a_path_out_of_a_linked_folder_is_where_the_file_system_says(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
-    place(videos, {"other/deep/b.mp4": clips["short"], "other/a b.mp4": clips["short"], "a b.mp4": clips["short"]})
+def test_a_path_out_of_a_linked_folder_is_where_the_file_system_says(
+    videos: Path, cache: Path, clips: dict[str, Path]
+) -> None:
+    place(
+        videos,
+        {"other/deep/b.mp4": clips["short"], "other/a b.mp4": clips["short"], "a b.mp4": clips["short"]},
+    )
     (videos / "link").symlink_to("other/deep")
-    (videos / "list.txt").write_text(f"link/../a b.mp4 0\nother/./deep/../a b.mp4 0\n{videos}/link/../a b.mp4 0\nant/../a b.mp4 0\n")
+    (videos / "list.txt").write_text(
+        f"link/../a b.mp4 0\nother/./deep/../a b.mp4 0\n{videos}/link/../a b.mp4 0\nant/../a b.mp4 0\n"
+    )
     assert names(open_videos(videos / "list.txt", cache=cache)) == ["other/a b.mp4"] * 3 + ["a b.mp4"]
 
 

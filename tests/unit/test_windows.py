@@ -1,4 +1,6 @@
-"""Windows: torchvision's distribution, tested against torchvision itself; the validation's pixels, against torchvision's transforms."""
+"""Windows: torchvision's distribution, tested against torchvision itself; the validation's pixels, against
+torchvision's transforms.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,19 @@ def figures(regions: np.ndarray, height: int, width: int) -> dict[str, np.ndarra
     }
 
 
-# --- the distribution -------------------------------------------------------------------------------------------------------------
+# --- the distribution
+# -------------------------------------------------------------------------------------------------------------
 
 COUNT = 8000
 LIMIT = 2.2
-"""Two-sample Kolmogorov-Smirnov distance times sqrt(n / 2): above this once in 8,000 when the distributions agree."""
+"""Two-sample Kolmogorov-Smirnov distance times sqrt(n / 2): above this once in 8,000 when the distributions
+agree.
+"""
 
 
-def torchvisions(height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]) -> np.ndarray:
+def torchvisions(
+    height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> np.ndarray:
     """[COUNT, 4] regions that torchvision itself draws."""
     image = torch.empty(1).expand(3, height, width)
     with torch.random.fork_rng():
@@ -65,17 +72,37 @@ def distances(ours: np.ndarray, theirs: np.ndarray, height: int, width: int) -> 
     found = {}
     for name in a:
         everything = np.unique(np.concatenate([a[name], b[name]]))
-        below = [np.searchsorted(np.sort(values[name]), everything, side="right") / len(values[name]) for values in (a, b)]
+        below = [
+            np.searchsorted(np.sort(values[name]), everything, side="right") / len(values[name])
+            for values in (a, b)
+        ]
         found[name] = float(np.abs(below[0] - below[1]).max() * math.sqrt(COUNT / 2))
     return found
 
 
-SIZES = [(375, 500), (500, 375), (256, 256), (64, 48), (1200, 1600), (7, 9), (300, 420), (100, 260), (260, 100), (90, 900), (1, 40)]
+SIZES = [
+    (375, 500),
+    (500, 375),
+    (256, 256),
+    (64, 48),
+    (1200, 1600),
+    (7, 9),
+    (300, 420),
+    (100, 260),
+    (260, 100),
+    (90, 900),
+    (1, 40),
+]
 
 
-@pytest.mark.parametrize(("height", "width", "scale"), [(*size, SCALE) for size in SIZES] + [(*size, (0.5, 1.0)) for size in SIZES[::4]])
+@pytest.mark.parametrize(
+    ("height", "width", "scale"),
+    [(*size, SCALE) for size in SIZES] + [(*size, (0.5, 1.0)) for size in SIZES[::4]],
+)
 def test_the_distribution_is_torchvisions(height: int, width: int, scale: tuple[float, float]) -> None:
-    far = distances(crops(height, width, COUNT, scale=scale), torchvisions(height, width, scale, RATIO), height, width)
+    far = distances(
+        crops(height, width, COUNT, scale=scale), torchvisions(height, width, scale, RATIO), height, width
+    )
     assert max(far.values()) < LIMIT, far
 
 
@@ -126,12 +153,15 @@ PLANTS = [
 
 
 @pytest.mark.parametrize(("change", "figure"), PLANTS, ids=lambda value: getattr(value, "__name__", None))
-def test_a_planted_distribution_is_rejected(change: Callable[[np.ndarray, np.ndarray], np.ndarray], figure: str) -> None:
+def test_a_planted_distribution_is_rejected(
+    change: Callable[[np.ndarray, np.ndarray], np.ndarray], figure: str
+) -> None:
     far = distances(planted(change), torchvisions(375, 500, SCALE, RATIO), 375, 500)
     assert far[figure] > LIMIT, far
 
 
-# --- always a window, always inside ---------------------------------------------------------------------------------------------------
+# --- always a window, always inside
+# ---------------------------------------------------------------------------------------------------
 
 
 @given(SIDES, SIDES, st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS))
@@ -139,7 +169,9 @@ def test_a_planted_distribution_is_rejected(change: Callable[[np.ndarray, np.nda
 @example(4000, 1, [1 - 2**-53] * UNIFORMS)
 @example(3, 4000, [1 - 2**-53] * UNIFORMS)
 def test_inside_the_image_and_at_least_a_pixel(height: int, width: int, draws: list[float]) -> None:
-    ((left, top, right, bottom),) = random_resized(np.array([height]), np.array([width]), np.array([draws])).tolist()
+    ((left, top, right, bottom),) = random_resized(
+        np.array([height]), np.array([width]), np.array([draws])
+    ).tolist()
     assert 0 <= left < right <= width and 0 <= top < bottom <= height
 
 
@@ -159,7 +191,9 @@ def test_inside_for_any_setting(height: int, width: int, low: float, factor: flo
 def test_the_fallback_is_torchvisions(height: int, width: int) -> None:
     """Where no try can fit (areas of 1e6 images), get_params is not random and every number must agree."""
     (ours,) = crops(height, width, 1, scale=(1e6, 1e6)).tolist()
-    top, left, h, w = RandomResizedCrop.get_params(torch.empty(1).expand(3, height, width), [1e6, 1e6], list(RATIO))
+    top, left, h, w = RandomResizedCrop.get_params(
+        torch.empty(1).expand(3, height, width), [1e6, 1e6], list(RATIO)
+    )
     assert ours == [left, top, left + w, top + h]
 
 
@@ -168,10 +202,13 @@ def test_a_batch_is_its_samples() -> None:
     draws = uniforms(4, 4, Purpose.WINDOW, np.arange(4), UNIFORMS)
     together = random_resized(heights, widths, draws)
     for i in range(4):
-        assert (together[i] == random_resized(heights[i : i + 1], widths[i : i + 1], draws[i : i + 1])[0]).all()
+        assert (
+            together[i] == random_resized(heights[i : i + 1], widths[i : i + 1], draws[i : i + 1])[0]
+        ).all()
 
 
-# --- validation ---------------------------------------------------------------------------------------------------------------------
+# --- validation
+# ---------------------------------------------------------------------------------------------------------------------
 
 
 def test_whole_and_filling() -> None:
@@ -181,24 +218,43 @@ def test_whole_and_filling() -> None:
 
 
 SHAPES = [
-    *[(375, 500), (500, 375), (333, 500), (256, 256), (257, 255), (1201, 1803), (48, 64), (31, 97), (5, 7), (1, 1), (1, 300), (300, 1)],
+    *[
+        (375, 500),
+        (500, 375),
+        (333, 500),
+        (256, 256),
+        (257, 255),
+        (1201, 1803),
+        (48, 64),
+        (31, 97),
+        (5, 7),
+        (1, 1),
+        (1, 300),
+        (300, 1),
+    ],
     *[(500, 501), (224, 224), (225, 1000), (1000, 223), (2, 3)],
 ]
 
 
 def noise(height: int, width: int) -> Image.Image:
     """Half noise, half ramps: every misplacement shows."""
-    random = np.random.Generator(np.random.Philox(height * 10007 + width)).integers(0, 256, (height, width, 3))
+    random = np.random.Generator(np.random.Philox(height * 10007 + width)).integers(
+        0, 256, (height, width, 3)
+    )
     y, x = np.mgrid[0:height, 0:width]
     ramps = np.stack([x * 255 / max(width - 1, 1), y * 255 / max(height - 1, 1), (x + y) % 256], axis=-1)
     return Image.fromarray(((random + ramps) / 2).astype(np.uint8))
 
 
 def difference(image: Image.Image, resize: int, crop: int, shift: float = 0.0) -> np.ndarray:
-    """Grey levels between Pillow's resize of our window and torchvision's Resize + CenterCrop, pixel by pixel."""
+    """Grey levels between Pillow's resize of our window and torchvision's Resize + CenterCrop, pixel by
+    pixel.
+    """
     resized = torchvision_functional.resize(image, [resize], InterpolationMode.BILINEAR)
     expected = np.asarray(torchvision_functional.center_crop(resized, [crop, crop]), np.float64)
-    regions, inner = resize_then_center(np.array([image.height]), np.array([image.width]), resize=resize, crop=crop)
+    regions, inner = resize_then_center(
+        np.array([image.height]), np.array([image.width]), resize=resize, crop=crop
+    )
     seen = image.crop(tuple(regions[0].tolist()))
     left, top, right, bottom = inner[0].tolist()
     assert 0 <= left < right <= seen.width + 1e-9 and 0 <= top < bottom <= seen.height + 1e-9
@@ -209,11 +265,16 @@ def difference(image: Image.Image, resize: int, crop: int, shift: float = 0.0) -
 
 @pytest.mark.parametrize(("height", "width"), SHAPES)
 @pytest.mark.parametrize(("resize", "crop"), [(256, 224), (73, 64), (224, 224)])
-def test_the_preimage_has_the_pixels_of_resize_then_center_crop(height: int, width: int, resize: int, crop: int) -> None:
+def test_the_preimage_has_the_pixels_of_resize_then_center_crop(
+    height: int, width: int, resize: int, crop: int
+) -> None:
     image = noise(height, width)
-    assert difference(image.getchannel(1).convert("F"), resize, crop).max() < 0.02, "in floating point they are equal"
+    assert difference(image.getchannel(1).convert("F"), resize, crop).max() < 0.02, (
+        "in floating point they are equal"
+    )
     rounded = difference(image, resize, crop)
-    # Pillow resizes long images down first, then across, and rounds to whole levels between; ours across first, as it is square.
+    # Pillow resizes long images down first, then across, and rounds to whole levels between; ours across
+    # first, as it is square.
     assert rounded.max() <= 1
     assert rounded.mean() < (0.05 if max(height, width) < 2.5 * min(height, width) else 0.3)
 
@@ -225,7 +286,9 @@ def test_a_window_out_of_place_is_seen() -> None:
 def test_nothing_outside_the_region_is_needed_and_little_of_it_is_spare() -> None:
     """The region holds the support of the triangle filter, at most two pixels more."""
     regions, inner = resize_then_center(np.array([1000, 375]), np.array([2000, 500]), resize=256, crop=224)
-    for (left, top, right, bottom), (x0, y0, x1, y1), step in zip(regions, inner, (1000 / 256, 375 / 256), strict=True):
+    for (left, top, right, bottom), (x0, y0, x1, y1), step in zip(
+        regions, inner, (1000 / 256, 375 / 256), strict=True
+    ):
         for margin in (x0, y0, right - left - x1, bottom - top - y1):
             assert step <= margin <= step + 2
 

@@ -1,4 +1,6 @@
-"""What worker processes need of the machine before they start, and how a batch lies in the memory that they fill."""
+"""What worker processes need of the machine before they start, and how a batch lies in the memory that they
+fill.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def test_more_slots_than_there_is_memory_are_refused() -> None:
     """Linux maps them, and kills the run without a word when they are written."""
     gib = memory_bytes() // 2**30
     with pytest.raises(
-        UserError, match=rf"^--batch-size 9 takes {4 * gib + 4:,} GiB of memory for 4 slots, and there are ({gib}|{gib + 1}) GiB"
+        UserError,
+        match=rf"^--batch-size 9 takes {4 * gib + 4:,} GiB of memory for 4 slots, and there are ({gib}|{gib + 1}) GiB",
     ):
         Shared(4, (gib + 1) << 30, "--batch-size 9", pinned=False)
     few = Shared(2, 1, "--batch-size 1", pinned=False)
@@ -135,11 +138,16 @@ def test_a_part_knows_its_batchs_canvas() -> None:
 
 
 def feed_of(size: tuple[int, int], *, batch_size: int, workers: int) -> Any:
-    plan = SimpleNamespace(batch_size=batch_size, sample_shape=(3, *size), transposes=False)
-    return Feed(plan=plan, source=None, columns=None, targets=dict, device=torch.device("cpu"), workers=workers)  # type: ignore[arg-type]
+    nothing: Any = None
+    plan: Any = SimpleNamespace(batch_size=batch_size, sample_shape=(3, *size), transposes=False)
+    device = torch.device("cpu")
+    return Feed(plan=plan, source=nothing, columns=nothing, targets=nothing, device=device, workers=workers)
 
 
-@pytest.mark.parametrize(("size", "rows"), [((224, 224), PART), ((64, 64), PART), ((300, 300), 17), ((1344, 1344), 1), ((1500, 1500), 1)])
+@pytest.mark.parametrize(
+    ("size", "rows"),
+    [((224, 224), PART), ((64, 64), PART), ((300, 300), 17), ((1344, 1344), 1), ((1500, 1500), 1)],
+)
 def test_parts_of_larger_images_have_fewer_rows(size: tuple[int, int], rows: int) -> None:
     """About as many pixels a part as at 224; at 224 and below as many rows as ever."""
     loader = TorchvisionLoader(feed_of(size, batch_size=32, workers=0))
@@ -148,7 +156,9 @@ def test_parts_of_larger_images_have_fewer_rows(size: tuple[int, int], rows: int
 
 
 def test_memory_of_a_detector_is_bounded() -> None:
-    """1344 x 1344, 15 workers: at most 5 batches ahead, 16 images each; and all workers fill one together. None of it is touched yet."""
+    """1344 x 1344, 15 workers: at most 5 batches ahead, 16 images each; and all workers fill one together.
+    None of it is touched yet.
+    """
     loader = TorchvisionLoader(feed_of((1344, 1344), batch_size=16, workers=15))
     with loader:
         assert loader.in_flight <= 6

@@ -10,11 +10,17 @@ import pytest
 
 
 def interpreted(program: str) -> list[list[float]]:
-    """The numbers of each line that `program` prints, in Triton's interpreter, which has to be chosen before Triton is imported.
+    """The numbers of each line that `program` prints, in Triton's interpreter, which has to be chosen before
+    Triton is imported.
 
     tests/gpu has the kernels compiled. Skips where there is no Triton.
     """
     pytest.importorskip("triton", reason="Triton comes with builds of torch for GPUs")
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return [[float(number) for number in line.split()] for line in done.stdout.splitlines()]

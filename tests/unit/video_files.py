@@ -1,7 +1,9 @@
-"""Small videos for the tests: every frame shows its number, and container, codec and times are as odd as asked for.
+"""Small videos for the tests: every frame shows its number, and container, codec and times are as odd as
+asked for.
 
-A frame is a grid of 4 x 4 dark and light cells: 12 bits of its number, then 4 bits that check them. So the number can be read back
-from the pixels after any coding and at any size; a frame that is mixed of two or turned has none, but for one in 16 or so.
+A frame is a grid of 4 x 4 dark and light cells: 12 bits of its number, then 4 bits that check them. So the
+number can be read back from the pixels after any coding and at any size; a frame that is mixed of two or
+turned has none, but for one in 16 or so.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ FAST = {  # options of an encoder, as quick as it goes
     "libx265": {"preset": "ultrafast"},
     "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8"},
     "libvpx": {"deadline": "realtime", "cpu-used": "8"},
-    "libsvtav1": {"preset": "8", "crf": "10", "svtav1-params": "enable-tf=0"},  # faster ones leave artifacts that hide numbers
+    # faster ones leave artifacts that hide numbers
+    "libsvtav1": {"preset": "8", "crf": "10", "svtav1-params": "enable-tf=0"},
 }
 
 
@@ -56,16 +59,20 @@ class Video:
     open_gop: bool = False  # H.264 and HEVC, with b_frames
     refresh: bool = False  # H.264 whose key frames are renewed part by part
     interlaced: bool = False  # H.264 of two fields a frame
-    packed: bool = False  # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
+    # MPEG-4 with one B-frame in avi: packed into the packet of the frame behind it, as DivX does
+    packed: bool = False
     rotation: int = 0  # degrees counter-clockwise that a player turns the stored picture by; mp4
     mirrored: bool = False  # after that, left and right are swapped; mp4
-    from_key: int = 0  # key frames that are left out with all packets before this one, as a copy that is not encoded again does
+    # key frames that are left out with all packets before this one, as a copy that is not encoded again does
+    from_key: int = 0
     cut: int = 0  # frames at the start that an edit list hides; they have numbers too, mp4
-    parts: Sequence[tuple[int, int]] = ()  # (first frame, frames) of the parts that an edit list shows, in its order; mp4
+    # (first frame, frames) of the parts that an edit list shows, in its order; mp4
+    parts: Sequence[tuple[int, int]] = ()
     unit: int = 8  # HEVC's smallest coding unit: sides are stored as multiples of it
     layers: int = 0  # HEVC in so many layers of time, with b_frames; 0: not said
     wavefronts: bool = False  # HEVC whose rows of blocks can be decoded at once
-    again: Sequence[int] = ()  # VP9: frames that a packet of its own shows once more, as libvpx's two passes do with hidden ones
+    # VP9: frames that a packet of its own shows once more, as libvpx's two passes do with hidden ones
+    again: Sequence[int] = ()
     pixels: str = "yuv420p"
     matrix: int = 2  # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
     full_range: bool = False
@@ -89,7 +96,9 @@ def picture(number: int, size: tuple[int, int]) -> Array:
 
 
 def number(pixels: Array) -> int:
-    """The number that a whole displayed frame, uint8 [H, W] or [H, W, C] of any size, shows; -1 when it shows none."""
+    """The number that a whole displayed frame, uint8 [H, W] or [H, W, C] of any size, shows; -1 when it shows
+    none.
+    """
     grey = pixels.reshape(*pixels.shape[:2], -1).mean(axis=2)
     height, width = grey.shape
     word = 0
@@ -128,25 +137,36 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
         for stream, each in zip(streams, wanted, strict=True):
             stream.disposition = Disposition.default if each is video else Disposition.dub
             coded = list(_encoded(stream, each))
-            coded = coded[[place for place, packet in enumerate(coded) if packet.is_keyframe][each.from_key] :]
+            coded = coded[
+                [place for place, packet in enumerate(coded) if packet.is_keyframe][each.from_key] :
+            ]
             packets += _packed(coded) if each.packed else _again(coded, each)
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             file.mux(packet)
-    os.sched_setscheduler(0, *scheduled)  # for root the AV1 encoder makes this thread a real-time one, and all that it starts
+    # for root the AV1 encoder makes this thread a real-time one, and all that it starts
+    os.sched_setscheduler(0, *scheduled)
     if video.parts:
         _show_parts(path, video)
     return path
 
 
 def _show_parts(path: Path, video: Video) -> None:
-    """Write another edit list into an mp4 file, whose boxes moov and trak lie behind its samples. ISO/IEC 14496-12, 8.6.6."""
+    """Write another edit list into an mp4 file, whose boxes moov and trak lie behind its samples. ISO/IEC
+    14496-12, 8.6.6.
+    """
     data = path.read_bytes()
     names = [b"moov", b"trak", b"edts", b"elst"]
     begins = [data.rindex(name) - 4 for name in names]
     assert begins == sorted(begins) and data.rindex(b"mdat") < begins[0]
-    (size,), (begin,) = struct.unpack_from(">I", data, begins[-1]), struct.unpack_from(">i", data, begins[-1] + 20)
+    (size,), (begin,) = (
+        struct.unpack_from(">I", data, begins[-1]),
+        struct.unpack_from(">i", data, begins[-1] + 20),
+    )
     (timescale,) = struct.unpack_from(">I", data, data.rindex(b"mdhd") + 16)
-    entries = [(round(1000 * count / video.fps), begin + round(first * timescale / video.fps)) for first, count in video.parts]
+    entries = [
+        (round(1000 * count / video.fps), begin + round(first * timescale / video.fps))
+        for first, count in video.parts
+    ]
     list_ = struct.pack(">I4sII", 16 + 12 * len(entries), b"elst", 0, len(entries))
     list_ += b"".join(struct.pack(">IiI", duration, time, 1 << 16) for duration, time in entries)
     changed = bytearray(data[: begins[-1]] + list_ + data[begins[-1] + size :])
@@ -169,7 +189,9 @@ def _stream(file: Any, video: Video) -> Any:
     stream.codec_context.bit_rate = 2_000_000 if encoder in ("mpeg4", "mpeg2video", "mjpeg", "libvpx") else 0
     options = {**FAST.get(encoder, {}), **video.options}
     if encoder == "libx264":
-        options["x264-params"] = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}"
+        options["x264-params"] = (
+            f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}"
+        )
         options["x264-params"] += f":intra-refresh={int(video.refresh)}:tff={int(video.interlaced)}"
     elif encoder == "libx265":
         params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}:min-keyint={video.gop}"
@@ -194,17 +216,23 @@ def _range(video: Video) -> int:
 def _encoded(stream: Any, video: Video) -> Any:
     for place in range(video.frames):
         shown = picture((video.numbers_from + place) % NUMBERS, video.size)
-        frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(np.rot90(shown, -(video.rotation // 90))), format="rgb24")
+        frame = av.VideoFrame.from_ndarray(
+            np.ascontiguousarray(np.rot90(shown, -(video.rotation // 90))), format="rgb24"
+        )
         frame = frame.reformat(format=video.pixels, dst_color_range=_range(video))
         frame.time_base = stream.codec_context.time_base
-        frame.pts = (video.ticks[place] if video.ticks else place) - (video.ticks[video.cut] if video.ticks else video.cut)
+        frame.pts = (video.ticks[place] if video.ticks else place) - (
+            video.ticks[video.cut] if video.ticks else video.cut
+        )
         frame.pts += sum(other < place for other in video.again)
         yield from stream.encode(frame)
     yield from stream.encode(None)
 
 
 def _again(packets: list[Any], video: Video) -> list[Any]:
-    """Those of VP9, and a packet that shows what the decoder keeps in its first place, where libvpx puts the last picture (VP9, 7.2)."""
+    """Those of VP9, and a packet that shows what the decoder keeps in its first place, where libvpx puts the
+    last picture (VP9, 7.2).
+    """
     made = list[Any]()
     for place, packet in enumerate(packets):
         made.append(packet)
