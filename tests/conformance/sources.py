@@ -60,8 +60,7 @@ LAYOUTS = {
 """--source -> how its data is written; a source of the table needs a line here."""
 
 
-# --- assertions: of a split, and of the files that were written
-# ------------------------------------------------------------------------
+# --- assertions: of a split, and of the files that were written ---------------------------------------------
 
 
 def names_tell_samples_apart(split: Split, files: Files) -> None:
@@ -189,8 +188,7 @@ def the_fingerprint_is_of_the_data(open_: Callable[..., Split], other: Callable[
     )
 
 
-# --- faults
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------
 
 
 class OneName(Folder):

@@ -71,8 +71,7 @@ def opened(data: Path, source: str) -> dict[str, Split]:
     return open_splits(config.data, loader="torchvision", console=Console())
 
 
-# --- the contract
-# ---------------------------------------------------------------------------------------------------------------------
+# --- the contract -------------------------------------------------------------------------------------------
 
 CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
     "names": sources.names_tell_samples_apart,
@@ -126,8 +125,7 @@ def test_all_sources_have_one_fingerprint(tmp_path: Path) -> None:
     assert len(set(prints.values())) == 1, prints
 
 
-# --- plants
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- plants -------------------------------------------------------------------------------------------------
 
 PLANTS: list[tuple[str, Callable[[Any], Source]]] = [
     ("names", sources.OneName),
@@ -180,8 +178,7 @@ def test_faults_around_a_source_are_refused(tmp_path: Path) -> None:
     assert raised(sources.what_is_gone_is_named, gone, WRITTEN, LAYOUTS["folder"].lose)
 
 
-# --- which source it is
-# ---------------------------------------------------------------------------------------------------------------
+# --- which source it is -------------------------------------------------------------------------------------
 
 
 def mistake(call: Callable[[], object]) -> str:
@@ -231,8 +228,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert "--source toy is for images; videos are files" in said
 
 
-# --- loaders
-# --------------------------------------------------------------------------------------------------------------------------
+# --- loaders ------------------------------------------------------------------------------------------------
 
 
 def held(columns: Any, folder: Source) -> toy.Memory:

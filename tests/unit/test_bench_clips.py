@@ -241,8 +241,7 @@ def test_two_ranks_pass_over_clips(videos: Path, tmp_path: Path, monkeypatch: py
     assert "| clip/s |" in table and "| frame/s |" in table and "img/s" not in table
 
 
-# --- the set of videos
-# ----------------------------------------------------------------------------------------------------------------
+# --- the set of videos --------------------------------------------------------------------------------------
 
 
 def test_a_set_of_videos_is_as_asked(

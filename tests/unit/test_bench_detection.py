@@ -94,8 +94,7 @@ def test_a_loss_that_is_no_number_ends_the_loop() -> None:
         baseline.loss_of(Losses(), good, bad)  # type: ignore[arg-type]
 
 
-# --- a longer epoch of few images
-# -----------------------------------------------------------------------------------------------------
+# --- a longer epoch of few images ---------------------------------------------------------------------------
 
 
 def test_links_have_the_annotations_of_their_image(

@@ -34,8 +34,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
 
 
-# --- points
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- points -------------------------------------------------------------------------------------------------
 
 
 def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,8 +131,7 @@ def test_ranks_are_started_by_torchrun(pictures: Path, tmp_path: Path) -> None:
     assert two[6:8] == ["-m", "benchmarks.loader"]
 
 
-# --- figures
-# --------------------------------------------------------------------------------------------------------------------------
+# --- figures ------------------------------------------------------------------------------------------------
 
 
 def row(
@@ -245,8 +243,7 @@ def test_links_and_copies_are_not_unique(tmp_path: Path, monkeypatch: pytest.Mon
     assert unique(found) == 4, "of many files the contents are not read"
 
 
-# --- a pass
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- a pass -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["pytorch", "dali", "dali-cpu", "torchvision"])
@@ -263,8 +260,7 @@ def test_a_pass_over_images_has_as_many_for_ours_and_for_others(
         assert [list(run(epoch)) for epoch in range(2)] == [[8] * 4] * 2, "of 72, whole batches of both ranks"
 
 
-# --- the whole suite
-# ------------------------------------------------------------------------------------------------------------------
+# --- the whole suite ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -322,8 +318,7 @@ def test_small_sets_are_passed_over_until_there_are_enough_batches(
     ]
 
 
-# --- the set of links
-# -----------------------------------------------------------------------------------------------------------------
+# --- the set of links ---------------------------------------------------------------------------------------
 
 
 def test_links_are_spread_evenly() -> None:

@@ -105,8 +105,7 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# --- the step without a loader
-# --------------------------------------------------------------------------------------------------------
+# --- the step without a loader ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -283,8 +282,7 @@ def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     assert batch.valid.tolist() == [False] + [True] * 7
 
 
-# --- the loader without a step
-# ----------------------------------------------------------------------------------------------------------
+# --- the loader without a step ------------------------------------------------------------------------------
 
 
 class FakeLoader:

@@ -63,8 +63,7 @@ def test_round_trip(written: Path) -> None:
     assert [path.name for path in written.parent.iterdir()] == ["last.pt"]
 
 
-# --- whole at any time
-# ----------------------------------------------------------------------------------------------------------------
+# --- whole at any time --------------------------------------------------------------------------------------
 
 WRITER = """
     import itertools, pathlib, sys, torch
@@ -169,8 +168,7 @@ def test_the_file_and_its_folder_are_synced_in_order(tmp_path: Path, monkeypatch
     assert done[1:] == ["rename", tmp_path.name] and done[0] != "last.pt"
 
 
-# --- what does not fit
-# ------------------------------------------------------------------------------------------------------------------
+# --- what does not fit --------------------------------------------------------------------------------------
 
 MANY = [f"class {i}" for i in range(1000)]
 
@@ -259,8 +257,7 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
     assert refused > 50
 
 
-# --- which file
-# -------------------------------------------------------------------------------------------------------------------------
+# --- which file ---------------------------------------------------------------------------------------------
 
 
 def test_which_file_is_resumed(tmp_path: Path) -> None:

@@ -64,8 +64,7 @@ def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[st
     return found
 
 
-# --- targets
-# ------------------------------------------------------------------------------------------------------------------------
+# --- targets ------------------------------------------------------------------------------------------------
 
 
 def test_labels_of_the_rows_and_ignore_for_padding() -> None:
@@ -75,8 +74,7 @@ def test_labels_of_the_rows_and_ignore_for_padding() -> None:
     assert Classification(LABELS).targets(rows([-1, -1]))["labels"].tolist() == [IGNORE, IGNORE]
 
 
-# --- losses
-# -------------------------------------------------------------------------------------------------------------------------
+# --- losses -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -114,8 +112,7 @@ def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
     assert measured((tuple(heads), batch)) == measured((heads[0], batch))  # type: ignore[arg-type]
 
 
-# --- the metric
-# ---------------------------------------------------------------------------------------------------------------------
+# --- the metric ---------------------------------------------------------------------------------------------
 
 
 def naive(logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor, k: int) -> int:

@@ -73,8 +73,7 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
     return found
 
 
-# --- which frames
-# ---------------------------------------------------------------------------------------------------------------------
+# --- which frames -------------------------------------------------------------------------------------------
 
 
 def test_every_kind_is_in_the_manifest(made: Made) -> None:

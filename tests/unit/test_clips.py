@@ -48,8 +48,7 @@ def places(rows: Rows) -> Any:
     return rows.windows + rows.regions[:, [0, 1, 0, 1]]
 
 
-# --- frames
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- frames -------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), st.floats(0, 1, exclude_max=True))
@@ -123,8 +122,7 @@ def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int
     assert (np.diff(half.frames[long]) == 1).all(), "2 frames of 50 a second are 1 of 25"
 
 
-# --- windows
-# --------------------------------------------------------------------------------------------------------------------------
+# --- windows ------------------------------------------------------------------------------------------------
 
 
 @given(SIDES, SIDES, st.integers(0, 2), st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3))
@@ -208,8 +206,7 @@ def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bo
     assert across == pytest.approx(np.array([[0, short]] * 3), abs=1e-6)
 
 
-# --- the plan
-# -------------------------------------------------------------------------------------------------------------------------
+# --- the plan -----------------------------------------------------------------------------------------------
 
 
 def test_where_numbers_come_from() -> None:

@@ -23,8 +23,7 @@ def data(tmp_path: Path, synced: list[str]) -> Path:
     return write_coco(tmp_path / "data")
 
 
-# --- what is left out
-# -----------------------------------------------------------------------------------------------------------------
+# --- what is left out ---------------------------------------------------------------------------------------
 
 ANNOTATION = 10000  # the id of an annotation of image 1000, 96 x 128 pixels
 IMAGE = 1000
@@ -290,8 +289,7 @@ def test_a_turned_image_is_named_so(data: Path) -> None:
     assert changed(data, put("images", IMAGE, height=96, width=128)).rejected == 0
 
 
-# --- mistakes
-# -------------------------------------------------------------------------------------------------------------------------
+# --- mistakes -----------------------------------------------------------------------------------------------
 
 
 def mistake(root: Path, split: Any = "train", **how: Any) -> str:

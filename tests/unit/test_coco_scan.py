@@ -76,8 +76,7 @@ def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]
     return list(images.values())
 
 
-# --- what is found
-# --------------------------------------------------------------------------------------------------------------------
+# --- what is found ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
@@ -322,8 +321,7 @@ def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
     assert [as_written(found, sample) for sample in range(len(found))] == written
 
 
-# --- found again
-# ----------------------------------------------------------------------------------------------------------------------
+# --- found again --------------------------------------------------------------------------------------------
 
 
 def scanned(root: Path, **how: Any) -> tuple[Instances, bool]:

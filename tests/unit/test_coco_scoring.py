@@ -141,8 +141,7 @@ def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
     return faster.figures()
 
 
-# --- the same figures
-# -----------------------------------------------------------------------------------------------------------------
+# --- the same figures ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -247,8 +246,7 @@ def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -
         _coco.require("faster-coco-eval")
 
 
-# --- results files
-# --------------------------------------------------------------------------------------------------------------------
+# --- results files ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)

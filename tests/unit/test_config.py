@@ -102,8 +102,7 @@ def test_a_flag_may_make_idle_what_a_preset_has(tmp_path: Path) -> None:
     )
 
 
-# --- precedence
-# ---------------------------------------------------------------------------------------------------------------------
+# --- precedence ---------------------------------------------------------------------------------------------
 
 
 def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
@@ -146,8 +145,7 @@ def test_tuples_take_their_values_one_by_one() -> None:
     )
 
 
-# --- round trip
-# -----------------------------------------------------------------------------------------------------------------------
+# --- round trip ---------------------------------------------------------------------------------------------
 
 
 def test_what_a_run_writes_is_the_preset_of_the_same_run(tmp_path: Path) -> None:
@@ -220,8 +218,7 @@ def test_any_path_comes_back_from_yaml(path: str) -> None:
     assert build(yaml.safe_load(as_yaml(made).encode("utf-8").decode())) == made
 
 
-# --- mistakes
-# -------------------------------------------------------------------------------------------------------------------------
+# --- mistakes -----------------------------------------------------------------------------------------------
 
 COMPILED = ("--compile", "true", "--compile-mode")
 WRONG_FLAGS = [
@@ -342,8 +339,7 @@ def test_a_preset_of_defaults_alone_is_empty_braces(tmp_path: Path) -> None:
     assert parse(["--config", preset(tmp_path, "{}")]).optimisation == Config().optimisation
 
 
-# --- names
-# --------------------------------------------------------------------------------------------------------------------------
+# --- names --------------------------------------------------------------------------------------------------
 
 
 def test_nearest_names() -> None:
@@ -375,8 +371,7 @@ def test_names_of_settings_are_unique_over_groups() -> None:
     assert set(GROUPS) == set(Config.model_fields)
 
 
-# --- help
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- help ---------------------------------------------------------------------------------------------------
 
 
 def documented() -> dict[str, dict[str, str]]:

@@ -114,8 +114,7 @@ def test_a_set_is_whole_and_does_not_depend_on_the_number_of_processes(made, tmp
         demo_set.write(tmp_path / "one", 1, 1, progress=False)
 
 
-# --- the class is the motion
-# --------------------------------------------------------------------------------------------------------------
+# --- the class is the motion --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -200,5 +199,4 @@ def test_colours_and_texture_of_a_frame_do_not_give_the_class_away():
     assert ridge_accuracy(np.array(tinted), labels) > 0.6
 
 
-# --- as a program
-# -------------------------------------------------------------------------------------------------------------------------
+# --- as a program -------------------------------------------------------------------------------------------

@@ -37,8 +37,7 @@ def unlike(ours: Any, theirs: Any) -> float:
     return float(apart / (1.95 * np.sqrt(1 / len(ours) + 1 / len(theirs))))
 
 
-# --- sizes: torchvision's to the pixel
-# --------------------------------------------------------------------------------------------------
+# --- sizes: torchvision's to the pixel ----------------------------------------------------------------------
 
 
 def test_outputs_are_as_large_as_torchvisions_detectors_make_them() -> None:
@@ -61,8 +60,7 @@ def test_a_canvas_is_as_large_as_torchvisions(sizes: list[tuple[int, int]]) -> N
     assert canvas(np.array(sizes)) == tuple(theirs.batch_images(images).shape[2:])
 
 
-# --- distributions: torchvision's
-# -------------------------------------------------------------------------------------------------------
+# --- distributions: torchvision's ---------------------------------------------------------------------------
 
 
 def test_the_distance_tells_what_differs() -> None:
@@ -188,8 +186,7 @@ def test_options_are_torchvisions() -> None:
     assert list(OVERLAPS) == v2.RandomIoUCrop().options
 
 
-# --- places
-# -----------------------------------------------------------------------------------------------------------------------------
+# --- places -------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 7, 300, 320]))

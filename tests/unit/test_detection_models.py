@@ -131,8 +131,7 @@ def whole(detector: nn.Module) -> Any:
     return detector._stock[0]
 
 
-# --- names and what they were made for
-# ------------------------------------------------------------------------------------------------
+# --- names and what they were made for ----------------------------------------------------------------------
 
 
 def test_every_detector_of_torchvision_and_ours() -> None:
@@ -166,8 +165,7 @@ def test_parameters_have_torchvisions_names_and_are_all_trained_from_scratch(arc
     assert all(one.requires_grad for one in module.parameters())  # from scratch
 
 
-# --- the same as the stock model
-# ------------------------------------------------------------------------------------------------------
+# --- the same as the stock model ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
@@ -230,8 +228,7 @@ def test_padding_is_outside_of_an_image() -> None:
     assert found["boxes"][:, 0::2].max() <= 50 and found["boxes"][:, 1::2].max() <= 30
 
 
-# --- mixed precision, memory formats, ranks
-# -------------------------------------------------------------------------------------------
+# --- mixed precision, memory formats, ranks -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ["fcos_tiny", SMALL])

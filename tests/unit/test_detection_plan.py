@@ -45,8 +45,7 @@ def plan(
     return DetectionPlan.of(boxed(n), policy, seed=seed, batch_size=batch_size, **numbers)
 
 
-# --- what a row holds
-# ---------------------------------------------------------------------------------------------------------------
+# --- what a row holds ---------------------------------------------------------------------------------------
 
 
 def test_a_stretched_image_has_one_size_and_no_canvas() -> None:
@@ -84,8 +83,7 @@ def test_a_flipped_place_is_counted_from_the_right() -> None:
     ).all()
 
 
-# --- which rows
-# -------------------------------------------------------------------------------------------------------------------------
+# --- which rows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_empty", [False, True])
@@ -104,8 +102,7 @@ def test_validation_is_by_size() -> None:
     assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), "upright ones last"
 
 
-# --- groups
-# -----------------------------------------------------------------------------------------------------------------------------
+# --- groups -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -175,8 +172,7 @@ def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
     assert DetectionPlan.of(landscapes, FLIP, seed=1, batch_size=1).sample_shape == (3, 800, 1280)
 
 
-# --- settings and mistakes
-# --------------------------------------------------------------------------------------------------------------
+# --- settings and mistakes ----------------------------------------------------------------------------------
 
 
 def test_policies_read_their_settings() -> None:

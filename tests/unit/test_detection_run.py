@@ -58,8 +58,7 @@ def people(root: Path) -> Columns:
     return open_coco(root, "val", keypoints=True, cache=root.parent / "cache")
 
 
-# --- what is no figure
-# ----------------------------------------------------------------------------------------------------------------
+# --- what is no figure --------------------------------------------------------------------------------------
 
 
 def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
@@ -160,8 +159,7 @@ def test_curves_are_of_overlaps_that_one_looks_for(
     ]
 
 
-# --- what train.py asks of a task
-# -----------------------------------------------------------------------------------------------------
+# --- what train.py asks of a task ---------------------------------------------------------------------------
 
 
 @pytest.fixture

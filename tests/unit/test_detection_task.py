@@ -129,8 +129,7 @@ def test_scoring_is_no_work_of_this_process(columns: Columns, monkeypatch: pytes
         later.result()
 
 
-# --- what a detector is given
-# ---------------------------------------------------------------------------------------------------------
+# --- what a detector is given -------------------------------------------------------------------------------
 
 
 def test_each_image_gets_its_own_targets(columns: Columns) -> None:
@@ -228,8 +227,7 @@ def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
     assert task.losses(outputs, batch_of(task, rows, lost=range(4))).sum() == 0
 
 
-# --- figures
-# --------------------------------------------------------------------------------------------------------------------------
+# --- figures ------------------------------------------------------------------------------------------------
 
 
 def test_right_boxes_are_1_whatever_the_size(columns: Columns) -> None:

@@ -43,8 +43,7 @@ def save(path: Path, content: Any) -> str:
     return str(path)
 
 
-# --- frozen norms
-# ---------------------------------------------------------------------------------------------------------------------
+# --- frozen norms -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -126,8 +125,7 @@ def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: py
     assert any(eps == 0 for _, eps in frozen(wanted)[1].values()) == (arch in EPS_FREE)
 
 
-# --- weights of the backbone
-# ----------------------------------------------------------------------------------------------------------
+# --- weights of the backbone --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", TORCHVISION)
@@ -167,8 +165,7 @@ def test_backbone_from_a_file(tmp_path: Path, wrapped: bool) -> None:
         assert new == [] and all(torch.equal(value, own[name]) for name, value in again.state_dict().items())
 
 
-# --- weights of the whole
-# -------------------------------------------------------------------------------------------------------------
+# --- weights of the whole -----------------------------------------------------------------------------------
 
 
 def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
@@ -276,8 +273,7 @@ def test_published_norms_without_eps_keep_their_meaning(
             assert scale[0] < torch.finfo(torch.float16).max
 
 
-# --- one line when it does not fit
-# ----------------------------------------------------------------------------------------------------
+# --- one line when it does not fit --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

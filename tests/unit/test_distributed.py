@@ -40,8 +40,7 @@ VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank
 """Which samples of six count in each micro-batch of a step; None = all."""
 
 
-# --- what every rank does, in its own process
-# ---------------------------------------------------------------------------------------------
+# --- what every rank does, in its own process ---------------------------------------------------------------
 
 
 def work(world: ProcessWorld) -> dict[str, Any]:
@@ -146,8 +145,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(request.param)]
 
 
-# --- what they found
-# ----------------------------------------------------------------------------------------------------------------
+# --- what they found ----------------------------------------------------------------------------------------
 
 
 def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(ranks: list[dict[str, Any]]) -> None:
@@ -217,8 +215,7 @@ def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]
         )
 
 
-# --- one process
-# --------------------------------------------------------------------------------------------------------------------------
+# --- one process --------------------------------------------------------------------------------------------
 
 
 def test_one_process_needs_no_company() -> None:
@@ -252,8 +249,7 @@ def test_a_step_of_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
 
 
-# --- the process itself
-# -------------------------------------------------------------------------------------------------------------------
+# --- the process itself -------------------------------------------------------------------------------------
 
 PREPARED = """
 import os

@@ -30,8 +30,7 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1] * math.sqrt(len(a)))
 
 
-# --- golden values: what was drawn for a run of last year is drawn today
-# ----------------------------------------------------------
+# --- golden values: what was drawn for a run of last year is drawn today ------------------------------------
 
 
 GOLDEN_KEYS = [
@@ -85,8 +84,7 @@ def test_purposes_are_never_renumbered() -> None:
     }
 
 
-# --- keys
-# -------------------------------------------------------------------------------------------------------------------------
+# --- keys ---------------------------------------------------------------------------------------------------
 
 
 def test_seeds_are_combined_as_keys() -> None:
@@ -127,8 +125,7 @@ def test_all_columns_and_purposes_differ() -> None:
     assert len(np.unique(drawn)) == drawn.size
 
 
-# --- a row is a function of its id
-# --------------------------------------------------------------------------------------------------
+# --- a row is a function of its id --------------------------------------------------------------------------
 
 
 @given(
@@ -158,8 +155,7 @@ def test_the_integer_type_of_ids_does_not_matter() -> None:
         assert (uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=kind), 1) == expected).all()
 
 
-# --- uniform and independent
-# ----------------------------------------------------------------------------------------------------------
+# --- uniform and independent --------------------------------------------------------------------------------
 
 N = 100_000
 

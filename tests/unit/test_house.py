@@ -114,8 +114,7 @@ def test_what_is_a_sweep(test: str, sweep: bool) -> None:
     assert is_sweep(test) is sweep
 
 
-# --- imports run one way
-# --------------------------------------------------------------------------------------------------------------
+# --- imports run one way ------------------------------------------------------------------------------------
 
 
 def imported(source: str) -> Iterator[str]:
@@ -185,8 +184,7 @@ def test_contracts_import_torch_for_types_alone() -> None:
     assert "torch" in set(imported(ast.unparse(tree)))
 
 
-# --- nobody but a source turns a sample into a path
-# ------------------------------------------------------------------------------------
+# --- nobody but a source turns a sample into a path ---------------------------------------------------------
 
 OF_SAMPLES = {"plan", "loaders", "tasks", "engine", "report", "train"}
 """Rooms that know samples by their number alone."""
@@ -214,8 +212,7 @@ def test_only_a_source_turns_a_sample_into_a_path() -> None:
     ) == ["self._columns.path"]
 
 
-# --- folders and files
-# ----------------------------------------------------------------------------------------------------------------
+# --- folders and files --------------------------------------------------------------------------------------
 
 
 def bare_folders(paths: list[Path]) -> set[Path]:
@@ -306,8 +303,7 @@ def test_a_planted_word_is_caught(rule: re.Pattern[str], text: str, wrong: bool)
     assert bool(rule.search(text)) is wrong
 
 
-# --- the map
-# --------------------------------------------------------------------------------------------------------------------------
+# --- the map ------------------------------------------------------------------------------------------------
 
 ENTRY = re.compile(r"^- `([^`]+)`", re.MULTILINE)
 FOLDER_IS_ENOUGH = ("tests", "configs", "docs", ".ci")

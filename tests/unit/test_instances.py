@@ -48,8 +48,7 @@ def opened(root: Path, **how: Any) -> Instances:
     return open_coco(root, "train", **{"cache": root.parent / "cache", "keypoints": False, **how})
 
 
-# --- what they say
-# --------------------------------------------------------------------------------------------------------------------
+# --- what they say ------------------------------------------------------------------------------------------
 
 
 def test_annotations_of_an_image(data: Path) -> None:
@@ -207,8 +206,7 @@ def test_mirrored_twice_is_as_it_was(names: list[str]) -> None:
         assert mirror[mirror].tolist() == list(range(len(names)))
 
 
-# --- files
-# ----------------------------------------------------------------------------------------------------------------------------
+# --- files --------------------------------------------------------------------------------------------------
 
 
 def test_travels_as_a_name(data: Path) -> None:
@@ -306,8 +304,7 @@ def test_another_image_file_does(data: Path) -> None:
     assert opened(data, rescan=True).fingerprint != before
 
 
-# --- synthetic
-# -------------------------------------------------------------------------------------------------------------------------
+# --- synthetic ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keypoints", [False, True])

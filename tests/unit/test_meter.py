@@ -93,8 +93,7 @@ def train(meter: Meter, clock: Clock, steps: int, *, samples: int = 10, seconds:
             meter.point()
 
 
-# --- windows
-# ------------------------------------------------------------------------------------------------------------------------
+# --- windows ------------------------------------------------------------------------------------------------
 
 
 def test_windows_of_at_least_two_seconds() -> None:
@@ -156,8 +155,7 @@ def test_windows_leave_no_gap() -> None:
     assert sum(w.samples for w in meter.windows) == 200
 
 
-# --- what is said of them
-# -------------------------------------------------------------------------------------------------------------
+# --- what is said of them -----------------------------------------------------------------------------------
 
 
 def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
@@ -258,8 +256,7 @@ def test_what_is_left_over_at_the_end_is_no_window() -> None:
     assert len(meter.windows) == 1
 
 
-# --- several ranks
-# ----------------------------------------------------------------------------------------------------------------------
+# --- several ranks ------------------------------------------------------------------------------------------
 
 
 def test_samples_of_all_ranks_over_the_clock_of_rank_0() -> None:
@@ -305,8 +302,7 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
     assert on_ranks(3, work) == [3, 3, 3]
 
 
-# --- the bound
-# ----------------------------------------------------------------------------------------------------------------------
+# --- the bound ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -67,8 +67,7 @@ def assert_equal(one: nn.Module, other: nn.Module, *, but: list[str]) -> None:
         assert (name in but) or torch.equal(a, b), name
 
 
-# --- names and sizes
-# ----------------------------------------------------------------------------------------------------------------
+# --- names and sizes ----------------------------------------------------------------------------------------
 
 
 def test_every_classification_architecture_and_nothing_else() -> None:
@@ -112,8 +111,7 @@ def test_the_size_it_was_made_for(arch: str, size: int) -> None:
     assert native(arch).size == size
 
 
-# --- the head
-# -----------------------------------------------------------------------------------------------------------------------
+# --- the head -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", FAMILIES)
@@ -166,8 +164,7 @@ def test_a_size_that_cannot_be_taken_is_one_line(arch: str, size: int) -> None:
     assert "\n" not in str(caught.value)
 
 
-# --- weights
-# ------------------------------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------------------
 
 
 def test_the_same_weights_from_a_checkpoint_and_from_a_plain_state_dict(tmp_path: Path) -> None:

@@ -78,8 +78,7 @@ class Reading:
         return self.nvdec(self._packets(sample, self._videos.path(sample), frames))
 
 
-# --- which files, which packets
-# -------------------------------------------------------------------------------------------------------
+# --- which files, which packets -----------------------------------------------------------------------------
 
 
 def test_the_table(made: Made) -> None:
@@ -451,8 +450,7 @@ def test_heads_of_many_entry_points(tmp_path: Path) -> None:
     assert Cutting(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.packets >= 2
 
 
-# --- copies
-# -----------------------------------------------------------------------------------------------------------------------------
+# --- copies -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

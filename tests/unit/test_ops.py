@@ -49,8 +49,7 @@ def pixels(seed: int = 0, shape: tuple[int, ...] = (7, 9)) -> Any:
     return out
 
 
-# --- the numbers
-# ----------------------------------------------------------------------------------------------------------------------
+# --- the numbers --------------------------------------------------------------------------------------------
 
 
 def test_numbers_come_with_their_probability_and_range() -> None:
@@ -88,8 +87,7 @@ def test_a_samples_numbers_depend_on_it_alone() -> None:
     assert (distortions(1, 0, np.arange(50)) != distortions(1, 1, np.arange(50))).any(axis=1).sum() > 40
 
 
-# --- what they do
-# ---------------------------------------------------------------------------------------------------------------------
+# --- what they do -------------------------------------------------------------------------------------------
 
 
 def test_nothing_drawn_leaves_every_pixel() -> None:

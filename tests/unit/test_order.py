@@ -15,8 +15,7 @@ COUNTS = st.one_of(st.integers(0, 200), st.sampled_from([2, 3, 5, 7, 31, 127, 25
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-# --- the order
-# --------------------------------------------------------------------------------------------------------------------
+# --- the order ----------------------------------------------------------------------------------------------
 
 
 def test_golden_orders() -> None:
@@ -75,8 +74,7 @@ def test_adding_a_sample_keeps_the_order_of_the_others() -> None:
     assert (larger[larger != 100] == order(3, 1, 100)).all()
 
 
-# --- groups of like sizes
-# ---------------------------------------------------------------------------------------------------------
+# --- groups of like sizes -----------------------------------------------------------------------------------
 
 
 def pixels(seed: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -173,8 +171,7 @@ def test_by_size_puts_landscapes_first_and_small_ones_first() -> None:
     assert by_size(heights, widths).tolist() == [4, 3, 1, 2, 0]
 
 
-# --- shares: tests/conformance/test_plans.py has them for every plan
-# --------------------------------------------------------------------
+# --- shares: tests/conformance/test_plans.py has them for every plan ----------------------------------------
 
 
 def test_the_drawing_in_the_module() -> None:

@@ -42,8 +42,7 @@ def plan(
     return ImagePlan(**sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers)
 
 
-# --- what a row holds
-# ---------------------------------------------------------------------------------------------------------------
+# --- what a row holds ---------------------------------------------------------------------------------------
 
 
 def test_numbers_are_those_of_the_policy() -> None:
@@ -95,8 +94,7 @@ def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
     ImagePolicy(window="center", image_size=224, resize=224)
 
 
-# --- its edges
-# ------------------------------------------------------------------------------------------------------------------------
+# --- its edges ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

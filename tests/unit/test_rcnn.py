@@ -154,8 +154,7 @@ def as_on_a_gpu(*, kernel: bool = True) -> Iterator[None]:
         yield
 
 
-# --- what to find
-# ---------------------------------------------------------------------------------------------------------------------
+# --- what to find -------------------------------------------------------------------------------------------
 
 
 IMAGES = st.lists(
@@ -193,8 +192,7 @@ def test_a_box_that_no_anchor_overlaps_is_everyones_best() -> None:
     assert (labels[0] == 1).all() and (got == 1).all()
 
 
-# --- drawing
-# --------------------------------------------------------------------------------------------------------------------------
+# --- drawing ------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -245,8 +243,7 @@ def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
     assert together[labels == -1].sum() == 0
 
 
-# --- proposals
-# ------------------------------------------------------------------------------------------------------------------------
+# --- proposals ----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=20)
@@ -296,8 +293,7 @@ def _by_level(
     return places[scores[places].sort(descending=True, stable=True).indices]
 
 
-# --- regions
-# --------------------------------------------------------------------------------------------------------------------------
+# --- regions ------------------------------------------------------------------------------------------------
 
 
 def test_regions_are_pooled_as_by_torchvision() -> None:
@@ -330,8 +326,7 @@ def test_regions_are_pooled_as_by_torchvision() -> None:
         torch.testing.assert_close(ours_of[name].grad, theirs_of[name].grad, rtol=1e-5, atol=1e-4)
 
 
-# --- losses
-# ---------------------------------------------------------------------------------------------------------------------------
+# --- losses -------------------------------------------------------------------------------------------------
 
 
 def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[str, torch.Tensor]:
@@ -401,8 +396,7 @@ def test_training_without_targets_is_refused() -> None:
         Detector(small())(torch.zeros(1, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)])
 
 
-# --- what the host does
-# ---------------------------------------------------------------------------------------------------------------
+# --- what the host does -------------------------------------------------------------------------------------
 
 
 def without_values(kind: str, *, ours: bool) -> None:

@@ -168,8 +168,7 @@ def test_others_have_none(tmp_path: Path) -> None:
     reporter.close()
 
 
-# --- the grid of training images
-# ------------------------------------------------------------------------------------------------------
+# --- the grid of training images ----------------------------------------------------------------------------
 
 
 def batch_of(images: torch.Tensor, **host: Any) -> Batch:

@@ -92,8 +92,7 @@ def names(split: Split) -> list[str]:
     return [os.path.basename(split.source.name(sample)) for sample in range(len(split.columns))]
 
 
-# --- what is found
-# ------------------------------------------------------------------------------------------------------------------
+# --- what is found ------------------------------------------------------------------------------------------
 
 
 def test_folders_of_images(data: Path) -> None:
@@ -265,8 +264,7 @@ def test_where_manifests_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert cache_folder(None) == Path.home() / ".cache" / "saturate"
 
 
-# --- mistakes
-# -----------------------------------------------------------------------------------------------------------------------
+# --- mistakes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("videos", [False, True])

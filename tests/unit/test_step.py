@@ -264,8 +264,7 @@ def test_a_frozen_parameter_stays() -> None:
     assert torch.equal(net.conv.weight, before)
 
 
-# --- dropout
-# ------------------------------------------------------------------------------------------------------------------------
+# --- dropout ------------------------------------------------------------------------------------------------
 
 
 def mask(*, seed: int = 0, epoch: int = 0, position: int = 0, rank: int = 0, micro: int = 0) -> bytes:
@@ -293,8 +292,7 @@ def test_dropout_is_keyed_by_seed_epoch_position_and_rank() -> None:
     assert len({first, *others}) == 8
 
 
-# --- fp16's loss scale
-# --------------------------------------------------------------------------------------------------------------
+# --- fp16's loss scale --------------------------------------------------------------------------------------
 
 
 def test_a_scale_that_is_too_high_skips_the_step_and_says_so() -> None:
@@ -319,8 +317,7 @@ def test_the_scale_leaves_no_trace_in_the_weights(clip: float) -> None:
     assert_alike(net, scaled)
 
 
-# --- optimisers
-# ---------------------------------------------------------------------------------------------------------------------
+# --- optimisers ---------------------------------------------------------------------------------------------
 
 
 def test_adamw_follows_pytorchs() -> None:

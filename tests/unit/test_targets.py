@@ -100,8 +100,7 @@ def around(pixels: Any) -> Any:
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
 
 
-# --- what follows the pixels
-# ------------------------------------------------------------------------------------------------------------
+# --- what follows the pixels --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -220,8 +219,7 @@ def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, 
     assert rows.turns.any() and not rows.turns.all()
 
 
-# --- what is packed
-# ---------------------------------------------------------------------------------------------------------------------
+# --- what is packed -----------------------------------------------------------------------------------------
 
 
 def plain_rows(ids: list[int], valid: list[bool], mirrored: list[bool], size: int = 100) -> Rows:
@@ -302,8 +300,7 @@ def test_a_box_that_is_rounded_away_is_left_out() -> None:
     assert len(boxes) == 1 and (boxes[:, 2:] > boxes[:, :2]).all()
 
 
-# --- columns of files
-# -------------------------------------------------------------------------------------------------------------------
+# --- columns of files ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)

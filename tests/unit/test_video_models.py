@@ -49,8 +49,7 @@ def save(path: Path, module: nn.Module) -> Path:
     return path
 
 
-# --- names, sizes, heads
-# ------------------------------------------------------------------------------------------------------------
+# --- names, sizes, heads ------------------------------------------------------------------------------------
 
 
 def test_every_video_architecture_and_nothing_else() -> None:
@@ -120,8 +119,7 @@ def test_clips_that_cannot_be_taken_are_one_line(
     assert "\n" not in said and got in said and f"--arch {arch}" in said and made_for in said
 
 
-# --- weights
-# ------------------------------------------------------------------------------------------------------------------------
+# --- weights ------------------------------------------------------------------------------------------------
 
 
 def small(arch: str, classes: int, weights: Path | None = None) -> tuple[nn.Module, list[str]]:

@@ -324,8 +324,7 @@ def test_short_videos_are_named(tmp_path: Path) -> None:
     assert open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder == videos.folder
 
 
-# --- what is no video
-# -----------------------------------------------------------------------------------------------------------------
+# --- what is no video ---------------------------------------------------------------------------------------
 
 
 def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
@@ -445,8 +444,7 @@ def test_damage_of_any_kind_is_rejected_or_read(data: Any, folder: Path) -> None
     assert np.array([times.record], RECORD)["size"][0] == len(bad.read_bytes())
 
 
-# --- real files
-# -----------------------------------------------------------------------------------------------------------------------
+# --- real files ---------------------------------------------------------------------------------------------
 
 # frames that decode, flags, displayed height and width, rotation
 REAL: dict[str, tuple[int, Flags, tuple[int, int], int]] = {

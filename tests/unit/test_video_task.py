@@ -62,8 +62,7 @@ def epoch(seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
     return logits, np.repeat(np.arange(VIDEOS), VIEWS)
 
 
-# --- targets and losses
-# -------------------------------------------------------------------------------------------------------------
+# --- targets and losses -------------------------------------------------------------------------------------
 
 
 def test_labels_and_videos_of_the_rows() -> None:
@@ -75,8 +74,7 @@ def test_labels_and_videos_of_the_rows() -> None:
     assert {value.dtype for value in found.values()} == {np.dtype(np.int64)}
 
 
-# --- figures of videos
-# --------------------------------------------------------------------------------------------------------------
+# --- figures of videos --------------------------------------------------------------------------------------
 
 
 def test_a_videos_logits_are_the_mean_over_its_views() -> None:

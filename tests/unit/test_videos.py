@@ -74,8 +74,7 @@ def scanned(*call: Any, **how: Any) -> tuple[Videos, bool]:
     ), "reading videos" in said
 
 
-# --- folders
-# --------------------------------------------------------------------------------------------------------------------------
+# --- folders ------------------------------------------------------------------------------------------------
 
 
 def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
@@ -175,8 +174,7 @@ def test_given_classes_fix_the_labels(videos: Path, cache: Path) -> None:
         open_videos(videos, cache=cache, classes=["ant"])
 
 
-# --- lists
-# ----------------------------------------------------------------------------------------------------------------------------
+# --- lists --------------------------------------------------------------------------------------------------
 
 
 def test_a_list_in_the_order_of_its_lines(videos: Path, cache: Path, clips: dict[str, Path]) -> None:

@@ -44,8 +44,7 @@ def figures(regions: np.ndarray, height: int, width: int) -> dict[str, np.ndarra
     }
 
 
-# --- the distribution
-# -------------------------------------------------------------------------------------------------------------
+# --- the distribution ---------------------------------------------------------------------------------------
 
 COUNT = 8000
 LIMIT = 2.2
@@ -160,8 +159,7 @@ def test_a_planted_distribution_is_rejected(
     assert far[figure] > LIMIT, far
 
 
-# --- always a window, always inside
-# ---------------------------------------------------------------------------------------------------
+# --- always a window, always inside -------------------------------------------------------------------------
 
 
 @given(SIDES, SIDES, st.lists(st.floats(0, 1, exclude_max=True), min_size=UNIFORMS, max_size=UNIFORMS))
@@ -207,8 +205,7 @@ def test_a_batch_is_its_samples() -> None:
         ).all()
 
 
-# --- validation
-# ---------------------------------------------------------------------------------------------------------------------
+# --- validation ---------------------------------------------------------------------------------------------
 
 
 def test_whole_and_filling() -> None:
