@@ -261,7 +261,7 @@ class Plan(Protocol):
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Of what a model gets for one row: (3, H, W), of clips (3, T, H, W); where it varies, the largest."""
+        """The largest shape that a model gets for one row: (3, H, W), of a clip (3, T, H, W)."""
 
     @property
     def resident(self) -> int:

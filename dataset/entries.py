@@ -37,7 +37,7 @@ class Entries(Protocol):
         """Return what rejected.txt calls an entry, or a class."""
 
     def remember(self, visits: list[walk.Visit], names: Sequence[bytes]) -> None:
-        """Add what shows a later change of these entries to `visits`: files or folders below the scan's root."""
+        """Add to `visits` the files or folders below the scan's root that show a later change of entries."""
 
 
 class Files:

@@ -67,7 +67,8 @@ def remembered(
     home = Path(os.path.realpath(cache)) / name
     if home.is_relative_to(real):
         raise UserError(
-            f"--manifest-dir {cache} lies inside the data {data}, which is never written to; choose a folder elsewhere"
+            f"--manifest-dir {cache} lies inside the data {data}, which is never written to; "
+            "choose a folder elsewhere"
         )
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -193,7 +194,8 @@ def each_file(
             say(min(first + parser.step, total), total, f"reading {parser.what}")
     except BrokenProcessPool:
         raise UserError(
-            f"a process that reads {parser.what} was killed, as the system does when memory is short: free some, and start again"
+            f"a process that reads {parser.what} was killed, as the system does when memory is short: "
+            "free some, and start again"
         ) from None
     finally:
         parser.stop.value = True

@@ -105,7 +105,8 @@ def open_splits(
     if settings.data is None:
         if loader != "synthetic":
             raise UserError(
-                f"--data is missing: --loader {loader} reads files; {_holds(kind, settings.source)}, or --loader synthetic"
+                f"--data is missing: --loader {loader} reads files; "
+                f"{_holds(kind, settings.source)}, or --loader synthetic"
             )
         return synthetic(kind)
     splits: dict[str, Split] = {}
@@ -134,13 +135,16 @@ def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
     """Of training data that say less, or otherwise, than they were meant to."""
     if kind in ("images", "videos") and len(columns.classes) == 1:
         console.warn(
-            f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; is --data a folder too high?"
+            f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; "
+            "is --data a folder too high?"
         )
     if kind == "videos":
         empty = np.flatnonzero(np.bincount(columns.label, minlength=len(columns.classes)) == 0)
         if len(empty):
-            first = f"{len(empty)} of {len(columns.classes)} classes have no video, first '{columns.classes[empty[0]]}'"
-            console.warn(f"train: {first}; do the labels of the list begin at 0, without gaps?")
+            console.warn(
+                f"train: {len(empty)} of {len(columns.classes)} classes have no video, "
+                f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
+            )
 
 
 def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Open], str]:
@@ -224,7 +228,8 @@ def _list_or_folder(root: Path, split: str, holds: str) -> Path:
     if found := list_of(root, split):
         if found.is_dir():
             raise UserError(
-                f"--data {found}: is a folder, and would be the list of {split}; it must be a file, or have another name"
+                f"--data {found}: is a folder, and would be the list of {split}; "
+                "it must be a file, or have another name"
             )
         return found
     if (root / split).exists():

@@ -46,8 +46,9 @@ def numbered(
     unknown = [printable(os.fsencode(name)) for name in names if name not in places]
     if unknown:
         raise UserError(
-            f"--data: {has} '{unknown[0]}' ({len(unknown)} such), which is none of the {len(places)} classes of the "
-            f"training data; remove or rename it, or add one of that name there, with {files} that can be read"
+            f"--data: {has} '{unknown[0]}' ({len(unknown)} such), "
+            f"which is none of the {len(places)} classes of the training data; "
+            f"remove or rename it, or add one of that name there, with {files} that can be read"
         )
     return {name: places[name] for name in names}
 
@@ -109,7 +110,7 @@ def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) ->
 
 
 def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None) -> None:
-    """Write names that are known, as `list_files` leaves those of folders; the label is 0 without `labels`."""
+    """Write the files that `list_files` would for these names, already known; without `labels` each has 0."""
     (made / "file_list.paths").write_bytes(b"".join(files))
     np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
     np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(

@@ -72,8 +72,8 @@ def open_loader(name: str, feed: Feed) -> Loader:
             if other != "synthetic" and not opens_files(other)
         ]
         raise UserError(
-            f"--loader {name} opens each sample's own file, and this --source has none; choose --loader {' or '.join(others)}, "
-            "which take bytes, or unpack the data into folders"
+            f"--loader {name} opens each sample's own file, and this --source has none; "
+            f"choose --loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
         )
     module, beside = import_module({**LOADERS, **CLIPS}[name]), name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)

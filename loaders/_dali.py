@@ -37,7 +37,8 @@ def memory_named() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if lacks_memory(error):
             raise UserError(
-                "DALI ran out of the GPU's memory: a smaller --batch-size, or --loader dali-cpu, which needs none"
+                "DALI ran out of the GPU's memory: "
+                "a smaller --batch-size, or --loader dali-cpu, which needs none"
             ) from None
         raise
 

@@ -335,6 +335,6 @@ def require_shared_memory(needed: int) -> None:
         return
     if needed > free:
         raise UserError(
-            f"/dev/shm has {free / 2**20:.0f} MiB free and worker processes need {needed / 2**20:.0f} MiB there: "
-            f"docker run --shm-size=1g, or --workers 0"
+            f"/dev/shm has {free / 2**20:.0f} MiB free and worker processes need "
+            f"{needed / 2**20:.0f} MiB there: docker run --shm-size=1g, or --workers 0"
         )

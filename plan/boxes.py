@@ -50,11 +50,13 @@ class DetectionPolicy:
             )
         if self.longer is None and self.augment == "multiscale":
             raise UserError(
-                f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; flip, lsj, ssd or ssdlite"
+                f"--augment multiscale: this architecture takes {self.size} x {self.size} images only; "
+                "flip, lsj, ssd or ssdlite"
             )
         if self.longer is not None and self.augment in CENTRED:
             raise UserError(
-                f"--augment {self.augment} stretches images, this architecture keeps their shape; flip, multiscale or lsj"
+                f"--augment {self.augment} stretches images, this architecture keeps their shape; "
+                "flip, multiscale or lsj"
             )
         if self.longer is not None and self.longer < max(self._shorter):
             side = (

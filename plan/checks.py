@@ -37,7 +37,7 @@ ALWAYS = {"regions", "windows", "turns"}
 
 
 def require_ids(plan: EpochPlan, ids: Array) -> None:
-    """Raise FaultyPlan unless the columns have these samples, int64 [B], none more often than it has views."""
+    """Raise FaultyPlan unless the columns have all of `ids`, int64 [B], none more often than it has views."""
     samples = len(plan.stored[0])
     inside = (ids >= 0) & (ids < samples)
     _require(plan, ids, "ids", inside, lambda i: f"the columns have samples 0 to {samples - 1}")

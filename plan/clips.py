@@ -22,7 +22,7 @@ UNIFORMS = 3  # of a random window: shorter side, left, top
 
 
 def last_start(frames: Array, count: int, stride: int) -> Array:
-    """int64 [B], the last frame at which `count` frames, `stride` apart, can begin; 0 where they never fit."""
+    """Return int64 [B]: the last frame where `count` frames, `stride` apart, can begin; 0 if none fit."""
     return np.maximum(frames - ((count - 1) * stride + 1), 0)
 
 
@@ -131,7 +131,8 @@ class ClipPolicy:
         ):
             if side < self.image_size:
                 raise UserError(
-                    f"{flag} {side} is smaller than --image-size {self.image_size}; the crop would leave the video"
+                    f"{flag} {side} is smaller than --image-size {self.image_size}; "
+                    "the crop would leave the video"
                 )
         if self.crops not in (1, 3):
             raise UserError(f"--val-crops {self.crops}: 1 (the middle) or 3 (along the longer side)")

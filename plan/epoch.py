@@ -23,7 +23,7 @@ other threads stand still.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
-    """What plans share: whose share of which order. A *place* is a view of a sample: sample * views + view."""
+    """The base of all plans: a rank's share of an epoch's order. A *place* is sample * views + view."""
 
     seed: int
     batch_size: int
@@ -111,8 +111,11 @@ class EpochPlan(ABC):
                 if largest
                 else "too few samples for this many ranks"
             )
-            got = f"--batch-size {self.batch_size} x {self.world_size} ranks x --accumulate {self.accumulate} = {self.global_batch_size}"
-            raise UserError(f"{got} samples a step, but there are {self.samples} training samples; {fits}")
+            raise UserError(
+                f"--batch-size {self.batch_size} x {self.world_size} ranks "
+                f"x --accumulate {self.accumulate} = {self.global_batch_size} samples a step, "
+                f"but there are {self.samples} training samples; {fits}"
+            )
 
     def rows(self, epoch: int, first: int) -> _EpochRows:
         """This rank's micro-batches after `first` samples (validation: places) of the epoch are consumed."""

@@ -149,7 +149,8 @@ def require(evaluator: str) -> None:
     except (ImportError, OSError) as error:
         other = next(name for name in EVALUATORS if name != evaluator)
         raise UserError(
-            f"--evaluator {evaluator} cannot be imported ({error}): pip install {evaluator}, or --evaluator {other}"
+            f"--evaluator {evaluator} cannot be imported ({error}): "
+            f"pip install {evaluator}, or --evaluator {other}"
         ) from None
 
 

@@ -107,7 +107,8 @@ class CocoAP:
         seen = np.concatenate([ids for ids, _, _ in everyone])
         if len(np.unique(seen)) != len(seen):
             raise ValueError(
-                "an image was validated twice, so its objects would count twice: the plan or the loader is wrong"
+                "an image was validated twice, so its objects would count twice: "
+                "the plan or the loader is wrong"
             )
         if world.rank != 0:
             return Nothing()

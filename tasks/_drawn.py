@@ -125,9 +125,9 @@ def curves(scores: Scores) -> Array:
             label=f"{overlap} {0.5 + 0.05 * place:.2f}: {curve.mean():.1%}",
         )
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.01))
-    axes.set_title(
-        f"{PREFIXES[scores.kind].replace('_', ' ')}AP {scores.figures()[PREFIXES[scores.kind] + 'ap']:.1%}, all classes"
-    )
+    prefix = PREFIXES[scores.kind]
+    average = scores.figures()[prefix + "ap"]
+    axes.set_title(f"{prefix.replace('_', ' ')}AP {average:.1%}, all classes")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left", fontsize="small")
     canvas.draw()

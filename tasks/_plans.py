@@ -93,7 +93,8 @@ def detection_policies(
     """
     if native.longer is None and detection.longer_side is not None:
         raise UserError(
-            f"--longer-side {detection.longer_side}: this architecture takes square images, of --image-size {native.size}; leave it out"
+            f"--longer-side {detection.longer_side}: this architecture takes square images, "
+            f"of --image-size {native.size}; leave it out"
         )
     longer = native.longer if detection.longer_side is None else detection.longer_side
     training = DetectionPolicy(

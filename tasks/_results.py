@@ -104,7 +104,8 @@ class Results:
                     else f"has none of {', '.join(KEYS.values())}"
                 )
                 raise UserError(
-                    f"--score {path}: entry {place} {said}; each needs image_id, category_id, score and the shape that entry 0 has"
+                    f"--score {path}: entry {place} {said}; "
+                    "each needs image_id, category_id, score and the shape that entry 0 has"
                 )
         return Results(path=path, entries=content, kinds=kinds)
 
@@ -202,9 +203,8 @@ class Results:
         if bad.any():
             place = int(np.argmax(bad))
             got = SHORT.repr(self.entries[place][key])
-            raise UserError(
-                f"--score {self.path}: entry {place}, {key} got {got if len(got) <= 60 else got[:57] + '...'}: {said}"
-            )
+            shown = got if len(got) <= 60 else got[:57] + "..."
+            raise UserError(f"--score {self.path}: entry {place}, {key} got {shown}: {said}")
 
 
 def _finite(value: Any) -> bool:

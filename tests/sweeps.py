@@ -26,7 +26,9 @@ SWEEPS: dict[str, str] = {
     # loaders: who starts the same workers as another, in a program that is stopped or whose storage is slow
     f"{CONFORMANCE}signals.py::test_ctrl_c[decord]": "pyav, which differs in what a worker calls",
     f"{CONFORMANCE}signals.py::test_ctrl_c[torchvision]": "train.py in tests/end_to_end/test_torchrun.py",
-    f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[dali-cpu]": "test_ctrl_c: it reads in threads",
+    f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[dali-cpu]": (
+        "test_ctrl_c: it reads in threads"
+    ),
     f"{CONFORMANCE}signals.py::test_an_end*[dali-cpu-*]": "test_ctrl_c: it reads in threads",
     f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_a_program*[[!d]*]": "dali-fed, with the same workers",
@@ -41,12 +43,16 @@ SWEEPS: dict[str, str] = {
         f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd"
         for name in ("flip", "lsj", "ssdlite")
     },
-    f"{CONFORMANCE}pixels.py::test_every_reader*[*-samples]": "the reader that `auto` takes on these, each on drawn photographs",
+    f"{CONFORMANCE}pixels.py::test_every_reader*[*-samples]": (
+        "the reader that `auto` takes on these, each on drawn photographs"
+    ),
     # files of every kind
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[*-h264.ts]": "the other three kinds of file",
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-vp9.webm]": "decord with H.264",
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-mpeg4*]": "decord with H.264",
-    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[3-decord]": "three views with pyav, and one with decord",
+    f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[3-decord]": (
+        "three views with pyav, and one with decord"
+    ),
     f"{UNIT}nvdec_loader.py::test_every_clip_of_every_kind[1-pyav]": "three views with pyav",
     # architectures
     **{f"{RUNS}architectures.py::test_one_step[{name}]": "a step of the smaller families" for name in LARGE},
@@ -54,17 +60,23 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}detection.py::test_masks_and_keypoints[keypoint*]": "masks, and test_coco_scoring.py",
     # demos, benchmarks and installations as a whole
     f"{RUNS}demo.py::*[learns]": "scripts/demo.sh, in one short epoch",
-    f"{RUNS}demo_detection.py::*": "losses of tests/unit/test_detection_models.py, whole runs of test_detection.py",
+    f"{RUNS}demo_detection.py::*": (
+        "losses of tests/unit/test_detection_models.py, whole runs of test_detection.py"
+    ),
     f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_clips.py::test_two_ranks_pass_over_clips": "the same of images in test_bench_loader.py",
-    f"{UNIT}bench_max_batch.py::test_a_batch_that_does_not_fit_is_an_answer": "test_mistakes.py has a batch that does not fit",
+    f"{UNIT}bench_max_batch.py::test_a_batch_that_does_not_fit_is_an_answer": (
+        "test_mistakes.py has a batch that does not fit"
+    ),
     f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",
     f"{UNIT}bench_workers.py::test_a_point_is_a_run_of_train_py": "test_bench_train.py has a run of train.py",
     f"{UNIT}doctor.py::test_it_runs_here[call1]": "it as a module",
     f"{UNIT}clip_loaders.py::test_a_thousand_videos_add_nothing[decord]": "pyav",
-    f"{UNIT}bench_soak.py::test_a_short_soak_of_clips": "a short soak of images, and a planted leak beside clips",
+    f"{UNIT}bench_soak.py::test_a_short_soak_of_clips": (
+        "a short soak of images, and a planted leak beside clips"
+    ),
     f"{UNIT}packages.py::test_the_image_installs_what_it_lacks*": "the tests of what is filtered out",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for

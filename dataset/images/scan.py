@@ -1,4 +1,4 @@
-"""Images of a source -> columns: reads every image's header once, in parallel; must not know orders or ranks."""
+"""Images of a source -> columns: reads every header once, in parallel; must not know orders or ranks."""
 
 from __future__ import annotations
 

@@ -78,7 +78,8 @@ def choose_source(name: str, data: Path, place: str) -> str:
     holding = [each for each in SOURCES if not source_named(each).missing(data, place)]
     if len(holding) > 1:
         raise UserError(
-            f"--data {data}: {place} can be read as {' and as '.join(holding)}; choose one with --source {holding[0]}"
+            f"--data {data}: {place} can be read as {' and as '.join(holding)}; "
+            f"choose one with --source {holding[0]}"
         )
     return holding[0] if holding else next(iter(SOURCES))
 

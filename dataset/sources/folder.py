@@ -136,7 +136,8 @@ def open_folder(
     real = Path(os.path.realpath(root))
     if not real.is_dir():
         raise UserError(
-            f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; images are expected in {root}/<class>/"
+            f"--data: {root} {'is no folder' if real.exists() else 'does not exist'}; "
+            f"images are expected in {root}/<class>/"
         )
 
     def listing(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:

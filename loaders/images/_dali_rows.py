@@ -90,7 +90,8 @@ def notes(columns: Any) -> list[str]:
     if odd <= FEW * len(columns):
         return []
     return [
-        f"{odd:,} of {len(columns):,} images are no plain JPEG or 8-bit PNG: PIL decodes them in one thread before DALI; "
+        f"{odd:,} of {len(columns):,} images are no plain JPEG or 8-bit PNG: "
+        "PIL decodes them in one thread before DALI; "
         "--loader dali-fed and torchvision do it in worker processes"
     ]
 
@@ -108,7 +109,7 @@ def encoded(pixels: Array) -> bytes:
 
 
 def whole_image(data: bytes, columns: Any, sample: int) -> Array:
-    """RGB uint8 of all of a file, decoded by PIL. Raises Undecodable, also when the size is not the header's."""
+    """Return RGB uint8 [H, W, 3] of a whole file, by PIL. Raises Undecodable, also for an unexpected size."""
     return exactly(READERS["pil"](), data, (0, 0, int(columns.width[sample]), int(columns.height[sample])))
 
 
@@ -234,7 +235,8 @@ class PathPreparer:
             path.write_bytes(content)
         except OSError as error:
             raise UserError(
-                f"{self._folder.name}: an image that DALI cannot take as it is cannot be written there ({error.strerror}): "
+                f"{self._folder.name}: an image that DALI cannot take as it is "
+                f"cannot be written there ({error.strerror}): "
                 "set TMPDIR to a folder with room, or --loader dali-fed"
             ) from None
         return path

@@ -238,8 +238,8 @@ class Runner:
             self._refused_in_a_row += 1
             if self._refused_in_a_row == REFUSED_ALL:
                 raise UserError(
-                    f"DALI decodes none of {REFUSED_ALL} files in a row that PIL does ({why}): a smaller --batch-size, if memory is short, "
-                    "or --loader torchvision"
+                    f"DALI decodes none of {REFUSED_ALL} files in a row that PIL does ({why}): "
+                    "a smaller --batch-size, if memory is short, or --loader torchvision"
                 )
         return found
 

@@ -24,7 +24,8 @@ class DaliGpu(Staging):
     def __init__(self, feed: Feed) -> None:
         if feed.device.type != "cuda":
             raise UserError(
-                "--loader dali-gpu needs an NVIDIA GPU and none is here; dali-cpu and dali-fed run on this machine, as does torchvision"
+                "--loader dali-gpu needs an NVIDIA GPU and none is here; "
+                "dali-cpu and dali-fed run on this machine, as does torchvision"
             )
         import_dali()
         super().__init__(feed, depth=1)

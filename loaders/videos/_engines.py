@@ -50,8 +50,8 @@ def import_codec() -> Any:
     except (ImportError, OSError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise UserError(
-            f"--loader nvdec: PyNvVideoCodec cannot be used ({why}): pip install PyNvVideoCodec, in a container with "
-            "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; or --loader pyav"
+            f"--loader nvdec: PyNvVideoCodec cannot be used ({why}): pip install PyNvVideoCodec, "
+            "in a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility,video; or --loader pyav"
         ) from None
 
 

@@ -91,7 +91,7 @@ def before_turning(columns: Any, sample: int) -> tuple[int, int]:
 
 
 class Size:
-    """Sees that all pictures of a clip are as large as the manifest says, at the top left of what is coded."""
+    """Checks that each picture of a clip has the manifest's size, at the top left of what is coded."""
 
     def __init__(self, columns: Any, sample: int, context: Any) -> None:
         """`context`: of the stream."""

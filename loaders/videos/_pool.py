@@ -82,7 +82,7 @@ class Pool:
         return self._memory.pinned
 
     def serve(self, source: Source) -> None:
-        """Do what this one has, in place of the one before. Nothing may read the slots of the units before."""
+        """Take units of this source from now on. Nothing may still read slots of the source before it."""
         with self._lock:
             self._sequence += 1
             self._free.extend(self._unused)
@@ -127,7 +127,8 @@ class Pool:
             raise self._broken or RuntimeError("the workers were told to end")
         except BrokenExecutor:
             raise UserError(
-                "a worker process for clips was killed, as the system does when memory is short: fewer --workers need less"
+                "a worker process for clips was killed, as the system does when memory is short: "
+                "fewer --workers need less"
             ) from None
 
     def release(self, slot: int) -> None:

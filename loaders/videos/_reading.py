@@ -70,7 +70,7 @@ class _Reading:
 
 
 class ReadAhead:
-    """`make` makes what reads, in the process that does it. `threads`: how many take clips at the same time."""
+    """Reads clips ahead. `make` builds the reader in the process that reads; `threads` take clips at once."""
 
     def __init__(self, feed: Feed, make: Callable[[], ReadClip], *, workers: int, threads: int) -> None:
         make_work = partial(_Reading, feed.source, make)

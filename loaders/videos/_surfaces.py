@@ -86,8 +86,10 @@ class Fit:
         y, x = self._y, self._x
         origin, down, across = places(y.samples, x.samples, self._turns)
         kernel._fit[count, -(-tall * wide // kernel.BLOCK)](
-            surfaces, out, rows * row, row, rows * 2 // 3 * row, y.samples, x.samples, tall * wide * 3, 3 * origin, 3 * down, 3 * across,
-            y.begin, y.step, y.low, y.high, x.begin, x.step, x.low, x.high, *self._colours, SIZE=kernel.BLOCK,
+            surfaces, out, rows * row, row, rows * 2 // 3 * row,
+            y.samples, x.samples, tall * wide * 3, 3 * origin, 3 * down, 3 * across,
+            y.begin, y.step, y.low, y.high, x.begin, x.step, x.low, x.high,
+            *self._colours, SIZE=kernel.BLOCK,
         )  # fmt: skip
         return out
 
@@ -172,7 +174,8 @@ def _kernel(device: torch.device) -> Any:
     except Exception as error:  # no Triton, no C compiler, no Python.h: each has an error of its own
         said = (str(error).splitlines() or [""])[0]
         warnings.warn(
-            f"Triton builds no kernel here ({type(error).__name__}: {said}): surfaces are resized in more steps",
+            f"Triton builds no kernel here ({type(error).__name__}: {said}): "
+            "surfaces are resized in more steps",
             stacklevel=2,
         )
         return None

@@ -189,7 +189,8 @@ class Filling:
                 self._pipeline = None
                 if lacks_memory(error):
                     raise UserError(
-                        "DALI ran out of the GPU's memory: fewer frames a clip, or --loader nvdec, which needs little"
+                        "DALI ran out of the GPU's memory: "
+                        "fewer frames a clip, or --loader nvdec, which needs little"
                     ) from None
                 raise Undecodable(said(error)) from error
             if (colours := recoloured(read.about.colours, self._device)) is not None:

@@ -55,6 +55,7 @@ def open(feed: Feed) -> ClipLoader:
         import decord  # noqa: F401  no reader before the workers are forked: its threads would not be there
     except (ImportError, OSError) as error:
         raise UserError(
-            f"--loader decord: decord cannot be imported ({error}): pip install decord (x86-64 only), or --loader pyav"
+            f"--loader decord: decord cannot be imported ({error}): "
+            "pip install decord (x86-64 only), or --loader pyav"
         ) from None
     return ClipLoader(feed, "decord", Decord, Pyav)

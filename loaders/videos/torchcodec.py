@@ -50,7 +50,7 @@ def open(feed: Feed) -> ClipLoader:
         import torchcodec.decoders  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         raise UserError(
-            f"--loader torchcodec: it cannot be imported ({str(error).splitlines()[0]}): pip install torchcodec, and FFmpeg's shared "
-            "libraries (apt install ffmpeg), or --loader pyav"
+            f"--loader torchcodec: it cannot be imported ({str(error).splitlines()[0]}): "
+            "pip install torchcodec, and FFmpeg's shared libraries (apt install ffmpeg), or --loader pyav"
         ) from None
     return ClipLoader(feed, "torchcodec", Torchcodec, Pyav)

@@ -24,7 +24,7 @@ FAST = {
     "libx264": {"preset": "veryfast", "x264-params": f"scenecut=0:bframes=2:b-adapt=0:keyint={GROUP}"},
     "libx265": {
         "preset": "ultrafast",
-        "x265-params": f"scenecut=0:bframes=2:keyint={GROUP}:min-keyint={GROUP}:log-level=none:pools=none:frame-threads=1",
+        "x265-params": f"scenecut=0:bframes=2:keyint={GROUP}:min-keyint={GROUP}:{QUIET}",
     },
     "libvpx-vp9": {"deadline": "realtime", "cpu-used": "8"},
     "mpeg4": {},

@@ -35,7 +35,7 @@ def ramp(height: int, width: int, blue: int) -> Array:
 
 
 def photograph(seed: int, height: int, width: int) -> Array:
-    """uint8 [H, W, 3] with the falling spectrum of a photograph: coarse shapes, fine grain, a few hard edges."""
+    """uint8 [H, W, 3] with the spectrum of a photograph: coarse shapes, fine grain, a few hard edges."""
     draws = np.random.default_rng(seed)
     total = np.zeros((height, width, 3))
     for cells, weight in ((3, 70.0), (9, 40.0), (40, 20.0), (120, 8.0)):
@@ -180,7 +180,7 @@ def _without_tables(data: bytes) -> bytes:
 
 
 def pil(data: bytes) -> Array | None:
-    """RGB uint8 of a file by Pillow alone, or None when it cannot decode it: the reference of every loader."""
+    """RGB uint8 of a file by Pillow alone, the reference of every loader; None when it cannot decode it."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return np.asarray(image.convert("RGB"))

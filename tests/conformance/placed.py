@@ -121,7 +121,7 @@ class PlacedPlan:
         return np.concatenate([np.where(has[:, None, None], drawn, 0) for has in slots], axis=1)
 
     def _row(self, epoch: int, sample: int) -> tuple[Array, Array, tuple[int, int], Array]:
-        """Region, window, size of the output, place: a whole image for every third sample, else a part of it."""
+        """Region, window, size of the output, place: each third sample is a whole image, others a part."""
         draws = np.random.default_rng([epoch, sample])
         limit = np.array([self.widths[sample], self.heights[sample]])
         size = (64, 64) if self.resident == 1 else SIZES[int(draws.integers(len(SIZES)))]
@@ -168,7 +168,7 @@ def packed(rows: Rows) -> dict[str, Array]:
 
 
 def reference(feed: Feed, content: bytes, rows: Rows, i: int) -> Array | None:
-    """float64 [H, W, 3] of row i on its batch's canvas, normalised; None where Pillow cannot decode the file."""
+    """float64 [H, W, 3] of row i on its batch's canvas, normalised; None where Pillow cannot decode it."""
     pixels = decoded(content)
     if pixels is None:
         return None
@@ -248,7 +248,7 @@ def epoch_is_the_plans(
 
 
 def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
-    """Shape, layout, dtype, ids, sizes, the rows themselves, and packed targets on the device as on the host."""
+    """Shape, layout, dtype, ids, sizes and rows are the plan's; packed targets are the same on the device."""
     assert batch.images.shape == (len(rows), 3, *rows.padded)
     assert batch.images.is_contiguous(memory_format=torch.channels_last)
     assert batch.images.dtype == DTYPES[feed.pixels.dtype]

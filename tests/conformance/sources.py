@@ -1,4 +1,4 @@
-"""The assertions that every source must pass, how data is laid out for each, and sources with one fault each."""
+"""What every source must pass, how data is laid out for each of them, and sources with one fault each."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def mixed(folder: Path, pattern: str) -> Scene:
 
 
 def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
-    """Among good files; Pillow decides what can be decoded, and what it can must arrive with Pillow's pixels."""
+    """Among good files, what Pillow can decode arrives with its pixels, and what it cannot is left out."""
     damaged = pictures.damaged_files()
     files = {**scenes.small(14), **damaged}
     made = scene(tmp_path, files)

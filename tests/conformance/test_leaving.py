@@ -1,4 +1,4 @@
-"""close() ends everything within seconds, whatever state the loader is in; epochs and openings add nothing."""
+"""close() ends everything within seconds, in whatever state; further epochs and openings add nothing."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def assert_like_torchvision(
     apart = checks.close(found, transformed(of), of.names, tolerance)
     mean, worst = sum(apart.values()) / len(apart), max(apart, key=lambda name: apart[name])
     print(
-        f"{backend.name} ({reader}): mean {mean:.3f}, worst {apart[worst]:.3f} grey levels ({worst}), {len(apart)} images"
+        f"{backend.name} ({reader}): mean {mean:.3f}, worst {apart[worst]:.3f} grey levels ({worst}), "
+        f"{len(apart)} images"
     )
     return apart
 
@@ -64,9 +65,8 @@ def test_every_reader_is_torchvisions(
 def test_training_is_pillows(backend: Backend, photographs: Scene) -> None:
     feed = photographs.feed(backend.device, batch_size=6, image_size=112)
     apart = checks.pixels_are_pillows(backend.open, feed, photographs, backend.pixel_difference)
-    print(
-        f"{backend.name}: mean {np.mean(list(apart.values())):.3f}, worst {max(apart.values()):.3f} grey levels"
-    )
+    levels = list(apart.values())
+    print(f"{backend.name}: mean {np.mean(levels):.3f}, worst {max(levels):.3f} grey levels")
 
 
 def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) -> None:

@@ -97,7 +97,8 @@ def test_a_program_that_does_not_close_its_loader(
     ]
     left = subprocess.run(
         [sys.executable, "-m", "tests.conformance.consumer", *arguments],
-        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True, timeout=GONE_S, check=False,
+        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+        timeout=GONE_S, check=False,
     )  # fmt: skip
     assert (left.returncode, left.stdout, left.stderr) == (0, "3\n", "")
     assert not list(tmp_path.glob("saturate-*"))

@@ -51,7 +51,7 @@ class Memory:
 
 
 class Held:
-    """dataset.entries.Entries of bytes by their name; a change of the file `mark` is a change of all of them."""
+    """dataset.entries.Entries of bytes by name; a change of the file `mark` is a change of all of them."""
 
     def __init__(self, data: Path, mark: str, stored: dict[bytes, bytes]) -> None:
         self.data, self.mark, self.stored = data, mark, stored

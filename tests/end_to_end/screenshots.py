@@ -206,7 +206,8 @@ def main(argv: list[str]) -> int:
     if len(argv) != 3 or argv[1] not in PAGES or not Path(argv[0]).is_dir():
         got = " ".join(argv) or "nothing"
         print(
-            f"screenshots: got {got}; it takes LOGDIR PAGE OUT.png: a folder of runs, one of {', '.join(PAGES)}, a file",
+            f"screenshots: got {got}; it takes LOGDIR PAGE OUT.png: "
+            f"a folder of runs, one of {', '.join(PAGES)}, a file",
             file=sys.stderr,
         )
         return 2

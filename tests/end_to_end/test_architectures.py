@@ -1,4 +1,4 @@
-"""One training step of one architecture of each family in torchvision's registry, as train.py would build it."""
+"""One training step of an architecture of each family in torchvision's registry, as train.py builds it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_family_is_here() -> None:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other are slow beside other test processes: maxvit took 29 s instead of 2."""
+    """Threads that wait for each other are slow beside other tests: maxvit took 29 s instead of 2."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -82,7 +82,7 @@ def unused(*_key: int) -> int:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_step(name: str) -> None:
-    """The loss is finite, auxiliary heads take part, and parameters move, from the first layer to the last."""
+    """The loss is finite, auxiliary heads take part, and parameters move, from first layer to last."""
     arch, size = FAMILIES[name]
     world = ProcessWorld(torch.device("cpu"))
     torch.manual_seed(0)

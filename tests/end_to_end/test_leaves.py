@@ -206,7 +206,7 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
 
 
 def test_console(run: Runner) -> None:
-    """Plain lines where there is no terminal: an epoch, a validation, and a table with what to change first."""
+    """Without a terminal lines are plain: an epoch, a validation, a table with what to change first."""
     said = run.started[0].out
     for words in (
         "epoch 1/2",

@@ -215,7 +215,7 @@ def test_a_worker_that_is_killed(train: Runner, pictures: Path) -> None:
 
 
 def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) -> None:
-    """Names one that does, which is then tried under the same limit; also when it is the loader's own memory."""
+    """The message names a batch that fits, tried under the same limit; also for the loader's own memory."""
     train("--loader", "none").mistake()  # all is imported then
     status = Path(f"/proc/{train.zygote.pid}/status").read_text()
     mapped = int(status.split("VmSize:")[1].split()[0]) << 10

@@ -145,7 +145,7 @@ def test_stopped_and_resumed(train: Runner, videos: Path) -> None:
 
 
 def test_validation_over_ranks(train: Runner, videos: Path) -> None:
-    """Each video once, its views wherever they fall; also of a video of which only some clips can be decoded."""
+    """Each video counts once, wherever its views fall, also one of which only some clips can be decoded."""
     data = train.cwd / "data"
     shutil.copytree(videos, data)
     path = data / "val" / "walk" / "0.mp4"

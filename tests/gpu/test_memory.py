@@ -61,7 +61,8 @@ def test_validation_gives_its_memory_back(
             during.append(validated(backend, val_feed))
             after.append(device_mib())
         print(
-            f"{backend.name}: before {before[0]:.0f}, during {during[0]:.0f}, after {after[0]:.0f} MiB; last after {after[-1]:.0f}"
+            f"{backend.name}: before {before[0]:.0f}, during {during[0]:.0f}, after {after[0]:.0f} MiB; "
+            f"last after {after[-1]:.0f}"
         )
         if backend.decodes_on_gpu:
             assert min(during) > max(after) + SLACK_MIB

@@ -5,7 +5,7 @@ Of every four images the first is a landscape, the second a portrait that also h
 and the fourth has no annotation. Each of the others has one shape of each category in a quarter of its own,
 so that no two overlap:
 
-    person    blue, 5 keypoints as white marks of 3 x 3 pixels; the hands are marked or not (visibility 2 or 0)
+    person    blue, 5 keypoints as white marks of 3 x 3 pixels; the hands have visibility 2 or 0
     box       red, its segmentation the four corners
     triangle  green, the only shape that does not fill its box
     crowd     cyan, category box, a run-length code

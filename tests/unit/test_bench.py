@@ -29,7 +29,8 @@ from scripts import bench
 PROGRAM = """
 import json, sys, time
 what, folder = sys.argv[1], sys.argv[2]
-figures = {"figures": {"rate": 100.0, "bound": "compute"}, "spread": {"rate": {"n": 5, "min": 90.0, "max": 110.0, "iqr": 8.0}}}
+figures = {"figures": {"rate": 100.0, "bound": "compute"}}
+figures |= {"spread": {"rate": {"n": 5, "min": 90.0, "max": 110.0, "iqr": 8.0}}}
 figures |= {"versions": {"torch": "2"}, "hardware": {"gpu": None, "cpu": "a CPU", "cores": 2, "ram_gib": 4.0}}
 if what == "short":
     figures["spread"]["rate"]["n"] = 2
@@ -191,8 +192,14 @@ def test_an_error_is_no_markup(tmp_path: Path) -> None:
 
 def test_ranks_end_too(tmp_path: Path) -> None:
     """As torchrun starts them: in sessions of their own, and deaf to SIGTERM."""
-    rank = "import signal, sys, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); time.sleep(60)"
-    launcher = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {rank!r}], start_new_session=True).wait()"
+    rank = (
+        "import signal, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        "print(os.getpid(), flush=True); time.sleep(60)"
+    )
+    launcher = (
+        "import subprocess, sys; "
+        f"subprocess.Popen([sys.executable, '-c', {rank!r}], start_new_session=True).wait()"
+    )
     (row,) = ran(tmp_path, "good", limit_s=2.0, command=lambda *_: [sys.executable, "-c", launcher])
     assert row["status"] == "timeout"
     pid = int((tmp_path / row["folder"] / "log.txt").read_text())
@@ -216,8 +223,9 @@ def test_points_that_depend_on_rows(tmp_path: Path) -> None:
 def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
     """SIGTERM to the program, in mid-point: exit code 130, the child is gone, the row before is there."""
     script = (
-        "import sys; from pathlib import Path; from scripts import bench; import tests.unit.test_bench as here;"
-        "bench.SUITES['fake'] = 'tests.unit.test_bench'; here.SUITE = here.suite(); sys.exit(bench.main(sys.argv[1:]))"
+        "import sys; from scripts import bench; import tests.unit.test_bench as here;"
+        "bench.SUITES['fake'] = 'tests.unit.test_bench'; here.SUITE = here.suite();"
+        "sys.exit(bench.main(sys.argv[1:]))"
     )
     command = [
         sys.executable,
@@ -303,7 +311,7 @@ def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_commit_is_each_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that went on with another commit lists both, be they of two points or of two repeats of one."""
+    """A folder that went on with another commit lists both: of two points, or of two repeats of one."""
     monkeypatch.setattr(_suite, "_commit", lambda: "one")
     (before,) = ran(tmp_path, "good")
     monkeypatch.setattr(_suite, "_commit", lambda: "other+")

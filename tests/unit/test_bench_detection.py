@@ -19,7 +19,7 @@ pytest.importorskip("pycocotools", reason="pycocotools is not installed")
 
 @pytest.fixture
 def coco(tmp_path: Path) -> Path:
-    """Eight images: wide and high ones in turn, a box in each but the last, whose only annotation is a crowd."""
+    """Eight images, wide and high in turn: a box in each but the last, whose only annotation is a crowd."""
     (tmp_path / "train2017").mkdir()
     (tmp_path / "annotations").mkdir()
     images, annotations = [], []

@@ -17,7 +17,10 @@ from benchmarks import _plots, workers
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-LONG = "img/s, dali-gpu, fp16, 8 processes, with the compute (line) and the loader (dots) ceiling of each network"
+LONG = (
+    "img/s, dali-gpu, fp16, 8 processes, "
+    "with the compute (line) and the loader (dots) ceiling of each network"
+)
 
 
 @pytest.fixture

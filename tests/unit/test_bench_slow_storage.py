@@ -85,7 +85,8 @@ def test_the_conclusion_comes_from_the_rows() -> None:
     ]
     said = conclude([*rows, row("dali-fed", 50, 0.5)])
     assert said == [
-        "10 ms a read, 100 steps of 10 s in all: kept by dali-fed 0.25 s, torchvision 0.30 s; lost by pytorch 1.10 s.",
+        "10 ms a read, 100 steps of 10 s in all: "
+        "kept by dali-fed 0.25 s, torchvision 0.30 s; lost by pytorch 1.10 s.",
         "50 ms a read, 100 steps of 10 s in all: kept by none; lost by dali-fed 0.50 s.",
         "Kept: waited for at most 3% of that time, the first batch apart.",
     ]

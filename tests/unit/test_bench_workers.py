@@ -119,7 +119,8 @@ def row(
         ),
         (
             [row(8, 105, ceiling=200, repeats=0), row(8, 100, ceiling=200, memory="pageable", repeats=0)],
-            "Pinned memory: 105 img/s, pageable 100 img/s at batch 8 with 4 workers, one run each; --repeats 3",
+            "Pinned memory: 105 img/s, pageable 100 img/s at batch 8 with 4 workers, "
+            "one run each; --repeats 3",
         ),
         (
             [
@@ -150,8 +151,9 @@ def row(
         ([row(8, 90, ceiling=100)], "takes a larger batch size beside it"),
         (
             [row(8, 90, ceiling=100), row(16, 180, ceiling=195)],
-            "97% of its compute costs the same up to batch 16, the next that was measured: bound by launches, and by kernels too small to "
-            "fill the GPU: a larger batch, or --compile true --compile-mode reduce-overhead.",
+            "97% of its compute costs the same up to batch 16, the next that was measured: "
+            "bound by launches, and by kernels too small to fill the GPU: "
+            "a larger batch, or --compile true --compile-mode reduce-overhead.",
         ),
         (
             [row(8, 90, ceiling=100, gpu=None), row(16, 180, ceiling=195, gpu=None)],

@@ -70,7 +70,8 @@ WRITER = """
     from engine import checkpoint
     path = pathlib.Path(sys.argv[1])
     for i in itertools.count():
-        checkpoint.write(path, {"i": i, "model": {"a": torch.full((400_000,), float(i)), "b": torch.full((10,), i)}})
+        model = {"a": torch.full((400_000,), float(i)), "b": torch.full((10,), i)}
+        checkpoint.write(path, {"i": i, "model": model})
         print(i, flush=True)
 """
 

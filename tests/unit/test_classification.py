@@ -1,4 +1,4 @@
-"""The classification task: targets, losses, and a metric whose numbers depend neither on order nor on ranks."""
+"""The classification task: targets, losses, and a metric that depends neither on order nor on ranks."""
 
 from __future__ import annotations
 

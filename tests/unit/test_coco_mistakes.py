@@ -221,7 +221,8 @@ BAD_IMAGES: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
     "other size": (
         put("images", IMAGE, height=128, width=96),
         [
-            "train2017/000000001000.jpg: image 1000: has 128 x 96 pixels, its annotations are for 96 x 128; with 3 annotations"
+            "train2017/000000001000.jpg: image 1000: has 128 x 96 pixels, "
+            "its annotations are for 96 x 128; with 3 annotations"
         ],
     ),
     "outside": (
@@ -314,7 +315,8 @@ def gone(path: Path) -> None:
         ("", "data is no folder"),
         (
             "annotations",
-            "has no folder annotations; COCO's layout has train2017/ and annotations/instances_train2017.json",
+            "has no folder annotations; "
+            "COCO's layout has train2017/ and annotations/instances_train2017.json",
         ),
         ("annotations/instances_train2017.json", "has no instances_train*.json"),
         ("train2017", "has no folder train2017 for the images of annotations/instances_train2017.json"),
@@ -338,8 +340,14 @@ def test_several_candidates(data: Path) -> None:
         ("", "is no JSON: it ends too early, at character 0"),
         ("[]", "holds no object at its top"),
         ("3", "holds no object at its top"),
-        ('{"images": [], "annotations": []}', "has no 'categories'; COCO's form has 'images' and 'annotations' and 'categories'"),
-        ('{"images": {}, "annotations": [], "categories": []}', "holds something else than a list as 'images' at character 11"),
+        (
+            '{"images": [], "annotations": []}',
+            "has no 'categories'; COCO's form has 'images' and 'annotations' and 'categories'",
+        ),
+        (
+            '{"images": {}, "annotations": [], "categories": []}',
+            "holds something else than a list as 'images' at character 11",
+        ),
         ('{"images": [{"id": 1,}]}', "(character 21)"),
         ('{"images": [{"id": 1}', "it ends too early, at character 21"),
         ('{"images": [{"id": 1} {"id": 2}]}', "got '{' and not ',' at character 22"),

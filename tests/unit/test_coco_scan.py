@@ -285,7 +285,7 @@ def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
-    """In any order, of any form, with any lengths: each comes back, at its image, in the order of the file."""
+    """In any order, form and length each annotation comes back, at its image, in the order of the file."""
     images = {each["id"]: each for each in document(data, "train2017")["images"]}
     ids = given_data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20))
     annotations = []

@@ -241,7 +241,10 @@ def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -
     for evaluator in _coco.EVALUATORS:
         _coco.require(evaluator)
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    said = r"^--evaluator faster-coco-eval cannot be imported .*: pip install faster-coco-eval, or --evaluator pycocotools$"
+    said = (
+        r"^--evaluator faster-coco-eval cannot be imported .*: "
+        r"pip install faster-coco-eval, or --evaluator pycocotools$"
+    )
     with pytest.raises(UserError, match=said):
         _coco.require("faster-coco-eval")
 
@@ -360,7 +363,8 @@ def test_bad_run_lengths_get_one_line(drawn: Set, tmp_path: Path, counts: Any) -
     )
     with pytest.raises(
         UserError,
-        match=r"entry 1, segmentation got .*: counts must be run lengths, none below 0, that sum up to 64 x 80 pixels$",
+        match=r"entry 1, segmentation got .*: "
+        r"counts must be run lengths, none below 0, that sum up to 64 x 80 pixels$",
     ):
         Results.read(path).checked(drawn.columns("masks"))
 

@@ -422,8 +422,9 @@ def test_help_lists_every_setting_in_groups(
             )
 
 
-STABLE = """config task data source arch loader reader batch-size val-batch-size accumulate epochs steps image-size workers precision lr
-optimizer seed output manifest-dir rescan resume evaluate weights compile ceilings profile read-delay-ms"""
+STABLE = """config task data source arch loader reader batch-size val-batch-size accumulate epochs steps
+image-size workers precision lr optimizer seed output manifest-dir rescan resume evaluate weights compile
+ceilings profile read-delay-ms"""
 
 
 def test_flags_that_stay_stable() -> None:

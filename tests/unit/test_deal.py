@@ -193,7 +193,7 @@ def test_an_epoch_that_no_worker_looks_at_leaves_nothing_behind(made: Made) -> N
 
 
 def test_workers_that_seem_slow_still_get_units(made: Made) -> None:
-    """One stall would otherwise make the lead longer than the epoch, and nobody would learn that it is over."""
+    """Otherwise one stall makes the lead longer than the epoch, and nobody learns that it is over."""
     rows = batches(made, 1) * 40
     deal = Deal(rows, 1, np.ones(len(made.videos), bool), Even(lead=1e9, apart=1))
     given = 0

@@ -1,4 +1,4 @@
-"""Detectors by name: torchvision's own losses and detections, in any precision and memory format, on ranks."""
+"""Detectors by name: torchvision's losses and detections, in any precision and memory format, on ranks."""
 
 from __future__ import annotations
 

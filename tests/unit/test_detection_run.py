@@ -232,7 +232,10 @@ def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -
 def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:
     # which is not trained on
     root = without_segmentation(tmp_path, lambda annotation: annotation["iscrowd"] == 1)
-    said = r"^--arch maskrcnn_resnet50_fpn_v2 .* none of the 9 boxes .* --arch fasterrcnn_resnet50_fpn_v2 does without$"
+    said = (
+        r"^--arch maskrcnn_resnet50_fpn_v2 .* none of the 9 boxes .* "
+        r"--arch fasterrcnn_resnet50_fpn_v2 does without$"
+    )
     with pytest.raises(UserError, match=said):
         kind.splits(config_of(root, arch="maskrcnn_resnet50_fpn_v2"), "torchvision", console[0])
     kind.splits(config_of(root, arch="fasterrcnn_resnet50_fpn_v2"), "torchvision", console[0])

@@ -299,7 +299,7 @@ def test_boxes_end_at_the_image(columns: Columns) -> None:
 
 
 def noisy(columns: Columns, rows: Rows, **parts: bool) -> list[dict[str, Any]]:
-    """What depends on the image alone: some right, some wrong, with tied scores. `parts`: masks, keypoints."""
+    """Detections by the image alone: some right, some wrong, scores tied. `parts`: masks, keypoints."""
     found = seen_in(columns, rows, **parts)
     for sample, own in zip(rows.ids.tolist(), found, strict=True):
         rng = torch.Generator().manual_seed(max(sample, 0))

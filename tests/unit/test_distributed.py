@@ -116,7 +116,10 @@ def run(size: int, folder: Path) -> list[dict[str, Any]]:
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
     }
-    code = f"import pathlib; from tests.unit.test_distributed import main; main({size}, pathlib.Path({str(folder)!r}))"
+    code = (
+        "import pathlib; from tests.unit.test_distributed import main; "
+        f"main({size}, pathlib.Path({str(folder)!r}))"
+    )
     done = subprocess.run(
         [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code],
         cwd=ROOT,
@@ -256,7 +259,8 @@ import os
 from engine.distributed import cores, prepare_process
 device = prepare_process()
 import torch
-print(device.type, os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], torch.get_num_threads(), cores(), os.environ["OMP_WAIT_POLICY"])
+connections, policy = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"], os.environ["OMP_WAIT_POLICY"]
+print(device.type, connections, torch.get_num_threads(), cores(), policy)
 """
 
 

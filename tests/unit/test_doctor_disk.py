@@ -112,7 +112,8 @@ def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytes
         (tmp_path / ("far" if name == "far" else "data") / f"{name}.JPEG").write_bytes(b"x")
     mounts = tmp_path / "mountinfo"
     mounts.write_text(
-        f"27 1 254:0 / / rw - ext4 /dev/vda rw\n40 27 0:40 / {tmp_path.resolve()}/far rw - nfs4 server:/export rw\n"
+        "27 1 254:0 / / rw - ext4 /dev/vda rw\n"
+        f"40 27 0:40 / {tmp_path.resolve()}/far rw - nfs4 server:/export rw\n"
     )
     monkeypatch.setattr(storage, "MOUNTINFO", mounts)
     assert storage.file_system(tmp_path / "data").found.startswith("ext4 ")

@@ -18,7 +18,7 @@ WORDS = st.integers(0, 2**64 - 1)
 
 
 def distance(sample: np.ndarray) -> float:
-    """Kolmogorov-Smirnov distance to the uniform distribution, times sqrt(n): above 1.95 once in a thousand."""
+    """Kolmogorov-Smirnov distance to the uniform distribution, times sqrt(n): above 1.95 once in 1,000."""
     ordered = np.sort(sample)
     n = len(ordered)
     steps = np.arange(n + 1) / n

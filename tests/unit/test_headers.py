@@ -326,7 +326,7 @@ def test_reason_is_said(content: bytes, reason: str) -> None:
 
 
 def survives(content: bytes, path: Path | None = None) -> None:
-    """A header or a reason; through a file too, where the rest behind the first 4 KiB is read piece by piece."""
+    """There is a header or a reason; also through a file, read piece by piece behind its first 4 KiB."""
     for file in (None, path) if path else (None,):
         try:
             found = header(os.fsencode(file)) if file else parse(content, len(content))

@@ -329,7 +329,10 @@ def test_the_map_is_true() -> None:
 
 
 PRESENT = {"train.py", "plan/__init__.py", "plan/epoch.py", "loaders/images/_pipeline.py", "tests/unit/x.py"}
-MAP = "# Map\n\n- `train.py` composes\n- `plan/` which\n- `plan/epoch.py` rows, see `train.py`\n- `loaders/images/_pipeline.py` shared\n"
+MAP = (
+    "# Map\n\n- `train.py` composes\n- `plan/` which\n- `plan/epoch.py` rows, see `train.py`\n"
+    "- `loaders/images/_pipeline.py` shared\n"
+)
 
 
 @pytest.mark.parametrize(

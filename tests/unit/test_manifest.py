@@ -201,7 +201,8 @@ def test_a_file_whose_size_changed_is_named(root: Path, cache: Path) -> None:
         (root / "ant/0.jpg").write_bytes(content)
         with pytest.raises(
             UserError,
-            match=rf"ant/0\.jpg has {len(content)} bytes, the manifest says {len(JPEG)}; put it back .* --rescan",
+            match=rf"ant/0\.jpg has {len(content)} bytes, the manifest says {len(JPEG)}; "
+            r"put it back .* --rescan",
         ):
             reader.read(0)
     reader.check(1, len(PNG))
@@ -253,7 +254,9 @@ SLOW = """
         print(what, flush=True)
     print("ready", flush=True)
     sys.stdin.readline()
-    print(open_folder(Path(sys.argv[1]), cache=Path(sys.argv[2]), rescan={rescan}, workers=3, progress=say).folder, flush=True)
+    root, cache = Path(sys.argv[1]), Path(sys.argv[2])
+    found = open_folder(root, cache=cache, rescan={rescan}, workers=3, progress=say)
+    print(found.folder, flush=True)
 """
 
 

@@ -108,7 +108,10 @@ def test_every_import_is_required():
 
 
 def test_the_import_check_finds_a_plant():
-    planted = "import os, pandas, apex\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\nfrom PIL import Image\nfrom tasks import x\n"
+    planted = (
+        "import os, pandas, apex\nfrom nvidia import dali\nimport nvidia.nvimgcodec as n\n"
+        "from PIL import Image\nfrom tasks import x\n"
+    )
     assert list(third_party(planted, {"tasks"})) == [
         "pandas",
         "nvidia-dali-cuda120",

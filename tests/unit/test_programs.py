@@ -51,7 +51,10 @@ def test_one_that_does_not_hear_ctrl_c_stays_so() -> None:
 
 
 def test_who_imports_a_program_keeps_its_signals() -> None:
-    code = "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.report; assert s.getsignal(s.SIGINT) is kept"
+    code = (
+        "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.report; "
+        "assert s.getsignal(s.SIGINT) is kept"
+    )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
 
 

@@ -169,7 +169,7 @@ IMAGES = st.lists(
 def test_anchors_find_what_they_find_in_torchvision(
     seed: int, images: list[tuple[int, str]], most: int, low: bool
 ) -> None:
-    """Whatever is equal, however many boxes are compared at a time, with and without matches of low quality."""
+    """However many boxes are compared at a time, also where some are equal or match with low quality."""
     targets, anchors, rpn = targets_from(seed, images), anchors_of(), copy.copy(SMALL.rpn)
     rpn.proposal_matcher = copy.copy(rpn.proposal_matcher)
     rpn.proposal_matcher.allow_low_quality_matches = low

@@ -1,4 +1,4 @@
-"""What a run says of detectors: figures in percent, results files, pictures with boxes, instances a second."""
+"""What a run says of detectors: figures in percent, results files, pictures with boxes, instances/s."""
 
 from __future__ import annotations
 

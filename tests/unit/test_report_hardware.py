@@ -40,7 +40,10 @@ def test_versions_are_those_that_are_imported() -> None:
 
 def test_versions_import_nothing_heavy() -> None:
     heavy = ("nvidia.dali", "torchvision", "cv2", "decord")
-    code = f"import sys; from report.hardware import versions; versions(); print([m for m in {heavy} if m in sys.modules])"
+    code = (
+        "import sys; from report.hardware import versions; versions(); "
+        f"print([m for m in {heavy} if m in sys.modules])"
+    )
     assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "[]"
 
 

@@ -195,7 +195,8 @@ def test_labels_of_validation_are_those_of_training(root: Path, cache: Path) -> 
     assert found.classes == ("aardvark", "ant", "bee")
     with pytest.raises(
         UserError,
-        match=r"class folder 'bee' \(1 such\), which is none of the 2 classes of the training data; remove or rename",
+        match=r"class folder 'bee' \(1 such\), "
+        r"which is none of the 2 classes of the training data; remove or rename",
     ):
         open_folder(root, cache=cache, classes=["aardvark", "ant"])
 

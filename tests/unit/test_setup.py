@@ -67,9 +67,12 @@ case "$*" in
   --version) echo Python 3.6.9 ;;
   *version_info*) [[ $FAKES != *old* ]] ;;
   '-c import ensurepip, venv') [[ $FAKES != *no-venv* ]] ;;
-  '-m venv '*) echo "python $*" >>"$LOG"; mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python"; [[ $FAKES != *venv-fails* ]] ;;
+  '-m venv '*)
+    echo "python $*" >>"$LOG"; mkdir -p "${{@: -1}}/bin"; cp "$0" "${{@: -1}}/bin/python"
+    [[ $FAKES != *venv-fails* ]] ;;
   '-m pip --version' | '-m ensurepip') [[ $FAKES != *no-pip* ]] ;;
-  '-m pip install --quiet uv') echo 'pip install uv' >>"$LOG"; [[ $FAKES == *pip-has-uv* ]] && cp "$UV" "${{0%/*}}/uv" ;;
+  '-m pip install --quiet uv')
+    echo 'pip install uv' >>"$LOG"; [[ $FAKES == *pip-has-uv* ]] && cp "$UV" "${{0%/*}}/uv" ;;
   '-m pip install '*) echo 'pip install' "${{@: -1}}" >>"$LOG"; [[ $FAKES != *pip-fails* ]] ;;
   '-m '*) echo "$*" >>"$LOG"; [[ $FAKES != *"fails:$2 "* ]] ;;
   *) exec {python} "$@" ;;
@@ -84,7 +87,8 @@ case "$*" in
   'pip install '*)
     if read -r; then echo 'uv was given a terminal' >>"$LOG"; fi
     echo 'uv pip install' "${{@: -1}}" >>"$LOG"
-    for ((i = 0; i < ${{UV_TENTHS:-0}}; i++)); do sleep 0.1; done  # not one long sleep: a signal between its fork and its exec is lost
+    # not one long sleep: a signal between its fork and its exec is lost
+    for ((i = 0; i < ${{UV_TENTHS:-0}}; i++)); do sleep 0.1; done
     [[ $FAKES != *uv-fails* ]] ;;
 esac
 """

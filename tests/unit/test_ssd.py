@@ -254,7 +254,7 @@ def without_values(step: Callable[[Any, torch.Tensor, Targets], Any]) -> Any:
 
 
 def test_training_waits_for_no_value_on_the_device() -> None:
-    """Sizes of masks and single values are what a host waits for; without values, asking for either raises."""
+    """Hosts wait for sizes of masks and for single values; on tensors without values either one raises."""
 
     def ours(stock: Any, images: torch.Tensor, targets: Targets) -> Any:
         return Detector(stock)(images, [(SIDE, SIDE)] * len(images), targets)

@@ -305,7 +305,7 @@ def test_a_box_that_is_rounded_away_is_left_out() -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_targets_of_a_scanned_set(name: str, tmp_path: Path) -> None:
-    """Memory-mapped columns, people with keypoints among them: marks that are seen lie in the person's box."""
+    """Columns are memory-mapped, some with keypoints: marks that are seen lie in the person's box."""
     people = open_coco(write_coco(tmp_path / "coco"), "train", keypoints=True, cache=tmp_path / "cache")
     rows = rows_of(people, POLICIES[name], 1)
     found = packed(people, rows, masks=True, keypoints=True, centred=POLICIES[name].centred)

@@ -1,4 +1,4 @@
-"""The manifest of videos: folders and lists, segments, labels, what is left out, and that it is found again."""
+"""The manifest of videos: folders and lists, segments, labels, what is left out, and finding it again."""
 
 from __future__ import annotations
 
@@ -366,7 +366,8 @@ def test_lines_that_a_csv_writer_has_quoted(videos: Path, cache: Path, clips: di
     with open(videos / "list.csv", "w", newline="") as file:
         csv.writer(file, quoting=csv.QUOTE_ALL).writerows(rows)
         file.write(
-            '"ant/z.mkv" up\nant/"e".mp4 up\nant/c, d.mp4,"up"\nant/z.mkv\t"up"\nant/z.mkv,"up",0,1.5\nant/z.mkv,"go, up"\n'
+            '"ant/z.mkv" up\nant/"e".mp4 up\nant/c, d.mp4,"up"\n'
+            'ant/z.mkv\t"up"\nant/z.mkv,"up",0,1.5\nant/z.mkv,"go, up"\n'
         )
     found = open_videos(videos / "list.csv", cache=cache)
     assert names(found) == [
@@ -429,6 +430,7 @@ def test_opening_imports_neither_torch_nor_pyav(videos: Path, cache: Path) -> No
     folder = open_videos(videos, cache=cache).folder
     code = (
         "import sys, pathlib, plan.epoch; from dataset.videos.columns import Videos\n"
-        "assert len(Videos.open(pathlib.Path(sys.argv[1]))) == 3; sys.exit('torch' in sys.modules or 'av' in sys.modules)"
+        "assert len(Videos.open(pathlib.Path(sys.argv[1]))) == 3\n"
+        "sys.exit('torch' in sys.modules or 'av' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, folder], cwd=ROOT).returncode == 0

@@ -43,7 +43,8 @@ def test_more_slots_than_there_is_memory_are_refused() -> None:
     gib = memory_bytes() // 2**30
     with pytest.raises(
         UserError,
-        match=rf"^--batch-size 9 takes {4 * gib + 4:,} GiB of memory for 4 slots, and there are ({gib}|{gib + 1}) GiB",
+        match=rf"^--batch-size 9 takes {4 * gib + 4:,} GiB of memory for 4 slots, "
+        rf"and there are ({gib}|{gib + 1}) GiB",
     ):
         Shared(4, (gib + 1) << 30, "--batch-size 9", pinned=False)
     few = Shared(2, 1, "--batch-size 1", pinned=False)

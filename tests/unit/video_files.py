@@ -83,7 +83,7 @@ class Video:
 
 
 def picture(number: int, size: tuple[int, int]) -> Array:
-    """uint8 [H, W, 3]: the number as cells, in colours that grow from left to right and from top to bottom."""
+    """uint8 [H, W, 3]: the number as cells, in colours that grow to the right and to the bottom."""
     digits = (number >> 8 & 15, number >> 4 & 15, number & 15)
     word = number << 4 | _check(digits)
     bits = np.array([word >> place & 1 for place in reversed(range(GRID * GRID))], bool).reshape(GRID, GRID)
@@ -194,7 +194,8 @@ def _stream(file: Any, video: Video) -> Any:
         )
         options["x264-params"] += f":intra-refresh={int(video.refresh)}:tff={int(video.interlaced)}"
     elif encoder == "libx265":
-        params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}:keyint={video.gop}:min-keyint={video.gop}"
+        params = f"scenecut=0:bframes={video.b_frames}:b-adapt=0:open-gop={int(video.open_gop)}"
+        params += f":keyint={video.gop}:min-keyint={video.gop}"
         params += f":min-cu-size={video.unit}"
         params += f":temporal-layers={video.layers}:b-pyramid=1:rc-lookahead=20" if video.layers else ""
         params += ":wpp=1" if video.wavefronts else ":pools=none"
