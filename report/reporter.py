@@ -27,8 +27,6 @@ from report.tensorboard import SETTINGS, Board, layout, metrics
 
 NOT_IN_SUMMARY = ("settings", "title", "config", "unit", *summary.DETECTION)
 """Entries of a run's description that summary.json does not take over as they are."""
-NO_LOSS = {"step", "grad_norm", "loss_scale"}
-"""Entries of a point of training beside the loss and its terms."""
 SAID = 5
 """Samples that could not be decoded, of one check, that are said by name."""
 READINGS = {
@@ -173,14 +171,8 @@ class Reporter:
         """
         last = points[-1]
         step = int(last["step"])
-        counted = [point for point in points if not np.isnan(point["loss"])]
-        names = last.keys() - NO_LOSS
-        means: dict[str, float | None] = dict.fromkeys(names)
-        if counted:
-            means = {name: float(np.mean([point[name] for point in counted])) for name in names}
+        means, norm = summary.of_points(points)
         loss = means.pop("loss")
-        norms = [point["grad_norm"] for point in points if not np.isnan(point["grad_norm"])]
-        norm = norms[-1] if norms else None
         if self._world.rank == 0:
             for name, column in self._steps.items():
                 column.extend(one.get(name, np.nan) for one in steps)
@@ -364,7 +356,7 @@ class Reporter:
         first = self._ended_with[warm - 1] - self._resumed_at if 0 < warm <= len(self._ended_with) else 0
         kept = {name: np.array(column)[first:] for name, column in self._steps.items()}
         host_gib_of_all = self._world.sum(np.array([self._memory["host_gib"] or 0.0]))[0]
-        own_gpu = {name: self._mean(reading, warm) for name, reading in READINGS.items()}
+        own_gpu = {name: summary.mean_load(self._load, reading, warm) for name, reading in READINGS.items()}
         told = {
             **{name: value for name, value in self._description.items() if name not in NOT_IN_SUMMARY},
             "reader": self._description.get("reader") or self._validation_reader,
@@ -388,8 +380,8 @@ class Reporter:
             "memory": self._memory | {"host_gib": float(host_gib_of_all)},
             "gpu": over_ranks(self._world.gather(own_gpu)),
             "cpu": {
-                "utilisation": self._mean("cpu_utilisation", warm),
-                "steal": self._mean("cpu_steal", warm),
+                "utilisation": summary.mean_load(self._load, "cpu_utilisation", warm),
+                "steal": summary.mean_load(self._load, "cpu_steal", warm),
             },
             **({"clips": clips} if clips else {}),
             **({"detection": detection} if detection else {}),
@@ -437,10 +429,6 @@ class Reporter:
     def _ceiling(self, name: str) -> float | None:
         found = self._ceilings[name]
         return None if found is None else float(found["rate"])
-
-    def _mean(self, name: str, warm: int) -> float | None:
-        values = [value for load in self._load[warm:] or self._load if (value := load[name]) is not None]
-        return float(np.mean(values)) if values else None
 
     def _measure_memory(self, host: float | None) -> None:
         gib = 2**30

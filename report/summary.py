@@ -21,6 +21,8 @@ from report.meter import too_high
 
 PHASES = ("data_wait", "transfer", "forward", "backward", "update")
 """Phases of a step, in their order; see report/phases.py."""
+NO_LOSS = {"step", "grad_norm", "loss_scale"}
+"""Entries of a point of training beside the loss and its terms."""
 DETECTION = ("instances_per_image", "padding")
 """What tasks/detection.py says of its plan; told apart, beside the rate of instances."""
 
@@ -117,6 +119,30 @@ def _fallbacks(ranks: Sequence[Counts]) -> dict[str, int]:
 def _refusals(ranks: Sequence[Counts]) -> dict[str, str]:
     """Merge the reasons, by sort of file; where several ranks have one, the first rank's stands."""
     return dict(chain.from_iterable(counts.refusals.items() for counts in reversed(ranks)))
+
+
+def of_points(points: Sequence[Mapping[str, float]]) -> tuple[dict[str, float | None], float | None]:
+    """Return the mean of the loss and of each of its terms, by name, and the last norm of the gradients.
+
+    `points` are the steps that engine.instruments.Report.train gets. A step whose loss is nan, since no
+    sample of it was valid, is left out of the means; a value is None where no step has one.
+    """
+    names = points[-1].keys() - NO_LOSS
+    counted = [point for point in points if not np.isnan(point["loss"])]
+    means: dict[str, float | None] = dict.fromkeys(names)
+    if counted:
+        means = {name: float(np.mean([point[name] for point in counted])) for name in names}
+    norms = [point["grad_norm"] for point in points if not np.isnan(point["grad_norm"])]
+    return means, norms[-1] if norms else None
+
+
+def mean_load(load: Sequence[Mapping[str, float | None]], name: str, warm: int) -> float | None:
+    """Return the mean reading `name` of the windows behind the first `warm`, of all where none is behind.
+
+    `load` is one mapping for each window; None where no window has the reading.
+    """
+    values = [value for window in load[warm:] or load if (value := window[name]) is not None]
+    return float(np.mean(values)) if values else None
 
 
 def durations(steps: Mapping[str, Array]) -> Array:

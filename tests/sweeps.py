@@ -72,7 +72,7 @@ SWEEPS: dict[str, str] = {
     ),
     f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",
     f"{UNIT}bench_workers.py::test_a_point_is_a_run_of_train_py": "test_bench_train.py has a run of train.py",
-    f"{UNIT}doctor.py::test_it_runs_here[call1]": "it as a module",
+    f"{UNIT}doctor_runs.py::test_it_runs_here[call1]": "it as a module",
     f"{UNIT}clip_loaders.py::test_a_thousand_videos_add_nothing[decord]": "pyav",
     f"{UNIT}bench_soak.py::test_a_short_soak_of_clips": (
         "a short soak of images, and a planted leak beside clips"

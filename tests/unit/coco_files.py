@@ -177,3 +177,18 @@ def _shape(
         values = np.column_stack([points, seen]) * (np.array(seen)[:, None] > 0)
         made |= {"keypoints": values.ravel().tolist(), "num_keypoints": int(np.count_nonzero(seen))}
     return made
+
+
+def of(written: dict[str, Any], key: str, number: int) -> dict[str, Any]:
+    """Return the entry with this id of the list `key`."""
+    return next(each for each in written[key] if each["id"] == number)
+
+
+def put(key: str, number: int, **values: Any) -> Callable[[dict[str, Any]], None]:
+    """Return a change of a document: the entry gets these values."""
+    return lambda written: of(written, key, number).update(values)
+
+
+def drop(key: str, number: int, name: str) -> Callable[[dict[str, Any]], None]:
+    """Return a change of a document: the entry loses this value."""
+    return lambda written: of(written, key, number).pop(name)

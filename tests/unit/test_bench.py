@@ -1,6 +1,4 @@
-"""Running the points of a suite, and its command line: a suite whose points do what their name says stands
-for the real ones.
-"""
+"""Running the points of a suite: one whose points do what their name says stands for the real ones."""
 
 from __future__ import annotations
 
@@ -401,64 +399,6 @@ def test_an_interrupt_before_any_row_names_no_table(
     monkeypatch.setattr(bench, "suite_of", lambda _: interrupted())
     assert bench.main(["fake", "--output", str(tmp_path)]) == 130
     assert "--output" not in capsys.readouterr().err, "no folder was made"
-
-
-def test_flags_behind_two_dashes_are_train_pys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["train", "--loaders", "torchvision", "--"]) == 2
-    assert "--data is missing" in capsys.readouterr().err, "none behind them are none"
-    assert bench.main(["train", "--loaders", "torchvision", "--", "--image-size", "64"]) == 2
-    assert "--data is missing" in capsys.readouterr().err
-    assert bench.main(["trane"]) == 2
-    assert "did you mean train" in capsys.readouterr().err
-    assert bench.main(["train", "--sconds", "3"]) == 2
-    assert "did you mean --seconds" in capsys.readouterr().err
-
-
-def test_the_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main([]) == 0
-    said = capsys.readouterr().out
-    assert all(name in said and bench.suite_of(name).about in said for name in bench.SUITES)
-
-
-def test_no_suite_gives_a_common_flag_another_meaning() -> None:
-    for name in bench.SUITES:
-        assert not {*bench.suite_of(name).settings.__annotations__} & {*Common.model_fields}, name
-
-
-def test_it_runs_as_a_file() -> None:
-    ended = subprocess.run(
-        [sys.executable, "scripts/bench.py"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert ended.returncode == 0 and "train" in ended.stdout
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--archs", "resnet81"], "--archs got 'resnet81' (did you mean"),
-        (["--loaders", "torchvison"], "--loaders got 'torchvison' (did you mean torchvision"),
-        (["--archs"], "has none"),
-        (["--flags=it's"], "No closing quotation"),
-        (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),
-        (["--", "--bach-size", "4"], "unknown flag"),
-        (["--data", "/nope"], "has no train/ folder"),
-    ],
-)
-def test_mistakes_before_anything_is_made(
-    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "data" / "train").mkdir(parents=True)
-    flags = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]
-    assert bench.main([*flags, *argv]) == 2
-    told = capsys.readouterr().err
-    assert said in told and told.startswith("bench: ") and told.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_data_is_never_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train").mkdir()
-    assert bench.main(["train", "--data", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
-    assert "never written to" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
 def test_a_folder_without_a_figure_may_be_taken(tmp_path: Path) -> None:

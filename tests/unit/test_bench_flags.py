@@ -1,11 +1,10 @@
-"""What is said of a flag that is not as it should be: one line, what was got, what is allowed, and exit code
-2.
-"""
+"""The flags of bench and report; a wrong one is said in one line, got and allowed, with exit code 2."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import loader, train
-from benchmarks._suite import require_gpus
+from benchmarks._suite import ROOT, Common, require_gpus
 from contracts import UserError
 from scripts import bench, report
 from tests.end_to_end.runs import draw
@@ -117,3 +116,61 @@ def test_a_data_folder_whose_name_is_no_utf_8(
     (other / "suite.json").write_text((output / "suite.json").read_text().replace("\\udcff", "\\udcfe"))
     assert report.main([str(output), str(other)]) == 0
     assert "\\udcff x / " in capsys.readouterr().out, "settings differ"
+
+
+def test_flags_behind_two_dashes_are_train_pys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["train", "--loaders", "torchvision", "--"]) == 2
+    assert "--data is missing" in capsys.readouterr().err, "none behind them are none"
+    assert bench.main(["train", "--loaders", "torchvision", "--", "--image-size", "64"]) == 2
+    assert "--data is missing" in capsys.readouterr().err
+    assert bench.main(["trane"]) == 2
+    assert "did you mean train" in capsys.readouterr().err
+    assert bench.main(["train", "--sconds", "3"]) == 2
+    assert "did you mean --seconds" in capsys.readouterr().err
+
+
+def test_the_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said and bench.suite_of(name).about in said for name in bench.SUITES)
+
+
+def test_no_suite_gives_a_common_flag_another_meaning() -> None:
+    for name in bench.SUITES:
+        assert not {*bench.suite_of(name).settings.__annotations__} & {*Common.model_fields}, name
+
+
+def test_it_runs_as_a_file() -> None:
+    ended = subprocess.run(
+        [sys.executable, "scripts/bench.py"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert ended.returncode == 0 and "train" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--archs", "resnet81"], "--archs got 'resnet81' (did you mean"),
+        (["--loaders", "torchvison"], "--loaders got 'torchvison' (did you mean torchvision"),
+        (["--archs"], "has none"),
+        (["--flags=it's"], "No closing quotation"),
+        (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),
+        (["--", "--bach-size", "4"], "unknown flag"),
+        (["--data", "/nope"], "has no train/ folder"),
+    ],
+)
+def test_mistakes_before_anything_is_made(
+    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data" / "train").mkdir(parents=True)
+    flags = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]
+    assert bench.main([*flags, *argv]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.startswith("bench: ") and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_data_is_never_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train").mkdir()
+    assert bench.main(["train", "--data", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
+    assert "never written to" in capsys.readouterr().err and not (tmp_path / "out").exists()

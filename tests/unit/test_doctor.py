@@ -1,29 +1,17 @@
-"""The doctor: every state of the rows that matter, a probe that crashes or hangs, the ways to call it, and
-one run for real.
-
-Nothing large is imported here: the processes that doctor starts for the probes of this module import it too.
-"""
+"""What the doctor's probes say of what they read: every state of the rows that matter."""
 
 from __future__ import annotations
 
 import ctypes
-import json
-import os
 import resource
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts import doctor
 from scripts.probes import Row, decoders, machine, storage, training
 from scripts.probes.training import Driver
 
-ROOT = Path(__file__).resolve().parents[2]
 H200 = Driver(names=("NVIDIA H200",) * 2, version="580.159.04", cuda=(13, 0), compute_modes=(0, 0))
 ONE = ["NVIDIA H200, 140 GiB"]
 
@@ -35,9 +23,6 @@ def driver(**changes: Any) -> Driver:
             for name in ("names", "version", "cuda", "compute_modes", "mig")
         }
     )
-
-
-# --- what a reading means -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -323,148 +308,3 @@ def test_dali_decodes_a_jpeg_here_and_says_when_it_does_not(monkeypatch: pytest.
     assert row.state == "bad" and "RuntimeError" in row.found
     monkeypatch.setattr(decoders, "has", lambda _: False)
     assert decoders.dali_cpu().state == "absent"
-
-
-# --- processes ----------------------------------------------------------------------------------------------
-
-
-def fine() -> Row:
-    print("a library says something")
-    return Row(found="here", state="ok")
-
-
-def raise_an_error() -> Row:
-    raise LookupError("no such\nthing")
-
-
-def crash() -> Row:
-    print("last words", file=sys.stderr, flush=True)
-    os.kill(os.getpid(), signal.SIGSEGV)
-    raise AssertionError
-
-
-def leave_early() -> Row:
-    os._exit(7)
-
-
-def hang() -> Row:
-    time.sleep(600)
-    raise AssertionError
-
-
-def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    probes = {"a": fine, "b": raise_an_error, "c": crash, "d": fine, "e": leave_early, "f": fine}
-    rows = doctor.ask(probes)
-    assert [(row.what, row.state) for row in rows] == [
-        ("a", "ok"),
-        ("b", "warn"),
-        ("c", "bad"),
-        ("d", "ok"),
-        ("e", "bad"),
-        ("f", "ok"),
-    ]
-    found = {row.what: row.found for row in rows}
-    assert found["b"] == "LookupError: no such"
-    assert found["c"].startswith("its process was ended by SIGSEGV: ") and "last words" in found["c"]
-    assert found["e"] == "its process ended with exit code 7"
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_probe_that_hangs_is_a_row() -> None:
-    """A sum over GPUs that cannot reach each other is one, and has words of its own."""
-    rows = doctor.ask({"a": fine, "NCCL": hang, "c": fine}, limit_s=6.0)
-    assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("NCCL", "bad"), ("c", "ok")]
-    assert rows[1].found.startswith("no answer within 6 s") and "NCCL_P2P_DISABLE=1" in rows[1].consequence
-    assert doctor.IF_LOST.keys() <= {name for lane in doctor.LANES for name in lane}
-
-
-ROWS = [
-    Row(what="x", found="f [red]", state="ok"),
-    Row(what="y", found="g", state="bad", consequence="mend it"),
-    Row(what="z", found="h", state="absent"),
-]
-
-
-def test_exit_code_table_and_json(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(doctor, "diagnose", lambda _: ROWS)
-    assert doctor.main([]) == 1
-    said = capsys.readouterr().out
-    assert "f [red]" in said, "what is found is no markup"
-    assert said.index("mend it") < said.index("f [red]"), "what to change comes first"
-    assert said.splitlines()[-1] == "bad: y"
-    assert doctor.main(["--json"]) == 1
-    assert json.loads(capsys.readouterr().out)[1] == {
-        "what": "y",
-        "found": "g",
-        "state": "bad",
-        "consequence": "mend it",
-    }
-    monkeypatch.setattr(doctor, "diagnose", lambda _: [ROWS[0], ROWS[2]])
-    assert doctor.main([]) == 0
-    assert capsys.readouterr().out.endswith("nothing to change\n")
-
-
-def test_without_rich_the_rows_are_lines(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("rich", *(name for name in sys.modules if name.startswith("rich."))):
-        monkeypatch.setitem(sys.modules, name, None)
-    doctor.show(ROWS)
-    assert capsys.readouterr().out.splitlines()[1] == "bad     y: g; mend it"
-
-
-@pytest.mark.parametrize("name", ["gone", "file"])
-def test_a_wrong_folder_is_one_line(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("x")
-    assert doctor.main(["--data", str(tmp_path / name)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"doctor: --data {tmp_path / name}: ")
-
-
-# --- for real -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    (tmp_path / "train" / "ant").mkdir(parents=True)
-    for i in range(3):
-        (tmp_path / "train" / "ant" / f"{i}.JPEG").write_bytes(decoders.jpeg())
-    return tmp_path
-
-
-@pytest.mark.parametrize("call", [["-m", "scripts.doctor"], ["scripts/doctor.py"]])
-def test_it_runs_here(call: list[str], data: Path) -> None:
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *call, "--json", "--data", str(data)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    seconds = time.monotonic() - began
-    rows = {row["what"]: row for row in json.loads(done.stdout)}
-    assert list(rows) == [name for lane in doctor.LANES for name in lane] + [
-        *doctor.OF_DATA,
-        *doctor.MANIFESTS,
-    ]
-    assert done.stderr == ""
-    assert done.returncode == int(any(row["state"] == "bad" for row in rows.values()))
-    assert {
-        rows[name]["state"] for name in ("torch, torchvision", "DALI", "DALI decodes, CPU", "CPU reader")
-    } == {"ok"}
-    assert not [
-        row
-        for row in rows.values()
-        if "could not be looked at" in row["consequence"] or not row["consequence"]
-    ]
-    assert "3 files of 1 KiB" in rows["--data: reading"]["found"]
-    assert seconds < 60, "4 to 5 s on two idle cores"
-
-
-def test_this_process_imports_nothing_that_could_be_broken() -> None:
-    heavy = ("torch", "numpy", "nvidia", "cv2", "pynvml", "rich")
-    code = f"import sys, scripts.doctor; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.check_output([sys.executable, "-c", code], cwd=ROOT, text=True).strip() == "[]"

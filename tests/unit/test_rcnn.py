@@ -1,6 +1,4 @@
-"""The R-CNN family's training for a batch at once is torchvision's, image by image; what is random has its
-probabilities.
-"""
+"""The R-CNN family's training for a batch at once is torchvision's, image by image and draw by draw."""
 
 from __future__ import annotations
 
@@ -102,9 +100,7 @@ def anchors_of() -> torch.Tensor:
 
 
 def targets_from(seed: int, images: list[tuple[int, str]], kind: str = "boxes") -> Targets:
-    """Boxes of so many an image, each in one of the ways of boxes_from, within 64 x 64 pixels but for those
-    that are anchors.
-    """
+    """Boxes of each image, (count, way of boxes_from), within 64 x 64 pixels but where they are anchors."""
     generator, targets = torch.Generator().manual_seed(seed), []
     for count, where in images:
         boxes = boxes_from(generator, count, where, anchors_of(), 64)
@@ -142,9 +138,7 @@ def first_ones() -> Iterator[None]:
 
 @contextmanager
 def as_on_a_gpu(*, kernel: bool = True) -> Iterator[None]:
-    """The way that waits for nothing; with `kernel`, in place of the one that suppresses boxes and needs a
-    GPU, one that keeps all.
-    """
+    """The way that waits for nothing; `kernel`: a stand-in for the one that needs a GPU keeps all boxes."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(_rcnn, "_waits_cost_nothing", lambda device: False))
         if kernel:
@@ -157,11 +151,12 @@ def as_on_a_gpu(*, kernel: bool = True) -> Iterator[None]:
 # --- what to find -------------------------------------------------------------------------------------------
 
 
+# boxes of an image, and where they are
 IMAGES = st.lists(
     st.tuples(st.integers(0, 9), st.sampled_from(["anywhere", "grid", "defaults", "same"])),
     min_size=1,
     max_size=5,
-)  # boxes of an image, and where they are
+)
 
 
 @settings(max_examples=20)
@@ -169,7 +164,7 @@ IMAGES = st.lists(
 def test_anchors_find_what_they_find_in_torchvision(
     seed: int, images: list[tuple[int, str]], most: int, low: bool
 ) -> None:
-    """However many boxes are compared at a time, also where some are equal or match with low quality."""
+    """Ties too, however many boxes are compared at a time, with and without matches of low quality."""
     targets, anchors, rpn = targets_from(seed, images), anchors_of(), copy.copy(SMALL.rpn)
     rpn.proposal_matcher = copy.copy(rpn.proposal_matcher)
     rpn.proposal_matcher.allow_low_quality_matches = low
@@ -436,11 +431,9 @@ WAITS = (
 def launched(images: int, *, ours: bool) -> tuple[int, int]:
     """(operators, those of WAITS among them) of a step with 4 boxes an image."""
     stock, targets = small(), targets_from(0, [(4, "anywhere")] * images)
-    batch, sizes, detector = (
-        torch.randn(images, 3, HEIGHT, WIDTH),
-        [(HEIGHT, WIDTH)] * images,
-        Detector(stock),
-    )
+    batch = torch.randn(images, 3, HEIGHT, WIDTH)
+    sizes = [(HEIGHT, WIDTH)] * images
+    detector = Detector(stock)
     stock(_Prepared(batch, sizes), targets)  # makes the anchors
     with as_on_a_gpu(), Operators() as operators:
         out: Any = detector(batch, sizes, targets) if ours else stock(_Prepared(batch, sizes), targets)

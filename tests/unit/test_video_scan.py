@@ -1,6 +1,4 @@
-"""What a scan reads of one video, against what a player shows of it: files of every kind, with numbers in
-their frames, and damage.
-"""
+"""What a scan reads of one video is what a player shows of it: files of every kind, with numbered frames."""
 
 from __future__ import annotations
 
@@ -14,15 +12,12 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from dataset.manifest import Rejected
 from dataset.sources.folder import Folder
 from dataset.videos import packets
 from dataset.videos.columns import CODECS, CONTAINERS, PIXELS, RECORD, Flags
 from dataset.videos.container import open_video
-from dataset.videos.packets import Times, _first_frames, read
+from dataset.videos.packets import Times, read
 from dataset.videos.scan import open_videos
 from tests.unit.clip_kinds import HIDDEN
 from tests.unit.test_headers import SAMPLES
@@ -322,126 +317,6 @@ def test_short_videos_are_named(tmp_path: Path) -> None:
     assert count == 1 and path is not None and path.read_text().endswith("/a/short\\n.mp4\t4 of 4.5 frames\n")
     assert videos.name_shorter(5, "no/such/folder", named)[0] == 2, "no file, and no failure"
     assert open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1).folder == videos.folder
-
-
-# --- what is no video ---------------------------------------------------------------------------------------
-
-
-def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
-    """Name -> (content, why it is rejected)."""
-    plain, fast = (
-        make(folder / "d.mp4").read_bytes(),
-        make(folder / "f.mp4", muxer={"movflags": "faststart"}).read_bytes(),
-    )
-    mirrored = make(folder / "r.mp4", mirrored=True).read_bytes()
-    first = mirrored.index(b"mdat") + 300
-    sound = folder / "sound.mp4"
-    with av.open(str(sound), "w") as file:
-        stream = file.add_stream("aac", rate=8000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-        frame.rate = 8000
-        file.mux(stream.encode(frame))
-        file.mux(stream.encode(None))
-    return {
-        "empty": (b"", "empty file"),
-        "page.mp4": (b"<html>", "cannot be read: Invalid data"),
-        "text.txt": (b"hello\n" * 100, "no known video container"),
-        "cut.mp4": (plain[: len(plain) // 2], "cannot be read: Invalid data"),
-        "cut-fast.mp4": (fast[: len(fast) * 7 // 10], "cut short or damaged"),
-        "cut.mkv": (make(folder / "m.mkv").read_bytes()[:-1], r"cut short: [\d,]+ of [\d,]+ bytes"),
-        "cut.webm": (make(folder / "m.webm", codec="vp9").read_bytes()[:2000], "cut short: 2,000 of"),
-        "cut.avi": (make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000], "cut short: 6,000 of"),
-        "sound.mp4": (sound.read_bytes(), "has no video"),
-        "b-frames.avi": (
-            make(folder / "b.avi", b_frames=2).read_bytes(),
-            "h264 that may have B-frames in avi",
-        ),
-        "b-frames.wmv": (
-            make(folder / "b.wmv", b_frames=2).read_bytes(),
-            "h264 that may have B-frames in asf",
-        ),
-        "mirrored.mp4": (mirrored, "is to be shown mirrored"),
-        "mirrored-damaged.mp4": (
-            mirrored[:first] + bytes(1500) + mirrored[first + 1500 :],
-            "is to be shown mirrored",
-        ),
-        "mirrored-90.mp4": (
-            make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(),
-            "is to be shown mirrored",
-        ),
-    }
-
-
-@pytest.mark.parametrize(
-    "about",
-    [{}, {"b_frames": 3}, {"codec": "hevc"}, {"codec": "vp9"}],
-    ids=["h264", "b-frames", "hevc", "vp9"],
-)
-def test_the_head_of_a_picture_has_its_display_matrix(about: dict[str, Any], tmp_path: Path) -> None:
-    """Else a whole one is decoded, which takes longer than all the rest of a scan."""
-    with open_video(os.fsencode(make(tmp_path / "a.mp4", rotation=90, **about)), known=True) as file:
-        (frame,) = _first_frames(file, file.streams.video[0], hasty=True)
-        assert frame.side_data.get("DISPLAYMATRIX") is not None
-
-
-def test_what_is_no_video_says_why(tmp_path: Path) -> None:
-    for name, (content, why) in damaged(tmp_path / "made").items():
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(Rejected, match=why):
-            read(os.fsencode(tmp_path / name))
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "link").symlink_to("nowhere")
-    for name, why in (
-        ("pipe", "no regular file"),
-        ("link", "broken link"),
-        ("gone", "cannot be read: No such file"),
-        (".", "no regular file"),
-    ):
-        with pytest.raises(Rejected, match=why):
-            read(os.fsencode(tmp_path / name))
-
-
-def test_frames_that_share_a_time_are_no_order(tmp_path: Path) -> None:
-    def double(place: int, packet: Any) -> Any:
-        if place == 20:
-            packet.pts = packet.dts = packet.dts - packet.duration
-        return packet
-
-    path = remuxed(make(tmp_path / "a.mkv", b_frames=0), tmp_path / "b.mkv", double)
-    with pytest.raises(Rejected, match="1 of 40 frames have the time of another"):
-        read(os.fsencode(path))
-
-
-def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:
-    path = remuxed(
-        make(tmp_path / "a.mkv", gop=60), tmp_path / "b.mkv", lambda place, packet: packet if place else None
-    )
-    with pytest.raises(Rejected, match="has no key frame"):
-        read(os.fsencode(path))
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damage_of_any_kind_is_rejected_or_read(data: Any, folder: Path) -> None:
-    """Never another exception, and never columns that contradict each other."""
-    kind = data.draw(
-        st.sampled_from(["b-frames.mp4", "fragments.mp4", "open-gop-hevc.mkv", "packed.avi", "h264.ts"])
-    )
-    path = folder / kind if (folder / kind).exists() else make(folder / kind, **KINDS[kind][0])
-    content = bytearray(path.read_bytes())
-    for at, byte in data.draw(
-        st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8)
-    ):
-        content[at] = byte
-    bad = folder / f"bad{path.suffix}"
-    bad.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
-    try:
-        times = read(os.fsencode(bad))
-    except Rejected:
-        return
-    assert len(times.pts) == len(times.keys) == times.record[-1] > 0
-    assert (np.diff(times.pts) > 0).all()
-    assert np.array([times.record], RECORD)["size"][0] == len(bad.read_bytes())
 
 
 # --- real files ---------------------------------------------------------------------------------------------
