@@ -135,9 +135,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """Samples of all ranks and of this rank, over `seconds` of active wall clock; `epoch` is the one in which
-    it ended.
-    """
+    """The samples of all ranks, and of this one, in `seconds` of active wall clock that ended in `epoch`."""
 
     samples: int
     own_samples: int
@@ -228,9 +226,7 @@ class FileSource(Source, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """train or val: columns (a manifest, or what stands for one) and the bytes behind them, opened by a
-    source.
-    """
+    """Training or validation data: the columns (a manifest or its stand-in) and a source of their bytes."""
 
     columns: Any
     source: Source
@@ -241,7 +237,7 @@ class Plan(Protocol):
 
     @property
     def samples(self) -> int:
-        """Of the whole data set."""
+        """Return the number of samples in the whole data set."""
 
     @property
     def views(self) -> int:
@@ -249,7 +245,7 @@ class Plan(Protocol):
 
     @property
     def batch_size(self) -> int:
-        """Of a rank and micro-batch."""
+        """Return the number of rows in one rank's micro-batch."""
 
     @property
     def global_batch_size(self) -> int:
@@ -261,7 +257,7 @@ class Plan(Protocol):
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """The largest shape that a model gets for one row: (3, H, W), of a clip (3, T, H, W)."""
+        """Return the largest shape that a model gets for one row: (3, H, W), of a clip (3, T, H, W)."""
 
     @property
     def resident(self) -> int:
@@ -285,14 +281,13 @@ class Plan(Protocol):
 
     @property
     def ordering(self) -> str:
-        """What the order of an epoch depends on, beside the data: an epoch that was begun with another cannot
-        be gone on with exactly.
+        """Return what the order of an epoch depends on, beside the data.
+
+        An epoch that was begun with another ordering cannot be resumed exactly.
         """
 
     def rows(self, epoch: int, first: int) -> Sequence[Rows]:
-        """This rank's micro-batches of an epoch from which `first` samples are already consumed; lazy,
-        indexable.
-        """
+        """Return this rank's micro-batches of an epoch behind its first `first` samples, drawn on access."""
 
     def steps(self, first: int = 0) -> int:
         """Optimiser steps left in an epoch after `first` samples."""
@@ -313,13 +308,11 @@ class Feed:
 
     plan: Plan
     source: Source
-    columns: (
-        Any  # the manifest's columns that decoding may need: .height .width .format .components .depth .size
-    )
+    # the manifest's columns that decoding may need: .height .width .format .components .depth .size
+    columns: Any
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device
-    # processes or threads that read and decode; as many reads are under way at once, or more for the GPU's
-    # engines
+    # processes or threads that read and decode; as many reads are under way at once, more for GPU engines
     workers: int
     pixels: Pixels = Pixels()
     threads: int = 0  # that decode behind worker processes; 0 = as many as workers
@@ -340,9 +333,7 @@ class Counts:
 
 @runtime_checkable
 class Loader(Protocol):
-    """Rows in, batches on the device out. A context manager; one file in loaders/ each, opened by
-    `open(feed)`.
-    """
+    """Turns rows into batches on the device; a context manager. Each file in loaders/ has an `open(feed)`."""
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
@@ -402,8 +393,9 @@ class Pending(Protocol):
         """Whether `result` would not have to wait."""
 
     def result(self) -> dict[str, Any]:
-        """Waits. On rank 0 the figures, `extras` (see report.reporter) and how many `seconds` they took; {}
-        on the others.
+        """Wait, and return the figures on rank 0, {} on the others.
+
+        Among them are `extras` (see report.reporter) and how many `seconds` they took.
         """
 
     def drop(self) -> None:
@@ -417,9 +409,7 @@ class Metric(Protocol):
         """Add one batch. Reads nothing back from the device."""
 
     def result(self, world: World) -> dict[str, Any] | Pending:
-        """Sum over the ranks and name the figures; every rank gets the same. Pending, where that takes more
-        than an instant.
-        """
+        """Sum over the ranks and return the figures by name, on every rank; Pending where that is slow."""
 
 
 class Task(Protocol):
@@ -428,25 +418,22 @@ class Task(Protocol):
     best: Figure  # of Metric.result: picks best.pt
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Host arrays that travel with the images: a row a sample, padding has the ignore value; or packed,
-        cut by "offsets" [B + 1].
+        """Return the host arrays that travel with the images.
+
+        They have a row a sample, the ignore value for padding; or are packed, cut by "offsets" [B + 1].
         """
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """What the module is called with: (images,); a detector also takes sizes and, to train, targets."""
+        """Return the module's arguments: (images,); a detector also takes sizes and, to train, targets."""
 
     def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
-        """The same for images without a batch, to try whether they fit into memory."""
+        """Return the arguments for images without a batch, to try whether they fit into memory."""
 
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
-        """fp32 [B], one loss a sample, 0 where the sample is not valid; a detector's own loss for each that
-        is.
-        """
+        """Return fp32 [B]: a loss a sample (a detector's one loss for each), 0 where it is not valid."""
 
     def parts(self, outputs: Any) -> dict[str, torch.Tensor]:
-        """What a loss is the sum of, each a mean over the images, to be shown beside it; {} where it is one
-        thing.
-        """
+        """Return the terms whose sum is the loss, each a mean over the images; {} where it has only one."""
 
     def metric(self, device: torch.device) -> Metric:
-        """A fresh metric."""
+        """Return a metric that has counted nothing yet."""

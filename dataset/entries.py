@@ -1,5 +1,4 @@
-"""What a scan reads: entries by name, of each its size and its bytes by range; must not know formats or
-columns.
+"""What a scan reads: entries by name, with size and bytes; must not know formats or columns.
 
 A file of a folder, a member of an archive, a value of a database: the scan parses all of them with the same
 code.

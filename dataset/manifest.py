@@ -47,8 +47,7 @@ S = TypeVar("S", bound="Manifest")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Manifest:
-    """Columns on disk that a scan has left. Pickles as the name of its folder, and is mapped again where it
-    arrives.
+    """Columns on disk that a scan has left. Pickled as its folder's name, and mapped again where it arrives.
 
     While one is open, in any process, its folder is not removed by a newer scan.
     """
@@ -91,8 +90,9 @@ class Manifest:
         return os.fsencode(self.root) + b"/" + self.entry(sample)
 
     def paths(self, samples: Array) -> Array:
-        """uint8 [B, L], the absolute paths of many samples, padded with at least one NUL; without a Python
-        loop over them.
+        """Return uint8 [B, L], the absolute paths of samples, each padded with at least one NUL.
+
+        There is no Python loop over them.
         """
         prefix = np.frombuffer(os.fsencode(self.root) + b"/", np.uint8)
         files = self.files(samples)
@@ -146,9 +146,7 @@ class Manifest:
 
 
 def _hold(folder: Path) -> int:
-    """A shared lock on a scan's folder, as an open descriptor: while it lives, `sweep` leaves the folder
-    alone.
-    """
+    """Return a descriptor with a shared lock on a scan's folder; `sweep` leaves it alone while that lives."""
     try:
         descriptor = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -213,9 +211,7 @@ def seal(folder: Path, kind: type[Manifest], *, root: Path, classes: Sequence[st
 
 
 def publish(home: Path, made: Path, name: str) -> Path:
-    """Give a sealed folder its name and make it the current one; a crash at any point leaves the old one or
-    the new one.
-    """
+    """Give a sealed folder its name and make it the current one; after a crash the old or the new one is."""
     folder = home / name
     os.rename(made, folder)
     pointer = home / f"tmp-{name}.current"
@@ -227,9 +223,7 @@ def publish(home: Path, made: Path, name: str) -> Path:
 
 
 def sweep(home: Path, keep: Path | None) -> None:
-    """Remove the scans that nobody has open, and what interrupted ones left. Only for the holder of home's
-    lock.
-    """
+    """Remove scans that nobody has open, and what interrupted ones left. Only for the holder of the lock."""
     for path in home.iterdir():
         if path == keep or not path.name.startswith(("scan-", "tmp-")):
             continue

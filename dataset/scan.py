@@ -1,5 +1,4 @@
-"""Entries -> manifest: reads every header once, in parallel, and finds the result again; must not know pixels
-or ranks.
+"""Entries -> manifest: reads every header once, in parallel, and finds the result again; knows no pixels.
 
 list   -> paths, offsets, labels on disk    one pass over the folders; from here on the total is known
 parse  -> a record for each file            processes, 500 files at a time
@@ -50,8 +49,7 @@ def remembered(
     rescan: bool,
     progress: Progress | None,
 ) -> S:
-    """The scan that `cache` holds under `key` (JSON values) when nothing visited has changed since; else a
-    new one.
+    """Return the scan that `cache` holds under `key` (JSON values), or a new one if what it visited changed.
 
     `fill(made, rejects, visits, say)` writes the columns into the folder `made`, adds what it visited below
     `root`, and returns the classes; its files file_list.* are removed. `data` is what the user named. Of
@@ -92,9 +90,7 @@ def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
 
 
 def _reopen(kind: type[S], home: Path, real: Path, after: float) -> S | None:
-    """The current scan when it is whole, was finished after that time (s since 1970), and no folder has
-    changed since.
-    """
+    """Return the current scan if it is whole, newer than `after` (s since 1970), and no folder changed."""
 
     with suppress(OSError, ValueError, TypeError, LookupError, manifest.Unusable):
         folder, root = _current(home), os.fsencode(real)
@@ -137,8 +133,7 @@ def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S
 
 
 class Parser:
-    """The work of a worker process: `read` makes something of one listed name after the other, or raises
-    Rejected.
+    """A worker process's work: `read` makes a record of each listed name in turn, or raises Rejected.
 
     `shown` turns a name into what rejected.txt says, `what` is read for the user to see: headers, videos.
     """
@@ -203,9 +198,7 @@ def each_file(
 
 
 def nothing(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> UserError:
-    """That not one `wanted` is there; what the first file that was left out is, by its name, says which
-    --task takes it.
-    """
+    """Return the error that no `wanted` is there. The first file's name may tell which --task reads it."""
     if not rejects.count:
         return UserError(f"--data: no {wanted} in {where}: no file is there")
     told = f"--data: no {wanted} in {where}; left out: {rejects.count}, first {rejects.first}"

@@ -96,8 +96,7 @@ def open_splits(
     evaluate: bool = False,
     console: Any,
 ) -> dict[str, Split]:
-    """Open {"train": ..., "val": ...}: the data that the settings name; the synthetic loader alone can do
-    without any.
+    """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
     The classes of the first are the second's. To `evaluate` the second will do, and is both. Raises
     UserError.
@@ -132,7 +131,7 @@ def open_splits(
 
 
 def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
-    """Of training data that say less, or otherwise, than they were meant to."""
+    """Warn of training data with a single class, or with classes that have no video."""
     if kind in ("images", "videos") and len(columns.classes) == 1:
         console.warn(
             f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; "
@@ -148,10 +147,9 @@ def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
 
 
 def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Open], str]:
-    """What opens each split, and why there is none for train, which may be when it is not needed; before one
-    is scanned.
+    """Return what opens each split, and why there is none for train; no split is scanned yet.
 
-    Raises UserError.
+    Without `train` it may be missing. Raises UserError.
     """
     found: dict[str, Open] = {}
     without = ""

@@ -1,6 +1,4 @@
-"""Which files lie below a folder, and whether a folder has changed since; must not know formats, orders or
-pixels.
-"""
+"""Which files lie below a folder, and if a folder has changed; must not know formats, orders or pixels."""
 
 from __future__ import annotations
 
@@ -61,8 +59,9 @@ def list_files(
     reject: Reject,
     say: Callable[[int, int, str], None],
 ) -> int:
-    """Write path, end and label of every candidate to made/file_list.*, in the order of the paths' bytes;
-    returns their number.
+    """Write path, end and label of every candidate to made/file_list.*, and return how many there are.
+
+    They are in the order of the paths' bytes.
     """
     total = end = 0
     outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
@@ -95,9 +94,7 @@ def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
 
 
 def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) -> None:
-    """Add the folders of listed files, paths below the root: what is put there later may be a file that is
-    missing now.
-    """
+    """Add the folders of listed files, paths below the root, where a file that is missing now may appear."""
     below = set[bytes]()
     for own in {os.path.dirname(file) for file in files}:
         name = own
@@ -119,9 +116,7 @@ def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | 
 
 
 def settle(changed_ns: int) -> None:
-    """Wait until a change of the folder would get another date than its last one: clocks of file systems tick
-    slowly.
-    """
+    """Wait until a change of the folder would get another date: clocks of file systems tick slowly."""
     # whole seconds: a coarse file system
     tick_ns = 2_000_000_000 if changed_ns % 1_000_000_000 == 0 else 20_000_000
     left_ns = changed_ns + tick_ns - time.time_ns()
@@ -173,9 +168,7 @@ def walk(
 
 
 def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
-    """Names in a folder; those of folders end in a slash, which also sorts them to where their files' paths
-    belong.
-    """
+    """Return the names in a folder; those of folders end in a slash, and so sort as their files' paths do."""
     names = []
     with os.scandir(root + b"/" + folder) as entries:
         for entry in entries:

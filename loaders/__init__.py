@@ -1,6 +1,4 @@
-"""Rows -> Batch. One loader a file, opened by `open(feed)`; the file's name is the loader's, with '-' for
-'_'.
-"""
+"""Rows -> Batch. Each file is a loader, opened by its `open(feed)` and named like it, '_' for '-'."""
 
 from __future__ import annotations
 
@@ -11,9 +9,7 @@ from contracts import Feed, Loader, UserError
 
 
 class Undecodable(ValueError):
-    """An image, or frames of a video, that this reader cannot give; what PIL, or pyav, cannot give either
-    fails.
-    """
+    """An image, or frames of a video, that this reader cannot give; PIL, or pyav, then has the last word."""
 
 
 LOADERS = {
@@ -23,7 +19,7 @@ LOADERS = {
     "dali-gpu": "loaders.images.dali_gpu",
     "dali-fed": "loaders.images.dali_fed",
 }
-"""Of still images: name -> module, imported when asked for, so that DALI stays optional.
+"""Loaders of still images: name -> module, imported when asked for, so that DALI stays optional.
 
 A module's OPENS_FILES says whether its decoder opens the samples' files itself, so that it needs a source of
 files.
@@ -37,7 +33,7 @@ CLIPS = {
     "nvdec+decord": "loaders.videos.nvdec",
     "dali-video": "loaders.videos.dali_video",
 }
-"""Of video files, likewise."""
+"""Loaders of videos: name -> module, imported when asked for."""
 Medium = Literal["images", "videos"]
 OF_MEDIUM: dict[Medium, dict[str, str]] = {
     "images": LOADERS,

@@ -50,6 +50,6 @@ def release_memory() -> None:
 
 
 def said(error: Exception) -> str:
-    """Of DALI's page of text, the line that says what happened."""
+    """Return the line of DALI's page of text that says what happened."""
     lines = str(error).rpartition("encountered:")[2].split("\n")
     return next((line.strip() for line in lines if line.strip()), type(error).__name__)

@@ -51,11 +51,10 @@ def images_shape(shape: Sequence[int], rows: Rows) -> tuple[int, ...]:
 
 
 def turned(pixels: torch.Tensor, rows: Rows, to_device: ToDevice) -> torch.Tensor:
-    """Return the upright pixels [B, ..., H, W, 3], each turned within its own size; themselves, where none
-    is.
+    """Return the upright pixels [B, ..., H, W, 3], each row turned within its own size.
 
-    Rows of one turn and size are turned together. What lies beside an image that is smaller than the canvas
-    means nothing.
+    Where no row is turned they are returned as they are. Rows of one turn and size are turned together. What
+    lies beside an image that is smaller than the canvas means nothing.
     """
     shape = images_shape(pixels.shape, rows)
     assert pixels.shape[-3:-1] == upright(rows).padded, (

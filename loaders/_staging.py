@@ -7,8 +7,7 @@
       | blacken    0 outside of the places, and in rows that are padding or could not be decoded
     Batch          with the targets, sizes and ids of its rows
 
-`Stager.finish` does that, and nothing else makes a Batch of a file. Loaders see rows that are not turned
-(plan.geometry.upright).
+`Stager.finish` does that, and nothing else makes a Batch of a file. Loaders see plan.geometry.upright rows.
 
 On CUDA a slot is (pinned bytes, device bytes, device output); a thread fills slots ahead of the consumer:
 
@@ -38,17 +37,13 @@ from loaders._ops import images_shape, operated, turned
 
 Item = TypeVar("Item")
 COPIES = 2
-"""Copies to the device that may be under way: page-locked memory that was staged three batches ago is free
-again.
-"""
+"""Copies to the device under way at most: page-locked memory staged three batches ago is free again."""
 PIECE = 1 << 25
 """Numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many."""
 ALIGNED = 16
 """Bytes: numbers of every dtype may begin there."""
 HEARS_S = 1.0
-"""How long Ctrl-C may wait while no batch comes: Python misses a signal that arrives just before it begins to
-wait for something.
-"""
+"""Seconds that Ctrl-C may wait while no batch comes: Python misses a signal just before it waits."""
 AT_EXIT_S = 5.0
 """What the thread of a loader that nobody has closed gets to end in, when the program ends."""
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -250,8 +245,9 @@ def batch_of(images: torch.Tensor, rows: Rows, feed: Feed, failed: tuple[int, ..
 
 
 def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tensor]:
-    """Host numbers, on the CPU in the same memory; a GPU's current stream waits for their one copy, and the
-    host does not.
+    """Return host numbers on the device, by one copy; on the CPU they stay where they are.
+
+    A GPU's current stream waits for the copy, and the host does not.
     """
     tensors = [torch.from_numpy(np.ascontiguousarray(value)) for value in values]
     if device.type != "cuda":
@@ -263,7 +259,7 @@ def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tenso
 
 
 def packed_bytes(like: Sequence[torch.Tensor]) -> int:
-    """Of tensors behind each other, each where any dtype may begin."""
+    """Return how many bytes tensors behind each other take, where each begins at a multiple of ALIGNED."""
     return sum(map(_room, like))
 
 
@@ -281,9 +277,7 @@ def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.T
 
 
 def outside(places: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
-    """bool [B, 1, ..., H, W], the pixels of images [B, 3, ..., H, W] that no place, int64 [B, 4] x0 y0 x1 y1,
-    covers.
-    """
+    """Return bool [B, 1, ..., H, W]: pixels of [B, 3, ..., H, W] outside of `places`, int64 [B, 4]."""
     x0, y0, x1, y1 = places[:, None].unbind(2)
     y, x = (torch.arange(side, device=images.device) for side in images.shape[-2:])
     # axes: [B, H, 1] and [B, 1, W]
@@ -297,9 +291,7 @@ def too_small(memory: torch.Tensor | None, shape: Sequence[int]) -> bool:
 
 
 def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) -> torch.Tensor:
-    """The storage behind a tensor, viewed at that shape; where it is too small, new memory with these
-    options.
-    """
+    """Return a tensor's storage at that shape; where it is too small, new memory with these options."""
     if memory is None or too_small(memory, shape):
         return torch.empty(tuple(shape), **options)
     return memory.as_strided((math.prod(shape),), (1,), 0).view(tuple(shape))
@@ -312,8 +304,7 @@ def without(rows: Rows, failed: Sequence[int]) -> Array:
 
 
 def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) -> Generator[Batch]:
-    """Yield batches to the consumer's thread, and to the stream that is current there when it asks for one:
-    see contracts.Batch.
+    """Yield batches to the consumer's thread, and to the stream that is current there: see contracts.Batch.
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.
     """
@@ -339,8 +330,7 @@ def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) 
 
 
 class Ahead:
-    """Runs an iterator in a thread, at most `depth` items ahead. `close` ends the thread; the iterator is
-    closed in it.
+    """Runs an iterator in a thread, at most `depth` items ahead. `close` closes it there and ends the thread.
 
     The place of an item that was taken is free after `release`, or when the next one is asked for. Not at
     once: a consumer that launches hundreds of small kernels needs the interpreter's lock for each of them,
@@ -412,10 +402,9 @@ class Ahead:
 
 
 class Staging:
-    """contracts.Loader but for `_staged`: a thread fills slots, at most `depth` batches ahead, and the
-    consumer takes them in order.
+    """contracts.Loader but for `_staged`: a thread fills slots, and the consumer takes them in order.
 
-    `window`: batches that may be begun at the same time.
+    At most `depth` batches are filled ahead; at most `window` of them are begun at the same time.
     """
 
     in_flight: int

@@ -92,12 +92,12 @@ class Shared:
 
 
 class Workers:
-    """`run(rows)` yields (slot, rows, what the work returned for each part). A slot is valid until HELD more
-    were taken.
+    """`run(rows)` yields (slot, rows, what the work returned for each part).
 
-    A part has `part_rows` rows, and `part_bytes(count)` is the most room that so many take in a slot. Part p
-    begins at p times the room of a whole part: part_bytes(part_rows), or part_rows * row_bytes(rows) where
-    the upright rows of a batch say how large each of them is.
+    A slot is valid until HELD more were taken. A part has `part_rows` rows, and `part_bytes(count)` is the
+    most room that so many take in a slot. Part p begins at p times the room of a whole part:
+    part_bytes(part_rows), or part_rows * row_bytes(rows) where the upright rows of a batch say how large each
+    of them is.
     """
 
     def __init__(
@@ -116,9 +116,8 @@ class Workers:
         self.part_bytes = part_bytes(self.part_rows)
         parts = -(-batch_size // self.part_rows)
         self.in_flight = -(-workers * PREFETCH // parts)
-        self._count = (
-            self.in_flight + 1 + HELD
-        )  # + 1: a batch is begun while the one before it is not complete
+        # + 1: a batch is begun while the one before it is not complete
+        self._count = self.in_flight + 1 + HELD
         self._memory = Shared(
             self._count,
             parts * self.part_bytes,
@@ -174,9 +173,7 @@ class Workers:
             yield slot, self._sampler.sent.popleft(), said
 
     def stop(self) -> None:
-        """Tell the workers to end, whatever they wait for; a thread that is inside `run` then meets an error
-        within seconds.
-        """
+        """Tell the workers to end at once; a thread that is inside `run` meets an error within seconds."""
         self._stop.now()
 
     def close(self) -> None:
@@ -188,7 +185,7 @@ class Workers:
         self._memory.close()
 
     def _died(self) -> str:
-        """Of a worker process that has ended though nobody asked for it; empty where none has."""
+        """Return how a worker process ended that nobody had told to; empty where none has."""
         processes = (
             () if self._stop.said else getattr(getattr(self._loader, "_iterator", None), "_workers", ())
         )
@@ -225,11 +222,10 @@ class _Loader(DataLoader[Any]):
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Around the start of a DataLoader's workers: a worker's end is an error of whoever waits for its rows,
-    at most 5 s later.
+    """Keep PyTorch from raising a worker's end in a signal handler; around a DataLoader's start.
 
-    PyTorch would raise it from a signal handler too, in whatever the program does at that moment: in half of
-    a step.
+    It would raise it in whatever the program does at that moment: in half of a step. So it is an error of
+    whoever waits for the worker's rows, at most 5 s later.
     """
     before = signal.getsignal(signal.SIGCHLD)
     try:
@@ -303,9 +299,7 @@ def some(rows: Rows, places: slice | Array) -> Rows:
 
 
 class _PartDataset(Dataset[Any]):
-    """In a worker: makes the work when the first rows arrive, so that nothing of a decoder is shared over a
-    fork.
-    """
+    """Makes the work in a worker, when the first rows arrive: nothing of a decoder is shared over a fork."""
 
     def __init__(self, make_work: Callable[[], Work], memory: Shared) -> None:
         self._make_work, self._memory = make_work, memory

@@ -113,7 +113,7 @@ class DetectionPolicy:
     def frame(
         self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array, boxes: Array, which: Array
     ) -> dict[str, Any]:
-        """The fields of Rows that say where the pixels go, of samples `ids`; the canvas for a batch of them.
+        """Return the fields of Rows that say where the pixels of samples `ids` go, and their batch's canvas.
 
         Crops by overlap read `boxes`, float64 [M, 4], x0 y0 x1 y1 in stored pixels, of samples ids[which];
         `which` ascends.
@@ -159,13 +159,13 @@ def canvas(sizes: Array) -> tuple[int, int]:
 
 
 def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: Array, which: Array) -> Array:
-    """int64 [B, 4], x0 y0 x1 y1: the crops of torchvision's RandomIoUCrop from fields `extents` [B, 2], width
-    and height.
+    """Return int64 [B, 4], x0 y0 x1 y1: the crops of torchvision's RandomIoUCrop, one in each field.
 
-    `boxes` float64 [M, 4], in the field's pixels, of rows `which`, ascending. An overlap is drawn, then
-    TRIALS crops, of which the first counts that has sides 0.3 to 1 of the field's, a ratio of 1/2 to 2, and
-    the middle of some box, one of which it overlaps that much. If none does, another overlap is drawn, ROUNDS
-    times at most; an image without a box stays whole.
+    `extents` [B, 2] are the fields' width and height. `boxes` float64 [M, 4], in the field's pixels, belong
+    to rows `which`, ascending. An overlap is drawn, then TRIALS crops, of which the first counts that has
+    sides 0.3 to 1 of the field's, a ratio of 1/2 to 2, and the middle of some box, one of which it overlaps
+    that much. If none does, another overlap is drawn, ROUNDS times at most; an image without a box stays
+    whole.
     """
     crops = np.concatenate([np.zeros_like(extents), extents], axis=1)
     open_rows = np.unique(which)

@@ -27,7 +27,10 @@ def last_start(frames: Array, count: int, stride: int) -> Array:
 
 
 def last_start_in_time(pts: Array, count: int, step: float) -> int:
-    """The same where the frames are `step` ticks apart, to half a tick. `pts`: int64 [F], increasing."""
+    """Return int64 [B] as `last_start` does, for frames `step` ticks apart, to half a tick.
+
+    `pts`: int64 [F], increasing.
+    """
     return max(int(np.searchsorted(pts, pts[-1] - (count - 1) * step + 0.5, side="right")) - 1, 0)
 
 
@@ -37,11 +40,10 @@ def random_start(last: Array, draws: Array) -> Array:
 
 
 def spaced_start(last: Array, clip: Array, clips: int) -> Array:
-    """int64 [B], the start of clip number `clip` of `clips`: evenly apart, the first at 0, the last at
-    `last`; a single one in the middle.
+    """Return int64 [B], the start of clip `clip` of `clips`, which lie evenly from 0 to `last`.
 
-    SlowFast's spacing with DATA.USE_OFFSET_SAMPLING (get_start_end_idx there), which without it never reaches
-    the end.
+    A single clip starts in the middle. This is SlowFast's spacing with DATA.USE_OFFSET_SAMPLING
+    (get_start_end_idx there), which without it never reaches the end.
     """
     return last // 2 if clips == 1 else clip * last // (clips - 1)
 
@@ -81,11 +83,11 @@ def random_window(
 def fixed_window(
     heights: Array, widths: Array, place: Array, *, resize: int, crop: int
 ) -> tuple[Array, Array]:
-    """(regions, windows): resize to a shorter side, cut out the square at `place` of the longer side: 0 its
-    begin, 1 middle, 2 end.
+    """Return (regions, windows): resize to a shorter side, then cut a square out of the longer side.
 
-    SlowFast's transform.uniform_crop: left to right, or top to bottom where the height is larger; the other
-    side is centred.
+    `place` says where: 0 at its begin, 1 in the middle, 2 at its end. This is SlowFast's
+    transform.uniform_crop: left to right, or top to bottom where the height is larger; the other side is
+    centred.
     """
     new_h, new_w = windows.resized(heights, widths, resize)
     free_h, free_w = new_h - crop, new_w - crop

@@ -43,9 +43,7 @@ def _mix(words: Array) -> Array:
 
 @lru_cache(maxsize=1024)
 def key(*words: int) -> int:
-    """One 64-bit key out of several words; each is absorbed through the mixer, so no sum or product of them
-    collides.
-    """
+    """Return one 64-bit key of several words; each goes through the mixer, so no sum or product collides."""
     state = np.zeros(1, np.uint64)
     for word in words:
         state = _mix((state ^ np.uint64(word & 0xFFFFFFFFFFFFFFFF)) + _INCREMENT)

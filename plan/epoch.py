@@ -35,12 +35,12 @@ class EpochPlan(ABC):
     @property
     @abstractmethod
     def samples(self) -> int:
-        """Of the whole data set."""
+        """Return the number of samples in the whole data set."""
 
     @property
     @abstractmethod
     def image_size(self) -> int:
-        """Of the outputs, pixels."""
+        """Return the largest side of an output, in pixels."""
 
     @property
     def views(self) -> int:
@@ -83,13 +83,14 @@ class EpochPlan(ABC):
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
-        """Of what a model gets for one row: 3, frames of a clip, height, width."""
+        """Return the shape that a model gets for one row: 3, of a clip its frames, height, width."""
         return (3, self.image_size, self.image_size)
 
     @abstractmethod
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        """The fields of Rows of views of samples, but ids and valid; sizes may be left out where all are
-        image_size x image_size.
+        """Return the fields of Rows for views of samples, but `ids` and `valid`.
+
+        Sizes may be left out where all are image_size x image_size.
         """
 
     @property

@@ -106,10 +106,7 @@ def affine(rows: Rows) -> tuple[Array, Array]:
 
 
 def to_output(rows: Rows, which: Array, points: Array) -> Array:
-    """Return float64 [M, ..., 2], the points of images in output pixels. `which` [M]: the row of each.
-
-    Nothing is clipped.
-    """
+    """Return float64 [M, ..., 2], points in output pixels, not clipped. `which` [M]: the row of each."""
     scale, shift = (_along(part[which], points) for part in affine(rows))
     return _swapped(rows, which, points) * scale + shift
 
@@ -132,10 +129,7 @@ def _along(numbers: Array, points: Array) -> Array:
 
 
 def boxes_to_output(rows: Rows, which: Array, boxes: Array) -> Array:
-    """Return float64 [M, 4], boxes x0 y0 x1 y1 of images in output pixels, x0 <= x1 under a turn too.
-
-    Nothing is clipped.
-    """
+    """Return float64 [M, 4], boxes x0 y0 x1 y1 in output pixels, not clipped; x0 <= x1 under a turn too."""
     return _ordered(to_output(rows, which, boxes.reshape(-1, 2, 2)))
 
 

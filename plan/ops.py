@@ -64,9 +64,8 @@ def distortions(seed: int, epoch: int, ids: Array) -> Array:
 def distort(pixels: Array, numbers: Array) -> Array:
     """Return the distorted pixels, of the same type.
 
-    `pixels`: floating RGB in 0..1 [..., 3]; `numbers`: [..., 6], [6] for one image.
-    The axes before the last are broadcast against each other: a batch [B, H, W, 3] takes numbers[:, None,
-    None].
+    `pixels`: floating RGB in 0..1 [..., 3]; `numbers`: [..., 6], [6] for one image. The axes before the last
+    are broadcast against each other: a batch [B, H, W, 3] takes numbers[:, None, None].
     """
     brightness, contrast, first, saturation, hue, permutation = np.moveaxis(
         numbers[..., None].astype(pixels.dtype), -2, 0

@@ -37,12 +37,11 @@ def by_size(heights: Array, widths: Array) -> Array:
 
 
 def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
-    """int64 [n]: the places of an epoch's order, taken in which block_size(n) consecutive samples have like
-    sizes.
+    """Return int64 [n], the places of an epoch's order, regrouped: each block has samples of like sizes.
 
-    heights, widths [n]: of the outputs, in the epoch's order. Each CHUNK blocks of it are sorted by size and
-    cut, and the blocks are shuffled. What is left at the end, less than a block, stays as it was: sorted, a
-    last step would always drop the same sizes.
+    `heights`, `widths` [n] are of the outputs, in the epoch's order; a block has block_size(n) samples. Each
+    CHUNK blocks of the order are sorted by size and cut, and the blocks are shuffled. What is left at the
+    end, less than a block, stays as it was: sorted, a last step would always drop the same sizes.
     """
     n, block = len(heights), block_size(len(heights))
     whole = n // block * block

@@ -1,5 +1,4 @@
-"""Targets of a batch: a label a row, or packed boxes, masks and keypoints in output pixels. Knows no model,
-draws nothing.
+"""Targets of a batch: a label a row, or packed boxes, masks and keypoints. Knows no model, draws nothing.
 
 Packed: what belongs to row i lies at offsets[i] : offsets[i + 1] of each array that has a place a box.
 """
@@ -18,17 +17,13 @@ IGNORE = -1
 
 
 def label_targets(column: Array, rows: Rows) -> dict[str, Array]:
-    """Return {"labels": int64 [B]}: the entry of `column` [n] for each row's sample, IGNORE where the row is
-    padding.
-    """
+    """Return {"labels": int64 [B]}: each row's entry of `column` [n], IGNORE where the row is padding."""
     found = column[np.where(rows.valid, rows.ids, 0)]
     return {"labels": np.where(rows.valid, found, IGNORE).astype(np.int64)}
 
 
 def spans(begins: Array, counts: Array) -> tuple[Array, Array]:
-    """(places, which), int64: begins[0], begins[0] + 1, ..., counts[0] of them, then those of the next; and
-    whose each is.
-    """
+    """Return (places, which), int64: counts[i] places from begins[i] on for each i, and the i of each."""
     which = np.repeat(np.arange(len(counts)), counts)
     # axes: [sum of counts]
     before = np.cumsum(counts) - counts
@@ -36,10 +31,10 @@ def spans(begins: Array, counts: Array) -> tuple[Array, Array]:
 
 
 def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
-    """(annotations int64 [M], which int64 [M], boxes float64 [M, 4]) of what images `ids` have to train on.
+    """Return (annotations, which, boxes): what there is to train on in images `ids`.
 
-    `columns` is a dataset.coco.columns.Instances. Boxes are x0 y0 x1 y1 in stored pixels, cut at the edges of
-    the image.
+    That is int64 [M]; int64 [M], the row of each; and float64 [M, 4]. `columns` is a
+    dataset.coco.columns.Instances. Boxes are x0 y0 x1 y1 in stored pixels, cut at the edges of the image.
     """
     offsets = columns.annotation_offsets
     annotations, which = spans(offsets[ids], offsets[ids + 1] - offsets[ids])
@@ -53,7 +48,7 @@ def usable_boxes(columns: Any, ids: Array) -> tuple[Array, Array, Array]:
 def packed(
     columns: Any, rows: Rows, *, masks: bool, keypoints: bool, centred: bool = False
 ) -> dict[str, Array]:
-    """Host arrays of the M boxes to train on, in the order of the rows; nothing of a row that is not valid.
+    """Return host arrays of the M boxes to train on, in the order of the rows that are valid.
 
     offsets int64 [B + 1]; boxes float32 [M, 4], x0 y0 x1 y1 in output pixels, cut at the output's edges, none
     without area; labels int64 [M], class numbers; masks uint8 [M, H, W], as large as the batch's images;
@@ -136,9 +131,7 @@ def _fill(mask: Array, place: Array, outlines: list[Array]) -> None:
 
 
 def _sample(mask: Array, place: Array, columns: Any, rows: Rows, annotation: int, row: int) -> None:
-    """Set the pixels of `place` whose centres the run lengths of an annotation cover; none where it has no
-    run lengths.
-    """
+    """Set the pixels of `place` whose centres an annotation's run lengths cover; none where it has none."""
     runs = np.asarray(columns.rle[columns.rle_offsets[annotation] : columns.rle_offsets[annotation + 1]])
     if len(runs):
         height, width = int(columns.height[rows.ids[row]]), int(columns.width[rows.ids[row]])

@@ -22,7 +22,7 @@ def random_resized(
     scale: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Array:
-    """int64 [B, 4], regions with the distribution of torchvision.transforms.RandomResizedCrop.get_params.
+    """Return int64 [B, 4], regions drawn as torchvision.transforms.RandomResizedCrop.get_params draws them.
 
     `draws` is float64 [B, UNIFORMS] in [0, 1). Ten tries; a sample for which none fits gets the largest
     central crop whose aspect ratio is allowed (the paper: Szegedy et al., Going Deeper with Convolutions,
@@ -64,10 +64,9 @@ def filling(regions: Array) -> Array:
 
 
 def resize_then_center(heights: Array, widths: Array, *, resize: int, crop: int) -> tuple[Array, Array]:
-    """(regions, windows): the exact preimage of Resize(resize) then CenterCrop(crop), as torchvision rounds
-    them.
+    """Return (regions, windows): the exact preimage of Resize(resize), then CenterCrop(crop).
 
-    `crop` must not exceed `resize`.
+    They are rounded as torchvision does. `crop` must not exceed `resize`.
     """
     new_h, new_w = resized(heights, widths, resize)
     return preimage(
@@ -153,10 +152,10 @@ def zoomed_out(
     sides: tuple[float, float] = (1.0, 4.0),
     probability: float = 0.5,
 ) -> tuple[Array, Array]:
-    """(images, fields): int64 [B, 4], x0 y0 x1 y1 of the image in a larger field, and [B, 2], width and
-    height of that.
+    """Return (images, fields): where torchvision's RandomZoomOut puts each image, and in how large a field.
 
-    As torchvision's RandomZoomOut. Where nothing is drawn the field is the image. `draws`: float64 [B, 4].
+    `images` int64 [B, 4] are x0 y0 x1 y1 in the field, `fields` [B, 2] its width and height. Where nothing is
+    drawn the field is the image. `draws`: float64 [B, 4].
     """
     factor = np.where(draws[:, 0] < probability, sides[0] + draws[:, 1] * (sides[1] - sides[0]), 1.0)
     # axes: [B, 2], x and y

@@ -1,5 +1,4 @@
-"""What a batch MEANS. One task a file: what it trains on, its plans, targets, losses and figures, and its
-defaults."""
+"""What a batch means. One task a file: its plans, targets, losses and figures, and its defaults."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def kind_named(task: str) -> TaskKind:
 
 
 def kind_of(config: Config) -> TaskKind:
-    """Return the entry of --task. Raises UserError when there is none, or when it does not read what is
-    set."""
+    """Return the entry of --task. Raises UserError for an unknown one, or a setting that it does not read."""
     kind = kind_named(one_of("--task", config.model.task, TASKS))
     require_read(config, kind)
     return kind

@@ -41,8 +41,9 @@ IOU50, IOU75 = 0, 5  # places among 0.5, 0.55, ..., 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detections:
-    """N detections as COCO's results have them, in pixels of the image as stored; within an image in the
-    model's order.
+    """N detections as COCO's results have them, in pixels of the stored image.
+
+    Those of one image are in the model's order.
     """
 
     image_ids: Array  # int64 [N], COCO's
@@ -93,8 +94,9 @@ class Scores:
     category_ids: Array  # int64 [C]
 
     def figures(self) -> dict[str, float]:
-        """COCO's 12 (of keypoints 10) by name; without those of which there was nothing to find. `ap` alone
-        is nan then.
+        """Return COCO's 12 figures (10 of keypoints) by name.
+
+        Those of which there was nothing to find are left out, but `ap`, which is nan then.
         """
         areas = AREAS.get(self.kind, AREAS["boxes"])
         precision, recall = self.precision[..., -1], self.recall[..., -1]  # of all the detections that count
@@ -127,9 +129,7 @@ class Scores:
         return {category: value for category, value in means.items() if not np.isnan(value)}
 
     def curve(self, overlap: int) -> Array:
-        """Precision at recalls 0, 0.01, ..., 1, the mean over the categories that there was something of; nan
-        without any. [R]
-        """
+        """Return [R]: precision at recalls 0, 0.01, ..., 1, a mean over categories with objects, or nan."""
         precision = self.precision[overlap, :, :, ALL, -1]
         there = (precision > -1).all(axis=0)
         return precision[:, there].mean(axis=1) if there.any() else np.full(len(precision), np.nan)
@@ -155,11 +155,10 @@ def require(evaluator: str) -> None:
 
 
 def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> dict[str, Any]:
-    """COCO's annotation file, made of the columns of dataset/coco/columns.py; `kind` says what of an
-    annotation is needed.
+    """Return COCO's annotation file of dataset/coco/columns.py; `kind` says what an annotation must have.
 
-    Of these categories, or of all. Annotations are numbered from 1: to pycocotools the id 0 means that
-    nothing has matched.
+    It has the annotations of these categories, or of all. They are numbered from 1: to pycocotools the id 0
+    means that nothing has matched.
     """
     categories = np.asarray(columns.category_ids) if categories is None else categories
     category_of = np.asarray(columns.category_ids)[np.asarray(columns.category)]
@@ -278,7 +277,7 @@ def _alike(sizes: Array, count: int) -> Array:
 
 
 def _score(columns: Any, found: Detections, categories: Array, kind: str, evaluator: str) -> Scores:
-    """Of these categories. What the evaluators print is kept to ourselves."""
+    """Return the scores of these categories. What the evaluators print is caught."""
     package, holder, comparer = EVALUATORS[evaluator]
     with contextlib.redirect_stdout(io.StringIO()):
         annotations, evaluation = _member(package, holder), _member(package, comparer)

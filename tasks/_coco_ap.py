@@ -18,9 +18,7 @@ from tasks import _coco, _masks, _results
 from tasks._coco import Detections
 
 DRAWN = 4
-"""Images of a validation that are drawn, with what was found in them: from its first to its last, as these
-have different shapes.
-"""
+"""Images of a validation that are drawn with their detections, spread evenly from the first to the last."""
 
 
 class Nothing:
@@ -93,11 +91,10 @@ class CocoAP:
         self._pending.append((rows, which, values, points, masks))
 
     def result(self, world: World) -> Pending:
-        """COCO's figures by the names of _coco.Scores, of masks with mask_ before them, of keypoints with
-        keypoint_; samples, detections.
+        """Return COCO's figures, by the names of _coco.Scores, `samples` and `detections` once they are made.
 
-        And `extras`: files, images and scalars that are no figures. Rank 0 makes them in processes of its
-        own. Every rank must call it.
+        Those of masks begin with mask_, those of keypoints with keypoint_. `extras` are files, images and
+        scalars that are no figures. Rank 0 makes them in processes of its own. Every rank must call it.
         """
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
@@ -178,9 +175,7 @@ class CocoAP:
         return _masks.encoded(output["masks"].cpu(), boxes, height, width)
 
     def _extras(self, found: Detections, scores: dict[str, _coco.Scores], drawn: list[int]) -> dict[str, Any]:
-        """Results files, AP by class, and pictures: the curves, and what was found in a few images beside
-        what is there.
-        """
+        """Return results files, AP by class, and pictures: curves, and a few images with detections."""
         from tasks import _drawn
 
         names = _coco.names(self._columns)

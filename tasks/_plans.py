@@ -88,8 +88,9 @@ def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPol
 def detection_policies(
     settings: Augmentation, detection: Detection, native: Native
 ) -> tuple[DetectionPolicy, DetectionPolicy]:
-    """How a detector's images are framed in training, and in validation, where nothing is random. Raises
-    UserError.
+    """Return how a detector's images are framed in training and in validation. Raises UserError.
+
+    Nothing is random in validation.
     """
     if native.longer is None and detection.longer_side is not None:
         raise UserError(

@@ -33,8 +33,10 @@ LARGEST_LOSS = 1e6
 
 
 class Classification:
-    """contracts.Task. `labels` is the manifest's column [n]; `auxiliary_weight` weighs the losses of outputs
-    after the first."""
+    """contracts.Task with a label an image: `labels` is the manifest's column [n].
+
+    `auxiliary_weight` weighs the losses of outputs after the first.
+    """
 
     best = TOP1
 
@@ -80,8 +82,7 @@ class Classification:
 
 
 class TopK:
-    """contracts.Metric: top-1 and top-5 as int64 counts, the plain cross entropy summed in multiples of
-    LOSS_UNIT."""
+    """contracts.Metric: counts of top-1 and top-5, and cross entropy summed in multiples of LOSS_UNIT."""
 
     def __init__(self, device: torch.device) -> None:
         # samples, top-1, top-5, loss in LOSS_UNIT, losses left out of the sum
@@ -105,8 +106,7 @@ class TopK:
         )
 
     def result(self, world: World) -> dict[str, float]:
-        """top1, top5 (shares of the samples), loss (mean), samples, losses_not_finite (left out of the
-        mean)."""
+        """Return top1, top5 (shares), loss (mean), samples, losses_not_finite (left out of the mean)."""
         samples, top1, top5, loss, left_out = (int(value) for value in world.sum(self._counts.cpu().numpy()))
         counted = max(samples - left_out, 1)
         return {

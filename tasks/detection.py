@@ -1,5 +1,4 @@
-"""Detection: boxes, masks and keypoints as targets, the detector's own losses, COCO's AP. Knows no loader and
-no optimiser."""
+"""Detection: targets with masks and keypoints, the detector's losses, COCO's AP. Knows no loader."""
 
 from __future__ import annotations
 
@@ -89,8 +88,7 @@ class Detection:
         return packed(self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred)
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
-        """(images, their sizes without padding, boxes of each to train on or None), without asking the device
-        for anything.
+        """Return (images, sizes without padding, boxes to train on or None), asking nothing of the device.
 
         What could not be decoded is left out of training; where nothing could, one image goes in as it is,
         without a box.
@@ -113,7 +111,7 @@ class Detection:
         return images, sizes, [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
 
     def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
-        """With one box an image, a quarter of its size."""
+        """Return the arguments with one box an image, a quarter of its size."""
         count, _, height, width = images.shape
         target = {
             "boxes": torch.tensor([[0.0, 0.0, width / 2, height / 2]], device=images.device),
@@ -130,8 +128,7 @@ class Detection:
         )
 
     def losses(self, outputs: dict[str, torch.Tensor], batch: Batch) -> torch.Tensor:
-        """fp32 [B]: the sum of the detector's losses, which is a mean over the images, for each that is
-        valid."""
+        """Return fp32 [B]: the sum of the detector's losses, a mean over images, where valid; else 0."""
         total = torch.stack([loss.float() for loss in outputs.values()]).sum()
         return torch.where(batch.valid, total, 0.0)
 
@@ -220,8 +217,7 @@ class DetectionKind(TaskKind):
         return {"instances_per_image": boxes / max(len(rows) * plan.batch_size, 1), "padding": padding(rows)}
 
     def score(self, config: Config, console: Any) -> int | None:
-        """Score the results file of --score against the validation annotations of --data, without a model.
-        Raises UserError."""
+        """Score the results file of --score against the annotations of --data. Raises UserError."""
         file, root, evaluator = config.detection.score, config.data.data, config.detection.evaluator
         if file is None:
             return None
@@ -254,8 +250,7 @@ class DetectionKind(TaskKind):
 
 
 def _with_masks(columns: Any, arch: str, console: Any) -> Any:
-    """The columns, in which a box without a segmentation is not usable. Raises UserError when that leaves
-    none."""
+    """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
     masked = usable & ((np.diff(columns.polygon_offsets) > 0) | (np.diff(columns.rle_offsets) > 1))

@@ -1,5 +1,4 @@
-"""A task as train.py sees it: its defaults, what it reads of the settings, and what a run of it is made
-of."""
+"""A task as train.py sees it: its defaults, what it reads of the settings, and what its run is made of."""
 
 from __future__ import annotations
 
@@ -17,8 +16,7 @@ Splits = Mapping[str, Split]
 
 
 class TaskKind(ABC):
-    """The entry of one --task. Its file exports an instance as KIND, and a line of tasks.TASKS names the
-    file."""
+    """The entry of one --task. Its file exports one as KIND, and a line of tasks.TASKS names the file."""
 
     name: str  # as --task has it, and TASKS
     arch: str  # of --arch, where none is given
@@ -38,21 +36,18 @@ class TaskKind(ABC):
 
     @abstractmethod
     def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
-        """Return the plans of training and of validation. `ranks`: seed, world_size, rank. Raises
-        UserError."""
+        """Return the plans to train and to validate. `ranks`: seed, world_size, rank. Raises UserError."""
 
     @abstractmethod
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         """Return what a batch of training means, and one of validation."""
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
-        """Return what Registry.build takes beside the shape and the weights. `columns` are those of
-        training."""
+        """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
         return {"classes": len(columns.classes)}
 
     def facts(self, plan: Any) -> dict[str, Any]:
-        """Return what a summary says of this task's data, in values that JSON has. `plan` is that of
-        training."""
+        """Return what a summary says of this task's data, as JSON's values. `plan` is that of training."""
         return {}
 
     def bytes_read(self, columns: Any, ids: Array) -> int:
@@ -60,8 +55,7 @@ class TaskKind(ABC):
         return int(columns.size[ids].sum())
 
     def score(self, config: Config, console: Any) -> int | None:
-        """Do what the settings ask for instead of a run, and return the exit code; None: they ask for a
-        run."""
+        """Do what the settings ask for in place of a run, and return the exit code; None: they do not."""
         return None
 
     @property

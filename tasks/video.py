@@ -35,8 +35,7 @@ class Video(Classification):
 
 
 class ViewMean:
-    """contracts.Metric: the mean logits of each video over its views, then top-1, top-5 and the cross entropy
-    of those.
+    """contracts.Metric: top-1, top-5 and cross entropy of each video's mean logits over its views.
 
     `labels`: int [n], of all videos. Logits are rounded to multiples of LOSS_UNIT before they are summed, so
     that the sum depends neither on the order of the views nor on the rank that had them. Holds 8 n C bytes on

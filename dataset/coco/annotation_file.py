@@ -1,5 +1,4 @@
-"""COCO's annotation file: where it is, and one entry after the other; must not know what the entries mean
-together.
+"""COCO's annotation file: where it is, and one entry after another; must not know what entries mean together.
 
 COCO's largest file is 450 MB of JSON, and 3 GB as Python objects. So only a piece of its text and one entry
 are in memory at a time, and an error tells the place. The standard library's parser is fast enough here, and
@@ -37,8 +36,10 @@ class NotCoco(Exception):
 
 
 def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> tuple[Path, str]:
-    """(annotation file, absolute; name of the folder of its `images`, which need not be there without them).
-    Raises UserError."""
+    """Return (the annotation file, absolute; the name of the folder of its images). Raises UserError.
+
+    Without `images` that folder need not exist.
+    """
     real = Path(os.path.realpath(root))
     kind = "person_keypoints" if keypoints else "instances"
     wanted = f"COCO's layout has {split}2017/ and annotations/{kind}_{split}2017.json"
@@ -66,8 +67,10 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> t
 
 
 def entries(file: TextIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """(key, entry) of the top-level lists of that name, in the file's order; what else there is, is passed
-    over. Raises NotCoco."""
+    """Yield (key, entry) of the top-level lists named in `keys`, in the file's order. Raises NotCoco.
+
+    Everything else in the file is passed over.
+    """
     text = _Text(file)
     if text.next() != "{":
         raise NotCoco(
@@ -221,8 +224,10 @@ def image_id(entry: Any) -> int:
 
 
 def image(entry: Any, prefixes: Collection[str]) -> Image:
-    """`prefixes`: how names may begin that are not written below the folder of images. Raises Rejected, and
-    nothing else."""
+    """Return the image that an entry describes. Raises Rejected, and nothing else.
+
+    `prefixes`: how names may begin that are not written below the folder of images.
+    """
     name = _field(entry, "file_name")
     if isinstance(name, str):
         name = name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
@@ -339,11 +344,11 @@ LONGEST = 7  # characters of a compressed run: 34 bits and a sign, when 32 are w
 
 
 def uncompressed(text: bytes) -> Array:
-    """int64 run lengths of COCO's compressed form, without a Python loop over its characters. Raises
-    ValueError.
+    """Return the int64 run lengths of COCO's compressed form. Raises ValueError.
 
     A character holds 5 bits, the lowest first, and whether more follow; the last one's highest bit is the
-    sign. From the fourth run on it is the difference to the last but one.
+    sign. From the fourth run on it is the difference to the last but one. There is no Python loop over the
+    characters.
     """
     letters = np.frombuffer(text, np.uint8).astype(np.int64) - 48
     if not len(letters) or letters.min() < 0 or letters.max() > 63 or letters[-1] & 32:

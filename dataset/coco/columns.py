@@ -58,8 +58,7 @@ ANNOTATED: dict[str, np.dtype[Any]] = {  # what the annotation file says, beside
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Instances(Manifest):
-    """n images in the order of their ids, and m annotations, grouped by image and there in the order of the
-    file.
+    """n images in the order of their ids, and m annotations, grouped by image, in the file's order there.
 
     `classes` are the names that class numbers stand for: 0 is the background, and the gaps between COCO's own
     category ids are "N/A".
@@ -140,8 +139,7 @@ class Instances(Manifest):
 
     @cached_property
     def category_of(self) -> Array:
-        """int64 [classes]: the category of a class number, -1 for the background and for numbers that no
-        category has."""
+        """Return int64 [classes], the category of each class number; -1 for the background and gaps."""
         return categories_of(self.class_of, len(self.classes))
 
 
@@ -152,8 +150,10 @@ def images_with(usable: Array, annotation_offsets: Array) -> Array:
 
 
 def class_numbers(category_ids: Array) -> Array:
-    """int64 [C]: 1 to C in the order of the ids; the ids themselves where they are COCO_IDS, as in
-    torchvision's published weights."""
+    """Return int64 [C]: 1 to C in the order of the ids, or the ids themselves where they are COCO_IDS.
+
+    The latter are the numbers in torchvision's published weights.
+    """
     ids = np.asarray(category_ids, np.int64)
     if tuple(np.sort(ids).tolist()) == COCO_IDS:
         return ids
@@ -161,8 +161,10 @@ def class_numbers(category_ids: Array) -> Array:
 
 
 def class_names(category_ids: Array, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the name of each class number. `names` are the categories'; one that several have gets the id
-    behind it."""
+    """Return the name of each class number; a name that several categories have gets the id behind it.
+
+    `names` are the categories'.
+    """
     numbers = class_numbers(category_ids)
     counts = Counter(names)
     shown = [
@@ -180,8 +182,7 @@ def categories_of(class_of: Array, classes: int) -> Array:
 
 
 def mirrored(names: Sequence[str]) -> Array:
-    """int64 [K]: where the keypoint is whose name has left and right exchanged; the own place of a name
-    without a side.
+    """Return int64 [K]: the keypoint whose name has left and right exchanged, or its own place without one.
 
     A side is the word left or right in any case. It may also begin or end a word, or be the letter l or r, if
     the other name exists. Raises UserError where left or right has no partner.

@@ -51,8 +51,7 @@ ROW = np.dtype(
 )
 """One annotation in file_list.annotations, which has them in the order of the JSON file."""
 RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
-"""file_list.<name>: points of each polygon; x y of each point; run lengths; x y visibility of each
-keypoint."""
+"""Numbers in file_list.<name>: points a polygon; x y a point; run lengths; x y visibility a keypoint."""
 
 
 class _ImageTable(NamedTuple):
@@ -134,8 +133,10 @@ def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
 def _read(
     file: Path, keypoints: bool, prefixes: Sequence[str], made: Path, rejects: Rejects, say: Progress
 ) -> tuple[Array, list[Image], list[Category]]:
-    """(the ids of all images, those that are whole, the categories); annotations go to made/file_list.*.
-    Raises UserError."""
+    """Return (the ids of all images, the whole images, the categories). Raises UserError.
+
+    Annotations go to made/file_list.*.
+    """
     known: list[int] = []
     images: list[Image] = []
     categories: list[Category] = []
@@ -279,8 +280,10 @@ def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> _
 def _headers(
     entries: Entries, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress
 ) -> Array:
-    """HEADER [n], size -1 where an image is left out, with its `annotations` [n]: no image file, or one of
-    another size."""
+    """Return HEADER [n], with size -1 where an image is left out: it has no file, or one of another size.
+
+    `annotations` [n] are the numbers of annotations that are lost with an image.
+    """
     walk.write_file_list(images.paths, made)
     faults: dict[bytes, str] = {}
     records = read_headers(entries, made, 0, faults.__setitem__, say)
@@ -310,8 +313,10 @@ def _match(
     points: int,
     rejects: Rejects,
 ) -> Array:
-    """bool [annotations of the file]: which are kept. Of an image that is not `good` (bool [n]) they have
-    been counted before."""
+    """Return bool [annotations of the file]: which are kept.
+
+    Those of images that are not `good`, bool [n], are lost, and are counted by the images' own lines.
+    """
     lost = (image_of >= 0) & ~good[image_of]
     sizes = np.where(image_of[:, None] >= 0, images.sizes[image_of], 0)
     x, y, w, h = rows["box"].T

@@ -1,5 +1,4 @@
-"""Images and boxes like COCO's that have no files: what the synthetic loader trains on when no --data is
-given."""
+"""Images and boxes like COCO's, without files: what the synthetic loader trains on without --data."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Read an image's shape from the start of its bytes; must not know labels, files or pixels, and never
-decodes.
+"""Read an image's shape from its first bytes; must not know labels, files or pixels, and never decodes.
 
 Formats are told by their magic number, never by the name, and parsed here, so that no number depends on an
 installed decoder.
@@ -153,9 +152,7 @@ def _to_pixels(file: _File, at: int) -> bool:
 
 
 def _chroma(sampling: bytes) -> str:
-    """Name of the subsampling from one byte a component: horizontal factor in the high half, vertical in the
-    low.
-    """
+    """Return the subsampling's name, from a byte a component: high half horizontal, low half vertical."""
     if len(sampling) == 1:
         return "gray"
     (across, down), first, second = divmod(sampling[0], 16), sampling[1], sampling[2]
@@ -321,8 +318,9 @@ def _orientation(file: _File, base: int) -> int:
 
 
 def _tags(file: _File, base: int, wanted: tuple[int, ...]) -> dict[int, int]:
-    """First value of each wanted whole-number tag in the first directory of a TIFF (or BigTIFF) structure at
-    `base`.
+    """Return the first value of each wanted whole-number tag in a TIFF's (or BigTIFF's) first directory.
+
+    The structure begins at `base`.
     """
     order = {b"II": "<", b"MM": ">"}.get(file.at(base, 2))
     if order is None:

@@ -1,6 +1,4 @@
-"""Data sets of the usual sizes that have no files: what the synthetic loader trains on when no --data is
-given.
-"""
+"""Data sets of the usual sizes, without files: what the synthetic loader trains on without --data."""
 
 from __future__ import annotations
 

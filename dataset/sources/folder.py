@@ -1,6 +1,4 @@
-"""Folders of image files, one folder a class: which files there are, and their bytes; must not know formats,
-orders or pixels.
-"""
+"""Folders of image files, one a class: which files there are, and their bytes; must not know formats."""
 
 from __future__ import annotations
 
@@ -51,7 +49,7 @@ class Folder:
     def read(self, sample: int) -> bytes:
         """Return the file's bytes, `read_delay_s` later than the storage gave them.
 
-        Raises UserError when the file is gone or has another size than the manifest, OSError when the storage
+        Raises UserError when the file is gone or its size is not the manifest's, OSError when the storage
         fails.
         """
         expected = int(self.manifest.size[sample])

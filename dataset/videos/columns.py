@@ -19,16 +19,8 @@ import numpy as np
 from contracts import Array
 from dataset.manifest import Manifest
 
-CONTAINERS = (
-    "mp4",
-    "mkv",
-    "avi",
-    "ts",
-    "mpg",
-    "flv",
-    "asf",
-    "ogg",
-)  # the column `container` holds the index; mp4 is also mov, mkv also webm
+# the column `container` holds the index; mp4 is also mov, mkv also webm
+CONTAINERS = ("mp4", "mkv", "avi", "ts", "mpg", "flv", "asf", "ogg")
 # the column `codec`
 CODECS = ("h264", "hevc", "vp9", "av1", "mpeg4", "vp8", "mpeg2video", "mpeg1video", "mjpeg", "other")
 PIXELS = (  # the column `pixels`, FFmpeg's names
@@ -99,8 +91,7 @@ RECORD = np.dtype(
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Videos(Manifest):
-    """n segments of video files: a folder's in the order of their path's bytes, a list's in the order of its
-    lines.
+    """n segments of video files: those of a folder by their path's bytes, those of a list by its lines.
 
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """

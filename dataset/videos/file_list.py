@@ -1,9 +1,8 @@
-"""A list of video files: which file, which label, which part of it; must not know containers, frames or
-orders.
+"""A list of video files: which file, which label, which part of it; must not know containers or frames.
 
-clips/a b.mp4 3             path, label: as in the lists of Kinetics that SlowFast and MMAction2 read
-clips/c.mp4,3,12.5,22.5     path, label, start, end in seconds from the file's first frame, end not included
-"clips/d, e.mp4",3          quoted, as CSV writers do
+clips/a b.mp4 3 path, label: as in the lists of Kinetics that SlowFast and MMAction2 read
+clips/c.mp4,3,12.5,22.5 path, label, start, end in seconds from the file's first frame, end not included
+"clips/d, e.mp4",3 quoted, as CSV writers do
 """
 
 from __future__ import annotations
@@ -117,8 +116,10 @@ def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], A
 
 
 def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str) -> None:
-    """Raise UserError for a line of which another part is a file than what it is split into: the rest would
-    be a class."""
+    """Raise UserError where a line is split at a wrong place: its name is no file, but another part is.
+
+    The rest would become a class.
+    """
     folder = os.fsencode(path.parent)
     if not ("." in label or _WHOLE.fullmatch(name)) or os.path.exists(os.path.join(folder, name)):
         return
@@ -133,8 +134,7 @@ def _require_sense(path: Path, number: int, line: bytes, name: bytes, label: str
 
 
 def _quoted(line: bytes) -> tuple[bytes, ...] | None:
-    """The fields of a line in which a CSV writer has quoted some; None = take the quotes as part of the
-    names."""
+    """Return the fields of a line that a CSV writer has quoted; None: quotes are a part of its names."""
     for mark in (b",", b" ", b"\t"):
         if not line.startswith(b'"') and mark + b'"' not in line:
             continue

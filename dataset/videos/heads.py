@@ -1,5 +1,4 @@
-"""Read from the first bytes of packets what their pictures are like, before any is decoded; must not know
-files or containers."""
+"""Read from the first bytes of packets what pictures are like, before any is decoded; knows no files."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ WITH_CHROMA_FORMAT = {100, 110, 122, 244, 44, 83, 86, 118, 128, 138, 139, 134, 1
 
 
 class Sides(NamedTuple):
-    """Height and width of pictures: as they are displayed, before they are turned, and as they are coded. 0:
-    unknown."""
+    """Height and width of pictures, as displayed (before they are turned) and as coded; 0 where unknown."""
 
     displayed: tuple[int, int]
     coded: tuple[int, int]
@@ -86,8 +84,7 @@ def is_aligned(coded: tuple[int, int]) -> bool:
 
 
 def decode_head(context: Any, packet: memoryview) -> list[Any]:
-    """The frame, if any, that is made of the head of a first packet. The context can decode nothing
-    afterwards."""
+    """Yield the frame, if any, of the head of a first packet. The context can decode nothing afterwards."""
     codec = context.codec.name
     if codec in ("h264", "hevc"):
         length_bytes = length_size(context.extradata, codec)
@@ -150,8 +147,10 @@ def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
 
 
 def holds_several(packet: memoryview) -> bool:
-    """Whether a packet of VP9 has more than one picture: it ends with their sizes between two equal bytes
-    (VP9, Annex B.2)."""
+    """Return whether a packet of VP9 has several pictures: it ends with their sizes (VP9, Annex B.2).
+
+    They stand between two equal bytes.
+    """
     marker = packet[-1]
     size = 2 + ((marker >> 3 & 3) + 1) * ((marker & 7) + 1)
     return marker >> 5 == 0b110 and marker & 7 > 0 and len(packet) >= size and packet[-size] == marker
@@ -196,10 +195,10 @@ def is_whole(packet: memoryview, length_bytes: int) -> bool:
 
 
 def is_grey(extradata: bytes | None) -> bool:
-    """Whether the first parameter set of avcC says that there is no chroma (ISO 14496-15, 5.3.3.1; H.264,
-    7.3.2.1.1).
+    """Return whether the first parameter set of avcC says that there is no chroma.
 
-    FFmpeg gives such pictures a grey chroma, and says yuv420p.
+    The sources are ISO 14496-15, 5.3.3.1, and H.264, 7.3.2.1.1. FFmpeg gives such pictures a grey chroma, and
+    says yuv420p.
     """
     if not extradata or len(extradata) < 12 or extradata[0] != 1 or not extradata[5] & 31:
         return False

@@ -1,5 +1,4 @@
-"""One video file -> the time of each of its frames, by what its packets say; must not know folders, clips or
-pixels.
+"""One video file -> the time of each of its frames, by its packets; must not know folders, clips or pixels.
 
 No picture is decoded: what the packets say is enough, and what a container's header says of its frames is
 often wrong.
@@ -54,8 +53,10 @@ _FIELDS = re.compile(r"(top|bottom) (coded )?first")  # likewise, of interlaced 
 
 
 class Times(NamedTuple):
-    """One file: a row of RECORD, and for each frame in display order its time in ticks and whether it is a
-    key frame."""
+    """One file: a row of RECORD, and each frame's time in ticks and whether it is a key frame.
+
+    The frames are in display order.
+    """
 
     record: tuple[Any, ...]
     pts: Array
@@ -207,8 +208,10 @@ def _rotation(described: str) -> int:
 
 
 def _require_unmirrored(path: bytes, stream: int) -> None:
-    """Raise Rejected where the display matrix swaps left and right. FFmpeg describes its angle alone: a frame
-    has it whole."""
+    """Raise Rejected where the display matrix swaps left and right.
+
+    FFmpeg's streams tell its angle alone; a frame has the whole matrix.
+    """
     for hasty in (True, False):
         with open_video(path, known=True) as file:
             for frame in _first_frames(file, file.streams[stream], hasty=hasty):
@@ -221,8 +224,10 @@ def _require_unmirrored(path: bytes, stream: int) -> None:
 
 
 def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
-    """Decoded frames; `hasty`: at most one, of which only the head was decoded. 1080p: 0.7 ms of a core
-    instead of 19."""
+    """Yield decoded frames; `hasty`: at most one, of which only the head was decoded.
+
+    That takes 0.7 ms of a core instead of 19 at 1080p.
+    """
     for packet in read_packets(file, stream):
         if hasty:
             yield from decode_head(stream.codec_context, memoryview(packet)) if packet.size else ()
@@ -232,8 +237,7 @@ def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
 
 
 PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?")])
-"""Discard: an edit list cuts it away. Hidden: it has no frame that is displayed, only one that others are
-coded from."""
+"""A packet is `discard` where an edit list cuts it away, `hidden` where its frame is only coded from."""
 
 
 QUICK = {"h264", "vp9"}

@@ -32,11 +32,10 @@ def open_videos(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Videos:
-    """The manifest of data/<class>/**/*, or of the list file `data` (dataset/videos/file_list.py): from
-    `cache`, or from a new scan.
+    """Return the manifest of data/<class>/**/*, or of the list file `data`: from `cache`, or from a new scan.
 
-    A segment without a frame is left out. The rest is as in dataset.sources.folder.open_folder, but `workers`
-    0 = twice the cores.
+    dataset/videos/file_list.py says what a list is. A segment without a frame is left out. The rest is as in
+    dataset.sources.folder.open_folder, but `workers` 0 = twice the cores.
 
     Raises UserError.
     """
@@ -85,8 +84,10 @@ def open_videos(
 
 
 def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
-    """A RECORD a file, size -1 where it is left out; the frames of all files go to made/file_list.pts and
-    made/file_list.keys."""
+    """Return a RECORD a file, with size -1 where it is left out.
+
+    The frames of all files go to made/file_list.pts and made/file_list.keys.
+    """
     if not total:
         return np.zeros(0, RECORD)
     records: Array = np.lib.format.open_memmap(

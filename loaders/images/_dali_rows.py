@@ -1,5 +1,4 @@
-"""Rows as DALI takes them: which files it decodes as PIL does, what stands for the others, and the numbers
-beside them.
+"""Rows as DALI takes them: which files it decodes, what stands for the others, and arrays of numbers.
 
     rows -> Prepared: paths or bytes, regions, windows, sizes and places as arrays
 
@@ -71,8 +70,9 @@ class Known:
 
 
 def plain(columns: Any, ids: Array) -> Array:
-    """bool [B]: files that every decoder turns into the same pixels. The others are decoded by PIL and handed
-    over as PNG.
+    """Return bool [B]: the files that every decoder turns into the same pixels.
+
+    The others are decoded by PIL and handed over as PNG.
     """
     return plain_jpeg(columns, ids) | (
         (columns.format[ids] == PNG) & (columns.depth[ids] == 8) & columns.whole[ids]
@@ -201,9 +201,7 @@ class PathPreparer:
         return self(nothing(self._batch_size, (side, side)), Known())
 
     def diagnose(self, prepared: Prepared) -> set[int]:
-        """Ids of the batch that PIL cannot decode either. Raises UserError for a file that is gone or has
-        changed.
-        """
+        """Return the ids that PIL cannot decode either. Raises UserError for a file gone or changed."""
         found = set()
         for sample in prepared.rows.ids[prepared.own_bytes]:
             try:

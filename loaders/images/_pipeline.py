@@ -1,5 +1,4 @@
-"""What the DALI loaders share: the graph, feeding it with the plan's rows, and going on after a file it
-cannot decode.
+"""What the DALI loaders share: the graph, feeding it rows, and going on after a file that it refuses.
 
     rows -> Prepared (loaders/images/_dali_rows.py) -> DALI -> uint8 on the host | fp16 or uint8 on the device
 
@@ -57,9 +56,8 @@ def build(
         seed=0,
     )
     with pipeline:
-        data = fn.external_source(
-            name="data", dtype=types.UINT8, ndim=1, no_copy=not reads
-        )  # files' bytes stay where they are
+        # files' bytes stay where they are
+        data = fn.external_source(name="data", dtype=types.UINT8, ndim=1, no_copy=not reads)
         start = fn.external_source(name="starts", dtype=types.INT32, ndim=1)
         shape = fn.external_source(name="shapes", dtype=types.INT32, ndim=1)
         window = fn.external_source(name="windows", dtype=types.FLOAT, ndim=1)
@@ -155,9 +153,7 @@ class Runner:
         self.known = Known()
 
     def run(self, prepared: Iterable[Prepared]) -> Iterator[tuple[Any, Prepared]]:
-        """(outputs, batch), valid until the next is asked for. An abandoned iterator is drained when it is
-        closed.
-        """
+        """Yield (outputs, batch), valid until the next is asked for; drain the pipeline at the end."""
         waiting: deque[Prepared] = deque()
         source = iter(prepared)
         try:
@@ -184,9 +180,7 @@ class Runner:
         self._pipeline = None
 
     def _drain(self, waiting: deque[Prepared]) -> None:
-        """Leave the pipeline empty, so that the next iterator finds it warm. One that an error has broken is
-        dropped.
-        """
+        """Leave the pipeline empty and warm for the next iterator; drop one that an error has broken."""
         try:
             for _ in waiting:
                 self._pipeline.share_outputs()
@@ -214,8 +208,9 @@ class Runner:
                 self._feed(waiting[at])
 
     def _refused(self, batch: Prepared) -> set[int]:
-        """Ids of those that DALI does not decode alone. Raises UserError when that cannot be the files'
-        fault.
+        """Return the ids that DALI does not decode alone.
+
+        Raises UserError when that cannot be the files' fault.
         """
         found, alone = set[int](), None  # a pipeline for one file is there sooner, and takes less memory
         tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
@@ -251,8 +246,9 @@ class Runner:
             self._pipeline.schedule_run()
 
     def _started(self, warm: Prepared, **changes: int) -> Any:
-        """A pipeline whose first schedule_run, which starts DEPTH batches at once, is done; from then on one
-        starts one.
+        """Return a pipeline whose first schedule_run, which starts DEPTH batches at once, is done.
+
+        From then on each schedule_run starts one batch.
         """
         pipeline = self._make(**changes)
         for _ in range(DEPTH):

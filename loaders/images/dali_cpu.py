@@ -1,6 +1,4 @@
-"""`dali-cpu`: DALI reads, decodes and resizes in threads on the CPU; uint8 goes to the device and is
-normalised there.
-"""
+"""`dali-cpu`: DALI reads, decodes and resizes in threads on the CPU; the device normalises uint8 levels."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`dali-fed`: DataLoader workers only read the files' bytes, DALI decodes them, on the GPU where there is
-one.
+"""`dali-fed`: DataLoader workers read the files' bytes, DALI decodes them, on the GPU if there is one.
 
 For storage with latency: as many reads wait at once as there are workers, and none of DALI's threads waits
 with them.

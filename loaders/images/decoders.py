@@ -1,5 +1,4 @@
-"""Image decoders on the CPU: bytes -> RGB uint8 of a region. One small function each, and the resize that
-follows.
+"""Image decoders on the CPU: bytes -> RGB uint8 of a region, and the resize that follows.
 
 PIL is the reference, and defines what can be decoded: whatever is not a plain 8-bit grey or RGB JPEG goes to
 PIL in every reader, and so does what another decoder refuses.
@@ -124,8 +123,9 @@ class _NvImageCodec:
         return pixels
 
     def many(self, datas: Sequence[bytes], regions: Sequence[Region]) -> list[Array | None]:
-        """One call for many images: each call waits for the decoder's own thread, which costs a tenth of a
-        decode.
+        """Return the pixels of each region, None where there are none, by a single call.
+
+        Each call waits for the decoder's own thread, which costs a tenth of a decode.
         """
         codec = self._codec
         streams = [
@@ -151,9 +151,7 @@ FASTEST_FIRST = ("nvimgcodec", "torchvision", "pil")
 
 
 def choose(name: str) -> str:
-    """`auto` resolved: the fastest installed reader whose pixels were PIL's, bit for bit, on a probe made
-    here.
-    """
+    """Return `name`; for `auto` the fastest installed reader with exactly PIL's pixels on a probe."""
     if name != "auto":
         return name
     probe = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
@@ -208,8 +206,9 @@ def resize_pil(out: Array, pixels: Array, window: Array) -> None:
 
 
 def resize_window(out: Array, pixels: Array, window: Array) -> None:
-    """Fill `out` (uint8 [h, w, 3]) with the window (x0 y0 x1 y1, may be fractional) of `pixels`; antialiased
-    triangle filter.
+    """Fill `out`, uint8 [h, w, 3], with a window of `pixels`, by an antialiased triangle filter.
+
+    The window is x0 y0 x1 y1, and may be fractional.
     """
     height, width = pixels.shape[:2]
     if tuple(window) != (0, 0, width, height):

@@ -28,7 +28,7 @@ from plan.geometry import largest_upright, upright
 
 OPENS_FILES = False
 PART_PIXELS = PART * 224 * 224
-"""Of a part's images: larger images come in smaller parts, so that all workers fill one batch together."""
+"""Pixels of a part: larger images come in smaller parts, so that all workers fill one batch together."""
 
 
 class TorchvisionLoader(Staging):
@@ -67,10 +67,10 @@ class TorchvisionLoader(Staging):
 
 
 class Decoding:
-    """In a worker: rows -> part of a slot as uint8 [rows, H, W, 3] of the batch's canvas; returns the failed
-    ids.
+    """Decodes rows in a worker into a part of a slot, and returns the ids that failed.
 
-    What no image covers stays as it was: _staging.py blackens it.
+    The part is uint8 [rows, H, W, 3] of the batch's canvas. What no image covers stays as it was: _staging.py
+    blackens it.
     """
 
     def __init__(self, feed: Feed, reader: str) -> None:
@@ -108,9 +108,8 @@ class Decoding:
                     regions[i][3] - regions[i][1],
                     regions[i][2] - regions[i][0],
                 ):
-                    region = exactly(
-                        self._pil, files[i], regions[i]
-                    )  # it has the last word on what can be decoded
+                    # PIL has the last word on what can be decoded
+                    region = exactly(self._pil, files[i], regions[i])
                 self._resize(out[i, top:bottom, left:right], region, rows.windows[i])
             except Undecodable:
                 failed.append(int(rows.ids[i]))

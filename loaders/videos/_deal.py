@@ -21,9 +21,7 @@ from loaders.videos._worker import clips
 from plan.geometry import upright
 
 AHEAD = 256
-"""Batches that are opened before they are begun, at most, in search of work for the workers: each has to be
-drawn.
-"""
+"""Batches that are opened, at most, before they are begun, to find work for workers: each is drawn."""
 RECENT = 64
 """Units of a side over which its time for one is a mean."""
 GUESS_S = {"worker": 0.5, "thread": 0.07}
@@ -33,19 +31,13 @@ on a core and on an engine.
 GUESS_COUNTS = 4
 """Units that the guess is worth."""
 AT_ONCE = 16
-"""Of these in one go, so that the device need not wait for the search."""
+"""Batches that are opened in one go, so that the device need not wait for the search."""
 EARLY = 1.5, 1.0, 3.0
-"""Workers' mean times for one between a worker's start and the moment its unit is needed: at first, at least,
-at most.
-"""
+"""A worker's lead before its unit is needed, in workers' mean times for one: at first, at least, at most."""
 LATER, SOONER = 1.2, 0.999
-"""What that is multiplied by for a unit that had to be waited for, and for one that had not: some 1 in 200
-has.
-"""
+"""Factors of the lead after a unit that had to be waited for, and after another: some 1 in 200 has."""
 DENSE = 0.8
-"""Of the distance that the workers' rate allows between their units: so that it is never this that a worker
-waits for.
-"""
+"""Share of the distance between units that the workers' rate allows: no worker ever waits because of it."""
 
 
 class Pace:
@@ -103,8 +95,7 @@ class Dealt:
 
 
 class Deal:
-    """Deals out the units of an epoch's batches. Batches are asked for by one thread, the workers' units by
-    any.
+    """Deals out the units of an epoch's batches: batches to one thread, units for workers to any thread.
 
     `able`: bool, by sample, what the device's decoders are exact for. `pace`: None = workers get only what
     those are not.

@@ -34,7 +34,7 @@ ROUNDED = 64
 fewer decoders are made anew.
 """
 VIEWS = 16
-"""Of surfaces, that are kept of a decoder: it writes to few places in turns."""
+"""Views of surfaces that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS, CLIPS = 1 << 44, 1024
 """Labels of a clip are so many ticks below those of the clip before, and come again after so many: one that a
 clip that broke off has left in the decoder is larger than all of the next ones, and no picture gets it.
@@ -42,9 +42,7 @@ clip that broke off has left in the decoder is larger than all of the next ones,
 
 
 def import_codec() -> Any:
-    """PyNvVideoCodec, or a UserError that says what is missing: it loads the driver's libraries when it is
-    imported.
-    """
+    """Return PyNvVideoCodec, which loads the driver's libraries. Raises UserError: what is missing."""
     try:
         return import_module("PyNvVideoCodec")
     except (ImportError, OSError, RuntimeError) as error:
@@ -110,11 +108,10 @@ def within(caps: dict[str, Caps], columns: Any) -> Array:
 
 
 class Decoder:
-    """One session on an engine, used for any file of its codec of at most these sides. `stream` is raw, 0 for
-    the default one.
+    """One session on an engine, used for any file of its codec of at most these sides.
 
-    Making one takes 0.3 s, and its pictures some 40 MB at 1080p; for a file of another size it is only set up
-    anew.
+    `stream` is raw, 0 for the default one. Making a session takes 0.3 s, and its pictures some 40 MB at
+    1080p; for a file of another size it is only set up anew.
     """
 
     def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
@@ -170,8 +167,9 @@ class Decoder:
             yield frame.getPTS(), self._view(frame)
 
     def _view(self, frame: Any) -> torch.Tensor:
-        """DLPack takes 0.1 ms with the interpreter's lock; where a surface has been before, the view of it is
-        at hand.
+        """Return a view of a surface; where one has been before, its view is at hand.
+
+        DLPack takes 0.1 ms with the interpreter's lock.
         """
         place = frame.GetPtrToPlane(0), frame.framesize()
         if place not in self._views:
@@ -182,13 +180,12 @@ class Decoder:
 
 
 def _refused(error: Exception) -> Undecodable:
-    """Of what PyNvVideoCodec raises, which has no class of its own: one line of its three."""
+    """Return Undecodable with one line of what PyNvVideoCodec raises, which has no class of its own."""
     return Undecodable(next(iter(str(error).strip().splitlines()), type(error).__name__))
 
 
 def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
-    """What a decoder is kept by: its codec, and of HEVC by how much its coded sides are no multiples of 16, 0
-    or 8 each.
+    """Return the key of a decoder: its codec, and of HEVC the coded sides modulo 16, 0 or 8 each.
 
     NVIDIA's parser rounds them up to multiples of 16, and tells of a new size only where these are others:
     168 after 176 rows it would take for 176. H.264's always are; VP9 it does not round.
@@ -197,11 +194,11 @@ def kept_by(name: str, height: int, width: int) -> tuple[Any, ...]:
 
 
 class Coming:
-    """Which frame each picture is that a decoder gives: all that were fed, each once, or none of the clip.
+    """Tells which frame each picture of a decoder is: all that were fed, each once, or none of the clip.
 
-    By its label; in VP9 by its place. There every packet shows one picture, in the order of decoding, but
-    from a packet on that has another one, which is not shown, the parser gives labels of the packet before,
-    for a while.
+    It goes by the label; in VP9 by the place. There every packet shows one picture, in the order of decoding,
+    but behind a packet with a second picture, which is not shown, the parser gives labels of the packet
+    before, for a while.
     """
 
     def __init__(self, codec: str) -> None:
@@ -213,16 +210,14 @@ class Coming:
         self._frames[label] = frame
 
     def take(self, label: int) -> int | None:
-        """Raises Undecodable."""
+        """Return the frame of the picture with this label. Raises Undecodable."""
         label = next(iter(self._frames), label) if self.in_order else label
         if label not in self._frames:
             raise Undecodable("a picture has the label of another")
         return self._frames.pop(label)
 
     def end(self) -> None:
-        """Raises Undecodable where a packet has given no picture: those behind it may have had labels of
-        others.
-        """
+        """Raise Undecodable where a packet gave no picture: those behind it may have others' labels."""
         if self._frames:
             raise Undecodable("a picture is missing")
 
@@ -237,13 +232,10 @@ class Nvdec:
         self.decoded = 0
 
     def __call__(self, read: Read) -> Iterator[tuple[int, Picture, torch.Tensor]]:
-        """Each frame that Packets was asked for, once: its number, what its surface shows, and the surface,
-        valid until the next one.
+        """Yield (frame, what its surface shows, surface) once for each frame that Packets was asked for.
 
-        A surface has the coded sides, so that there may be more below and to the right than the picture that
-        it shows.
-
-        Raises Undecodable.
+        A surface is valid until the next one. It has the coded sides, so that there may be more below and to
+        the right than the picture that it shows. Raises Undecodable.
         """
         clip: Clip = read.about
         columns, sample = self._columns, clip.sample

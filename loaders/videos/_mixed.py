@@ -1,14 +1,10 @@
-"""Clips of one batch from two sides at once: threads that decode on the device, and worker processes that
-decode on the CPU.
+"""Clips of one batch from two sides: threads that decode on the device, worker processes on the CPU.
 
-    rows -> [deal] -> units -> [worker: read] -> [thread: decode, resize on a stream of its own] -> its rows
-    of the slot's levels
-                            -> [worker: as loaders/videos/_worker.py] -> uint8 -> [copy] -> its rows of the
-                            same levels
-    the levels of a whole batch -> Stager.finish
+    rows -> [deal] -> units -> [worker: read] -> [thread: decode, resize on its own stream] -> levels
+                            -> [worker: as loaders/videos/_worker.py] -> uint8 -> [copy]    -> levels
+    the levels of a whole batch, in one slot -> Stager.finish
 
-A unit is a clip with its views in a batch; _deal.py says who gets it, _reading.py reads, _pool.py has the
-workers.
+A unit is a clip with its views: _deal.py says who gets it, _reading.py reads, _pool.py has the workers.
 """
 
 from __future__ import annotations
@@ -43,8 +39,7 @@ LEAST_WINDOW = 3
 more of few clips.
 """
 THREADS_A_CORE = 2
-"""Of the device's threads, with those that read for them: they keep less than that busy, but need it at once.
-"""
+"""Threads of the device and their readers, a core: they keep less than that busy, but need it at once."""
 
 
 class Fills(Protocol):
@@ -68,7 +63,7 @@ MakeFills = Callable[[int], Fills]
 
 
 class Done(NamedTuple):
-    """Of a unit on the device."""
+    """What a thread has done of a unit on the device."""
 
     told: Told  # `lost` are places of the batch
     written: torch.cuda.Event | None  # behind its last write
@@ -76,7 +71,7 @@ class Done(NamedTuple):
 
 @dataclass(slots=True)
 class _Batch:
-    """Under way."""
+    """A batch under way."""
 
     dealt: Dealt
     rows: Rows  # of it, upright
@@ -175,9 +170,8 @@ class MixedLoader(Staging):
         super().__init__(feed, window=self._window)
         self.notes = notes(backend, feed.columns, able)
         self._able = able
-        self._copied: deque[tuple[torch.cuda.Event, int]] = (
-            deque()
-        )  # slots of the pool that the device may still read
+        # slots of the pool that the device may still read
+        self._copied: deque[tuple[torch.cuda.Event, int]] = deque()
         self._pool: Pool | None = None
         self._pace: Pace | None = None
         # both kinds of workers are forked before there are threads that may hold a lock of FFmpeg's; who

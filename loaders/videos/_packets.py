@@ -26,17 +26,16 @@ FILTERS = {
     codec: (f"{codec}_mp4toannexb", f"{codec}_metadata=crop_right=0:crop_bottom=0")
     for codec in ("h264", "hevc")
 }
-"""FFmpeg's bitstream filters. NVDEC's parser takes start codes, and the parameter sets in front of a key
-frame. By the other one pictures are displayed as they are coded, with the rows and columns that fill the last
-blocks: who keeps a decoder for files of many sizes does not notice that two of them are coded alike and
-displayed otherwise.
+"""FFmpeg's bitstream filters of a codec: to start codes for NVDEC's parser, and without a crop.
+
+The first puts the parameter sets in front of a key frame. By the second pictures are displayed as they are
+coded, with the rows and columns that fill the last blocks: who keeps a decoder for files of many sizes does
+not notice that two of them are coded alike and displayed otherwise.
 """
 
 
 class Filters:
-    """They, for the packets of one run from a key frame on. Only parameter sets are changed, which come with
-    key frames.
-    """
+    """FILTERS for the packets of one run from a key frame on; only its parameter sets are changed."""
 
     def __init__(self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None) -> None:
         """`out`: becomes a stream of what is filtered."""
@@ -63,9 +62,7 @@ class Group(NamedTuple):
 
 
 class Clip(NamedTuple):
-    """What loaders.videos._reading.Read says of a clip's packets: which sample it is of, its coded sides, and
-    its groups.
-    """
+    """The `about` of a clip's _reading.Read: which sample it is of, its coded sides, and its groups."""
 
     sample: int
     height: int
@@ -104,8 +101,9 @@ class Size:
         """Height and width, once it has seen a key frame."""
 
     def see(self, packet: av.Packet[Any]) -> None:
-        """A key frame before its filters; of VP9 any packet, since any picture may be of another size. Raises
-        Undecodable.
+        """Check a key frame before its filters, of VP9 any packet. Raises Undecodable.
+
+        In VP9 any picture may be of another size.
         """
         if self._codec == "vp9":
             found = [
@@ -120,9 +118,7 @@ class Size:
                 raise Undecodable(f"pictures are of {displayed} pixels, its file said {self._shown}")
 
     def see_filtered(self, packet: av.Packet[Any]) -> None:
-        """The same, behind them, where only what is cropped at the left and the top is still cropped. Raises
-        Undecodable.
-        """
+        """Check a key frame behind its filters, which leave a crop at left and top. Raises Undecodable."""
         if self._codec in FILTERS and sides(self._codec, None, memoryview(packet)) != (
             self.coded,
             self.coded,
@@ -131,9 +127,7 @@ class Size:
 
 
 class Packets:
-    """loaders.videos._reading.ReadClip: the packets that NVDEC needs to show the frames, one behind the
-    other.
-    """
+    """A _reading.ReadClip: gives the packets that NVDEC needs to show the frames, behind each other."""
 
     def __init__(self, columns: Any) -> None:
         self._columns = columns
@@ -178,12 +172,11 @@ def wanted_together(columns: Any, sample: int, run: Run, frames: list[int]) -> I
 def chosen(
     run: Run, codec: str, wanted: dict[int, int], filters: Callable[[Any], list[Any]], size: Size
 ) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
-    """(packet, time, frame or None) of those that NVDEC needs to show the frames of `wanted`, by time, in the
-    order of decoding.
+    """Yield (packet, time, frame or None) of what NVDEC needs to show the frames of `wanted`, by time.
 
-    From the key frame on until the last wanted one; without those that no picture is made from, where H.264
-    says so. Raises Undecodable. Parts that an edit list shows in another order than the file has them, or
-    twice, are refused: what it cuts away at their ends has times of others.
+    Packets come in the order of decoding, from the key frame on until the last wanted one; without those that
+    no picture is made from, where H.264 says so. Raises Undecodable. Parts that an edit list shows in another
+    order than the file has them, or twice, are refused: what it cuts away at their ends has times of others.
     """
     begin, left, started = min(wanted), len(wanted), False
     latest, place = begin, 0
@@ -214,8 +207,9 @@ def chosen(
 
 
 def kinds(packet: Any, codec: str) -> set[str]:
-    """What is in front of a packet: parameter sets that its pictures need, and a picture that no other one is
-    made from.
+    """Return what a packet has: "parameters" that its pictures need, a "disposable" picture.
+
+    No other picture is made from a disposable one.
     """
     data, found = memoryview(packet), set[str]()
     if codec == "vp9":  # has none

@@ -23,16 +23,12 @@ MATRICES = {
 }
 """Kr and Kb by the number that ITU-T H.273 gives to a stream's matrix coefficients."""
 BT601 = (0.299, 0.114)
-"""Of every other number, and of streams that do not say: what swscale takes, whatever the size of the
-picture.
-"""
+"""Kr and Kb of other numbers, and of streams that do not say: what swscale takes for any size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """One plane of samples, or several interleaved ones: `data` is flat, a row begins every `stride`
-    elements.
-    """
+    """One plane of samples, or several interleaved ones: flat, rows begin `stride` elements apart."""
 
     data: Array  # uint8 or uint16 [elements]
     stride: int
@@ -43,9 +39,7 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A frame as it is stored: Y, U, V planes of any subsampling, one plane of grey, or one of interleaved
-    RGB.
-    """
+    """A stored frame: Y, U, V planes of any subsampling, one plane of grey, or one of interleaved RGB."""
 
     planes: tuple[Plane, ...]
     bits: int = 8
@@ -192,9 +186,8 @@ def resample(
             weight = y_weights[y, tap]
             if weight != 0:
                 place = (y_first[y] + tap) * stride + begin
-                row = data[
-                    place : place + length
-                ]  # an index that may be negative would keep the loop from vectors
+                # an index that may be negative would keep the loop from vectors
+                row = data[place : place + length]
                 for x in range(length):
                     line[x] += weight * np.float32(row[x])
         for x in range(out.shape[1]):
@@ -234,9 +227,7 @@ def colour(
 
 
 def compile_kernels() -> None:
-    """Before workers are forked, so that each of them has the machine code already: about a second, once a
-    process.
-    """
+    """Compile the kernels before workers are forked, which then have them: about a second, once a process."""
     for kind in (np.uint8, np.uint16):
         plane = Plane(np.zeros(64, kind), 8, 8, 8)
         picture = Picture((plane, plane, plane))

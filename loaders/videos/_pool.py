@@ -25,9 +25,7 @@ from processes import Stop, starting
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""
 SLOTS = 4
-"""Slots a worker: one that it fills, and those of units that wait for their batch, as they are begun early
-(_deal.EARLY).
-"""
+"""Slots a worker: one that it fills, and those of units begun early (_deal.EARLY), which wait for a batch."""
 LOOK_S = 0.2
 """How often whoever waits looks whether it is in vain."""
 
@@ -114,10 +112,10 @@ class Pool:
                 job.add_done_callback(partial(self._done, unit, slot, self._sequence))
 
     def result(self, unit: Given) -> tuple[int, Any]:
-        """What the unit was answered with. Raises what its work has raised, and UserError when a worker was
-        killed.
+        """Return what the unit was answered with.
 
-        RuntimeError when no worker will come to it any more because all were told to end.
+        Raises what its work has raised, UserError when a worker was killed, and RuntimeError when no worker
+        will come to it any more because all were told to end.
         """
         while not wait([unit.done], LOOK_S).done and self._broken is None and not self._stop.said:
             pass
@@ -139,9 +137,7 @@ class Pool:
         self.fill()
 
     def stop(self) -> None:
-        """Tell the workers to end, whatever they wait for; whoever waits for a unit then meets an error
-        within seconds.
-        """
+        """Tell the workers to end at once; whoever waits for a unit meets an error within seconds."""
         self._stop.now()
 
     def close(self) -> None:

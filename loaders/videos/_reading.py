@@ -26,24 +26,25 @@ from loaders.videos._pool import Pool
 from loaders.videos._worker import checked
 
 MOST_BYTES = 64 << 20
-"""Of a slot. What is larger comes through a pipe, more slowly."""
+"""Bytes of a slot at most. What is larger comes through a pipe, more slowly."""
 
 
 class Read(NamedTuple):
-    """Of one clip."""
+    """What was read of one clip."""
 
     data: Array  # uint8
     about: Any  # what the reader says of it
 
 
 ReadClip = Callable[[int, bytes, list[int]], Read]
-"""(sample, path, frames: ascending, each once) -> Read. Without workers several threads share one. Raises
-Undecodable and OSError.
+"""(sample, path, frames: ascending, each once) -> Read. Raises Undecodable and OSError.
+
+Without workers several threads share one.
 """
 
 
 class _Told(NamedTuple):
-    """Of a worker: `large` is what had no room in the slot."""
+    """What a worker has told of a clip: `large` is what had no room in the slot."""
 
     size: int
     large: Array | None
@@ -88,13 +89,13 @@ class ReadAhead:
             )
 
     def begin(self) -> None:
-        """A new sequence; nobody is inside `of` any more."""
+        """Begin a new sequence; nobody may be inside `of` any more."""
         self._coming = deque()
         if self._pool is not None:
             self._pool.serve(self._next)
 
     def add(self, rows: Rows, units: Sequence[Unit]) -> None:
-        """Of a batch; they are read in this order."""
+        """Add the units of a batch; they are read in this order."""
         if self._pool is not None:
             self._coming.extend((rows, unit) for unit in units)
             self._pool.fill()

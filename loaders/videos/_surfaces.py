@@ -34,9 +34,7 @@ def nv12(height: int, width: int, *, matrix: tuple[float, float], full_range: bo
 
 
 class Axis(NamedTuple):
-    """How one side of a plane is brought to so many samples: from `begin` on a step each, of what lies in
-    [low, high).
-    """
+    """How a side of a plane becomes `samples`: a step each from `begin` on, of what lies in [low, high)."""
 
     begin: float
     step: float
@@ -114,9 +112,7 @@ class Fit:
 
 
 def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
-    """Return (origin, down, across): the stored pixel (y, x) is shown as number origin + y * down + x *
-    across.
-    """
+    """Return (origin, down, across): stored (y, x) is shown as number origin + y * down + x * across."""
     # stored (y, x) -> displayed row and column, each as (constant, of y, of x); loaders/videos/_planes.py
     # turns as np.rot90 does
     row, column = {
@@ -131,11 +127,10 @@ def places(height: int, width: int, turns: int) -> tuple[int, int, int]:
 
 
 def band(axis: Axis, device: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, tuple[int, int]]:
-    """(matrix [count, last - first], (first, last)): _planes.triangle's filter on the samples [first, last),
-    made on the device.
+    """Return (matrix [count, last - first], (first, last)): _planes.triangle on samples [first, last).
 
-    A thread has the interpreter's lock for a fraction of what the same takes in NumPy, and nothing is copied
-    to the device.
+    It is made on the device: a thread has the interpreter's lock for a fraction of what the same takes in
+    NumPy, and nothing is copied to the device.
     """
     begin, step, count, low, high = axis
     support = max(step, 1.0)

@@ -1,6 +1,4 @@
-"""NV12 surfaces -> RGB of the output's size, a Triton program for some pixels of a frame. Only
-loaders/videos/_surfaces.py imports it.
-"""
+"""NV12 surfaces -> RGB of the output's size, in Triton. Only loaders/videos/_surfaces.py imports it."""
 
 from __future__ import annotations
 
@@ -13,7 +11,7 @@ BLOCK = 128
 
 @triton.jit
 def _weight(at, centre, support, high):
-    """Of sample `at` for what is centred there: loaders/videos/_planes.py's triangle."""
+    """Return the weight of sample `at` for what is centred there: loaders/videos/_planes.py's triangle."""
     return tl.where(at < high, tl.maximum(1 - tl.abs(at + 0.5 - centre) / support, 0.0), 0.0)
 
 
@@ -21,8 +19,9 @@ def _weight(at, centre, support, high):
 def _resampled(
     samples, row, apart, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high
 ):
-    """What a plane has at the output's pixels (y, x), by the triangle in both directions; its samples are
-    `apart` elements apart.
+    """Return a plane at the output's pixels (y, x), by the triangle in both directions.
+
+    Its samples are `apart` elements apart.
     """
     y_support, x_support = tl.maximum(y_step, 1.0), tl.maximum(x_step, 1.0)
     y_centre, x_centre = y_begin + (y + 0.5) * y_step, x_begin + (x + 0.5) * x_step
@@ -58,11 +57,10 @@ def _fit(
     y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high,
     dark, gain, middle, rv, gu, gv, bu, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Frame program_id(0), pixels program_id(1). `surface`, `row`, `picture`: elements from one to the next;
-    `chroma`: where it begins.
+    """Write the pixels program_id(1) of frame program_id(0).
 
-    The pixel (y, x) of the picture as it is stored goes to `origin` + y * `down` + x * `across`: so it is
-    turned.
+    `surface`, `row`, `picture`: elements from one to the next; `chroma`: where it begins. The pixel (y, x) of
+    the picture as it is stored goes to `origin` + y * `down` + x * `across`: so it is turned.
     """
     frame = tl.program_id(0).to(tl.int64)
     pixel = tl.program_id(1) * SIZE + tl.arange(0, SIZE)

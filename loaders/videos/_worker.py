@@ -1,8 +1,6 @@
-"""What the loaders of clips share: for which files a backend is exact, the work of a worker process, and the
-loader around it.
+"""What loaders of clips share: which files a backend is exact for, the work of a worker, the loader.
 
-    rows -> [worker: decode each clip's frames in one go, resize] -> uint8 [B, T, H, W, 3] in shared memory ->
-    device
+    rows -> [worker: decode each clip's frames in one go, resize] -> uint8 [B, T, H, W, 3], shared -> device
 
 A file that a backend is not known to be exact for, or that it refuses, is decoded by pyav in the same worker.
 """
@@ -56,20 +54,16 @@ class Reader(Protocol):
         """Frames that it decoded for the last clip. None: all from the key frame before, see passed()."""
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
-        """Each of `frames` (places in columns.pts(sample), ascending, each once) once, in any order. Raises
-        Undecodable.
+        """Yield (frame, picture) once for each of `frames`, in any order. Raises Undecodable.
 
-        Of a source that has no files, `path` is a memoryview of the whole file: for readers of loaders whose
-        OPENS_FILES is False.
-
-        A picture is valid until the next one is asked for.
+        `frames` are places in columns.pts(sample), ascending, each once. Of a source that has no files,
+        `path` is a memoryview of the whole file: for readers of loaders whose OPENS_FILES is False. A picture
+        is valid until the next one is asked for.
         """
 
 
 def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> None:
-    """Raise Undecodable unless the times that a reader has for these frames are the manifest's, to less than
-    half a step.
-    """
+    """Raise Undecodable where a reader's times of frames are half a step or more from the manifest's."""
     pts, tick = columns.pts(sample), columns.time_base_num[sample] / columns.time_base_den[sample]
     step = np.diff(pts).min(initial=1 << 30) * tick
     apart = np.abs(seconds - pts[frames] * tick)

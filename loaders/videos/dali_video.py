@@ -1,8 +1,6 @@
-"""`dali-video`: DALI's video decoder and its filter, on the GPU. It takes a file in memory and the numbers of
-the frames.
+"""`dali-video`: DALI's video decoder and filter, on the GPU, of a file in memory and numbers of frames.
 
-    worker: the packets of a clip -> a small file, whose pictures are displayed as they are coded -> DALI:
-    decode, cut, resize
+    worker: a clip's packets -> a small file, displayed as it is coded -> DALI: decode, cut, resize
 
 DALI takes whole files, and keeps its decoders for those that are displayed as they are coded: given a file as
 it is, of 1080 rows that are coded as 1088, it makes a decoder for each clip. One pipeline a thread, each for
@@ -33,7 +31,7 @@ from loaders.videos.exact import exact
 
 OPENS_FILES = True
 THREADS = 7
-"""As many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
+"""Threads, as many as an H100 or H200 has engines. Each holds one clip of whole frames on the device."""
 
 NO_TAG = "\0\0\0\0"
 """What the codec is called in MP4 is none of Matroska's names."""
@@ -42,8 +40,9 @@ STEP = 10
 
 
 def build(device: int | None) -> Any:
-    """A pipeline of one clip: uint8 [F, H, W, 3]. Frames come in the order in which they are asked for, and
-    as often.
+    """Return a pipeline of one clip: uint8 [F, H, W, 3], of frames in the order that is asked for.
+
+    A frame may be asked for several times.
     """
     dali = import_dali()
     fn, types = dali.fn, dali.types

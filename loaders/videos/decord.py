@@ -1,6 +1,4 @@
-"""`decord`: decord's reader in worker processes, for files whose frames it counts as the manifest does; pyav
-decodes the others.
-"""
+"""`decord`: decord's reader in worker processes, for files that it counts right; pyav decodes the others."""
 
 from __future__ import annotations
 

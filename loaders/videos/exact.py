@@ -67,8 +67,9 @@ tests/gpu/test_clips.py. A backend that is not here is exact nowhere: pyav decod
 
 
 def exact(backend: str, columns: Any, ids: Array) -> Array:
-    """bool [B], whether the backend's frames of these samples are known to be the right ones; pyav's always
-    are, or none.
+    """Return bool [B]: samples whose frames by the backend are known to be right.
+
+    Those of pyav always are: it gives the right ones or none.
     """
     if backend == "pyav":
         return np.ones(len(ids), bool)
@@ -90,8 +91,9 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
 
 
 def notes(backend: str, columns: Any, able: Array) -> list[str]:
-    """A line for each sort of file that the backend is not known to be exact for; `able`: bool by sample,
-    those it is.
+    """Return a line for each sort of file that the backend is not known to be exact for.
+
+    `able`: bool by sample, those that it is exact for.
     """
     sorts = Counter(kind(columns, sample) for sample in np.flatnonzero(~able).tolist())
     return [

@@ -133,9 +133,7 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
 
 
 def usable() -> bool:
-    """Whether PyNvVideoCodec is installed, finds the driver's libraries, and this process's GPU has an
-    engine.
-    """
+    """Return whether there are PyNvVideoCodec, the driver's libraries, and an engine on this GPU."""
     try:
         codec, gpu = import_codec(), torch.cuda.current_device()
         return any(cap.engines for name in NAMES for cap in capabilities(codec, gpu, (name,)).values())

@@ -1,5 +1,4 @@
-"""`pyav`: FFmpeg through PyAV in worker processes. The reference: exactly the frames that were asked for, by
-their time, or none.
+"""`pyav`: FFmpeg by PyAV in worker processes. The reference: the frames of the times asked for, or none.
 
 A clip: open the file, seek to the last key frame before its first frame, decode until the times of all its
 frames came. What did not come is tried again with less haste and from further back. Nothing stays open
@@ -26,20 +25,13 @@ from loaders.videos._worker import ClipLoader
 
 OPENS_FILES = False
 HASTY, FROM_THE_START = 0, 3
-"""The first and the last attempt: those between them begin at the same key frame, then at the one before it.
-"""
+"""The first and the last attempt: those between begin at the same key frame, then at the one before."""
 FAR = 16
-"""Frames between two wanted ones from which on seeking to a key frame between them is cheaper than decoding
-all.
-"""
+"""Frames between two wanted ones from which on a seek to a key frame is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
-"""Containers where a seek finds times of decoding, which lie before those of display: it has to aim before
-the key frame.
-"""
+"""Containers where a seek finds times of decoding, which are earlier: it aims before the key frame."""
 WITH_TIMES = [CONTAINERS.index(name) for name in ("mp4", "mkv")]
-"""Containers whose packets have all their times, so that none of them depends on what FFmpeg knows of the
-stream.
-"""
+"""Containers whose packets have all their times: none of them depends on what FFmpeg knows of a stream."""
 LEAD_S = 1.0
 """By how much: H.264 and HEVC move a frame by 16 places at most."""
 ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
@@ -159,7 +151,7 @@ class Run:
         return time if key >= 0 else None  # an edit list may have cut the key frame away
 
     def packets(self, sync: int | None, begin: int) -> Iterator[av.Packet[av.VideoStream]]:
-        """From the key frame of time `sync` on; none when the seek went past it."""
+        """Yield packets from the key frame of time `sync` on; none when the seek went past it."""
         started = False
         for packet in read_packets(self._container, self._stream):
             if not packet.size:  # the end

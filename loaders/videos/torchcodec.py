@@ -1,6 +1,4 @@
-"""`torchcodec`: torchcodec's decoder in worker processes, exact mode. Needs FFmpeg's shared libraries on the
-system.
-"""
+"""`torchcodec`: torchcodec's decoder in worker processes, exact mode. Needs FFmpeg's shared libraries."""
 
 from __future__ import annotations
 

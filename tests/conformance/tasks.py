@@ -39,9 +39,8 @@ class Case:
 
     kind: TaskKind
     columns: Callable[[int], Any]  # of so many samples
-    outputs: Callable[
-        [Any, Rows], Any
-    ]  # (columns, rows) -> what a network could say in validation: of the row's numbers alone
+    # (columns, rows) -> what a network could say in validation: of the row's numbers alone
+    outputs: Callable[[Any, Rows], Any]
     settings: dict[str, Any] = field(default_factory=dict)
     light: bool = True  # its network takes less than a second here
 

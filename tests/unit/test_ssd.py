@@ -124,11 +124,12 @@ def our_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch
     ]
 
 
+# boxes of an image, and where they are
 IMAGES = st.lists(
     st.tuples(st.integers(0, 12), st.sampled_from(["anywhere", "grid", "defaults", "same"])),
     min_size=1,
     max_size=6,
-)  # boxes of an image, and where they are
+)
 
 
 # --- training -----------------------------------------------------------------------------------------------
