@@ -344,11 +344,11 @@ class Loader(Protocol):
     counts: Counts  # of the batches handed over; stays 0 in loaders of still images; a ceiling puts it back
 
     def close(self) -> None:
-        """End every thread, process and buffer within seconds, whatever state the loader is in. Idempotent;
-        without it they live until the program ends.
+        """End every thread, process and buffer within seconds, whatever state the loader is in.
 
-        A read that hangs is waited for where this process reads, and not worker processes: in threads of
-        DALI's, and where there are none.
+        Another call has no effect; without one they live until the program ends. A read that hangs is waited
+        for where this process reads, and not worker processes: in threads of DALI's, and where there are
+        none.
         """
 
     def __enter__(self) -> Loader: ...

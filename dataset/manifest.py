@@ -1,5 +1,4 @@
-"""The manifest: what is known of every sample, as memory-mapped columns; must not know how a scan finds it,
-nor orders or windows.
+"""The manifest: what is known of every sample, as memory-mapped columns; must not know how a scan finds it.
 
 home/                     one for each data folder and list of classes
     lock                  held while one process scans

@@ -176,8 +176,9 @@ class Parser:
 def each_file(
     parser: Parser, total: int, workers: int, rejects: walk.Reject, say: Progress, *, threads: bool = False
 ) -> Iterator[tuple[int, Any]]:
-    """(first, what parser.pack made of the files from there), in order; read by so many processes, or by
-    threads of this one.
+    """Yield (first, what parser.pack made of the files from there), in order.
+
+    They are read by so many processes, or by threads of this one.
     """
     firsts = range(0, total, parser.step)
     made = processes.results(parser, firsts, workers, threads=threads)

@@ -19,8 +19,9 @@ Reject = Callable[[bytes, str], None]  # absolute path, reason
 
 
 def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> dict[str, int]:
-    """Label of each class folder (or link to one) in root: its place in `classes`, else among the sorted
-    names, as in ImageFolder.
+    """Return the label of each class folder (or link to one) in root.
+
+    It is the place in `classes`, else among the sorted names, as in ImageFolder.
     """
     try:
         names = sorted(
@@ -107,7 +108,7 @@ def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) ->
 
 
 def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None) -> None:
-    """Write the files that `list_files` would for these names, already known; without `labels` each has 0."""
+    """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
     (made / "file_list.paths").write_bytes(b"".join(files))
     np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
     np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(

@@ -361,7 +361,7 @@ class Ahead:
             yield value
 
     def release(self) -> None:
-        """For the thread that takes the items; once for each, and again without effect."""
+        """Free the place of the item that was taken; again without effect. Only for the thread that takes."""
         if self._taken:
             self._taken = False
             self._places.release()

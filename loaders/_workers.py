@@ -57,10 +57,10 @@ class Work(Protocol):
 
 
 class Shared:
-    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes]; none
-    of them once closed.
+    """Memory that worker processes write, mapped before they are forked: `slots`, uint8 [slots, bytes].
 
-    Raises UserError where there is not so much; `asked` says what took it.
+    There are none once it is closed. Raises UserError where there is not so much memory; `asked` says what
+    took it.
     """
 
     def __init__(self, count: int, slot_bytes: int, asked: str, *, pinned: bool) -> None:
@@ -76,8 +76,9 @@ class Shared:
         self.pinned, self._wanted = False, pinned
 
     def pin(self) -> None:
-        """Make the slots page-locked, so that the device copies from them directly. After the fork: workers
-        need no part of it.
+        """Make the slots page-locked, so that the device copies from them directly.
+
+        It comes after the fork: workers need no part of it.
         """
         if self._wanted and not self.pinned:
             self.pinned = (
@@ -237,8 +238,9 @@ def _unheard() -> Iterator[None]:
 
 @contextmanager
 def _half_made() -> Iterator[None]:
-    """Around the start of a DataLoader's workers. Where it fails PyTorch (2.11) cannot take its iterator
-    apart, and says so on stderr.
+    """Mark a DataLoader's iterator as shut down when the start of its workers fails.
+
+    PyTorch (2.11) cannot take such a one apart, and says so on stderr.
     """
     try:
         yield
@@ -250,7 +252,7 @@ def _half_made() -> Iterator[None]:
 
 
 def _unchanged(result: Any) -> Any:
-    """Instead of the default, which makes tensors of arrays and sends each through /dev/shm."""
+    """Return a result as it is: the default makes tensors of arrays and sends each through /dev/shm."""
     return result
 
 
@@ -316,7 +318,7 @@ class _PartDataset(Dataset[Any]):
 
 
 def begin_worker(stop: Stop, parent: int, _number: int = 0) -> None:
-    """In a worker process, first of all."""
+    """Prepare a worker process; called in it before anything else."""
     torch.set_num_threads(1)
     begin(stop, parent)
 

@@ -204,10 +204,10 @@ def _tried(extents: Array, draws: Array) -> Array:
 
 
 def _overlapping(tried: Array, boxes: Array, owner: Array, overlaps: Array) -> Array:
-    """bool [rows, TRIALS]: crops that hold the middle of a box of their row, and one such box that they
-    overlap by `overlaps` [rows].
+    """Return bool [rows, TRIALS]: crops that hold the middle of some box, and overlap one such box enough.
 
-    `owner` [M] is the row of each box; ascending, and every row has one.
+    `overlaps` [rows] say how much that is. `owner` [M] is the row of each box; ascending, and every row has
+    one.
     """
     # axes: [M, TRIALS]
     left, top, right, bottom = np.moveaxis(tried[owner].astype(np.float64), -1, 0)
@@ -322,8 +322,9 @@ class DetectionPlan(EpochPlan):
 
 
 def padding(batches: Sequence[Rows]) -> float:
-    """Share of the pixels of batches that no image covers, 0..1: beside the outputs on their canvas, and
-    within them beside `places`.
+    """Return the share, 0..1, of the pixels of batches that no image covers.
+
+    They lie beside the outputs on their canvas, and within them beside `places`.
     """
     covered = sum(
         int((place[:, 2:] - place[:, :2]).prod(axis=1).sum()) for place in (rows.placed for rows in batches)

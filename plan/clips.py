@@ -1,9 +1,8 @@
-"""Which frames and which window a clip has: pure functions of sizes, frame counts, times and uniforms, mostly
-for a whole batch at a time.
+"""Which frames and which window a clip has: pure functions of sizes, frame counts, times and uniforms.
 
-Frames are counted within the segment, in display order. A clip that is longer than its segment repeats the
-last frame, as SlowFast does (slowfast/datasets/decoder.py: temporal_sampling clamps); torchvision's
-VideoClips leaves such videos out instead.
+Most take a whole batch. Frames are counted within the segment, in display order. A clip that is longer than
+its segment repeats the last frame, as SlowFast does (slowfast/datasets/decoder.py: temporal_sampling clamps);
+torchvision's VideoClips leaves such videos out instead.
 """
 
 from __future__ import annotations
@@ -54,8 +53,9 @@ def by_stride(start: Array, frames: Array, count: int, stride: int) -> Array:
 
 
 def by_time(pts: Array, start: int, count: int, step: float) -> Array:
-    """int64 [count], the frames of one segment nearest to pts[start], pts[start] + step, ... ticks; the
-    earlier of two that are as near.
+    """Return int64 [count], the frames of a segment nearest to pts[start], pts[start] + step, ... ticks.
+
+    Of two that are as near it is the earlier.
     """
     wanted = pts[start] + np.arange(count) * step
     after = np.searchsorted(pts, wanted).clip(max=len(pts) - 1)

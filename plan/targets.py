@@ -97,8 +97,9 @@ def moved_keypoints(columns: Any, rows: Rows, annotations: Array, which: Array) 
 
 
 def drawn_masks(columns: Any, rows: Rows, annotations: Array, which: Array) -> Array:
-    """uint8 [M, H, W], 1 inside; of polygons as pycocotools draws them, of run lengths the nearest pixel.
-    Nothing outside of the image.
+    """Return uint8 [M, H, W], 1 inside: polygons as pycocotools draws them, the nearest pixel of run lengths.
+
+    Nothing outside of the image is inside.
     """
     masks = np.zeros((len(annotations), *rows.padded), np.uint8)
     place = rows.placed[which]
@@ -154,8 +155,9 @@ def _sample(mask: Array, place: Array, columns: Any, rows: Rows, annotation: int
 
 
 def _stored_pixels(rows: Rows, row: int, pixels: Array) -> Array:
-    """int64 [N, 2], x y of the stored pixels at the centres of output pixels; those of a row's place lie in
-    its image, but for rounding.
+    """Return int64 [N, 2], x y of the stored pixels at the centres of output pixels.
+
+    Those of a row's place lie in its image, but for rounding.
     """
     return np.maximum(np.floor(geometry.to_image(rows, np.full(len(pixels), row), pixels + 0.5)), 0).astype(
         np.int64

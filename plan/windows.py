@@ -75,8 +75,9 @@ def resize_then_center(heights: Array, widths: Array, *, resize: int, crop: int)
 
 
 def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array, Array]:
-    """int64 [B] each, height and width after Resize to that shorter side (one, or one a sample); rounded as
-    torchvision and SlowFast do.
+    """Return int64 [B] each, height and width after Resize to a shorter side, one, or one a sample.
+
+    They are rounded as torchvision and SlowFast do.
     """
     longer = shorter * np.maximum(heights, widths) / np.minimum(heights, widths)
     other = longer.astype(np.int64)  # int() there
@@ -111,10 +112,10 @@ def crop_of_resized(
 
 
 def fitted(heights: Array, widths: Array, shorter: int | Array, longer: int) -> tuple[Array, Array]:
-    """int64 [B] each, height and width once the shorter side is `shorter` pixels, or less where the longer
-    one would pass `longer`.
+    """Return int64 [B] each, height and width once the shorter side is `shorter` pixels.
 
-    Rounded down as torchvision's detectors do (GeneralizedRCNNTransform).
+    It is less where the longer side would pass `longer`. Rounded down as torchvision's detectors do
+    (GeneralizedRCNNTransform).
     """
     scale = np.minimum(shorter / np.minimum(heights, widths), longer / np.maximum(heights, widths))
     return _scaled(heights, scale), _scaled(widths, scale)
@@ -166,12 +167,12 @@ def zoomed_out(
 
 
 def placed(images: Array, crops: Array, size: int) -> tuple[Array, Array, Array]:
-    """(regions, windows, places) of `crops` resized to size x size; `images`, `crops`: int64 [B, 4], x0 y0 x1
-    y1 in the same field.
+    """Return (regions, windows, places) of `crops` resized to size x size.
 
-    The place is made of the whole output pixels that lie inside the image, the window is exactly what they
-    show. An image of which less than a pixel is left gets one. The region is the part of the image that is in
-    the crop, so that nothing beyond it is seen.
+    `images`, `crops`: int64 [B, 4], x0 y0 x1 y1 in the same field. The place is made of the whole output
+    pixels that lie inside the image, the window is exactly what they show. An image of which less than a
+    pixel is left gets one. The region is the part of the image that is in the crop, so that nothing beyond it
+    is seen.
     """
     corner, extent = crops[:, :2], crops[:, 2:] - crops[:, :2]
     low, high = np.maximum(corner, images[:, :2]), np.minimum(crops[:, 2:], images[:, 2:])

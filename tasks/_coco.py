@@ -233,10 +233,10 @@ def lines(scores: Scores, columns: Any) -> list[str]:
 
 
 def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers: int = 0) -> Scores:
-    """Detections against all images of `columns`: many of both in `workers` processes (0 = a core each), a
-    part of the categories in each.
+    """Return the scores of detections against all images of `columns`.
 
-    What is found of a category does not depend on the others: the figures are the same to the last digit.
+    Many of both are scored in `workers` processes (0 = a core each), a part of the categories in each. What
+    is found of a category does not depend on the others: the figures are the same to the last digit.
     """
     categories: Array = np.sort(np.asarray(columns.category_ids))
     workers = (

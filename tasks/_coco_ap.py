@@ -1,6 +1,4 @@
-"""The metric of detection: batches of detections on any rank -> COCO's figures. Must not know how AP is
-computed, nor files' layout.
-"""
+"""The metric of detection: detections in batches, on any rank -> COCO's figures. Knows no files' layout."""
 
 from __future__ import annotations
 
@@ -62,8 +60,9 @@ class CocoAP:
         self._pending: list[tuple[Rows, Array, torch.Tensor, torch.Tensor | None, list[Any] | None]] = []
 
     def update(self, outputs: Sequence[dict[str, torch.Tensor]], batch: Batch) -> None:
-        """`outputs`, of each image: boxes [N, 4], labels, scores [N], masks [N, 1, M, M], keypoints [N, K, 3]
-        in the batch's pixels.
+        """Add a batch. `outputs`, of each image, are in the batch's pixels.
+
+        They are boxes [N, 4], labels, scores [N], masks [N, 1, M, M] and keypoints [N, K, 3].
         """
         rows = rows_of(batch)
         self._seen.append(batch.ids[batch.ids >= 0])
@@ -130,8 +129,9 @@ class CocoAP:
         return told | {"seconds": time.perf_counter() - began}
 
     def _found(self) -> Detections:
-        """This rank's detections in pixels of the images as stored, cut at their borders; without classes
-        that are no category, and NaN.
+        """Return this rank's detections in pixels of the stored images, cut at their borders.
+
+        Those of classes that are no category, and with NaN, are left out.
         """
         columns = self._columns
         of_class = np.where(

@@ -1,6 +1,4 @@
-"""Pictures of a validation: what was found beside what is there, and curves of precision over recall. Must
-not know how AP is computed.
-"""
+"""Pictures of a validation: detections beside what is there, and curves of precision over recall."""
 
 from __future__ import annotations
 

@@ -20,8 +20,9 @@ BORDER = 1  # pixels around a mask, so that it fades out at its box's edge
 
 
 def encoded(masks: torch.Tensor, boxes: Array, height: int, width: int) -> list[dict[str, Any]]:
-    """Compressed run lengths of N masks, probabilities [N, 1, M, M] on the CPU, in boxes x0 y0 x1 y1 [N, 4]
-    of an image height x width.
+    """Return the compressed run lengths of N masks in an image height x width.
+
+    `masks` are probabilities [N, 1, M, M] on the CPU, inside their boxes x0 y0 x1 y1 [N, 4].
     """
     masks, scale = expand_masks(masks.float(), BORDER)
     places = expand_boxes(torch.from_numpy(boxes).float(), scale).to(torch.int64).tolist()
@@ -45,10 +46,10 @@ def _coded(mask: torch.Tensor, place: list[int], height: int, width: int) -> dic
 
 
 def checked(counts: str | list[Any], height: int, width: int) -> dict[str, Any]:
-    """Compressed run lengths from either form. Raises ValueError unless they are whole, none is negative, and
-    they fill the image.
+    """Return compressed run lengths from either form.
 
-    pycocotools reads and writes past its memory when given others.
+    Raises ValueError unless they are whole, none is negative, and they fill the image: pycocotools reads and
+    writes past its memory when given others.
     """
     from pycocotools import mask as coder
 

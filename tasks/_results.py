@@ -1,6 +1,4 @@
-"""Detections as files in COCO's results format: written after a validation, read for --score. Must not know
-how AP is computed.
-"""
+"""Detections as files in COCO's results format: written after a validation, read for --score."""
 
 from __future__ import annotations
 
@@ -30,8 +28,9 @@ SHORT = Repr()
 
 
 def written(found: Detections, kind: str) -> bytes:
-    """One file a kind, as COCO's server takes it; numbers as they are, so that --score gives the same
-    figures. Many in processes.
+    """Return one file a kind, as COCO's server takes it; many are written in processes.
+
+    Numbers stay as they are, so that --score gives the same figures.
     """
     parts = min(max(int(cores()), 1), len(found) // PART + 1)
     of_part = np.array_split(np.arange(len(found)), parts)
@@ -110,8 +109,9 @@ class Results:
         return Results(path=path, entries=content, kinds=kinds)
 
     def checked(self, columns: Any) -> Detections:
-        """The entries against the images and categories of `columns`, by image. Raises UserError that names
-        the first bad entry.
+        """Return the entries as Detections of the images and categories of `columns`, by image.
+
+        Raises UserError that names the first bad entry.
         """
         images = self._whole("image_id")
         self._images_known(images, columns)

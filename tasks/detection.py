@@ -58,11 +58,11 @@ LOOKED_AT = 50
 
 
 class Detection:
-    """contracts.Task. `columns`: dataset.coco.columns.Instances; `training` False: the module gets no
-    targets, and gives detections.
+    """contracts.Task of detectors. `columns`: dataset.coco.columns.Instances.
 
-    `source` has the bytes of images that a validation draws; without it none are drawn.
-    `centred`: crops keep the boxes whose middle is inside, as DetectionPolicy.centred says.
+    `training` False: the module gets no targets, and gives detections. `source` has the bytes of images that
+    a validation draws; without it none are drawn. `centred`: crops keep the boxes whose middle is inside, as
+    DetectionPolicy.centred says.
     """
 
     best = AP
@@ -133,7 +133,7 @@ class Detection:
         return torch.where(batch.valid, total, 0.0)
 
     def parts(self, outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """By torchvision's names without "loss_": classifier, box_reg, ..."""
+        """Return the losses by torchvision's names without "loss_": classifier, box_reg, ..."""
         return {name.removeprefix("loss_"): loss.detach().float() for name, loss in outputs.items()}
 
     def metric(self, device: torch.device) -> Metric:

@@ -1,5 +1,4 @@
-"""Video classification: cross entropy of clips; the logits of a video are the mean over its views. Knows no
-loader and no optimiser."""
+"""Video classification: cross entropy of clips; a video's logits are the mean over its views."""
 
 from __future__ import annotations
 
@@ -59,8 +58,10 @@ class ViewMean:
         self._sums.index_add_(0, batch.targets["videos"].clamp(min=0), added)
 
     def result(self, world: World) -> dict[str, float]:
-        """top1, top5 (shares of the videos), loss (mean over them), samples (videos), views,
-        losses_not_finite (views left out)."""
+        """Return top1, top5 (shares of the videos), loss (their mean), samples, views, losses_not_finite.
+
+        `samples` counts videos, `losses_not_finite` the views that were left out.
+        """
         classes = max(world.gather(0 if self._sums is None else self._sums.shape[1])) - 2
         own = (
             np.zeros((len(self._labels), max(classes, 0) + 2), np.int64)

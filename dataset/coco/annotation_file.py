@@ -250,8 +250,10 @@ def image(entry: Any, prefixes: Collection[str]) -> Image:
 
 
 def annotation(entry: Any, *, keypoints: bool) -> Annotation:
-    """Without an area it has that of its box; a segmentation that cannot be used is left out. Raises
-    Rejected, and nothing else."""
+    """Return the annotation that an entry describes. Raises Rejected, and nothing else.
+
+    Without an area it has that of its box; a segmentation that cannot be used is left out.
+    """
     box = _numbers(entry, "bbox")
     crowd = entry.get("iscrowd", 0)
     if len(box) != 4:

@@ -1,5 +1,4 @@
-"""The manifest of images with boxes, masks and keypoints, as columns; must not know how a scan finds them,
-nor orders or windows.
+"""The manifest of images with boxes, masks and keypoints, as columns; must not know how a scan finds them.
 
 Same place, lock and life as the manifest of images (dataset/manifest.py). No annotation is a Python object
 here: those of an image lie next to each other, and what varies in length is cut out of one long column by

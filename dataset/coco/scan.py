@@ -74,8 +74,7 @@ def open_coco(
     rescan: bool = False,
     progress: Progress | None = None,
 ) -> Instances:
-    """The manifest of one split of COCO's layout: from `cache` when neither file nor folder have changed
-    since, else from a new scan.
+    """Return the manifest of one split of COCO's layout: from `cache` if nothing has changed since, or anew.
 
     Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in
     root/X/; X is train2017 or val2017, or the only name there that begins with `split`. `classes`: those that
@@ -124,8 +123,10 @@ def open_coco(
 
 
 def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
-    """How names of image files may begin beside the path below their folder: its absolute path, or its name
-    if it holds no such folder."""
+    """Return what names of image files may begin with: their folder's absolute path, or its name.
+
+    The name counts only where the folder holds no folder of that name.
+    """
     names = [f"{real}/{folder}/", f"{os.path.abspath(root)}/{folder}/"]
     return names if (real / folder / folder).is_dir() else [*names, f"{folder}/"]
 
@@ -313,10 +314,7 @@ def _match(
     points: int,
     rejects: Rejects,
 ) -> Array:
-    """Return bool [annotations of the file]: which are kept.
-
-    Those of images that are not `good`, bool [n], are lost, and are counted by the images' own lines.
-    """
+    """Return bool [annotations of the file]: those that are kept, all of them of `good` images, bool [n]."""
     lost = (image_of >= 0) & ~good[image_of]
     sizes = np.where(image_of[:, None] >= 0, images.sizes[image_of], 0)
     x, y, w, h = rows["box"].T
@@ -424,8 +422,7 @@ def _write(
 
 
 def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> None:
-    """Fill a column with the values that file_list.<name> has of the annotations `found`, in their order;
-    `counts` are those of all."""
+    """Fill a column with file_list.<name>'s values of the annotations `found`; `counts` are those of all."""
     if not into.size:
         return
     values = np.memmap(made / f"file_list.{name}", RAGGED[name], "r")

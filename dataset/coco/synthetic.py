@@ -27,10 +27,10 @@ MOST = 64  # annotations of an image
 
 
 class SyntheticInstances(Instances):
-    """Images and boxes like COCO's, in memory: about seven boxes an image, or two with 17 keypoints each; one
-    image in a hundred has none.
+    """Images and boxes like COCO's, in memory: about seven boxes an image, or two with 17 keypoints each.
 
-    All numbers are functions of the image's id and the annotation's place in it.
+    One image in a hundred has none. All numbers are functions of the image's id and the annotation's place in
+    it.
     """
 
     @classmethod

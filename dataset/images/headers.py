@@ -129,8 +129,9 @@ def _jpeg(file: _File) -> Header:
 
 
 def _to_pixels(file: _File, at: int) -> bool:
-    """Whether segments follow one another from `at` to the first scan, no frame among them: DALI 2.4 takes no
-    other, and may die of it.
+    """Return whether segments follow one another from `at` to the first scan, no frame among them.
+
+    DALI 2.4 takes no other, and may die of it.
     """
     try:
         while True:
@@ -195,8 +196,9 @@ def _png(file: _File) -> Header:
 
 
 def _to_end(file: _File, at: int) -> bool:
-    """Whether chunks follow one another from `at` to the last one: DALI 2.4 looks for it before it decodes,
-    and may die where it is not.
+    """Return whether chunks follow one another from `at` to the last one.
+
+    DALI 2.4 looks for it before it decodes, and may die where it is not.
     """
     try:
         while file.pieces < FOLLOWED:

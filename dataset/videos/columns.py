@@ -1,5 +1,4 @@
-"""The manifest of videos: which segments of which files, and the time of every frame; must not know how a
-scan finds it, nor clips.
+"""The manifest of videos: which segments of which files, and every frame's time; must not know clips.
 
 Same place, lock and life as the manifest of images (dataset/manifest.py). A sample is a segment of a file:
 several may share one.
@@ -154,8 +153,7 @@ class Videos(Manifest):
         return self.file[samples]
 
     def pts(self, sample: int) -> Array:
-        """int64 [count], strictly increasing: the time of every frame of the FILE that a player shows, in
-        ticks of the stream.
+        """Return int64 [count], strictly increasing: the times, in ticks, of the FILE's frames as displayed.
 
         Where the flag PACKED_B is set, what FFmpeg says of a packet or a decoded frame is not this time:
         count frames from a key frame.
@@ -171,11 +169,11 @@ class Videos(Manifest):
         return np.flatnonzero(np.asarray(self.frames) < least)
 
     def name_shorter(self, least: Any, file: str, name: Callable[[int], str]) -> tuple[int, Path | None]:
-        """How many those are, and the file beside the columns that names them as rejected.txt does what was
-        left out; None for none.
+        """Return how many samples have fewer than `least` frames, and the file that names them, or None.
 
-        `file` is the file's name, which is of the last call; `name` is their source's. Where the folder may
-        not be written to there is no file.
+        It lies beside the columns and has the form of rejected.txt. `file` is its name, and what it held
+        before is lost; `name` is the method of the samples' source. Where the folder may not be written to
+        there is no file.
         """
         short = self.shorter(least)
         if not len(short):

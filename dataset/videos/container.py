@@ -67,8 +67,10 @@ def declared_bytes(head: bytes) -> int | None:
 
 
 def _number(data: bytes, at: int, *, marked: bool) -> tuple[int, int] | None:
-    """(value, place behind it) of an EBML number, which the zeros in front of its first one give the length;
-    `marked`: with that one."""
+    """Return (value, place behind it) of an EBML number; its leading zeros say how long it is.
+
+    `marked`: the value has the first one, too.
+    """
     if at >= len(data) or not data[at]:
         return None
     length = 9 - data[at].bit_length()

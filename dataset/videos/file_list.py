@@ -36,13 +36,13 @@ MOST_CLASSES = 100_000
 
 
 def read_list(path: Path, classes: Sequence[str] | None) -> tuple[list[bytes], Array, list[str]]:
-    """(files, samples, classes) of a list: each file once, as a path below the list's folder; a SAMPLE for
-    each line, in order.
+    """Return (files, samples, classes) of a list: each file once, and a SAMPLE for each line, in order.
 
-    Paths are relative to the list's folder or absolute, and may hold blanks and commas: a line is split from
-    its right, and is a segment when it ends in two numbers behind path and label, unless a CSV writer has
-    quoted its fields. Labels are numbers from 0, or names (their places are those of the sorted names).
-    `classes` fixes the labels, as for folders. Raises UserError that names the line.
+    Files are paths below the list's folder. Paths are relative to the list's folder or absolute, and may hold
+    blanks and commas: a line is split from its right, and is a segment when it ends in two numbers behind
+    path and label, unless a CSV writer has quoted its fields. Labels are numbers from 0, or names (their
+    places are those of the sorted names). `classes` fixes the labels, as for folders. Raises UserError that
+    names the line.
     """
     folder = os.fsencode(path.parent)
     places: dict[bytes, int] = {}

@@ -61,8 +61,10 @@ def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
 
 
 def vp9_size(packet: memoryview) -> tuple[int, int] | None:
-    """Height and width that the head of a picture of VP9 says, of 8 bits and 4:2:0 (VP9, 6.2); None: those of
-    a picture before it."""
+    """Return the height and width in a picture's head of VP9, 8 bits and 4:2:0 (VP9, 6.2).
+
+    None: they are those of a picture before it.
+    """
     bits = f"{int.from_bytes(bytes(packet[:16]).ljust(16), 'big'):0128b}"  # of which 75 are looked at
     again, inter, shown, resilient = (bit == "1" for bit in bits[4:8])
     if again:
@@ -109,8 +111,10 @@ def decode_head(context: Any, packet: memoryview) -> list[Any]:
 
 
 def length_size(extradata: bytes | None, codec: str = "h264") -> int:
-    """Bytes in front of each NAL unit that say how long it is (ISO 14496-15, 5.3.3.1 and 8.3.3.1); 0: start
-    codes stand between them."""
+    """Return the bytes of the length in front of each NAL unit (ISO 14496-15, 5.3.3.1 and 8.3.3.1).
+
+    0: start codes stand between them.
+    """
     at = 4 if codec == "h264" else 21
     return (extradata[at] & 3) + 1 if extradata and len(extradata) > at and extradata[0] == 1 else 0
 
@@ -178,14 +182,18 @@ def shows_nothing(packet: memoryview) -> bool:
 
 
 def shows_again(packet: memoryview) -> bool:
-    """Whether a packet of VP9 shows a picture that was decoded before, and has none: show_existing_frame
-    (VP9, 6.2), of profiles 0 to 2."""
+    """Return whether a packet of VP9 has no picture and shows one that was decoded before.
+
+    That is show_existing_frame (VP9, 6.2), of profiles 0 to 2.
+    """
     return bool(packet[0] & 0b1000)
 
 
 def is_whole(packet: memoryview, length_bytes: int) -> bool:
-    """Whether the first slice of an H.264 packet needs no other picture (H.264, 7.3.2.8 and 7.3.3); also
-    where it cannot be told."""
+    """Return whether the first slice of an H.264 packet needs no other picture, or it cannot be told.
+
+    The source is H.264, 7.3.2.8 and 7.3.3.
+    """
     begin = _first_slice(packet, length_bytes)
     return (
         begin is None
@@ -208,8 +216,10 @@ def is_grey(extradata: bytes | None) -> bool:
 
 
 def may_hide(extradata: bytes | None, packet: memoryview) -> bool:
-    """Whether a picture of HEVC may say that it is not shown: output_flag_present_flag (H.265, 7.3.2.3.1) in
-    a parameter set here."""
+    """Return whether a picture of HEVC may say that it is not shown.
+
+    That is output_flag_present_flag (H.265, 7.3.2.3.1) in a parameter set here.
+    """
     length_bytes = length_size(extradata, "hevc")
     units = _hvcc_units(extradata) if extradata and length_bytes else _START.split(extradata or b"")
     for unit in (*units, *_START.split(_before_slices(packet, length_bytes, "hevc"))):

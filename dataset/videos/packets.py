@@ -67,8 +67,10 @@ LEFT_OUT = Times((-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int6
 
 
 def read(path: bytes) -> Times:
-    """Return what the packets of one file say. Raises Rejected, and nothing else, when it is no video that
-    can be played from its first frame."""
+    """Return what the packets of one file say.
+
+    Raises Rejected, and nothing else, when it is no video that can be played from its first frame.
+    """
     try:
         status = os.stat(path)
     except OSError as error:
@@ -96,8 +98,10 @@ def read(path: bytes) -> Times:
 
 
 def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
-    """Raises Rejected, or what PyAV raises. `quick`: FFmpeg has decoded nothing to find out what pictures are
-    like; None = it has to."""
+    """Return what the packets of one file say. Raises Rejected, or what PyAV raises.
+
+    `quick`: FFmpeg has decoded nothing to find out what pictures are like; None = it has to.
+    """
     if file.format.name not in _FORMATS:
         raise Rejected(f"no known video container (read as {file.format.name})")
     videos = [
@@ -241,13 +245,17 @@ PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?"
 
 
 QUICK = {"h264", "vp9"}
-"""Codecs of which FFmpeg decodes a whole picture to find out what its pixels are like: of 1080p that takes 11
-to 15 ms of a core."""
+"""Codecs of which FFmpeg decodes a whole picture to learn what its pixels are like.
+
+Of 1080p that takes 11 to 15 ms of a core.
+"""
 
 
 def _begins(context: Any, packet: memoryview) -> bool:
-    """Whether the decoder knows what pixels are like from the head of the first packet alone. 1080p: 0.2 to 4
-    ms, for its memory."""
+    """Return whether the decoder knows from the first packet's head alone what pixels are like.
+
+    That takes 0.2 to 4 ms at 1080p, for the decoder's memory.
+    """
     decode_head(context, packet)
     return context.format is not None
 
@@ -310,8 +318,10 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
 
 
 def _display_order(packets: Array) -> tuple[Array, Array, Flags]:
-    """(pts, keys, flags) of the frames that a player shows: none before the first key frame, nor such that
-    need frames before it."""
+    """Return (pts, keys, flags) of the frames that a player shows.
+
+    It shows none before the first key frame, nor such that need frames before it.
+    """
     if not packets["key"].any():
         raise Rejected("has no key frame")
     packets = packets[int(packets["key"].argmax()) :]
@@ -327,8 +337,10 @@ def _display_order(packets: Array) -> tuple[Array, Array, Flags]:
 
 
 def _unpacked(packets: Array, pictures: Array) -> tuple[Array, Array, Flags]:
-    """Return the frames of packed MPEG-4, as _display_order does for others. Its packets' times are right as
-    a set alone: the kinds of pictures tell a frame's place."""
+    """Return the frames of packed MPEG-4, as _display_order does for others.
+
+    Its packets' times are right as a set alone: the kinds of pictures tell a frame's place.
+    """
     places = np.arange(len(pictures))
     # I, P and S: displayed when the next of them has been decoded, behind the B between
     ahead = np.flatnonzero(pictures != 2)

@@ -1,5 +1,4 @@
-"""Folder or list of videos -> manifest: reads the time of every frame once, in parallel; must not know
-pixels, clips or ranks."""
+"""Folder or list of videos -> manifest: reads each frame's time once, in parallel; must not know clips."""
 
 from __future__ import annotations
 

@@ -80,8 +80,9 @@ def plain(columns: Any, ids: Array) -> Array:
 
 
 def notes(columns: Any) -> list[str]:
-    """A line where many files are not plain and DALI reads the files: each is then decoded, and written for
-    DALI, in one thread.
+    """Return a line where many files are not plain and DALI reads the files.
+
+    Each is then decoded, and written for DALI, in one thread.
     """
     odd = sum(
         int((~plain(columns, np.arange(at, min(at + PIECE, len(columns))))).sum())

@@ -40,9 +40,9 @@ def build(
     read_delay_s: float = 0.0,
     placed: bool = False,
 ) -> Any:
-    """A pipeline (images, bytes read). `device` None: uint8 [B, H, W, 3] on the host; else on that GPU,
-    normalised by `pixels` if given.
+    """Return a pipeline of (images, bytes read).
 
+    `device` None: uint8 [B, H, W, 3] on the host; else on that GPU, normalised by `pixels` if given.
     `placed`: images are put at their places on a canvas, which may be of another size in each batch.
     """
     dali = import_dali()

@@ -43,10 +43,9 @@ def _room(feed: Feed, rows: int) -> int:
 
 
 def intact(data: bytes) -> bool:
-    """Whether DALI can be given what a scan has found plain: the storage may answer with zeros by now. A PNG
-    is followed to its end.
+    """Return whether DALI can be given what a scan has found plain: storage may answer with zeros by now.
 
-    Of a JPEG its first bytes must do, for speed.
+    A PNG is followed to its end. Of a JPEG its first bytes must do, for speed.
     """
     try:
         return data.startswith(JPEG) or parse(data, len(data)).whole
@@ -55,10 +54,10 @@ def intact(data: bytes) -> bool:
 
 
 class Reading:
-    """In a worker: rows -> the files' bytes, one after the other, in part of a slot; returns (where each
-    begins [rows + 1], failed ids).
+    """In a worker, puts the files' bytes of rows into a part of a slot, one after the other.
 
-    Nothing is decoded but what only PIL can. Bytes that do not fit there are returned instead, by row.
+    It returns (where each begins [rows + 1], failed ids). Nothing is decoded but what only PIL can. Bytes
+    that do not fit there are returned instead, by row.
     """
 
     def __init__(self, feed: Feed) -> None:

@@ -1,6 +1,4 @@
-"""`dali-gpu`: DALI reads the files and decodes, resizes, places and normalises on the GPU; batches come out
-in the step's dtype.
-"""
+"""`dali-gpu`: DALI reads files, decodes, resizes, places and normalises on the GPU, in the step's dtype."""
 
 from __future__ import annotations
 

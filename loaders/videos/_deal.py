@@ -25,8 +25,9 @@ AHEAD = 256
 RECENT = 64
 """Units of a side over which its time for one is a mean."""
 GUESS_S = {"worker": 0.5, "thread": 0.07}
-"""Seconds for one, until some are known: 16 frames of 1080p H.264, of which three times as many are decoded,
-on a core and on an engine.
+"""Seconds for a unit until some are known, on a core and on an engine: 48 frames of 1080p H.264.
+
+16 are wanted, of which three times as many are decoded.
 """
 GUESS_COUNTS = 4
 """Units that the guess is worth."""
@@ -41,8 +42,9 @@ DENSE = 0.8
 
 
 class Pace:
-    """How far ahead of the device workers begin, and how far apart: from the last units' seconds on both
-    sides, and who waited for whom.
+    """How far ahead of the device workers begin, and how far apart.
+
+    Both follow from the last units' seconds on both sides, and from who waited for whom.
     """
 
     def __init__(self, *, workers: int, threads: int) -> None:

@@ -1,7 +1,6 @@
-"""NVDEC through PyNvVideoCodec: frames of one file as surfaces on the device. PyAV reads the packets, so that
-its times are the manifest's.
+"""NVDEC through PyNvVideoCodec: frames of one file as surfaces on the device, with the manifest's times.
 
-    Packets: seek to the key frame -> packets -> Annex B -> bytes and a table
+    Packets: PyAV: seek to the key frame -> packets -> Annex B -> bytes and a table
     Nvdec:   bytes -> [decoder: waits for pictures on the engine] -> surfaces, each with its packet's label
 
 NVIDIA's parser gives each picture, in the order of display, the smallest label that it has left: labels have
@@ -30,14 +29,17 @@ from loaders.videos._surfaces import nv12
 NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
 ROUNDED = 64
-"""Sides of a decoder's largest picture are multiples of it: NVIDIA's parser rounds them up to no more, and
-fewer decoders are made anew.
+"""Sides of a decoder's largest picture are multiples of it, so that fewer decoders are made anew.
+
+NVIDIA's parser rounds them up to no more.
 """
 VIEWS = 16
 """Views of surfaces that are kept of a decoder: it writes to few places in turns."""
 CLIP_TICKS, CLIPS = 1 << 44, 1024
-"""Labels of a clip are so many ticks below those of the clip before, and come again after so many: one that a
-clip that broke off has left in the decoder is larger than all of the next ones, and no picture gets it.
+"""Labels of a clip are so many ticks below those of the clip before, and come again after so many clips.
+
+One that a clip that broke off has left in the decoder is larger than all of the next ones, and no picture
+gets it.
 """
 
 
@@ -70,8 +72,9 @@ def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[s
 
 @cache
 def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
-    """None = it does not decode it. Asked once, and of no codec that is not needed: each answer makes a CUDA
-    context, and ends it.
+    """Return what the device decodes of a codec; None = it does not.
+
+    It is asked once, and of no codec that is not needed: each answer makes a CUDA context, and ends it.
     """
     try:
         caps = codec.GetDecoderCaps(gpuid=gpu, codec=getattr(codec.cudaVideoCodec, NAMES[name]))
@@ -144,11 +147,10 @@ class Decoder:
         self._size = height, width
 
     def feed(self, address: int, size: int, label: int, *, shown: bool) -> Iterator[tuple[int, torch.Tensor]]:
-        """Decode a packet, `size` bytes from `address` on; gives the surfaces that are ready, uint8 [H * 3 /
-        2, W], with their labels.
+        """Decode a packet, `size` bytes from `address` on; yield surfaces that are ready, and their labels.
 
-        A next call may overwrite them. They are written on the stream. A picture that is not to be shown is
-        decoded for others' sake alone.
+        They are uint8 [H * 3 / 2, W], and are written on the stream. A next call may overwrite them. A
+        picture that is not to be shown is decoded for others' sake alone.
         """
         data = self._codec.PacketData()
         data.bsl_data, data.bsl, data.pts, data.discardable = address, size, label, int(not shown)

@@ -35,8 +35,9 @@ from loaders.videos.pyav import Pyav
 from plan.geometry import largest_upright, upright
 
 LEAST_WINDOW = 3
-"""Batches that threads may fill at the same time, so that none of them waits for the last clip of another;
-more of few clips.
+"""Batches that threads fill at the same time, at least: none then waits for the last clip of another.
+
+There are more where a batch has few clips.
 """
 THREADS_A_CORE = 2
 """Threads of the device and their readers, a core: they keep less than that busy, but need it at once."""
@@ -145,8 +146,9 @@ Beside = tuple[str, MakeReader, MakeReader | None]
 
 
 class MixedLoader(Staging):
-    """contracts.Loader, with ClipLoader's Counts: `fallbacks` are clips that the device's decoders are not
-    exact for, or refused.
+    """contracts.Loader, with ClipLoader's Counts.
+
+    `fallbacks` are clips that the device's decoders are not exact for, or refused.
     """
 
     def __init__(
@@ -160,8 +162,9 @@ class MixedLoader(Staging):
         threads: int,
         beside: Beside | None = None,
     ) -> None:
-        """`able`: bool by sample, what `backend` is exact for on this device. `beside`: the CPU's reader that
-        gets a share of the clips.
+        """`able`: bool by sample, what `backend` is exact for on this device.
+
+        `beside`: the CPU's reader that gets a share of the clips.
         """
         compile_kernels()
         self._views = feed.plan.same_frames
@@ -257,7 +260,7 @@ class MixedLoader(Staging):
         return batch
 
     def _run(self, unit: Unit, batch: _Batch) -> Done:
-        """In one of the threads, of which there are as many as things for them to own."""
+        """Decode a unit in one of the threads, with what it owns: there are as many of these as threads."""
         thread = self._idle.pop()
         try:
             return thread.run(unit, batch)
@@ -345,8 +348,9 @@ _streams: dict[torch.device, list[Any]] = {}
 
 
 def device_streams(device: torch.device, count: int) -> list[Any]:
-    """The threads' streams, the same for every loader: cuBLAS keeps 32 MiB for each stream that it has ever
-    run on. None on a CPU.
+    """Return the threads' streams, the same for every loader; None on a CPU.
+
+    cuBLAS keeps 32 MiB for each stream that it has ever run on.
     """
     if device.type != "cuda":
         return [None] * count

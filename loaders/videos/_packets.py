@@ -1,5 +1,4 @@
-"""The packets of a file that show a clip's frames, for decoders on the device: from the key frame on, by the
-times of the manifest.
+"""The packets that show a clip's frames, for decoders on the device: by the manifest's times.
 
 seek to the key frame -> packets -> [FFmpeg's bitstream filter] -> those that are needed, each with its frame
 """
@@ -53,8 +52,9 @@ class Filters:
 
 
 class Group(NamedTuple):
-    """Packets from one key frame on: bytes, time and, where it is wanted, frame of each, in the order of
-    decoding; the last wanted time.
+    """Packets from one key frame on, in the order of decoding, and the last wanted time.
+
+    Each is its number of bytes, its time and, where it is wanted, its frame.
     """
 
     packets: list[tuple[int, int, int | None]]

@@ -115,8 +115,9 @@ class Fitter:
 
 
 def stored(box: Array, shape: tuple[int, int], turns: int) -> Array:
-    """x0 y0 x1 y1 of a displayed picture of `shape`, which is the stored one turned as np.rot90 does -> the
-    same box of the stored one.
+    """Return the box of a stored picture that a box x0 y0 x1 y1 of the displayed one, of `shape`, shows.
+
+    The displayed picture is the stored one turned as np.rot90 does.
     """
     height, width = shape
     x0, y0, x1, y1 = box
@@ -132,10 +133,10 @@ def stored(box: Array, shape: tuple[int, int], turns: int) -> Array:
 def triangle(
     begin: float, end: float, count: int, low: float, high: float, length: int
 ) -> tuple[Array, Array]:
-    """(int64 [count] first sample, float32 [count, taps] weights) that bring [begin, end) to `count` samples;
-    none outside [low, high).
+    """Return weights that bring [begin, end) to `count` samples; none lies outside [low, high).
 
-    Pillow's BILINEAR: a triangle whose support is the step, at least one sample, with weights that sum to 1.
+    They are (int64 [count] first sample, float32 [count, taps]). Pillow's BILINEAR: a triangle whose support
+    is the step, at least one sample, with weights that sum to 1.
     """
     bottom, top = max(int(np.floor(low)), 0), min(int(np.ceil(high)), length)
     step = (end - begin) / count
@@ -150,8 +151,9 @@ def triangle(
 
 
 def offsets_and_factors(picture: Picture) -> tuple[float, float, float, float, float, float, float]:
-    """(luma offset, luma factor, chroma offset, red of V, green of U, green of V, blue of U), which make
-    levels 0..255 of samples.
+    """Return the seven numbers that make levels 0..255 of a picture's samples.
+
+    They are luma offset, luma factor, chroma offset, red of V, green of U, green of V and blue of U.
     """
     unit = 2.0 ** (picture.bits - 8)
     if len(picture.planes) == 1:  # RGB; and grey, whose range swscale takes for full

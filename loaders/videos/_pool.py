@@ -1,10 +1,9 @@
-"""Worker processes that read or decode one unit of rows at a time, each the next one as soon as it is free:
-done in any order.
+"""Worker processes that read or decode one unit of rows at a time, done in any order.
 
     source() -> (rows, unit) -> [a worker: work(rows, slot)] -> unit.done: (slot, what the work returned)
 
-loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here it is
-decided when one is free.
+loaders/_workers.py, which keeps the order, has each unit decided before the workers come to it; here a worker
+gets the next unit as soon as it is free, and it is decided then.
 """
 
 from __future__ import annotations
@@ -89,8 +88,9 @@ class Pool:
         self.fill()
 
     def fill(self) -> None:
-        """Give the workers what there is to do: to be called when the source may have something new. A unit
-        that is done calls it too.
+        """Give the workers what there is to do; to be called when the source may have something new.
+
+        A unit that is done calls it too.
         """
         with self._lock:
             while (
@@ -151,8 +151,9 @@ class Pool:
         self._stop.now()
 
     def _done(self, unit: Given, slot: int, sequence: int, job: Future[Any]) -> None:
-        """In a thread of the executor's. Where a worker has died it holds a lock that `submit` takes (Python
-        3.12): then none of ours.
+        """Runs in a thread of the executor's, when a unit is done.
+
+        Where a worker has died that thread holds a lock that `submit` takes (Python 3.12): then none of ours.
         """
         if job.cancelled():
             return

@@ -30,10 +30,9 @@ from plan.geometry import largest_upright, upright
 
 
 def passed(keys: Array, frames: Array) -> int:
-    """Frames that a decoder goes through for `frames` (ascending): from the last key frame, or from the
-    wanted frame before it.
+    """Return how many frames a decoder goes through for `frames`, ascending.
 
-    `keys`: bool [F], which frames of the file are key frames.
+    It begins at the last key frame, or at the wanted frame before. `keys`: bool [F], the file's key frames.
     """
     key = np.flatnonzero(keys)
     begins = (
@@ -110,10 +109,10 @@ def count(loader: Any, parts: Sequence[Told]) -> None:
 
 
 class ClipLoader(Staging):
-    """contracts.Loader, with Counts: pyav is the other decoder, what was refused ends in REFUSED or LOST,
-    frames are counted by passed().
+    """contracts.Loader, with Counts: pyav is the other decoder, and frames are counted by passed().
 
-    `notes`: what is known of that before training.
+    The sort of a file that was refused ends in REFUSED or LOST. `notes`: what is known of that before
+    training.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ def checked(source: Any, sample: int) -> Any:
 
 
 class Decoding:
-    """In a worker: upright rows -> part of a slot, at their places; tells what became of them.
+    """Decodes upright rows, in a worker, into their places in part of a slot; tells what became of them.
 
     Rows that are padding or fail, and what no place covers, stay as they were: _staging.py blackens them.
     """
@@ -230,8 +229,9 @@ class Decoding:
     def _decode(
         self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]
     ) -> tuple[list[str], int]:
-        """Fill the places of a sample. Returns the sort of file, once for each, if pyav did it, which has the
-        last word; frames decoded.
+        """Fill the places of a sample; pyav has the last word.
+
+        Returns the sort of file, once for each, if pyav did it, and the frames decoded.
         """
         path, refused = checked(self._feed.source, sample), None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
@@ -250,7 +250,8 @@ class Decoding:
         return [sort] * len(places), decoded
 
     def _fill(self, reader: Reader, sample: int, path: bytes, rows: Rows, places: Array, out: Array) -> int:
-        """Decode what the views of a clip need in one go, and bring each frame to each view that shows it.
+        """Decode what the views of a clip need in one go, into each view that shows a frame.
+
         Returns the frames decoded.
         """
         assert rows.frames is not None

@@ -96,8 +96,10 @@ def inputs(read: Read, rows: Rows, place: int) -> dict[str, Array]:
 
 
 class Cut(NamedTuple):
-    """What _reading.Read says of a small file: where in it each frame is, in the order of display, how many
-    packets it has, and Kr and Kb of its colours.
+    """The `about` of a small file's _reading.Read.
+
+    It says where in the file each frame is, in the order of display, how many packets it has, and Kr and Kb
+    of its colours.
     """
 
     places: dict[int, int]
@@ -150,10 +152,10 @@ class Cutting:
 
 @cache
 def recoloured(colours: tuple[float, float], device: torch.device) -> torch.Tensor | None:
-    """float32 [3, 3]: RGB that DALI has made, by BT.601's Kr and Kb whatever a stream says -> RGB by these;
-    None where they are the same.
+    """Return float32 [3, 3]: DALI's RGB, by BT.601's Kr and Kb whatever a stream says -> RGB by these.
 
-    DALI 2.4, color_space.cu. What it has clipped at 0 and 255 stays so.
+    None where they are the same. The source is DALI 2.4, color_space.cu. What it has clipped at 0 and 255
+    stays so.
     """
 
     def rgb_of(red: float, blue: float) -> Array:  # of Y, Cb and Cr, the latter from -0.5 to 0.5

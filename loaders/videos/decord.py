@@ -16,8 +16,9 @@ OPENS_FILES = True
 
 
 class Decord:
-    """loaders.videos._worker.Reader. A reader lives for one clip: it indexes the whole file, and its memory
-    grows with every seek.
+    """loaders.videos._worker.Reader, with a decord reader that lives for one clip.
+
+    It indexes the whole file, and its memory grows with every seek.
     """
 
     decoded = None

@@ -112,7 +112,7 @@ def beside_of(name: str) -> Beside | None:
 
 
 def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
-    """With PyNvVideoCodec, or what stands for it."""
+    """Return the loader that decodes with PyNvVideoCodec, or with what stands for it."""
     gpu, there = feed.device.index or 0, set(np.unique(feed.columns.codec[:]).tolist())
     caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(
         codec, gpu

@@ -33,9 +33,9 @@ WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
 WITH_TIMES = [CONTAINERS.index(name) for name in ("mp4", "mkv")]
 """Containers whose packets have all their times: none of them depends on what FFmpeg knows of a stream."""
 LEAD_S = 1.0
-"""By how much: H.264 and HEVC move a frame by 16 places at most."""
+"""Seconds by which a seek aims before the key frame: H.264 and HEVC move a frame by 16 places at most."""
 ACCURATE = Interpolation.BILINEAR | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-"""By default swscale is one to two grey levels off."""
+"""Flags for swscale, which by default is one to two grey levels off."""
 
 
 class Pyav:
@@ -186,8 +186,9 @@ class Run:
         yield from ((frame.pts, frame) for frame in self._pictures(None) if frame.pts is not None)
 
     def _unpacked(self) -> Iterator[av.VideoFrame]:
-        """All frames of packed MPEG-4, in the order of display. Their own times are those of neighbours: they
-        have to be counted.
+        """Yield all frames of packed MPEG-4, in the order of display.
+
+        Their own times are those of neighbours: they have to be counted.
         """
         unpack = BitStreamFilterContext("mpeg4_unpack_bframes", in_stream=self._stream)
         for packet in read_packets(self._container, self._stream):
@@ -202,8 +203,9 @@ class Run:
 
 
 def planes(frame: av.VideoFrame, turns: int) -> Picture:
-    """A view of a frame's samples, valid as long as the frame; formats other than planar YUV and grey are
-    turned into RGB first.
+    """Return a view of a frame's samples, valid as long as the frame.
+
+    Formats other than planar YUV and grey are turned into RGB first.
     """
     form = frame.format
     places = [component.plane for component in form.components]
