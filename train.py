@@ -104,8 +104,8 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             reader=load.reader,
             pinned=load.pin_memory,
         )
-        val_feed = replace(feed, plan=val_plan, targets=val_task.targets)
-        val_feed = replace(val_feed, source=val.source, columns=val.columns)
+        of_val = {"plan": val_plan, "source": val.source, "columns": val.columns}
+        val_feed = replace(feed, targets=val_task.targets, **of_val)
         with memory.explained(step, load.batch_size, shape, world):
             loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, feed))
         resume.into(module, step, optimizer=opt.optimizer)  # what does not fit leaves the run's files alone

@@ -196,12 +196,15 @@ class Stager:
             if normalised:
                 raise ValueError("operations act on levels: who decodes must not normalise for such a plan")
             pixels = operated(pixels, rows.ops, self._to_device)
-        pixels = turned(pixels, rows, self._to_device)
         if into is None:
-            into = torch.empty(pixels.shape, dtype=self._dtype, device=pixels.device)
-        if normalised:
+            shape = images_shape(pixels.shape, rows)
+            into = torch.empty(shape, dtype=self._dtype, device=pixels.device)
+        # what is normalised already needs nothing but the turn, which then writes the images themselves
+        written = into if normalised and pixels.dtype == into.dtype else None
+        pixels = turned(pixels, rows, self._to_device, written)
+        if normalised and pixels is not into:
             into.copy_(pixels)
-        else:
+        elif not normalised:
             for part, levels in zip(_pieces(into), _pieces(pixels), strict=True):
                 fresh = levels.to(torch.float32, copy=True)
                 part.copy_(torch.addcmul(self._shift, fresh, self._scale, out=fresh))

@@ -16,7 +16,7 @@ def test_every_row_is_turned_and_operated_on(backend: Backend, quick: Scene, ope
 
 
 @pytest.mark.parametrize("fault", turning.FAULTS)
-def test_a_fault_is_refused(small: Scene, fault: str) -> None:
+def test_a_fault_of_turning_is_refused(small: Scene, fault: str) -> None:
     backend, feed = Backend(name="torchvision"), small.feed(batch_size=8, image_size=turning.WIDTH)
     turning.rows_are_changed(backend.open, feed)
     assert checks.raises(turning.rows_are_changed, turning.FAULTS[fault](backend.open), feed)
