@@ -79,7 +79,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         resume.fits(**world.agree(identity))
         torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
         heads = kind.building(config, train_set)
-        net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **heads)
+        net, loaded = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **heads)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=world.wrap(module, compiled=model.compile, mode=model.compile_mode),
@@ -124,8 +124,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)
-        anew = [f"--weights are for other classes: {', '.join(new)} start anew"] if new else []
-        console.info(*(loader.notes if loader else ()), *anew, *recipe(config, arch))
+        console.info(*(loader.notes if loader else ()), *loaded.notes, *recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
         failed = Failures(split="train", samples=plan.samples, name_of=source.name, report=reporter)

@@ -9,7 +9,7 @@ import torch
 import torchvision
 from torch import nn
 
-from models import Native, Unusable
+from models import Loaded, Native, Unusable
 from models._weights import dry_run, load
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -40,12 +40,11 @@ def native(arch: str, weights: str | None = None) -> Native:
 
 def build(
     arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None
-) -> tuple[nn.Module, list[str]]:
-    """(module, parameters left at their initial values because the weights are for other classes) for batches
-    of `shape` [B, 3, H, W].
+) -> tuple[nn.Module, Loaded]:
+    """Return the module for batches of `shape` [B, 3, H, W], and what it began with.
 
-    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises
-    Unusable, also when the architecture cannot train on batches of this shape.
+    `weights` is a file, or the name of torchvision weights. Raises Unusable, also when the architecture
+    cannot train on batches of this shape.
     """
     batch_size = shape[0]
     image_size = shape[-1]
@@ -67,7 +66,7 @@ def build(
         raise Unusable(
             f"{got} does not suit --arch {arch}, which was made for {native(arch).size} pixels ({said})"
         ) from None
-    return module, load(module, arch, weights) if weights else []
+    return module, load(module, arch, weights) if weights else Loaded()
 
 
 def auxiliary_weight(arch: str) -> float:

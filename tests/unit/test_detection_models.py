@@ -16,7 +16,7 @@ from torch import nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from models import Native, _rcnn
+from models import Loaded, Native, _rcnn
 from models.detection import (
     OWN,
     STAGES,
@@ -55,7 +55,7 @@ def options(arch: str) -> dict[str, int]:
 
 def made(
     arch: str, *, batch_size: int = 2, classes: int = CLASSES, **chosen: Any
-) -> tuple[nn.Module, list[str]]:
+) -> tuple[nn.Module, Loaded]:
     return build(arch, classes=classes, shape=shape_of(arch, batch_size), keypoints=KEYPOINTS, **chosen)
 
 
