@@ -23,6 +23,8 @@ from torchvision.models.detection.ssd import SSD
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Loaded, Native, Unusable, _rcnn, _ssd
+from models._anchors import Anchors
+from models._finite import FiniteImages
 from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
 from models._weights import dry_run, fill, is_published, read
@@ -58,8 +60,6 @@ HEADS = (
 IN_FP32 = ("rpn.head", "roi_heads.box_predictor", "head")
 """Modules that run in fp32: their outputs become pixels, and fp16 has no fractions of a pixel beyond 1024,
 bf16 none beyond 128."""
-CANVASES = 32
-"""Shapes of batches whose anchors are kept: 4 MiB each at 800 x 1333."""
 
 
 def names() -> list[str]:
@@ -88,6 +88,7 @@ class Detector(nn.Module):
         stock.transform = _Untouched()
         # in a tuple it is no child of this module, and its parameters have no second name
         self._stock = (stock,)
+        self._finite = FiniteImages(stock)
 
     def forward(
         self,
@@ -101,7 +102,8 @@ class Detector(nn.Module):
         its padding. Targets and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels
         int64 [N]; targets also masks uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs
         them; detections scores [N], sorted, and masks [N, 1, 28, 28] as probabilities inside their boxes, or
-        keypoints [N, K, 3] and keypoints_scores [N, K].
+        keypoints [N, K, 3] and keypoints_scores [N, K], and `finite`, bool: whether all that the heads said of
+        the image were numbers.
         """
         (stock,) = self._stock
         stock.training = self.training
@@ -115,7 +117,8 @@ class Detector(nn.Module):
             outputs = stock(prepared, targets)
         if self.training:
             return dict(outputs)
-        for found in outputs:
+        for found, finite in zip(outputs, self._finite.take(len(sizes), images.device), strict=True):
+            found["finite"] = finite
             if "masks" in found:
                 found["masks"] = found["masks"].float()
         return list(outputs)
@@ -136,27 +139,6 @@ class _Untouched(nn.Module):
 
     def postprocess(self, detections: Any, *_: Any) -> Any:
         return detections
-
-
-class _Anchors(nn.Module):
-    """torchvision's anchors, always in fp32, made once for each shape of a batch and shared by its images."""
-
-    def __init__(self, generator: nn.Module) -> None:
-        super().__init__()
-        self.generator = generator
-        self._made: dict[Any, torch.Tensor] = {}
-
-    def forward(self, images: ImageList, features: list[torch.Tensor]) -> list[torch.Tensor]:
-        key = (images.tensors.shape[-2:], *(one.shape[-2:] for one in features), images.tensors.device)
-        if key not in self._made:
-            if len(self._made) >= CANVASES:
-                self._made.clear()
-            # they may be made in a validation, and training cannot use an inference tensor
-            with torch.inference_mode(False):
-                alike = [torch.empty(one.shape[-2:], device=one.device) for one in features]
-                first = ImageList(images.tensors[:1], images.image_sizes[:1])
-                self._made[key] = self.generator(first, alike)[0]
-        return [self._made[key]] * len(images.image_sizes)
 
 
 class _FrozenNorm(FrozenBatchNorm2d):
@@ -410,7 +392,7 @@ def _give_full_tail(stock: Any, classes: int) -> None:
 def _keep_pixels_exact(stock: nn.Module) -> None:
     """Anchors, and what heads say of them, in fp32 under autocast."""
     owner = stock.get_submodule("rpn") if hasattr(stock, "rpn") else stock
-    owner.anchor_generator = _Anchors(owner.get_submodule("anchor_generator"))
+    owner.anchor_generator = Anchors(owner.get_submodule("anchor_generator"))
     modules = dict(stock.named_modules())
     for name in IN_FP32:
         if name in modules:

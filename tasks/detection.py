@@ -52,6 +52,7 @@ FIGURES = (
     *_more("keypoint_ar", ("", "50", "75", "_medium", "_large")),
     Figure(name="samples"),
     Figure(name="detections"),
+    Figure(name="outputs_not_finite", said="unless zero"),
 )
 LOOKED_AT = 50
 """Batches of the first epoch, from whose numbers the boxes of an image and the share of padding are taken."""
