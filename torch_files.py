@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import warnings
 import zipfile
@@ -19,7 +20,7 @@ NAMESPACE = "argparse.Namespace"
 
 
 class Unreadable(ValueError):
-    """A file that cannot be read, or that must not be; the reason in a few words, to stand behind its name."""
+    """A file that cannot be read, or that must not be; the reason in words that stand behind its name."""
 
 
 def load(path: Path, *, foreign: bool = False) -> Any:
@@ -40,8 +41,14 @@ def load(path: Path, *, foreign: bool = False) -> Any:
     except Unreadable:
         raise
     except Exception as error:  # torch raises whatever the bytes make it stumble over
-        said = str(error).partition("\n")[0].split(". ")[0]
-        raise Unreadable(said if _is_zip(path) else "damaged, or another kind of file") from None
+        raise Unreadable(_reason(error) if _is_zip(path) else "damaged, or another kind of file") from None
+
+
+def _reason(error: Exception) -> str:
+    """Return the sentence of torch's advice that says what it has met."""
+    said = str(error)
+    met = re.search(r"GLOBAL [\w.]+", said)
+    return f"it holds an object, {met[0]}" if met else said.splitlines()[0].split(". ")[0]
 
 
 class Inert:
@@ -57,7 +64,7 @@ class Inert:
 @contextmanager
 def _known(names: list[str]) -> Iterator[None]:
     """Let torch.load find an Inert under each of these names, whatever else has the name."""
-    stand_ins = [(type(name, (Inert,), {}), name) for name in names]
+    stand_ins: list[Any] = [(type(name, (Inert,), {}), name) for name in names]
     with torch.serialization.safe_globals(stand_ins):
         yield
 

@@ -1,5 +1,5 @@
-"""Which images of a batch a detector has computed with finite numbers. What is no number it drops in silence: a
-score of NaN is above no threshold.
+"""Which images of a batch a detector has computed with finite numbers. What is no number it drops in silence:
+a score of NaN is above no threshold.
 """
 
 from __future__ import annotations

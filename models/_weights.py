@@ -7,6 +7,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -146,8 +147,23 @@ def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
         raise Unusable(f"{said} cannot be downloaded from {url} ({error}); or name a file") from None
 
 
+def published(arch: str, weights: str) -> Any:
+    """Return torchvision's weights of that name, or whose file has it; None for any other file."""
+    known = torchvision.models.get_model_weights(arch).__members__
+    if weights in known:
+        return known[weights]
+    return next((one for one in known.values() if Path(one.url).name == Path(weights).name), None)
+
+
 def is_published(arch: str, weights: str, name: str) -> bool:
     """Whether they are torchvision's of that name, by it or by the name of the file that torchvision
-    offers."""
-    published = torchvision.models.get_model_weights(arch).__members__
-    return name in published and (weights == name or Path(weights).name == Path(published[name].url).name)
+    offers.
+    """
+    found = published(arch, weights)
+    return found is not None and found == torchvision.models.get_model_weights(arch).__members__.get(name)
+
+
+def categories(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of torchvision's weights; () for any other file."""
+    found = published(arch, weights)
+    return () if found is None else tuple(found.meta["categories"])

@@ -27,7 +27,7 @@ from models._anchors import Anchors
 from models._finite import FiniteImages
 from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
-from models._weights import dry_run, fill, is_published, read
+from models._weights import categories, dry_run, fill, is_published, read
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OWN = {"fcos_tiny": tiny}
@@ -72,6 +72,11 @@ def native(arch: str, weights: str | None = None) -> Native:
     return NATIVE.get(arch, Native(800, MEAN, STD, 1333))
 
 
+def classes(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of torchvision's weights; () for any other file."""
+    return () if arch in OWN else categories(arch, weights)
+
+
 def auxiliary_weight(arch: str) -> float:
     """None of them has an auxiliary head."""
     return 0.0
@@ -102,8 +107,8 @@ class Detector(nn.Module):
         its padding. Targets and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels
         int64 [N]; targets also masks uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs
         them; detections scores [N], sorted, and masks [N, 1, 28, 28] as probabilities inside their boxes, or
-        keypoints [N, K, 3] and keypoints_scores [N, K], and `finite`, bool: whether all that the heads said of
-        the image were numbers.
+        keypoints [N, K, 3] and keypoints_scores [N, K]; and `finite`, bool: all that the heads said of the
+        image were numbers.
         """
         (stock,) = self._stock
         stock.training = self.training

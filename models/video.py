@@ -11,7 +11,7 @@ from torch import nn
 from torchvision.models.video.resnet import BasicBlock, Conv3DSimple, VideoResNet
 
 from models import Loaded, Native, Unusable
-from models._weights import dry_run, load
+from models._weights import categories, dry_run, load
 
 
 class Tiny(VideoResNet):
@@ -86,6 +86,11 @@ def build(
         made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")
         raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made_for} ({said})") from None
     return module, load(module, arch, weights) if weights else Loaded()
+
+
+def classes(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of torchvision's weights; () for any other file."""
+    return () if arch in OWN else categories(arch, weights)
 
 
 def auxiliary_weight(arch: str) -> float:

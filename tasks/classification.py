@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 
 from config import Config
 from contracts import Batch, Figure, Metric, Rows, Split, Task, World
+from dataset.model_classes import ModelClasses
 from models import Native, Registry
 from models import classification as architectures
 from plan.images import ImagePlan
@@ -135,13 +136,18 @@ class ClassificationKind(TaskKind):
     registry: Registry = architectures
     figures: tuple[Figure, ...] = FIGURES
 
-    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
-        return opened(config, loader, "images", console)
+    def splits(
+        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+    ) -> dict[str, Split]:
+        return opened(config, loader, "images", console, model)
 
     def plans(
         self, config: Config, splits: Splits, native: Native, **ranks: int
     ) -> tuple[ImagePlan, ImagePlan]:
         return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
+
+    def used(self, plan: ImagePlan) -> dict[str, Any]:
+        return {"val_window": plan.policy.window, "val_resize": plan.policy.resize}
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train = Classification(

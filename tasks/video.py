@@ -9,6 +9,7 @@ import torch
 
 from config import Config
 from contracts import Batch, Figure, Metric, Rows, Split, Task, World
+from dataset.model_classes import ModelClasses
 from dataset.videos.columns import Videos
 from models import Native, Registry
 from models import video as architectures
@@ -108,9 +109,11 @@ class VideoKind(TaskKind):
     groups = ("clips",)
     unread = ("train_window", "val_window", "crop_scale", "crop_ratio", "reader", "decode_threads")
 
-    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
+    def splits(
+        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+    ) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
-        found = opened(config, loader, "videos", console)
+        found = opened(config, loader, "videos", console, model)
         clips = config.clips
         span = (clips.clip_frames - 1) * clips.clip_stride
         only = {"val": found["val"]} if found["train"] is found["val"] else found
@@ -137,6 +140,9 @@ class VideoKind(TaskKind):
     ) -> tuple[ClipPlan, ClipPlan]:
         policy = clip_policy(config.augmentation, config.clips, native)
         return pair(ClipPlan.of, config, splits, policy, policy, **ranks)
+
+    def used(self, plan: ClipPlan) -> dict[str, Any]:
+        return {"val_resize": plan.policy.resize, "short_side": list(plan.policy.shorter)}
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train = Video(

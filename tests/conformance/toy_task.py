@@ -32,6 +32,9 @@ class Registry:
     ) -> tuple[nn.Module, Loaded]:
         return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[1], 1)), Loaded()
 
+    def classes(self, arch: str, weights: str) -> tuple[str, ...]:
+        return ()
+
     def auxiliary_weight(self, arch: str) -> float:
         return 0.0
 
