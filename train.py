@@ -40,11 +40,8 @@ from tasks import compared, kind_of, task_with_arch, task_with_loader  # noqa: E
 from tasks.start import Start  # noqa: E402
 
 
-def train(config: Config, chosen: frozenset[str], world: ProcessWorld, console: Console) -> int:
+def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
     """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
-    resume = Resume.find(config.run, weights=config.model.weights)
-    start = Start.of(config, chosen, checkpoint=resume.content, path=resume.path, origin=resume.origin)
-    config = start.config
     run = config.run
     opt = config.optimisation
     load = config.loading
@@ -167,7 +164,10 @@ def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
-        return train(parse(sys.argv[1:]), given(sys.argv[1:]), world, Console(enabled=world.rank == 0))
+        config = parse(sys.argv[1:])
+        resume = Resume.find(config.run, weights=config.model.weights)
+        start = Start.of(config, given(sys.argv[1:]), resume.content, path=resume.path, origin=resume.origin)
+        return train(start.config, start, resume, world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130
     except (UserError, NotFinite, Unusable, PermissionError) as error:

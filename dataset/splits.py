@@ -140,7 +140,7 @@ def open_splits(
 
 
 def _under(model: ModelClasses, split: Split, console: Any) -> Split:
-    """Return the split with the class numbers of a model. Raises UserError for a class that it does not have."""
+    """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
     numbers, said, doubtful = model.numbers(split.columns.class_names)
     if said:
         (console.warn if doubtful else console.info)(said)

@@ -167,5 +167,6 @@ def _renamed(
         modules = {name: rename(f"{name}.x" if name else "x") for name in versions if isinstance(name, str)}
         kept = {name: new.rpartition(".")[0] for name, new in modules.items() if new is not None}
         # a wrapper gets the name of what it wraps, which comes later and stays
-        renamed._metadata = OrderedDict((new, versions[name]) for name, new in kept.items())  # type: ignore[attr-defined]
+        new_versions = OrderedDict((new, versions[name]) for name, new in kept.items())
+        renamed._metadata = new_versions  # type: ignore[attr-defined]
     return renamed

@@ -56,8 +56,8 @@ class Start:
         cls,
         config: Config,
         given: Collection[str],
-        *,
         checkpoint: Mapping[str, Any],
+        *,
         path: Path | None,
         origin: str,
     ) -> Start:

@@ -169,7 +169,7 @@ def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 1, 6])
 def test_a_sample_whose_output_is_no_number_is_wrong_and_counted(value: float, where: int) -> None:
-    """NaN is the largest value to topk, and the first one wins: a network of NaNs was right for all of the first class."""
+    """NaN is the largest value to topk, and the first one wins: a network of NaNs was right for a class."""
     logits = torch.eye(7)[[0, 0, 0, 1, 2]]
     labels, valid = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([True, True, True, True, False])
     assert measured((logits, batch_of(labels, valid)))["top1"] == 1.0
