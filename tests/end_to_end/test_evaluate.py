@@ -166,7 +166,8 @@ def test_a_network_whose_output_is_no_number(home: Runner) -> None:
     """It is right for no image, ends an evaluation with exit code 3, and does not become best.pt."""
     model = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["model"]
     model["layer4.1.bn2.running_var"][7] = torch.nan
-    broken = edited(home, "broken.pt", model=model)
+    progress = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["progress"]
+    broken = edited(home, "broken.pt", model=model, progress=progress | {"best": float("-inf")})
     process, output = evaluate(home, "--resume", broken)
     assert process.wait() == 3
     assert process.err == f"train.py: --evaluate: the output is no number for {4 * VAL} samples\n"

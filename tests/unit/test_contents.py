@@ -101,12 +101,15 @@ def test_an_optimizer_of_other_tensors_is_one_line() -> None:
         load_optimizer(optimizer, torch.amp.GradScaler("cpu"), content, "adamw")
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "folder", "pipe"])
-def test_what_is_no_file_is_not_read(path: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("path", "is_a"),
+    [("/dev/zero", "a device or a pipe"), ("pipe", "a device or a pipe"), ("folder", "a folder")],
+)
+def test_what_is_no_file_is_not_read(path: str, is_a: str, tmp_path: Path) -> None:
     """A device never ends, and a pipe without a writer never begins."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    assert "not a checkpoint that can be read" in refusal(tmp_path / path)
+    assert f"not a checkpoint that can be read ({is_a}, and not " in refusal(tmp_path / path)
 
 
 def test_compressed_archives_are_not_read(tmp_path: Path) -> None:
