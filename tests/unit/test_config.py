@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import config
 from cli import nearest, one_of
-from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, given, parse
+from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse
 from contracts import UserError
 from tasks import kind_of, task_with_arch
 
@@ -442,5 +442,5 @@ def test_which_settings_the_user_gave(tmp_path: Path) -> None:
     preset = tmp_path / "own.yaml"
     preset.write_text("batch_size: 8\nval-resize: 40\n")
     argv = ["--config", str(preset), "--image-size", "32", "--lr=0.1", "--evaluate"]
-    assert given(argv) == {"config", "batch_size", "val_resize", "image_size", "lr", "evaluate"}
-    assert given([]) == frozenset()
+    assert config.given(argv) == {"config", "batch_size", "val_resize", "image_size", "lr", "evaluate"}
+    assert config.given([]) == frozenset()
