@@ -143,8 +143,9 @@ class Validation:
         )
 
     def settle(self, progress: Progress) -> None:
-        """Wait for a pass's figures, tell them, and write best.pt, with its figure to `progress.best`, if it
-        is the best; one with an output that is no number is not.
+        """Wait for a pass's figures, tell them, and write best.pt if it is the best.
+
+        Its figure goes to `progress.best`. A network with an output that is no number is not the best.
         """
         if self._unsettled is None:
             return

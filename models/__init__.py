@@ -50,9 +50,7 @@ class Registry(Protocol):
         """
 
     def classes(self, arch: str, weights: str) -> tuple[str, ...]:
-        """Return the names of the outputs of published weights, by their name or their file's; () for any
-        other file.
-        """
+        """Return the names of the outputs of published weights; () for any other file."""
 
     def auxiliary_weight(self, arch: str) -> float:
         """Return the weight of the losses of outputs after the first; 0 where there is one output."""

@@ -88,9 +88,7 @@ def _read_safetensors(path: Path, said: str) -> dict[str, torch.Tensor]:
 
 
 def _chosen(content: Any, depth: int = 3) -> tuple[str | None, Mapping[str, torch.Tensor] | None]:
-    """Return the key of a state dict, None where it is all of `content`, and the state dict, if there is
-    one.
-    """
+    """Return the key of a state dict, and the state dict; None for what there is not."""
     if not isinstance(content, Mapping) or depth == 0:
         return None, None
     if content and all(isinstance(value, torch.Tensor) for value in content.values()):

@@ -50,10 +50,9 @@ def renamed(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
 def fill(
     module: nn.Module, arch: str, name: str, weights: Weights, may_differ: Callable[[str], bool]
 ) -> Loaded:
-    """Load all of the weights but what has another shape, which stays as it is. As torch does it: it also
-    takes what older modules have written.
+    """Load all of the weights but what has another shape, which stays as it is.
 
-    Raises Unusable when something is missing, is too much, or has another shape and `may_differ(name)` is
+    As torch does it: it also takes what older modules have written. Raises Unusable when something is missing, is too much, or has another shape and `may_differ(name)` is
     False. `name` is --weights.
     """
     own = module.state_dict()
@@ -156,9 +155,7 @@ def published(arch: str, weights: str) -> Any:
 
 
 def is_published(arch: str, weights: str, name: str) -> bool:
-    """Whether they are torchvision's of that name, by it or by the name of the file that torchvision
-    offers.
-    """
+    """Whether they are torchvision's of that name, by it or by the name of torchvision's file."""
     found = published(arch, weights)
     return found is not None and found == torchvision.models.get_model_weights(arch).__members__.get(name)
 

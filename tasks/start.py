@@ -1,6 +1,4 @@
-"""What a run begins from: weights, and to evaluate a checkpoint also the settings and classes that it was
-trained with.
-"""
+"""What a run begins from: weights, and to evaluate a checkpoint its settings and classes too."""
 
 from __future__ import annotations
 
@@ -104,9 +102,8 @@ class Start:
         self, registry: Registry, arch: str, shape: tuple[int, ...], heads: Mapping[str, Any], console: Any
     ) -> nn.Module:
         """Build the network for batches of `shape`, with its weights, or with those that the seed draws.
-        `heads` is of TaskKind.building.
 
-        Raises Unusable, and UserError where a part of what is evaluated would be random.
+        `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of what is evaluated would be random.
         """
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
         try:
@@ -124,8 +121,9 @@ class Start:
         return module
 
     def kept(self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int, precision: str) -> dict[str, Any]:
-        """Return what a checkpoint keeps of the settings: `config`, as asked for, and `used`, what came of
-        them; and the `versions` that computed with them. `plan` is that of validation.
+        """Return what a checkpoint keeps of the settings, and of the versions that computed with them.
+
+        `config` is what was asked for, `used` what came of it. `plan` is that of validation.
         """
         used = {"task": kind.name, "image_size": size, "precision": precision, **kind.used(plan)}
         used |= {"mean": list(pixels.mean), "std": list(pixels.std)}

@@ -62,10 +62,10 @@ class ViewMean:
         self._sums.index_add_(0, batch.targets["videos"].clamp(min=0), added)
 
     def result(self, world: World) -> dict[str, float]:
-        """Return top1, top5 (shares of the videos), loss (their mean), samples, views, and what is not finite.
+        """Return top1, top5 (shares of the videos), loss (their mean), samples, views, what is not finite.
 
         `samples` counts videos, `losses_not_finite` the views that were left out, `outputs_not_finite` the
-        videos of which a view is no number. These are wrong, and so is a video of which no view can be summed.
+        videos of which a view is no number. These are wrong, and so are videos without a view to sum.
         """
         width = max(world.gather(0 if self._sums is None else self._sums.shape[1]))
         own = np.zeros((len(self._labels), max(width, 3)), np.int64)

@@ -131,8 +131,9 @@ class Instances(Manifest):
         return [self.classes[number] for number in self.class_of]
 
     def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Instances:
-        """Return the columns with class number numbers[i] for category i, among `classes`. In this process
-        alone: they pickle as their folder.
+        """Return the columns with class number numbers[i] for category i, among `classes`.
+
+        In this process alone: they pickle as their folder.
         """
         found = replace(self, classes=classes)
         object.__setattr__(found, "class_of", numbers)

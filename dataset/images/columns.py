@@ -67,7 +67,8 @@ class Images(Manifest):
     whole: Array
 
     def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Images:
-        """Return the columns with label numbers[i] in place of i, among `classes`. In this process alone:
-        they pickle as their folder.
+        """Return the columns with label numbers[i] in place of i, among `classes`.
+
+        In this process alone: they pickle as their folder.
         """
         return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)

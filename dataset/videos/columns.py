@@ -149,8 +149,9 @@ class Videos(Manifest):
     frame_keys: Array  # bool, see keys()
 
     def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Videos:
-        """Return the columns with label numbers[i] in place of i, among `classes`. In this process alone:
-        they pickle as their folder.
+        """Return the columns with label numbers[i] in place of i, among `classes`.
+
+        In this process alone: they pickle as their folder.
         """
         return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)
 

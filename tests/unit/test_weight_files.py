@@ -378,5 +378,5 @@ def test_detectors_and_their_backbones(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_ours_is_read_without_any_foreign_class(tmp_path: Path) -> None:
     torch.save({"model": {}, "args": argparse.Namespace(lr=1)}, tmp_path / "a.pt")
-    with pytest.raises(torch_files.Unreadable, match="an object, GLOBAL argparse.Namespace"):
+    with pytest.raises(torch_files.Unreadable, match=r"an object, GLOBAL argparse\.Namespace"):
         torch_files.load(tmp_path / "a.pt")
