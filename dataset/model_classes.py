@@ -25,7 +25,7 @@ class ModelClasses:
     )
 
     def numbers(self, classes: Sequence[str]) -> tuple[Array, str, bool]:
-        """Return the output of each class of the data, int64 [C], a line to say, and whether that is a doubt.
+        """Return the output of each class of the data, int64 [C], a line to say, and whether it is a doubt.
 
         Raises UserError naming a class that the model does not have.
         """

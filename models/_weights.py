@@ -52,8 +52,8 @@ def fill(
 ) -> Loaded:
     """Load all of the weights but what has another shape, which stays as it is.
 
-    As torch does it: it also takes what older modules have written. Raises Unusable when something is missing, is too much, or has another shape and `may_differ(name)` is
-    False. `name` is --weights.
+    As torch does it: it also takes what older modules have written. `name` is --weights. Raises Unusable when
+    something is missing, is too much, or has another shape and `may_differ(name)` is False.
     """
     own = module.state_dict()
     weights = under_own_names(weights, own, f"--weights {name}")

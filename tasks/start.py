@@ -103,7 +103,8 @@ class Start:
     ) -> nn.Module:
         """Build the network for batches of `shape`, with its weights, or with those that the seed draws.
 
-        `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of what is evaluated would be random.
+        `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of an evaluation would
+        be random.
         """
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
         try:
