@@ -148,8 +148,9 @@ class Model(Settings):
     """Architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its
     name there. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos r3d_18."""
     weights: str | None = None
-    """Start from a checkpoint file, or from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...).
-    Resampling is bilinear, also for those that were trained with bicubic."""
+    """Start from a file of weights (a checkpoint, a state dict, timm's, Lightning's, safetensors, ...), or
+    from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...). Resampling is bilinear, also for
+    those that were trained with bicubic."""
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
     """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
     compile: bool = False
@@ -215,7 +216,8 @@ class Run(Settings):
     resume: str | None = None
     """Checkpoint file to continue from; auto = last.pt of --output when there is one."""
     evaluate: bool = False
-    """Validate once (with --resume or --weights) and stop. The training data need not be there."""
+    """Validate once (with --resume or --weights) and stop. A checkpoint brings its settings and the names of
+    its classes; flags win, and are named. The training data need not be there."""
     ceilings: bool = True
     """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer
     with a slow loader)."""
@@ -331,6 +333,23 @@ def parse(argv: list[str]) -> Config:
 
     tasks.kind_of tells whether --task is known and reads what is set.
     """
+    preset, origin = _preset_of(argv)
+    before = build(preset, origin=origin)
+    config = build(flags(Config, argv, prog="train.py", default=before).flat(), origin="flags")
+    _check_read(config, before)
+    _check_graphs(config)
+    return config
+
+
+def given(argv: list[str]) -> frozenset[str]:
+    """Return the names of the settings that flags or the preset have, of a command line that parses."""
+    preset, _ = _preset_of(argv)
+    words = [*(word.partition("=")[0].removeprefix("--") for word in argv if word.startswith("--")), *preset]
+    return frozenset(GROUP_OF.keys() & {str(word).replace("-", "_") for word in words})
+
+
+def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
+    """Return the flat keys of the preset that --config names, and what they are of, for messages."""
     preset: dict[str, Any] = {}
     origin = "defaults"
     for word, following in zip(argv, [*argv, ""][1:], strict=True):
@@ -338,11 +357,7 @@ def parse(argv: list[str]) -> Config:
             path = following if word == "--config" else word.partition("=")[2]
             preset = read_preset(Path(path))
             origin = f"--config {path}"
-    before = build(preset, origin=origin)
-    config = build(flags(Config, argv, prog="train.py", default=before).flat(), origin="flags")
-    _check_read(config, before)
-    _check_graphs(config)
-    return config
+    return preset, origin
 
 
 READ_WITH = {

@@ -17,7 +17,7 @@ DEVICE = prepare_process()  # before anything starts CUDA or threads
 import torch  # noqa: E402
 
 from cli import one_of  # noqa: E402
-from config import Config, parse, recipe  # noqa: E402
+from config import Config, given, parse, recipe  # noqa: E402
 from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
 from dataset.sources import are_files  # noqa: E402
 from engine import memory, optimizers, precision  # noqa: E402
@@ -37,13 +37,13 @@ from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe  # noqa: E402
 from tasks import compared, kind_of, task_with_arch, task_with_loader  # noqa: E402
+from tasks.start import Start  # noqa: E402
 
 
-def train(config: Config, world: ProcessWorld, console: Console) -> int:
+def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, console: Console) -> int:
     """Train, or evaluate, and return the exit code. Raises UserError and NotFinite."""
     run = config.run
     opt = config.optimisation
-    aug = config.augmentation
     load = config.loading
     model = config.model
     kind = kind_of(config)
@@ -55,14 +55,12 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
     loader_name = one_of("--loader", load.loader, kind.loaders, auto=auto, elsewhere=task_with_loader)
     arch = one_of("--arch", model.arch or kind.arch, registry.names(), elsewhere=task_with_arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
-    native = registry.native(arch, model.weights)
-    native = native._replace(size=aug.image_size or native.size)
+    native = start.native(registry, arch)
     workers = world.workers(load.workers)
-    resume = Resume.find(run, weights=model.weights)
     output = record.folder(run, resume.path, name=f"{arch}-{loader_name}-b{load.batch_size}")
     with ExitStack() as stack:
         stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
-        splits = kind.splits(config, loader_name, console)
+        splits = kind.splits(config, loader_name, console, start.classes(registry, arch))
         train_set = splits["train"].columns
         source = splits["train"].source
         val = splits["val"]
@@ -71,15 +69,13 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
-
         stack.enter_context(world.joined())  # from here on the ranks know each other
         stack.enter_context(world.own_stream())
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
         resume.fits(**world.agree(identity))
-        torch.manual_seed(draws.key(run.seed, draws.Purpose.MODEL))
         heads = kind.building(config, train_set)
-        net, new = registry.build(arch, shape=(load.batch_size, *shape), weights=model.weights, **heads)
+        net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
             module=world.wrap(module, compiled=model.compile, mode=model.compile_mode),
@@ -91,7 +87,7 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             draw_key=partial(draws.key, run.seed, draws.Purpose.MODEL),
             phases=Phases(DEVICE),
         )
-        pixels = Pixels(mean=aug.mean or native.mean, std=aug.std or native.std, dtype=step.dtype)
+        pixels = Pixels(mean=native.mean, std=native.std, dtype=step.dtype)
         feed = Feed(
             plan=plan,
             source=source,
@@ -124,13 +120,13 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)
-        anew = [f"--weights are for other classes: {', '.join(new)} start anew"] if new else []
-        console.info(*(loader.notes if loader else ()), *anew, *recipe(config, arch))
+        console.info(*(loader.notes if loader else ()), *start.told, *recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
         failed = Failures(split="train", samples=plan.samples, name_of=source.name, report=reporter)
         val_failed = Failures(split="val", samples=val_plan.samples, name_of=val.source.name, report=reporter)
-        saved = {"ordering": plan.ordering, **identity, "config": config.flat()}
+        kept = start.kept(kind, val_plan, pixels, size=native.size, precision=precise)
+        saved = {"ordering": plan.ordering, **identity, **kept}
         checkpoints = Checkpoints(folder=output, world=world, module=module, step=step, about=saved)
         training = Training(
             world=world,
@@ -161,14 +157,17 @@ def train(config: Config, world: ProcessWorld, console: Console) -> int:
         with training.stop.listening(), memory.explained(step, load.batch_size, shape, world):
             finished = training.validate() if run.evaluate else training.fit()
         reporter.finish(asdict(training.progress), failed=training.failed, finished=finished, loader=loader)
-        return 0 if finished else 128 + max(world.gather(training.stop.signal or 0))
+        return training.exit_code(finished)
 
 
 def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
-        return train(parse(sys.argv[1:]), world, Console(enabled=world.rank == 0))
+        config = parse(sys.argv[1:])
+        resume = Resume.find(config.run, weights=config.model.weights)
+        start = Start.of(config, given(sys.argv[1:]), resume.content, path=resume.path, origin=resume.origin)
+        return train(start.config, start, resume, world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130
     except (UserError, NotFinite, Unusable, PermissionError) as error:

@@ -106,6 +106,11 @@ class Manifest:
             [np.broadcast_to(prefix, (len(samples), len(prefix))), names], axis=1, dtype=np.uint8
         )
 
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The names of the classes that samples may have, in the order that `numbered` takes."""
+        return self.classes
+
     @classmethod
     def open(cls: type[S], folder: Path) -> S:
         """Map the columns of a scan. Raises Unusable when anything about them is not as it was written."""

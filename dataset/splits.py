@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +16,7 @@ from dataset.coco import annotation_file
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
+from dataset.model_classes import ModelClasses
 from dataset.sources import choose_source, source_named, what_holds
 from dataset.sources.folder import Folder, open_one
 from dataset.videos.synthetic import SyntheticVideos
@@ -94,12 +96,14 @@ def open_splits(
     loader: str,
     read_delay_s: float = 0.0,
     evaluate: bool = False,
+    model: ModelClasses | None = None,
     console: Any,
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
-    The classes of the first are the second's. To `evaluate` the second will do, and is both. Raises
-    UserError.
+    The classes of the first are the second's. To `evaluate` the second will do, and is both; of a `model`
+    that was trained on classes of these names it is the only one that is opened, and has the model's classes.
+    Raises UserError.
     """
     if settings.data is None:
         if loader != "synthetic":
@@ -111,6 +115,9 @@ def open_splits(
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
     openers, without = _openers(settings, settings.data, kind, train=not evaluate)
+    if model is not None:
+        openers = {"val": openers["val"]}
+        without = ""
     how = {
         "cache": cache_folder(settings.manifest_dir),
         "rescan": settings.rescan,
@@ -127,7 +134,17 @@ def open_splits(
         if split == "train":
             _warn_of_classes(columns, kind, console)
         classes = columns.classes
+    if model is not None:
+        splits["val"] = _under(model, splits["val"], console)
     return {split: splits.get(split, splits["val"]) for split in SPLITS}
+
+
+def _under(model: ModelClasses, split: Split, console: Any) -> Split:
+    """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
+    numbers, said, doubtful = model.numbers(split.columns.class_names)
+    if said:
+        (console.warn if doubtful else console.info)(said)
+    return replace(split, columns=split.columns.numbered(numbers, model.names))
 
 
 def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:

@@ -1,12 +1,9 @@
-"""Checkpoints: written under a new name, synced, renamed; loaded without running code; and how a run goes on
-from one.
-"""
+"""Checkpoints: written under a new name, synced, renamed; and how a run goes on from one."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+import torch_files
 from config import Data, Run
 from contracts import UserError
+from engine import contents
 from engine.distributed import ProcessWorld
 from engine.instruments import Report
 from engine.step import Step
 
-FORMAT = 1
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
 HOW_LONG = {"steps", "seconds"}
@@ -52,7 +50,9 @@ class Checkpoints:
     world: ProcessWorld
     module: nn.Module  # the bare module, without DDP and torch.compile
     step: Step
-    about: dict[str, Any]  # arch, classes, manifest, config, ordering: what Resume compares
+    # arch, classes, manifest, ordering, config (what was asked for) and used (what came of it): what Resume
+    # compares, and an evaluation begins from
+    about: dict[str, Any]
 
     def content(self, progress: Progress) -> dict[str, Any]:
         """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live
@@ -89,7 +89,7 @@ def write(path: Path, content: dict[str, Any]) -> None:
     new = path.with_name(f".{path.name}.new")  # one name, so that what a kill leaves is written over
     try:
         with new.open("wb") as file:
-            torch.save({"format": FORMAT, **content}, file)
+            torch.save({"format": contents.FORMAT, **content}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, path)
@@ -142,14 +142,17 @@ class Resume:
     path: Path | None = None  # None: there is no checkpoint
     auto: bool = False  # --resume auto, which goes on in --output, be there a checkpoint or not
     evaluate: bool = False  # the network alone is wanted, to validate it
-    content: dict[str, Any] = field(default_factory=dict)  # what `fits` has read; `into` lets the tensors go
+    flag: str = "--resume"  # what named it
+    # what was read, to evaluate by `find`, else by `fits`; `into` lets the tensors go
+    content: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def find(cls, run: Run, *, weights: str | None = None) -> Resume:
         """The checkpoint that --resume names; with `auto` that is last.pt of --output, where there is one.
 
-        Raises UserError where --resume cannot be followed, or where --evaluate has neither it nor `weights`
-        (--weights).
+        To evaluate, a checkpoint of ours that `weights` (--weights) names will do, and it is read at once:
+        its settings are those of the evaluation. Raises UserError where --resume cannot be followed, or where
+        --evaluate has neither it nor `weights`.
         """
         auto = run.resume == "auto"
         last = run.output / "last.pt" if run.output else None
@@ -166,7 +169,17 @@ class Resume:
         elif run.resume is not None:
             path = Path(run.resume)
             path = path / "last.pt" if path.is_dir() else path
-        return cls(path=path, auto=auto, evaluate=run.evaluate)
+        flag = "--resume"
+        if run.evaluate and path is None and weights and _is_checkpoint(Path(weights)):
+            path = Path(weights)
+            flag = "--weights"
+        content = contents.read(path, flag=flag) if run.evaluate and path is not None else {}
+        return cls(path=path, auto=auto, evaluate=run.evaluate, flag=flag, content=content)
+
+    @property
+    def origin(self) -> str:
+        """What the run begins from, to begin a message: '--resume runs/a/last.pt'."""
+        return f"{self.flag} {self.path}"
 
     def within(self, output: Path) -> bool:
         """Whether the run goes on in the folder `output`, which may then hold files of its earlier part."""
@@ -183,16 +196,15 @@ class Resume:
         return self.progress.step if self.content or self.auto else None
 
     def fits(self, *, arch: str, classes: tuple[str, ...], manifest: str) -> None:
-        """Read the checkpoint and compare it with this run. An evaluation may be of other training data
-        (`manifest`).
+        """Read the checkpoint and compare it with this run. An evaluation may be of other data (`manifest`).
 
         Raises UserError where it cannot be read, or naming both values where it does not fit.
         """
         if self.path is None:
             return
-        content = _read(self.path)
+        content = self.content or contents.read(self.path)
         trained = content["classes"]
-        from_weights = f"; --weights {self.path} starts from its weights alone"
+        from_weights = "" if self.evaluate else f"; --weights {self.path} starts from its weights alone"
         self._same("architecture", content["arch"], arch, "")
         self._same("number of classes", len(trained), len(classes), from_weights)
         for there, here in zip(trained, classes, strict=True):
@@ -205,7 +217,7 @@ class Resume:
     def _same(self, what: str, there: object, here: object, instead: str) -> None:
         if there != here:
             both = f"{_short(there)} in the checkpoint, {_short(here)} in this run"
-            raise UserError(f"--resume {self.path}: {what} is {both}{instead}")
+            raise UserError(f"{self.origin}: {what} is {both}{instead}")
 
     def into(self, module: nn.Module, step: Step, *, optimizer: str) -> None:
         """Load the tensors into the network and, to train, the step's optimiser and scaler; hyper-parameters
@@ -249,30 +261,11 @@ class Resume:
         return [f"{name} {before[name]} -> {config[name]}" for name in differ]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    """The content of a checkpoint of this program. Raises UserError for anything else."""
+def _is_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint of this program, and no other weights."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        remedy = "'--resume auto' starts anew when there is none"
-        raise UserError(f"--resume {path}: no checkpoint there; {remedy}") from None
-    except OSError as error:
-        raise UserError(f"--resume {path}: cannot be read: {error.strerror or error}") from None
-    except Exception as error:  # torch raises whatever the bytes make it stumble over
-        first = str(error).partition("\n")[0].split(". ")[0]
-        reason = first if _is_archive(path) else "damaged, or another kind of file"
-        raise UserError(f"--resume {path}: not a checkpoint that can be read ({reason})") from None
-    named = isinstance(content, dict) and {"arch", "classes", "manifest"} <= content.keys()
-    if not named or content.get("format") != FORMAT:
-        remedy = "to start from plain weights use --weights"
-        raise UserError(f"--resume {path}: not a checkpoint of this program (format {FORMAT}); {remedy}")
-    return dict(content)
-
-
-def _is_archive(path: Path) -> bool:
-    try:
-        return zipfile.is_zipfile(path)
-    except (OSError, zipfile.BadZipFile):  # an end record that is damaged too
+        return contents.is_ours(torch_files.load(path))
+    except (OSError, torch_files.Unreadable):
         return False
 
 
@@ -291,7 +284,7 @@ def load_optimizer(
 
     Raises UserError for another optimiser, or another number of parameters.
     """
-    there = content["config"]["optimizer"]
+    there = content["config"].get("optimizer", name)
     if there != name:
         remedy = "--weights takes over the weights alone"
         raise UserError(f"--resume: --optimizer is {there} in the checkpoint, {name} in this run; {remedy}")
@@ -304,8 +297,14 @@ def load_optimizer(
             " --weights, --weights-backbone and --trainable-layers as it had them"
         )
     own = [dict(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict(content["optimizer"])
+    try:
+        optimizer.load_state_dict(content["optimizer"])
+        if content["scaler"]:
+            scaler.load_state_dict(content["scaler"])
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        raise UserError(
+            f"--resume: a damaged checkpoint: its optimiser's state is not one ({said})"
+        ) from None
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings | {"params": group["params"]})
-    if content["scaler"]:
-        scaler.load_state_dict(content["scaler"])

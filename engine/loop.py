@@ -92,6 +92,18 @@ class Training:
             self.validation.settle(self.progress)
         return passed
 
+    def exit_code(self, finished: bool) -> int:
+        """Return the exit code of what `fit` or `validate` has returned. Every rank calls it.
+
+        Raises NotFinite where an evaluation's outputs were no numbers.
+        """
+        if not finished:
+            return 128 + max(self.world.gather(self.stop.signal or 0))
+        if self.run.evaluate and self.validation.not_finite:
+            count = f"{self.validation.not_finite:,} samples"
+            raise NotFinite(f"--evaluate: the output is no number for {count}")
+        return 0
+
     def _fit(self) -> bool:
         while self.progress.epoch < self.optimisation.epochs and not self._enough():
             if not self._epoch():

@@ -18,6 +18,8 @@ from engine.evaluate import Outcome, evaluate
 from engine.failures import Failures
 from engine.instruments import Report
 
+NO_BEST = "and such a network does not become best.pt; does --precision fp32 mend it?"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Unsettled:
@@ -50,6 +52,7 @@ class Validation:
     failures: Failures
     report: Report
 
+    not_finite: int = field(default=0, init=False)  # samples of the last pass whose output was no number
     _unsettled: _Unsettled | None = field(default=None, init=False)
     _notes_are_said: bool = field(default=False, init=False)
 
@@ -140,8 +143,9 @@ class Validation:
         )
 
     def settle(self, progress: Progress) -> None:
-        """Wait for a pass's figures, tell them, and write best.pt, with its figure to `progress.best`, if it
-        is the best.
+        """Wait for a pass's figures, tell them, and write best.pt if it is the best.
+
+        Its figure goes to `progress.best`. A network with an output that is no number is not the best.
         """
         if self._unsettled is None:
             return
@@ -155,11 +159,15 @@ class Validation:
             reader=settled.reader,
             counts=settled.counts,
         )
+        self.not_finite = int(result.get("outputs_not_finite", 0))
+        if self.not_finite:
+            count = f"{self.not_finite:,} of {result['samples']:,} samples"
+            self.report.warn(f"val: the output is no number for {count}: they count as wrong, {NO_BEST}")
         best = self.task.best
         # nan is an AP where there is nothing to find
         figure = float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))
         is_better = figure > progress.best if best.larger_is_better else figure < progress.best
-        if settled.picks_best and (is_better or np.isneginf(progress.best)):
+        if settled.picks_best and not self.not_finite and (is_better or np.isneginf(progress.best)):
             progress.best = figure
             if settled.content is not None:
                 settled.content["progress"]["best"] = figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -20,6 +21,14 @@ class Native(NamedTuple):
     zoom: float = 256 / 224
 
 
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What the weights were that a network began with."""
+
+    anew: list[str] = field(default_factory=list)  # parameters left as they are: theirs are for other classes
+    notes: list[str] = field(default_factory=list)  # what was chosen in the file, for the user
+
+
 class Unusable(ValueError):
     """An architecture or weights that cannot be used as asked, in one line."""
 
@@ -34,12 +43,14 @@ class Registry(Protocol):
     def native(self, arch: str, weights: str | None = None) -> Native:
         """Return what the architecture, with these weights, was made for."""
 
-    def build(self, arch: str, *args: Any, **kwargs: Any) -> tuple[nn.Module, list[str]]:
+    def build(self, arch: str, *args: Any, **kwargs: Any) -> tuple[nn.Module, Loaded]:
         """Build it for batches of `shape`, with `weights` if any, and with what TaskKind.building gives.
 
-        Return the module and the parameters that keep their initial values, because the weights are for other
-        classes. Raises Unusable.
+        Raises Unusable.
         """
+
+    def classes(self, arch: str, weights: str) -> tuple[str, ...]:
+        """Return the names of the outputs of published weights; () for any other file."""
 
     def auxiliary_weight(self, arch: str) -> float:
         """Return the weight of the losses of outputs after the first; 0 where there is one output."""

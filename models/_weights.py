@@ -1,22 +1,27 @@
-"""Code that the registries of architectures share: a pass of shapes alone, and weights from a file or by
-name. Imports nothing of ours."""
+"""Code that the registries of architectures share: a pass of shapes alone, and weights into a network."""
 
 from __future__ import annotations
 
+import os
 import re
-import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
 from torch import nn
 
-from models import Unusable
+from models import Loaded, Unusable
+from models._state_files import Weights, first_names, under_own_names
+from models._state_files import read as read_file
 
 OLD_DENSE = re.compile(r"(denselayer\d+\.(?:norm|relu|conv))\.([12]\.)")
 """Old names of DenseNet's parameters, as torchvision's densenet._load_state_dict finds them."""
+
+COUNTER = "num_batches_tracked"
+"""Buffer of batch norms that older files do not have, and frozen norms do not take."""
 
 
 def dry_run(module: nn.Module, images: torch.Tensor) -> None:
@@ -29,23 +34,13 @@ def dry_run(module: nn.Module, images: torch.Tensor) -> None:
         )
 
 
-def load(module: nn.Module, arch: str, weights: str) -> list[str]:
-    """Load a checkpoint file of ours, a state dict file, or torchvision's weights of that name. Raises
-    Unusable.
-
-    Returns the parameters of heads that are for other classes; they stay as they are.
-    """
+def load(module: nn.Module, arch: str, name: str) -> Loaded:
+    """Load weights from a file, or torchvision's of that name. `name` is --weights. Raises Unusable."""
     heads = {name.rsplit(".", 1)[0] for name in _last_linear_names(module)}
-    return fill(
-        module,
-        arch,
-        weights,
-        renamed(read(arch, weights)),
-        may_differ=lambda name: name.rsplit(".", 1)[0] in heads,
-    )
+    return fill(module, arch, name, read(arch, name), may_differ=lambda one: one.rsplit(".", 1)[0] in heads)
 
 
-def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def renamed(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     """The published DenseNets have the names of an older torchvision ('norm.1' is 'norm1' now)."""
     if not any(OLD_DENSE.search(name) for name in state):
         return state
@@ -53,47 +48,70 @@ def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def fill(
-    module: nn.Module,
-    arch: str,
-    weights: str,
-    state: dict[str, torch.Tensor],
-    may_differ: Callable[[str], bool],
-) -> list[str]:
-    """Load all of `state` but what has another shape, which is returned. As torch does it: it also takes what
-    older modules have written.
+    module: nn.Module, arch: str, name: str, weights: Weights, may_differ: Callable[[str], bool]
+) -> Loaded:
+    """Load all of the weights but what has another shape, which stays as it is.
 
-    Raises Unusable when something is missing, is too much, or has another shape and `may_differ(name)` is
-    False.
+    As torch does it: it also takes what older modules have written. `name` is --weights. Raises Unusable when
+    something is missing, is too much, or has another shape and `may_differ(name)` is False.
     """
     own = module.state_dict()
-    other_shape = [name for name, value in state.items() if name in own and value.shape != own[name].shape]
-    if wrong := [name for name in other_shape if not may_differ(name)]:
-        got = tuple(state[wrong[0]].shape)
-        wanted = tuple(own[wrong[0]].shape)
-        raise Unusable(
-            f"--weights {weights} does not fit --arch {arch}: '{wrong[0]}' is {got} there, {wanted} here"
-        )
-    fitting = OrderedDict((name, value) for name, value in state.items() if name not in other_shape)
+    weights = under_own_names(weights, own, f"--weights {name}")
+    state = renamed(weights.state)
+    other = [one for one, value in state.items() if one in own and not _suits(value, own[one])]
+    wrong = [one for one in other if not (may_differ(one) and state[one].is_floating_point())]
+    fitting = OrderedDict((one, value) for one, value in state.items() if one not in other)
+    missing = sorted(one for one in set(own) - set(state) if not one.endswith(COUNTER))
+    extra = sorted(one for one in set(state) - set(own) if not one.endswith(COUNTER))
     written_by = getattr(state, "_metadata", None)
     ours = own._metadata  # type: ignore[attr-defined]
-    why = ""
+    said = ""
     for versions in (written_by, ours):  # of the modules; a plain dict has none, which MNASNet does not take
+        if wrong:
+            break
         if versions is not None:
             fitting._metadata = versions  # type: ignore[attr-defined]
         try:
             result = module.load_state_dict(fitting, strict=False)
         except (RuntimeError, ValueError) as error:
-            why = str(error).splitlines()[-1].strip()
+            said = str(error).splitlines()[-1].strip()
             continue
-        missing = sorted(set(result.missing_keys) - set(other_shape))
-        if not missing and not result.unexpected_keys:
-            return other_shape
-        why = why or (
-            f"it has no '{missing[0]}'"
-            if missing
-            else f"it has an extra '{sorted(result.unexpected_keys)[0]}'"
-        )
-    raise Unusable(f"--weights {weights} does not fit --arch {arch}: {why}")
+        missing = sorted(set(result.missing_keys) - set(other))
+        extra = sorted(result.unexpected_keys)
+        if not missing and not extra:
+            anew = [f"--weights are for other classes: {', '.join(other)} start anew"] if other else []
+            return Loaded(anew=other, notes=[*weights.notes, *anew])
+    reasons = [said] if said else []
+    if wrong:
+        reasons.append(_both(wrong[0], state, own) + _and_more(wrong))
+    if missing:
+        reasons.append(f"it has no '{missing[0]}'{_and_more(missing)}")
+    if extra:
+        reasons.append(f"it has an extra '{extra[0]}'{_and_more(extra)}")
+    sides = (
+        f"{len(state)} tensors there begin with {first_names(state)}; {len(own)} here with {first_names(own)}"
+    )
+    of = f", and is of '{weights.arch}'" if weights.arch and weights.arch != arch else ""
+    raise Unusable(f"--weights {name} does not fit --arch {arch}{of}: {'; '.join(reasons)}. {sides}")
+
+
+def _suits(value: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether numbers can be copied as they are; what is whole or sparse is a code for something else."""
+    whole = own.is_floating_point() and not value.is_floating_point()
+    return value.shape == own.shape and value.layout == torch.strided and not whole
+
+
+def _both(name: str, state: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> str:
+    there = state[name]
+    here = own[name]
+    if there.shape != here.shape:
+        return f"'{name}' is {tuple(there.shape)} there, {tuple(here.shape)} here"
+    kinds = [str(one.dtype if one.layout == torch.strided else one.layout) for one in (there, here)]
+    return f"'{name}' is {kinds[0]} there, {kinds[1]} here".replace("torch.", "")
+
+
+def _and_more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _last_linear_names(module: nn.Module) -> list[str]:
@@ -112,47 +130,37 @@ def _last_linear_names(module: nn.Module) -> list[str]:
     return [f"{name}.weight" for name in last]
 
 
-def read(arch: str, weights: str, *, flag: str = "--weights") -> dict[str, torch.Tensor]:
-    """The state dict of a checkpoint file of ours, of a state dict file, or of torchvision's weights of that
-    name. Raises Unusable."""
-    if Path(weights).is_file():
-        try:
-            content = torch.load(weights, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch raises whatever the bytes make it stumble over
-            reason = (
-                str(error).partition("\n")[0].split(". ")[0]
-                if _is_archive(weights)
-                else "damaged, or another kind of file"
-            )
-            raise Unusable(f"{flag} {weights} is no checkpoint that can be read safely ({reason})") from None
-        state = content.get("model", content) if isinstance(content, dict) else None
-        if not isinstance(state, dict) or not all(
-            isinstance(value, torch.Tensor) for value in state.values()
-        ):
-            raise Unusable(f"{flag} {weights} holds no state dict (nor a checkpoint with one under 'model')")
-        return state
+def read(arch: str, name: str, *, flag: str = "--weights") -> Weights:
+    """Return the weights in a file, or torchvision's of that name. Raises Unusable."""
+    said = f"{flag} {name}"
+    if os.path.exists(name):
+        return read_file(Path(name), said)
     published = torchvision.models.get_model_weights(arch)
-    if weights not in published.__members__:
+    if name not in published.__members__:
         known = ", ".join(published.__members__) or "none"
-        raise Unusable(f"{flag} {weights}: no such file, and torchvision's weights of {arch} are {known}")
+        raise Unusable(f"{said}: no such file, and torchvision's weights of {arch} are {known}")
     try:
-        found: dict[str, torch.Tensor] = published[weights].get_state_dict(progress=False, check_hash=True)
-        return found
+        return Weights(state=published[name].get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:  # no network, full disk; another digest
-        raise Unusable(
-            f"{flag} {weights} cannot be downloaded from {published[weights].url} ({error}); or name a file"
-        ) from None
+        url = published[name].url
+        raise Unusable(f"{said} cannot be downloaded from {url} ({error}); or name a file") from None
+
+
+def published(arch: str, weights: str) -> Any:
+    """Return torchvision's weights of that name, or whose file has it; None for any other file."""
+    known = torchvision.models.get_model_weights(arch).__members__
+    if weights in known:
+        return known[weights]
+    return next((one for one in known.values() if Path(one.url).name == Path(weights).name), None)
 
 
 def is_published(arch: str, weights: str, name: str) -> bool:
-    """Whether they are torchvision's of that name, by it or by the name of the file that torchvision
-    offers."""
-    published = torchvision.models.get_model_weights(arch).__members__
-    return name in published and (weights == name or Path(weights).name == Path(published[name].url).name)
+    """Whether they are torchvision's of that name, by it or by the name of torchvision's file."""
+    found = published(arch, weights)
+    return found is not None and found == torchvision.models.get_model_weights(arch).__members__.get(name)
 
 
-def _is_archive(path: str) -> bool:
-    try:
-        return zipfile.is_zipfile(path)
-    except (OSError, zipfile.BadZipFile):  # an end record that is damaged too
-        return False
+def categories(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of torchvision's weights; () for any other file."""
+    found = published(arch, weights)
+    return () if found is None else tuple(found.meta["categories"])

@@ -3,16 +3,19 @@ nothing of ours."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision
 from torch import nn
 
-from models import Native, Unusable
-from models._weights import dry_run, load
+from models import Loaded, Native, Unusable
+from models._weights import categories, dry_run, load
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+WNIDS = Path(__file__).with_name("imagenet_wnids.txt")
+"""WordNet's ids of the 1,000 classes of ILSVRC 2012, sorted, a line each: the names of ImageNet's folders."""
 AUXILIARY_WEIGHTS = {"googlenet": 0.3, "inception_v3": 0.4}
 """Weight of each auxiliary head's loss: Szegedy et al. 2014 (GoogLeNet) and the value in common use for
 Inception v3."""
@@ -40,12 +43,11 @@ def native(arch: str, weights: str | None = None) -> Native:
 
 def build(
     arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None
-) -> tuple[nn.Module, list[str]]:
-    """(module, parameters left at their initial values because the weights are for other classes) for batches
-    of `shape` [B, 3, H, W].
+) -> tuple[nn.Module, Loaded]:
+    """Return the module for batches of `shape` [B, 3, H, W], and what it began with.
 
-    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises
-    Unusable, also when the architecture cannot train on batches of this shape.
+    `weights` is a file, or the name of torchvision weights. Raises Unusable, also when the architecture
+    cannot train on batches of this shape.
     """
     batch_size = shape[0]
     image_size = shape[-1]
@@ -67,7 +69,13 @@ def build(
         raise Unusable(
             f"{got} does not suit --arch {arch}, which was made for {native(arch).size} pixels ({said})"
         ) from None
-    return module, load(module, arch, weights) if weights else []
+    return module, load(module, arch, weights) if weights else Loaded()
+
+
+def classes(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of torchvision's weights: ImageNet's folders, of its 1,000 classes."""
+    names = categories(arch, weights)
+    return tuple(WNIDS.read_text().split()) if len(names) == 1000 else names
 
 
 def auxiliary_weight(arch: str) -> float:

@@ -1,5 +1,4 @@
-"""torchvision's detectors by name, and a small one: builds, fits the heads to the classes, loads weights,
-freezes. Imports none of ours.
+"""torchvision's detectors by name, and a small one: builds, fits the heads to the classes, loads, freezes.
 
 The plan resizes and the loader normalises and pads; so a detector's own transform does nothing here.
 """
@@ -7,7 +6,8 @@ The plan resizes and the loader normalises and pads; so a detector's own transfo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,12 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.ssd import SSD
 from torchvision.ops.misc import FrozenBatchNorm2d
 
-from models import Native, Unusable, _rcnn, _ssd
+from models import Loaded, Native, Unusable, _rcnn, _ssd
+from models._anchors import Anchors
+from models._finite import FiniteImages
+from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
-from models._weights import dry_run, fill, is_published, read
+from models._weights import categories, dry_run, fill, is_published, read
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 OWN = {"fcos_tiny": tiny}
@@ -57,8 +60,6 @@ HEADS = (
 IN_FP32 = ("rpn.head", "roi_heads.box_predictor", "head")
 """Modules that run in fp32: their outputs become pixels, and fp16 has no fractions of a pixel beyond 1024,
 bf16 none beyond 128."""
-CANVASES = 32
-"""Shapes of batches whose anchors are kept: 4 MiB each at 800 x 1333."""
 
 
 def names() -> list[str]:
@@ -69,6 +70,11 @@ def names() -> list[str]:
 def native(arch: str, weights: str | None = None) -> Native:
     """Return the size and normalisation that torchvision's own transform of the architecture would apply."""
     return NATIVE.get(arch, Native(800, MEAN, STD, 1333))
+
+
+def classes(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of torchvision's weights; () for any other file."""
+    return () if arch in OWN else categories(arch, weights)
 
 
 def auxiliary_weight(arch: str) -> float:
@@ -87,6 +93,7 @@ class Detector(nn.Module):
         stock.transform = _Untouched()
         # in a tuple it is no child of this module, and its parameters have no second name
         self._stock = (stock,)
+        self._finite = FiniteImages(stock)
 
     def forward(
         self,
@@ -100,7 +107,8 @@ class Detector(nn.Module):
         its padding. Targets and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels
         int64 [N]; targets also masks uint8 [N, H, W] or keypoints [N, K, 3] where the architecture needs
         them; detections scores [N], sorted, and masks [N, 1, 28, 28] as probabilities inside their boxes, or
-        keypoints [N, K, 3] and keypoints_scores [N, K].
+        keypoints [N, K, 3] and keypoints_scores [N, K]; and `finite`, bool: all that the heads said of the
+        image were numbers.
         """
         (stock,) = self._stock
         stock.training = self.training
@@ -114,7 +122,8 @@ class Detector(nn.Module):
             outputs = stock(prepared, targets)
         if self.training:
             return dict(outputs)
-        for found in outputs:
+        for found, finite in zip(outputs, self._finite.take(len(sizes), images.device), strict=True):
+            found["finite"] = finite
             if "masks" in found:
                 found["masks"] = found["masks"].float()
         return list(outputs)
@@ -135,27 +144,6 @@ class _Untouched(nn.Module):
 
     def postprocess(self, detections: Any, *_: Any) -> Any:
         return detections
-
-
-class _Anchors(nn.Module):
-    """torchvision's anchors, always in fp32, made once for each shape of a batch and shared by its images."""
-
-    def __init__(self, generator: nn.Module) -> None:
-        super().__init__()
-        self.generator = generator
-        self._made: dict[Any, torch.Tensor] = {}
-
-    def forward(self, images: ImageList, features: list[torch.Tensor]) -> list[torch.Tensor]:
-        key = (images.tensors.shape[-2:], *(one.shape[-2:] for one in features), images.tensors.device)
-        if key not in self._made:
-            if len(self._made) >= CANVASES:
-                self._made.clear()
-            # they may be made in a validation, and training cannot use an inference tensor
-            with torch.inference_mode(False):
-                alike = [torch.empty(one.shape[-2:], device=one.device) for one in features]
-                first = ImageList(images.tensors[:1], images.image_sizes[:1])
-                self._made[key] = self.generator(first, alike)[0]
-        return [self._made[key]] * len(images.image_sizes)
 
 
 class _FrozenNorm(FrozenBatchNorm2d):
@@ -200,14 +188,13 @@ def build(
     weights_backbone: str | None = None,
     trainable_layers: int | None = None,
     keypoints: int = 0,
-) -> tuple[nn.Module, list[str]]:
-    """(module, parameters left at their initial values because the weights are for other classes) for batches
-    of `shape` [B, 3, H, W].
+) -> tuple[nn.Module, Loaded]:
+    """Return the module for batches of `shape` [B, 3, H, W], and what it began with.
 
-    `classes` counts the background. `weights` is a checkpoint file of ours, a state dict file, or the name of
-    torchvision weights; `weights_backbone` the same of the backbone's classifier. Batch norm is frozen where
-    torchvision does so, with either of them; and all but the last `trainable_layers` stages of the backbone.
-    Downloads nothing unless a name was given. Raises Unusable.
+    `classes` counts the background. `weights` is a file, or the name of torchvision weights;
+    `weights_backbone` the same of the backbone's classifier. With either of them batch norm is frozen where
+    torchvision does so, and all but the last `trainable_layers` stages of the backbone are. Downloads nothing
+    unless a name was given. Raises Unusable.
     """
     if weights and weights_backbone:
         raise Unusable(
@@ -216,35 +203,34 @@ def build(
     if arch in OWN:
         _refuse_what_torchvision_has(arch, weights, weights_backbone, trainable_layers)
         stock = OWN[arch](classes)
-        new = _load(stock, arch, weights, read(arch, weights)) if weights else []
+        loaded = _load(stock, arch, weights, read(arch, weights)) if weights else Loaded()
     else:
         frozen = _frozen_stages(arch, trainable_layers, pretrained=bool(weights or weights_backbone))
         options = _keypoint_options(arch, keypoints)
-        state = read(arch, weights) if weights else {}
+        found = read(arch, weights) if weights else Weights(state={})
         stock = torchvision.models.get_model(
             arch, weights=None, weights_backbone=None, num_classes=classes, **options
         )
-        if arch.startswith("ssdlite") and (weights_backbone or _has_full_tail(state)):
+        if arch.startswith("ssdlite") and (weights_backbone or _has_full_tail(found.state)):
             _give_full_tail(stock, classes)
         if (weights or weights_backbone) and not arch.startswith("ssd") and not arch.endswith("_v2"):
             _freeze_norms(stock.backbone)
-        new = _load(stock, arch, weights, state) if weights else []
+        loaded = _load(stock, arch, weights, found) if weights else Loaded()
         if weights_backbone:
-            _load_backbone(stock, arch, weights_backbone)
+            loaded = _load_backbone(stock, arch, weights_backbone)
         if frozen:
             _freeze_stages(stock, arch, frozen)
     _keep_pixels_exact(stock)
     _check_shape(stock, arch, shape)
-    return Detector(stock), new
+    return Detector(stock), loaded
 
 
 def _refuse_what_torchvision_has(
     arch: str, weights: str | None, weights_backbone: str | None, trainable_layers: int | None
 ) -> None:
     if weights and not Path(weights).is_file():
-        raise Unusable(
-            f"--weights {weights}: no such file, and {arch} has no published weights; name a checkpoint file"
-        )
+        why = f"no such file, and {arch} has no published weights; name a checkpoint file"
+        raise Unusable(f"--weights {weights}: {why}")
     if weights_backbone or trainable_layers is not None:
         flag = f"--trainable-layers {trainable_layers}"
         if weights_backbone:
@@ -295,15 +281,15 @@ def _keypoint_options(arch: str, keypoints: int) -> dict[str, int]:
 # --- weights ------------------------------------------------------------------------------------------------
 
 
-def _load(stock: nn.Module, arch: str, weights: str, state: dict[str, torch.Tensor]) -> list[str]:
-    """Load a whole detector; return parameters of heads for other classes, left alone. Raises Unusable."""
-    if arch in EPS_FREE and is_published(arch, weights, "COCO_V1"):
-        variances = {name: value for name, value in state.items() if _is_frozen_variance(name)}
-        state = {**state, **{name: _as_if_with_eps(value) for name, value in variances.items()}}
-    return fill(stock, arch, weights, state, may_differ=lambda name: name.startswith(HEADS))
+def _load(stock: nn.Module, arch: str, name: str, weights: Weights) -> Loaded:
+    """Load a whole detector. `name` is --weights. Raises Unusable."""
+    if arch in EPS_FREE and is_published(arch, name, "COCO_V1"):
+        mended = {one: _as_if_with_eps(weights.state[one]) for one in weights.state if _is_variance(one)}
+        weights = replace(weights, state={**weights.state, **mended})
+    return fill(stock, arch, name, weights, may_differ=lambda one: one.startswith(HEADS))
 
 
-def _is_frozen_variance(name: str) -> bool:
+def _is_variance(name: str) -> bool:
     return name.startswith("backbone.body.") and name.endswith(".running_var")
 
 
@@ -316,24 +302,24 @@ def _as_if_with_eps(variance: torch.Tensor) -> torch.Tensor:
     return (variance.double() - 1e-5).clamp(min=-1e-5 + 1e-9).to(variance.dtype)
 
 
-def _load_backbone(stock: nn.Module, arch: str, weights: str) -> None:
-    """Load a classifier's trunk. Raises Unusable."""
+def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
+    """Load a classifier's trunk. `name` is --weights-backbone. Raises Unusable."""
+    flag = "--weights-backbone"
     classifier = _backbone(arch)
     own = stock.state_dict()
-    state = read(classifier, weights, flag="--weights-backbone")
+    trunk = _trunk(stock, arch)
+    weights = under_own_names(read(classifier, name, flag=flag), trunk, f"{flag} {name}")
+    state = weights.state
     fitting = {}
-    for theirs, ours in _trunk(stock, arch).items():
+    for theirs, ours in trunk.items():
         if theirs not in state or state[theirs].shape != own[ours].shape:
-            which = (
-                f"'{theirs}' is not {tuple(own[ours].shape)} in it"
-                if theirs in state
-                else f"it has no '{theirs}'"
-            )
-            raise Unusable(
-                f"--weights-backbone {weights} is not {classifier}'s, as --arch {arch} needs: {which}"
-            )
+            which = f"it has no '{theirs}'"
+            if theirs in state:
+                which = f"'{theirs}' is not {tuple(own[ours].shape)} in it"
+            raise Unusable(f"{flag} {name} is not {classifier}'s, as --arch {arch} needs: {which}")
         fitting[ours] = state[theirs]
     stock.load_state_dict(fitting, strict=False)
+    return Loaded(notes=weights.notes)
 
 
 def _trunk(stock: nn.Module, arch: str) -> dict[str, str]:
@@ -390,9 +376,10 @@ def _stage_starts(backbone: str) -> list[int]:
 # --- what is changed in torchvision's -----------------------------------------------------------------------
 
 
-def _has_full_tail(state: dict[str, torch.Tensor]) -> bool:
-    head = state.get("head.regression_head.module_list.1.0.0.weight")
-    return head is not None and head.shape[0] == 960  # 480 where the tail is halved
+def _has_full_tail(state: Mapping[str, torch.Tensor]) -> bool:
+    layer = "head.regression_head.module_list.1.0.0.weight"
+    # 480 where the tail is halved
+    return any(name.endswith(layer) and value.shape[:1] == (960,) for name, value in state.items())
 
 
 def _give_full_tail(stock: Any, classes: int) -> None:
@@ -410,7 +397,7 @@ def _give_full_tail(stock: Any, classes: int) -> None:
 def _keep_pixels_exact(stock: nn.Module) -> None:
     """Anchors, and what heads say of them, in fp32 under autocast."""
     owner = stock.get_submodule("rpn") if hasattr(stock, "rpn") else stock
-    owner.anchor_generator = _Anchors(owner.get_submodule("anchor_generator"))
+    owner.anchor_generator = Anchors(owner.get_submodule("anchor_generator"))
     modules = dict(stock.named_modules())
     for name in IN_FP32:
         if name in modules:

@@ -10,8 +10,8 @@ import torchvision
 from torch import nn
 from torchvision.models.video.resnet import BasicBlock, Conv3DSimple, VideoResNet
 
-from models import Native, Unusable
-from models._weights import dry_run, load
+from models import Loaded, Native, Unusable
+from models._weights import categories, dry_run, load
 
 
 class Tiny(VideoResNet):
@@ -62,12 +62,11 @@ def native(arch: str, weights: str | None = None) -> Native:
 
 def build(
     arch: str, *, classes: int, shape: tuple[int, ...], weights: str | None = None
-) -> tuple[nn.Module, list[str]]:
-    """(module, parameters left at their initial values because the weights are for other classes) for batches
-    of `shape` [B, 3, T, H, W].
+) -> tuple[nn.Module, Loaded]:
+    """Return the module for batches of `shape` [B, 3, T, H, W], and what it began with.
 
-    `weights` is a checkpoint file of ours, a state dict file, or the name of torchvision weights. Raises
-    Unusable, also when the architecture cannot train on batches of this shape.
+    `weights` is a file, or the name of torchvision weights. Raises Unusable, also when the architecture
+    cannot train on batches of this shape.
     """
     if weights and arch in OWN and not Path(weights).is_file():
         raise Unusable(
@@ -86,7 +85,12 @@ def build(
         # torchvision's mvit has no other
         made_for = f"{native(arch).size} pixels" + (" and 16 frames" if arch.startswith("mvit") else "")
         raise Unusable(f"{got} does not suit --arch {arch}, which was made for {made_for} ({said})") from None
-    return module, load(module, arch, weights) if weights else []
+    return module, load(module, arch, weights) if weights else Loaded()
+
+
+def classes(arch: str, weights: str) -> tuple[str, ...]:
+    """Return the names of the outputs of torchvision's weights; () for any other file."""
+    return () if arch in OWN else categories(arch, weights)
 
 
 def auxiliary_weight(arch: str) -> float:

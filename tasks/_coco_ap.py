@@ -57,6 +57,7 @@ class CocoAP:
         self._kinds = ["boxes", *(["masks"] if masks else []), *(["keypoints"] if keypoints else [])]
         self._seen: list[Array] = []  # ids of images, int64
         self._valid = 0  # of those, the ones that could be decoded
+        self._finite: list[tuple[Array, torch.Tensor]] = []  # ids, and which of them got numbers
         self._pending: list[tuple[Rows, Array, torch.Tensor, torch.Tensor | None, list[Any] | None]] = []
 
     def update(self, outputs: Sequence[dict[str, torch.Tensor]], batch: Batch) -> None:
@@ -68,6 +69,9 @@ class CocoAP:
         self._seen.append(batch.ids[batch.ids >= 0])
         kept: list[int] = np.flatnonzero(rows.valid).tolist()
         self._valid += len(kept)
+        if kept:
+            finite = torch.stack([_is_finite(outputs[place]) for place in kept])
+            self._finite.append((rows.ids[kept], _to_host(finite)))
         # the row of each detection
         which = np.repeat(kept, [len(outputs[place]["scores"]) for place in kept])
         if not len(which):
@@ -98,9 +102,11 @@ class CocoAP:
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()  # what was copied is there
         none = np.zeros(0, np.int64)
-        everyone = world.gather((np.concatenate([none, *self._seen]), self._valid, self._found()))
+        not_finite = np.concatenate([none, *(ids[~finite.numpy()] for ids, finite in self._finite)])
+        seen_here = np.concatenate([none, *self._seen])
+        everyone = world.gather((seen_here, self._valid, self._found(not_finite), len(not_finite)))
         self._pending.clear()
-        seen = np.concatenate([ids for ids, _, _ in everyone])
+        seen = np.concatenate([ids for ids, *_ in everyone])
         if len(np.unique(seen)) != len(seen):
             raise ValueError(
                 "an image was validated twice, so its objects would count twice: "
@@ -112,10 +118,12 @@ class CocoAP:
         # import of another thread
         from tasks import _drawn  # noqa: F401
 
-        parts, samples = [part for _, _, part in everyone], sum(valid for _, valid, _ in everyone)
-        return Beside(lambda: self._scored(parts, samples, spread(everyone[0][0], DRAWN)))
+        parts = [part for _, _, part, _ in everyone]
+        counts = {"samples": sum(valid for _, valid, _, _ in everyone)}
+        counts["outputs_not_finite"] = sum(count for *_, count in everyone)
+        return Beside(lambda: self._scored(parts, counts, spread(everyone[0][0], DRAWN)))
 
-    def _scored(self, parts: list[Detections], samples: int, drawn: list[int]) -> dict[str, Any]:
+    def _scored(self, parts: list[Detections], counts: dict[str, int], drawn: list[int]) -> dict[str, Any]:
         began = time.perf_counter()
         found = Detections.joined(parts)
         scores = {
@@ -125,13 +133,13 @@ class CocoAP:
         told: dict[str, Any] = {}
         for of_kind in scores.values():
             told |= of_kind.figures()
-        told |= {"samples": samples, "detections": len(found), "extras": self._extras(found, scores, drawn)}
+        told |= {**counts, "detections": len(found), "extras": self._extras(found, scores, drawn)}
         return told | {"seconds": time.perf_counter() - began}
 
-    def _found(self) -> Detections:
+    def _found(self, not_finite: Array) -> Detections:
         """Return this rank's detections in pixels of the stored images, cut at their borders.
 
-        Those of classes that are no category, and with NaN, are left out.
+        Those of classes that are no category, and of images whose output is `not_finite`, are left out.
         """
         columns = self._columns
         of_class = np.where(
@@ -151,9 +159,8 @@ class CocoAP:
                 masks=masks,
                 keypoints=None if points is None else _moved(rows, which, points.numpy()),
             )
-            parts.append(
-                part.taken(np.flatnonzero((part.category_ids >= 0) & np.isfinite(table).all(axis=1)))
-            )
+            usable = (part.category_ids >= 0) & ~np.isin(ids, not_finite)
+            parts.append(part.taken(np.flatnonzero(usable)))
         return Detections.joined(parts)
 
     def _boxes(self, rows: Rows, which: Array, corners: Array) -> Array:
@@ -209,6 +216,14 @@ def rows_of(batch: Batch) -> Rows:
     if batch.rows is None:
         raise ValueError("detection needs a loader that says which rows a batch was made of")
     return batch.rows
+
+
+def _is_finite(output: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return whether all that was found in an image are numbers, bool; so the detector has to say, if it
+    does.
+    """
+    found = [torch.isfinite(value).all() for name, value in output.items() if name != "finite"]
+    return torch.stack([*found, *([output["finite"]] if "finite" in output else [])]).all()
 
 
 def _to_host(values: torch.Tensor) -> torch.Tensor:

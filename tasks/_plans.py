@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from config import Augmentation, Clips, Config, Detection
 from contracts import Split, UserError
+from dataset.model_classes import ModelClasses
 from dataset.splits import Kind, open_splits
 from models import Native
 from plan.boxes import DetectionPolicy
@@ -18,7 +19,9 @@ from plan.images import ImagePolicy
 P = TypeVar("P", bound=EpochPlan)
 
 
-def opened(config: Config, loader: str, kind: Kind, console: Any) -> dict[str, Split]:
+def opened(
+    config: Config, loader: str, kind: Kind, console: Any, model: ModelClasses | None = None
+) -> dict[str, Split]:
     """{"train": ..., "val": ...}. Raises UserError."""
     return open_splits(
         config.data,
@@ -26,6 +29,7 @@ def opened(config: Config, loader: str, kind: Kind, console: Any) -> dict[str, S
         loader=loader,
         read_delay_s=config.loading.read_delay_ms / 1e3,
         evaluate=config.run.evaluate,
+        model=model,
         console=console,
     )
 

@@ -11,6 +11,7 @@ import torch.nn.functional as functional
 
 from config import Config
 from contracts import Batch, Figure, Metric, Rows, Split, Task, World
+from dataset.model_classes import ModelClasses
 from models import Native, Registry
 from models import classification as architectures
 from plan.images import ImagePlan
@@ -25,6 +26,7 @@ FIGURES = (
     Figure(name="loss", title="loss", chart="loss", compared=True, larger_is_better=False),
     Figure(name="samples"),
     Figure(name="losses_not_finite", said="unless zero"),
+    Figure(name="outputs_not_finite", said="unless zero"),
 )
 LOSS_UNIT = 2.0**-20
 """Each sample's loss is rounded to a whole multiple of this before it is summed, so that the sum does not
@@ -85,13 +87,15 @@ class TopK:
     """contracts.Metric: counts of top-1 and top-5, and cross entropy summed in multiples of LOSS_UNIT."""
 
     def __init__(self, device: torch.device) -> None:
-        # samples, top-1, top-5, loss in LOSS_UNIT, losses left out of the sum
-        self._counts = torch.zeros(5, dtype=torch.int64, device=device)
+        # samples, top-1, top-5, loss in LOSS_UNIT, losses left out of the sum, outputs that are no numbers
+        self._counts = torch.zeros(6, dtype=torch.int64, device=device)
 
     def update(self, outputs: Any, batch: Batch) -> None:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
         labels, valid = batch.targets["labels"], batch.valid
-        ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        finite = torch.isfinite(logits).all(dim=1)
+        right = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+        ranked = right & finite[:, None]  # NaN is the largest value to topk
         losses = Classification._cross_entropy(logits, batch, 0.0)
         countable = torch.isfinite(losses) & (losses <= LARGEST_LOSS)
         units = torch.where(countable, losses.double() / LOSS_UNIT, 0.0).round().long()
@@ -102,12 +106,17 @@ class TopK:
                 (ranked.any(dim=1) & valid).sum(),
                 units.sum(),
                 (valid & ~countable).sum(),
+                (valid & ~finite).sum(),
             ]
         )
 
     def result(self, world: World) -> dict[str, float]:
-        """Return top1, top5 (shares), loss (mean), samples, losses_not_finite (left out of the mean)."""
-        samples, top1, top5, loss, left_out = (int(value) for value in world.sum(self._counts.cpu().numpy()))
+        """Return top1, top5 (shares), loss (mean), samples, and how many losses and outputs are not finite.
+
+        Such losses are left out of the mean; samples with such outputs are wrong.
+        """
+        summed = world.sum(self._counts.cpu().numpy())
+        samples, top1, top5, loss, left_out, not_finite = (int(value) for value in summed)
         counted = max(samples - left_out, 1)
         return {
             "top1": top1 / max(samples, 1),
@@ -115,6 +124,7 @@ class TopK:
             "loss": loss * LOSS_UNIT / counted,
             "samples": samples,
             "losses_not_finite": left_out,
+            "outputs_not_finite": not_finite,
         }
 
 
@@ -126,13 +136,18 @@ class ClassificationKind(TaskKind):
     registry: Registry = architectures
     figures: tuple[Figure, ...] = FIGURES
 
-    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
-        return opened(config, loader, "images", console)
+    def splits(
+        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+    ) -> dict[str, Split]:
+        return opened(config, loader, "images", console, model)
 
     def plans(
         self, config: Config, splits: Splits, native: Native, **ranks: int
     ) -> tuple[ImagePlan, ImagePlan]:
         return pair(ImagePlan.of, config, splits, *image_policies(config.augmentation, native), **ranks)
+
+    def used(self, plan: ImagePlan) -> dict[str, Any]:
+        return {"val_window": plan.policy.window, "val_resize": plan.policy.resize}
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train = Classification(

@@ -13,6 +13,7 @@ import torch
 from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError
 from dataset.coco.scan import open_coco
+from dataset.model_classes import ModelClasses
 from dataset.splits import Kind, cache_folder
 from models import Native, Registry
 from models import detection as architectures
@@ -52,6 +53,7 @@ FIGURES = (
     *_more("keypoint_ar", ("", "50", "75", "_medium", "_large")),
     Figure(name="samples"),
     Figure(name="detections"),
+    Figure(name="outputs_not_finite", said="unless zero"),
 )
 LOOKED_AT = 50
 """Batches of the first epoch, from whose numbers the boxes of an image and the share of padding are taken."""
@@ -160,7 +162,9 @@ class DetectionKind(TaskKind):
     loss_parts = True
     graphs = False  # as many shapes as canvases
 
-    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
+    def splits(
+        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+    ) -> dict[str, Split]:
         """Open both. Raises UserError.
 
         An architecture that learns masks trains on no box without one. That holds in this process alone:
@@ -169,7 +173,7 @@ class DetectionKind(TaskKind):
         _coco.require(config.detection.evaluator)
         parts = _parts(config)
         kind: Kind = "keypoints" if parts["keypoints"] else "instances"
-        found = opened(config, loader, kind, console)
+        found = opened(config, loader, kind, console, model)
         if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
             raise UserError(
                 "--data: the categories of validation name other keypoints than those of training, "
@@ -189,6 +193,9 @@ class DetectionKind(TaskKind):
         detection = config.detection
         policies = detection_policies(config.augmentation, detection, native)
         return pair(DetectionPlan.of, config, splits, *policies, keep_empty=detection.keep_empty, **ranks)
+
+    def used(self, plan: DetectionPlan) -> dict[str, Any]:
+        return {"longer_side": plan.policy.longer}
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         parts = _parts(config)

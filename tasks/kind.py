@@ -8,6 +8,7 @@ from typing import Any
 
 from config import COMMON, GROUP_OF, Config
 from contracts import Array, Figure, Plan, Split, Task
+from dataset.model_classes import ModelClasses
 from loaders import OF_MEDIUM, Medium, default_loader
 from models import Native, Registry
 
@@ -31,8 +32,13 @@ class TaskKind(ABC):
     graphs: bool = True  # every batch has the same shape, so that a step can be a CUDA graph
 
     @abstractmethod
-    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
-        """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError."""
+    def splits(
+        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+    ) -> dict[str, Split]:
+        """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError.
+
+        `model`: to evaluate a network with these classes, which the columns then have.
+        """
 
     @abstractmethod
     def plans(self, config: Config, splits: Splits, native: Native, **ranks: int) -> tuple[Plan, Plan]:
@@ -45,6 +51,12 @@ class TaskKind(ABC):
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
         return {"classes": len(columns.classes)}
+
+    def used(self, plan: Any) -> dict[str, Any]:
+        """Return what came of settings that nobody need give, by their names, in values that JSON has.
+        `plan` is that of validation.
+        """
+        return {}
 
     def facts(self, plan: Any) -> dict[str, Any]:
         """Return what a summary says of this task's data, as JSON's values. `plan` is that of training."""

@@ -9,6 +9,7 @@ import torch
 
 from config import Config
 from contracts import Batch, Figure, Metric, Rows, Split, Task, World
+from dataset.model_classes import ModelClasses
 from dataset.videos.columns import Videos
 from models import Native, Registry
 from models import video as architectures
@@ -43,35 +44,38 @@ class ViewMean:
 
     def __init__(self, labels: np.ndarray, device: torch.device) -> None:
         self._labels, self._device = np.asarray(labels), device
-        self._sums: torch.Tensor | None = None  # int64 [n, C + 2]: logits in LOSS_UNIT, views, views left out
+        # int64 [n, C + 3]: logits in LOSS_UNIT, views, views left out, those of them that are no numbers
+        self._sums: torch.Tensor | None = None
 
     def update(self, outputs: Any, batch: Batch) -> None:
         logits = outputs.double()
         if self._sums is None:
             self._sums = torch.zeros(
-                len(self._labels), logits.shape[1] + 2, dtype=torch.int64, device=self._device
+                len(self._labels), logits.shape[1] + 3, dtype=torch.int64, device=self._device
             )
-        countable = torch.isfinite(logits).all(dim=1) & (logits.abs() <= LARGEST_LOGIT).all(dim=1)
+        finite = torch.isfinite(logits).all(dim=1)
+        countable = finite & (logits.abs() <= LARGEST_LOGIT).all(dim=1)
         counted = batch.valid & countable
         units = torch.where(counted[:, None], logits / LOSS_UNIT, 0.0).round().long()
-        added = torch.cat([units, counted.long()[:, None], (batch.valid & ~countable).long()[:, None]], dim=1)
+        counts = torch.stack([counted, batch.valid & ~countable, batch.valid & ~finite], dim=1)
+        added = torch.cat([units, counts.long()], dim=1)
         self._sums.index_add_(0, batch.targets["videos"].clamp(min=0), added)
 
     def result(self, world: World) -> dict[str, float]:
-        """Return top1, top5 (shares of the videos), loss (their mean), samples, views, losses_not_finite.
+        """Return top1, top5 (shares of the videos), loss (their mean), samples, views, what is not finite.
 
-        `samples` counts videos, `losses_not_finite` the views that were left out.
+        `samples` counts videos, `losses_not_finite` the views that were left out, `outputs_not_finite` the
+        videos of which a view is no number. These are wrong, and so are videos without a view to sum.
         """
-        classes = max(world.gather(0 if self._sums is None else self._sums.shape[1])) - 2
-        own = (
-            np.zeros((len(self._labels), max(classes, 0) + 2), np.int64)
-            if self._sums is None
-            else self._sums.cpu().numpy()
-        )
+        width = max(world.gather(0 if self._sums is None else self._sums.shape[1]))
+        own = np.zeros((len(self._labels), max(width, 3)), np.int64)
+        if self._sums is not None:
+            own = self._sums.cpu().numpy()
         sums = world.sum(own)
-        views, left_out = sums[:, -2], int(sums[:, -1].sum())
-        seen = np.flatnonzero(views > 0)
-        logits = sums[seen, :-2] * LOSS_UNIT / views[seen, None]
+        views, left_out, not_finite = sums[:, -3:].T
+        samples = int(np.count_nonzero(views + left_out))
+        seen = np.flatnonzero((views > 0) & (not_finite == 0))
+        logits = sums[seen, :-3] * LOSS_UNIT / views[seen, None]
         labels = self._labels[seen, None]
         own_class = np.take_along_axis(logits, labels, axis=1)
         # of classes with the same logit, as after a network has died
@@ -80,12 +84,13 @@ class ViewMean:
         shifted = logits - logits.max(axis=1, keepdims=True, initial=-LARGEST_LOGIT)
         losses = np.log(np.exp(shifted).sum(axis=1)) - np.take_along_axis(shifted, labels, axis=1)[:, 0]
         return {
-            "top1": float((above < 1).sum()) / max(len(seen), 1),
-            "top5": float((above < 5).sum()) / max(len(seen), 1),
+            "top1": float((above < 1).sum()) / max(samples, 1),
+            "top5": float((above < 5).sum()) / max(samples, 1),
             "loss": float(np.minimum(losses, LARGEST_LOSS).sum()) / max(len(seen), 1),
-            "samples": len(seen),
+            "samples": samples,
             "views": int(views.sum()),
-            "losses_not_finite": left_out,
+            "losses_not_finite": int(left_out.sum()),
+            "outputs_not_finite": int(np.count_nonzero(not_finite)),
         }
 
 
@@ -104,9 +109,11 @@ class VideoKind(TaskKind):
     groups = ("clips",)
     unread = ("train_window", "val_window", "crop_scale", "crop_ratio", "reader", "decode_threads")
 
-    def splits(self, config: Config, loader: str, console: Any) -> dict[str, Split]:
+    def splits(
+        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+    ) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
-        found = opened(config, loader, "videos", console)
+        found = opened(config, loader, "videos", console, model)
         clips = config.clips
         span = (clips.clip_frames - 1) * clips.clip_stride
         only = {"val": found["val"]} if found["train"] is found["val"] else found
@@ -133,6 +140,9 @@ class VideoKind(TaskKind):
     ) -> tuple[ClipPlan, ClipPlan]:
         policy = clip_policy(config.augmentation, config.clips, native)
         return pair(ClipPlan.of, config, splits, policy, policy, **ranks)
+
+    def used(self, plan: ClipPlan) -> dict[str, Any]:
+        return {"val_resize": plan.policy.resize, "short_side": list(plan.policy.shorter)}
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         train = Video(

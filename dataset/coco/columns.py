@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -120,6 +120,25 @@ class Instances(Manifest):
     keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
     keypoint_name: Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
 
+    class_of: Array = field(init=False)  # int64 [C]: the class number of a category
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_of", class_numbers(self.category_ids))
+
+    @property
+    def class_names(self) -> Sequence[str]:
+        """The names of the categories, [C]."""
+        return [self.classes[number] for number in self.class_of]
+
+    def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Instances:
+        """Return the columns with class number numbers[i] for category i, among `classes`.
+
+        In this process alone: they pickle as their folder.
+        """
+        found = replace(self, classes=classes)
+        object.__setattr__(found, "class_of", numbers)
+        return found
+
     def annotations(self, sample: int) -> slice:
         """Which annotations an image has."""
         if not 0 <= sample < len(self):
@@ -130,11 +149,6 @@ class Instances(Manifest):
     def with_boxes(self) -> Array:
         """int64, ascending: the images that have a usable annotation."""
         return images_with(self.usable, self.annotation_offsets)
-
-    @cached_property
-    def class_of(self) -> Array:
-        """int64 [C]: the class number of a category."""
-        return class_numbers(self.category_ids)
 
     @cached_property
     def category_of(self) -> Array:

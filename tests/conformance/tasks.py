@@ -265,9 +265,10 @@ def figures_are_exact(case: Case, sizes: tuple[int, ...] = (2, 3)) -> set[str]:
 
 def facts_are_json(case: Case) -> None:
     """What a summary says of the data comes back from JSON as it was, and bytes are a whole number."""
-    plan = case.plans()[0]
-    facts = case.kind.facts(plan)
-    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    plan, val_plan = case.plans()
+    for facts in (case.kind.facts(plan), case.kind.used(val_plan)):
+        assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    assert case.kind.used(val_plan).keys() <= GROUP_OF.keys(), "by the names of settings"
     columns = case.splits["train"].columns
     assert type(case.kind.bytes_read(columns, np.array([0, 2]))) is int
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from config import Config
 from contracts import Batch, Figure, Metric, Task, World
-from models import Native
+from models import Loaded, Native
 from tasks.classification import Classification, ClassificationKind
 from tasks.kind import Splits
 
@@ -29,8 +29,11 @@ class Registry:
 
     def build(
         self, arch: str, *, shape: tuple[int, ...], weights: str | None = None
-    ) -> tuple[nn.Module, list[str]]:
-        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[1], 1)), []
+    ) -> tuple[nn.Module, Loaded]:
+        return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(shape[1], 1)), Loaded()
+
+    def classes(self, arch: str, weights: str) -> tuple[str, ...]:
+        return ()
 
     def auxiliary_weight(self, arch: str) -> float:
         return 0.0

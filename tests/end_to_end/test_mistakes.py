@@ -57,6 +57,8 @@ VALUES = (
     (("--resume", "nowhere.pt"), ("--resume nowhere.pt", "no checkpoint there")),
     (("--resume", "text"), ("--resume text", "not a checkpoint")),
     (("--resume", "dict.pt"), ("--resume dict.pt", "--weights")),
+    (("--resume", "/dev/zero"), ("--resume /dev/zero", "not a regular file")),
+    (("--weights", "/dev/zero"), ("--weights /dev/zero", "not a regular file")),
     (("--weights", "nowhere.pt"), ("nowhere.pt", "no such file", "IMAGENET1K_V1")),
     (("--weights", "text"), ("--weights text", "no checkpoint")),
     (("--weights", "dict.pt"), ("--weights dict.pt", "no state dict")),

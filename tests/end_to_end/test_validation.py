@@ -120,5 +120,5 @@ def test_an_evaluation_leaves_its_run_alone(train: Runner, pictures: Path) -> No
     assert [point["epoch"] for point in points(folders[0], "val")] == [0]
     with_weights = evaluated(train, pictures, "weights", "--weights", "run/best.pt", resume="")
     assert with_weights == summary(train.cwd / "run")["validation"]
-    assert "\nvalidated: top1 " in train.started[-1].out, "nobody knows how long they were trained"
-    assert [point["epoch"] for point in points(train.cwd / "weights", "val")] == [None]
+    assert "\nvalidated epoch 1: top1 " in train.started[-1].out, "a checkpoint knows, whatever flag names it"
+    assert [point["epoch"] for point in points(train.cwd / "weights", "val")] == [0]

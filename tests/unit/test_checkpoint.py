@@ -17,7 +17,7 @@ import torch
 
 from config import Run, parse
 from contracts import UserError
-from engine import checkpoint
+from engine import checkpoint, contents
 from engine.checkpoint import Resume
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,10 @@ CONTENT: dict[str, Any] = {
         "state": {0: {"momentum_buffer": torch.ones(2)}},
         "param_groups": [{"lr": 0.1, "params": [0]}],
     },
+    "scaler": {},
     "progress": {"epoch": 2, "consumed": 640, "best": float("-inf")},
+    "config": {"optimizer": "sgd"},
+    "used": {"image_size": 224},
 }
 
 
@@ -67,7 +70,7 @@ def test_round_trip(written: Path) -> None:
 
 WRITER = """
     import itertools, pathlib, sys, torch
-    from engine import checkpoint
+    from engine import checkpoint, contents
     path = pathlib.Path(sys.argv[1])
     for i in itertools.count():
         model = {"a": torch.full((400_000,), float(i)), "b": torch.full((10,), i)}
@@ -101,7 +104,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
 FULL = """
     import pathlib, resource, sys, torch
     from contracts import UserError
-    from engine import checkpoint
+    from engine import checkpoint, contents
     path = pathlib.Path(sys.argv[1])
     checkpoint.write(path, {"i": 0})
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
@@ -223,7 +226,7 @@ class Evil:
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.save({"format": checkpoint.FORMAT, **FITS, "model": Evil()}, tmp_path / "a.pt")
+    torch.save({"format": contents.FORMAT, **FITS, "model": Evil()}, tmp_path / "a.pt")
     assert "not a checkpoint that can be read" in refusal(tmp_path / "a.pt")
     assert not Path("evil").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)

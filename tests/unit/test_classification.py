@@ -166,12 +166,36 @@ def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:
     assert found["loss"] == pytest.approx(math.log(3), abs=LOSS_UNIT)
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", [0, 1, 6])
+def test_a_sample_whose_output_is_no_number_is_wrong_and_counted(value: float, where: int) -> None:
+    """NaN is the largest value to topk, and the first one wins: a network of NaNs was right for a class."""
+    logits = torch.eye(7)[[0, 0, 0, 1, 2]]
+    labels, valid = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([True, True, True, True, False])
+    assert measured((logits, batch_of(labels, valid)))["top1"] == 1.0
+    logits[1, where] = value
+    logits[4] = value  # of a sample that is not valid
+    found = measured((logits, batch_of(labels, valid)))
+    assert (found["top1"], found["top5"], found["samples"], found["outputs_not_finite"]) == (0.75, 0.75, 4, 1)
+    dead = measured((torch.full((5, 7), value), batch_of(labels, valid)))
+    assert (dead["top1"], dead["top5"], dead["outputs_not_finite"]) == (0.0, 0.0, 4)
+
+
 def test_no_sample_at_all() -> None:
     found = measured(
         (torch.zeros(2, 3), batch_of(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)))
     )
     assert (
-        found == {"top1": 0.0, "top5": 0.0, "loss": 0.0, "samples": 0, "losses_not_finite": 0} == measured()
+        found
+        == {
+            "top1": 0.0,
+            "top5": 0.0,
+            "loss": 0.0,
+            "samples": 0,
+            "losses_not_finite": 0,
+            "outputs_not_finite": 0,
+        }
+        == measured()
     )
 
 

@@ -435,3 +435,12 @@ def test_settings_are_frozen() -> None:
     made: Any = Config()
     with pytest.raises(ValueError, match="frozen"):
         made.optimisation.lr = 3
+
+
+def test_which_settings_the_user_gave(tmp_path: Path) -> None:
+    """By a flag in either spelling or by the preset, whether or not it is the default."""
+    preset = tmp_path / "own.yaml"
+    preset.write_text("batch_size: 8\nval-resize: 40\n")
+    argv = ["--config", str(preset), "--image-size", "32", "--lr=0.1", "--evaluate"]
+    assert config.given(argv) == {"config", "batch_size", "val_resize", "image_size", "lr", "evaluate"}
+    assert config.given([]) == frozenset()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from torchvision.models.detection.image_list import ImageList
 from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
-from models import Native, _rcnn
+from models import Loaded, Native, _rcnn
 from models.detection import (
     OWN,
     STAGES,
@@ -55,7 +56,7 @@ def options(arch: str) -> dict[str, int]:
 
 def made(
     arch: str, *, batch_size: int = 2, classes: int = CLASSES, **chosen: Any
-) -> tuple[nn.Module, list[str]]:
+) -> tuple[nn.Module, Loaded]:
     return build(arch, classes=classes, shape=shape_of(arch, batch_size), keypoints=KEYPOINTS, **chosen)
 
 
@@ -213,6 +214,7 @@ def test_losses_and_detections_are_the_stock_models(arch: str, monkeypatch: pyte
         found, prepared.image_sizes, [(image.shape[1], image.shape[2]) for image in images]
     )
     for one, other in zip(found, wanted, strict=True):
+        assert one.pop("finite")
         assert one.keys() == other.keys()
         for name, value in other.items():
             torch.testing.assert_close(one[name], value, rtol=1e-5, atol=1e-4)
@@ -321,3 +323,30 @@ def test_ddp_wraps_it_and_takes_lists_of_dicts() -> None:
 
 def test_the_stock_transform_is_gone() -> None:
     assert not any(isinstance(one, GeneralizedRCNNTransform) for one in whole(outline(SMALL)).modules())
+
+
+@pytest.mark.parametrize(
+    ("arch", "module"),
+    [
+        ("fcos_tiny", "head.classification_head"),
+        (SMALL, "backbone.body.0.1"),
+        (SMALL, "rpn.head.cls_logits"),
+        (SMALL, "roi_heads.box_predictor.bbox_pred"),
+        ("ssdlite320_mobilenet_v3_large", "head.regression_head"),
+    ],
+)
+def test_images_whose_heads_say_no_number_are_told(arch: str, module: str) -> None:
+    """torchvision drops NaN as if nothing had been found."""
+    torch.manual_seed(3)
+    detector, _ = made(arch)
+    detector.eval()
+    images = torch.rand(2, 3, *shape_of(arch)[-2:])
+    sizes = [tuple(images.shape[-2:])] * 2
+    with torch.inference_mode():
+        assert [bool(found["finite"]) for found in detector(images, sizes)] == [True, True]
+        images[1] = math.nan
+        assert [bool(found["finite"]) for found in detector(images, sizes)] == [True, False]
+        images[1] = 0.5
+        value = next(iter(detector.get_submodule(module).parameters()))
+        value.flatten()[0] = math.nan
+        assert not any(bool(found["finite"]) for found in detector(images, sizes))

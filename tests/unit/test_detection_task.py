@@ -5,6 +5,7 @@ ranks.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -230,6 +231,29 @@ def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
 # --- figures ------------------------------------------------------------------------------------------------
 
 
+def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(columns: Columns) -> None:
+    """Whatever else was found in it; the same on any number of ranks."""
+    task = Detection(columns, training=False)
+    plan = plan_of(columns)
+    whole = [(seen_in(columns, rows), batch_of(task, rows)) for rows in plan.rows(0, 0)]
+    right = measured(task, *whole)
+    assert (right["ap"], right["outputs_not_finite"]) == (pytest.approx(1.0), 0)
+    outputs, _ = whole[0]
+    kept = [place for place in range(2) if len(outputs[place]["scores"])]
+    assert kept == [0, 1]
+    outputs[0]["scores"][0] = math.nan
+    outputs[1]["finite"] = torch.tensor(False)  # its head was no number, and what is left of it looks well
+    found = measured(task, *whole)
+    lost = sum(len(outputs[place]["scores"]) for place in kept)
+    assert found["outputs_not_finite"] == 2 and found["samples"] == IMAGES
+    assert found["detections"] == right["detections"] - lost and found["ap"] < 1
+
+    def work(world: Threads) -> dict[str, Any]:
+        return figures(measured(task, *whole[world.rank :: 2], world=world))
+
+    assert on_ranks(2, work)[0] == figures(found)
+
+
 def test_right_boxes_are_1_whatever_the_size(columns: Columns) -> None:
     """The way back from resized and padded images; padding that repeats an image counts for nothing."""
     task = Detection(columns, training=False)
@@ -380,7 +404,7 @@ def test_boxes_that_are_not_finite_are_left_out(columns: Columns) -> None:
     broken = [{**own, "boxes": own["boxes"].clone()} for own in whole]
     broken[0]["boxes"][0, 2] = torch.nan
     counts = [measured(task, (found, batch_of(task, rows)))["detections"] for found in (whole, broken)]
-    assert counts[1] == counts[0] - 1
+    assert counts[1] == counts[0] - len(whole[0]["scores"]), "those of its image"
 
 
 def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:

@@ -18,6 +18,7 @@ from torchvision.models.detection import faster_rcnn, fcos, keypoint_rcnn, mask_
 from torchvision.ops.misc import FrozenBatchNorm2d
 
 from models import Unusable
+from models._state_files import Weights
 from models.detection import EPS_FREE, STAGES, _backbone, _FrozenNorm, _trunk, build
 from tests.unit.test_detection_models import (
     CLASSES,
@@ -121,7 +122,7 @@ def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: py
                 weights="COCO_V1",
                 keypoints=17,
             )
-    assert new == [] and frozen(got)[0] == frozen(wanted)[0]
+    assert new.anew == [] and frozen(got)[0] == frozen(wanted)[0]
     assert any(eps == 0 for _, eps in frozen(wanted)[1].values()) == (arch in EPS_FREE)
 
 
@@ -158,11 +159,13 @@ def test_backbone_from_a_file(tmp_path: Path, wrapped: bool) -> None:
     path = save(tmp_path / "mobilenet.pt", {"model": state} if wrapped else state)
     module, new = made("ssdlite320_mobilenet_v3_large", weights_backbone=path)
     own = module.state_dict()
-    assert new == [] and torch.equal(own["backbone.features.0.0.0.weight"], state["features.0.0.weight"])
+    assert new.anew == [] and torch.equal(own["backbone.features.0.0.0.weight"], state["features.0.0.weight"])
     assert torch.equal(own["backbone.features.1.3.1.running_var"], state["features.16.1.running_var"])
     if wrapped:
         again, new = made("ssdlite320_mobilenet_v3_large", weights=save(tmp_path / "ours.pt", {"model": own}))
-        assert new == [] and all(torch.equal(value, own[name]) for name, value in again.state_dict().items())
+        assert new.anew == [] and all(
+            torch.equal(value, own[name]) for name, value in again.state_dict().items()
+        )
 
 
 # --- weights of the whole -----------------------------------------------------------------------------------
@@ -171,11 +174,11 @@ def test_backbone_from_a_file(tmp_path: Path, wrapped: bool) -> None:
 def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
     path = save(tmp_path / "five.pt", state_of(SMALL))
     same, new = made(SMALL, weights=path)
-    assert new == [] and all(
+    assert new.anew == [] and all(
         torch.equal(value, state_of(SMALL)[name]) for name, value in same.state_dict().items()
     )
     other, new = made(SMALL, classes=7, weights=path)
-    assert new == [
+    assert new.anew == [
         f"roi_heads.box_predictor.{layer}.{part}"
         for layer in ("cls_score", "bbox_pred")
         for part in ("weight", "bias")
@@ -183,7 +186,7 @@ def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
     assert all(
         torch.equal(value, state_of(SMALL)[name])
         for name, value in other.state_dict().items()
-        if name not in new
+        if name not in new.anew
     )
 
 
@@ -212,18 +215,18 @@ def test_which_heads_depend_on_the_classes(
 ) -> None:
     with torch.device("meta"):
         state = stock_of(arch, num_classes=9).state_dict()
-    monkeypatch.setattr("models.detection.read", lambda *_: state)
+    monkeypatch.setattr("models.detection.read", lambda *_: Weights(state=state))
     with torch.device("meta"):
         _, new = made(arch, weights="some.pt")
-    assert {name.rpartition(".")[0] for name in new} == heads
+    assert {name.rpartition(".")[0] for name in new.anew} == heads
 
 
 def test_other_keypoints_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.device("meta"):
         state = stock_of("keypointrcnn_resnet50_fpn", num_keypoints=9).state_dict()
-        monkeypatch.setattr("models.detection.read", lambda *_: state)
+        monkeypatch.setattr("models.detection.read", lambda *_: Weights(state=state))
         _, new = made("keypointrcnn_resnet50_fpn", weights="some.pt")
-    assert new and all(name.startswith("roi_heads.keypoint_predictor.") for name in new)
+    assert new.anew and all(name.startswith("roi_heads.keypoint_predictor.") for name in new.anew)
 
 
 def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
@@ -238,7 +241,7 @@ def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
     }
     assert len(set(old) - set(state_of(SMALL))) >= 6
     module, new = made(SMALL, weights=save(tmp_path / "old.pt", old))
-    assert new == [] and all(
+    assert new.anew == [] and all(
         torch.equal(value, state_of(SMALL)[name]) for name, value in module.state_dict().items()
     )
 
@@ -336,7 +339,7 @@ def test_misuse_gets_one_line(arch: str, chosen: dict[str, Any], said: str) -> N
 
 
 def test_files_that_do_not_fit_get_one_line(tmp_path: Path) -> None:
-    state = outline(SMALL).state_dict()
+    state = dict(state_of(SMALL))
     name = "backbone.fpn.layer_blocks.0.0.weight"
     cases = {
         f"has no '{name}'": {key: value for key, value in state.items() if key != name},
@@ -346,7 +349,7 @@ def test_files_that_do_not_fit_get_one_line(tmp_path: Path) -> None:
     for said, content in cases.items():
         path = save(tmp_path / "odd.pt", content)
         with pytest.raises(Unusable, match=said) as caught:
-            outline(SMALL, weights=path)
+            made(SMALL, weights=path)
         assert "\n" not in str(caught.value) and f"--weights {path} does not fit --arch {SMALL}" in str(
             caught.value
         )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from models import Loaded
 from models.classification import AUXILIARY_WEIGHTS, Unusable, auxiliary_weight, build, names, native
 
 FAMILIES = [
@@ -47,13 +48,13 @@ def of(side: int, batch_size: int = 2) -> tuple[int, ...]:
 def shapes(arch: str, classes: int, image_size: int | None = None) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         module, fresh = build(arch, classes=classes, shape=of(image_size or native(arch).size))
-    assert fresh == []
+    assert fresh.anew == []
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
 def small(
     classes: int = 10, *, weights: Path | None = None, arch: str = "squeezenet1_1"
-) -> tuple[nn.Module, list[str]]:
+) -> tuple[nn.Module, Loaded]:
     return build(arch, classes=classes, shape=of(64), weights=None if weights is None else str(weights))
 
 
@@ -174,7 +175,7 @@ def test_the_same_weights_from_a_checkpoint_and_from_a_plain_state_dict(tmp_path
         module.state_dict(),
     ):
         loaded, fresh = small(weights=save(tmp_path / "a.pt", content))
-        assert fresh == []
+        assert fresh.anew == []
         assert_equal(loaded, module, but=[])
 
 
@@ -238,8 +239,8 @@ HEADS = {
 def test_for_other_classes_the_head_alone_starts_anew_and_is_named(arch: str, tmp_path: Path) -> None:
     module, _ = small(10, arch=arch)
     loaded, fresh = small(7, arch=arch, weights=save(tmp_path / "a.pt", module.state_dict()))
-    assert fresh == HEADS[arch]
-    assert_equal(loaded, module, but=fresh)
+    assert fresh.anew == HEADS[arch]
+    assert_equal(loaded, module, but=fresh.anew)
     assert loaded.eval()(torch.zeros(1, 3, 64, 64)).shape == (1, 7)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from models import Unusable, classification
+from models import Loaded, Unusable, classification
 from models.video import auxiliary_weight, build, names, native
 
 ARCHITECTURES = [
@@ -40,7 +40,7 @@ def clips(side: int, *, frames: int = 16, batch_size: int = 2) -> tuple[int, ...
 def shapes(arch: str, classes: int) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         module, fresh = build(arch, classes=classes, shape=clips(native(arch).size))
-    assert fresh == []
+    assert fresh.anew == []
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
@@ -122,7 +122,7 @@ def test_clips_that_cannot_be_taken_are_one_line(
 # --- weights ------------------------------------------------------------------------------------------------
 
 
-def small(arch: str, classes: int, weights: Path | None = None) -> tuple[nn.Module, list[str]]:
+def small(arch: str, classes: int, weights: Path | None = None) -> tuple[nn.Module, Loaded]:
     shape = clips(224) if arch == "s3d" else clips(32, frames=4)
     return build(arch, classes=classes, shape=shape, weights=None if weights is None else str(weights))
 
@@ -135,9 +135,9 @@ def test_weights_from_a_file(arch: str, tmp_path: Path) -> None:
     for classes in (5, 3):
         loaded, fresh = small(arch, classes, path)
         head = HEADS.get(arch, "fc")
-        assert fresh == ([] if classes == 5 else [f"{head}.weight", f"{head}.bias"])
+        assert fresh.anew == ([] if classes == 5 else [f"{head}.weight", f"{head}.bias"])
         for name, value in loaded.state_dict().items():
-            assert name in fresh or torch.equal(value, module.state_dict()[name]), name
+            assert name in fresh.anew or torch.equal(value, module.state_dict()[name]), name
 
 
 def refusal(arch: str, weights: Any) -> str:

@@ -145,13 +145,39 @@ def test_failed_views_and_videos() -> None:
     assert (found["samples"], found["views"], found["losses_not_finite"]) == (VIDEOS - 1, len(kept), 0)
 
 
-def test_logits_that_are_no_number_or_huge_are_left_out_and_counted() -> None:
+@pytest.mark.parametrize(
+    "values", [(math.nan,), (math.inf, -math.inf), (math.nan, -math.inf, 2 * LARGEST_LOGIT)]
+)
+def test_a_video_of_which_a_view_is_no_number_is_wrong_and_counted(values: tuple[float, ...]) -> None:
+    """Its other views do not make up for it, and it has no loss."""
     logits, videos = epoch()
-    expected = measured((logits[4:], batch_of(videos[4:])))
-    logits[0, 3], logits[1, 0], logits[2, 1], logits[3, 2] = math.nan, math.inf, -math.inf, 2 * LARGEST_LOGIT
+    others = measured((logits[VIEWS:], batch_of(videos[VIEWS:])))
+    assert set(videos[:VIEWS]) == {0} and 0 not in videos[VIEWS:]
+    logits[:VIEWS] = torch.eye(CLASSES)[LABELS[0]]  # right, but for what follows
+    assert measured((logits, batch_of(videos)))["top1"] == pytest.approx(
+        (others["top1"] * (VIDEOS - 1) + 1) / VIDEOS
+    )
+    for view, value in enumerate(values):
+        logits[view, LABELS[0]] = value
     found = measured((logits, batch_of(videos)))
-    assert found == expected | {"losses_not_finite": 4}
-    assert (found["samples"], found["views"]) == (VIDEOS - 1, len(videos) - 4)
+    assert found["samples"] == VIDEOS and found["outputs_not_finite"] == 1
+    assert found["top1"] == pytest.approx(others["top1"] * (VIDEOS - 1) / VIDEOS)
+    assert found["top5"] == pytest.approx(others["top5"] * (VIDEOS - 1) / VIDEOS)
+    assert (found["loss"], found["losses_not_finite"]) == (others["loss"], len(values))
+
+    def work(world: Threads) -> dict[str, float]:
+        mine = slice(world.rank, None, 3)
+        return measured((logits[mine], batch_of(videos[mine])), world=world)
+
+    assert on_ranks(3, work) == [found] * 3
+
+
+def test_a_video_whose_logits_are_all_too_large_is_wrong() -> None:
+    logits, videos = epoch()
+    logits[:VIEWS] = 2 * LARGEST_LOGIT * torch.eye(CLASSES)[LABELS[0]]
+    found = measured((logits, batch_of(videos)))
+    assert (found["samples"], found["losses_not_finite"], found["outputs_not_finite"]) == (VIDEOS, VIEWS, 0)
+    assert found["top1"] <= (VIDEOS - 1) / VIDEOS
 
 
 def test_the_largest_logits_have_room() -> None:
@@ -190,7 +216,15 @@ def test_half_precision_is_averaged_exactly(half: torch.dtype) -> None:
 
 
 def test_no_view_at_all() -> None:
-    nothing = {"top1": 0.0, "top5": 0.0, "loss": 0.0, "samples": 0, "views": 0, "losses_not_finite": 0}
+    nothing = {
+        "top1": 0.0,
+        "top5": 0.0,
+        "loss": 0.0,
+        "samples": 0,
+        "views": 0,
+        "losses_not_finite": 0,
+        "outputs_not_finite": 0,
+    }
     assert measured() == nothing
     assert measured((torch.zeros(2, CLASSES), batch_of([-1, -1]))) == nothing
     assert on_ranks(2, lambda world: measured(world=world)) == [nothing] * 2

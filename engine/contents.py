@@ -1,0 +1,109 @@
+"""What a checkpoint file holds: read without running code, and checked before anything relies on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import torch_files
+from contracts import UserError
+
+FORMAT = 2
+"""Of what is written. 2 has `used`, the settings as a run has used them; 1 had only what was asked for."""
+READ = (1, 2)
+WHERE = {"epoch", "consumed", "step", "dropped"}
+"""Whole numbers of a checkpoint's progress."""
+
+
+def _is_state(value: Any) -> bool:
+    """Whether it is a state dict."""
+    return bool(_is_named(value) and value) and all(isinstance(one, torch.Tensor) for one in value.values())
+
+
+def _is_named(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
+
+
+def _is_progress(value: Any) -> bool:
+    if not _is_named(value) or not value.keys() <= {*WHERE, "best"} or isinstance(value.get("best"), bool):
+        return False
+    whole = [value.get(name, 0) for name in WHERE]
+    return isinstance(value.get("best", 0.0), int | float) and all(type(n) is int and n >= 0 for n in whole)
+
+
+def _is_optimizer(value: Any) -> bool:
+    groups = value.get("param_groups") if isinstance(value, Mapping) else None
+    if not isinstance(groups, list) or not isinstance(value.get("state"), Mapping):
+        return False
+    return all(_is_named(group) and isinstance(group.get("params"), list) for group in groups)
+
+
+CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "arch": (_is_text, "a name"),
+    "classes": (_is_names, "a list of names"),
+    "manifest": (_is_text, "a digest"),
+    "model": (_is_state, "a state dict"),
+    "optimizer": (_is_optimizer, "an optimiser's state"),
+    "scaler": (_is_named, "a scaler's state"),
+    "progress": (_is_progress, "epoch, consumed, step and dropped as whole numbers, and best"),
+    "config": (_is_named, "settings by name"),
+    "used": (_is_named, "settings by name"),
+}
+"""What a checkpoint has by name -> whether it is that, and what it must be."""
+NOT_IN_1 = {"used"}
+IDENTITY = ("arch", "classes", "manifest")
+
+
+def read(path: Path, *, flag: str = "--resume") -> dict[str, Any]:
+    """Return the content of a checkpoint of this program. Raises UserError for anything else.
+
+    `flag` has named it.
+    """
+    said = f"{flag} {path}"
+    try:
+        content = torch_files.load(path)
+    except FileNotFoundError:
+        remedy = "'--resume auto' starts anew when there is none"
+        raise UserError(f"{said}: no checkpoint there; {remedy}") from None
+    except torch_files.Unreadable as error:
+        raise UserError(f"{said}: not a checkpoint that can be read ({error})") from None
+    if not is_ours(content):
+        remedy = "to start from plain weights use --weights"
+        raise UserError(f"{said}: not a checkpoint of this program; {remedy}")
+    number = content["format"]
+    if number not in READ:
+        known = " and ".join(map(str, READ))
+        remedy = f"this version reads {known}; --weights {path} starts from its weights alone"
+        raise UserError(f"{said}: a checkpoint of format {_short(number)}; {remedy}")
+    for name, (is_right, must_be) in CHECKED.items():
+        if name not in content and not (name in NOT_IN_1 and number == 1):
+            raise UserError(f"{said}: a damaged checkpoint: it has no '{name}'")
+        if name in content and not is_right(content[name]):
+            got = _short(content[name])
+            raise UserError(f"{said}: a damaged checkpoint: '{name}' is {got}, and must be {must_be}")
+    return dict(content)
+
+
+def is_ours(content: Any) -> bool:
+    """Whether this program, in whatever version, has written it."""
+    return isinstance(content, Mapping) and {"format", *IDENTITY} <= content.keys()
+
+
+def _short(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {tuple(value.shape)}"
+    if isinstance(value, Mapping | list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,167 @@
+"""What a run begins from: weights, and to evaluate a checkpoint its settings and classes too."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torchvision
+from torch import nn
+
+import config as schema
+from config import Config
+from contracts import Pixels, UserError
+from dataset.model_classes import ModelClasses
+from models import Native, Registry, Unusable
+from plan import draws
+from tasks.kind import TaskKind
+
+STARTED_WITH = ("weights", "weights_backbone", "trainable_layers")
+"""Settings that say where a training began; an evaluation begins from its end."""
+OF_A_MACHINE = (
+    *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms"),
+    *("compile", "compile_mode", "evaluator", "score", "rescan", "manifest_dir"),
+)
+"""Settings that a machine may have otherwise, without another figure."""
+NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE}
+"""Settings that an evaluation does not take from a checkpoint."""
+OF_TRAINING = (
+    *schema.Optimisation.model_fields,
+    *("train_window", "crop_scale", "crop_ratio", "flip"),
+    *("short_side", "augment", "short_sides", "keep_empty"),
+    *("batch_size", "val_batch_size", "data", "source"),
+)
+"""Settings that an evaluation may have otherwise without a word."""
+FROM_THE_SIZE = ("val_resize", "longer_side")
+"""Settings that follow from --image-size where they were not asked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """The settings of a run, and the weights that its network begins with."""
+
+    config: Config
+    told: list[str]  # lines for the user, in which `network` says what it has chosen
+    weights: str | None  # a file, or the name of published weights
+    origin: str  # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
+    trained: tuple[str, ...]  # the classes of the checkpoint that is evaluated; () where there is none
+
+    @classmethod
+    def of(
+        cls,
+        config: Config,
+        given: Collection[str],
+        checkpoint: Mapping[str, Any],
+        *,
+        path: Path | None,
+        origin: str,
+    ) -> Start:
+        """Return the start of a run with these settings, of which the user has `given` some.
+
+        To evaluate a `checkpoint`, which was read from `path`, the settings are its own, and what was given
+        wins. Raises UserError.
+        """
+        weights = config.model.weights
+        if not checkpoint:
+            return cls(config=config, told=[], weights=weights, origin=f"--weights {weights}", trained=())
+        config, told = _evaluated(checkpoint, config, given, origin)
+        return cls(
+            config=config,
+            told=told,
+            weights=str(path),
+            origin=origin,
+            trained=tuple(checkpoint["classes"]),
+        )
+
+    def native(self, registry: Registry, arch: str) -> Native:
+        """Return what the architecture was made for, with --image-size, --mean and --std where given."""
+        native = registry.native(arch, self.config.model.weights)
+        asked = self.config.augmentation
+        return native._replace(
+            size=asked.image_size or native.size,
+            mean=asked.mean or native.mean,
+            std=asked.std or native.std,
+        )
+
+    def classes(self, registry: Registry, arch: str) -> ModelClasses | None:
+        """Return the classes of a network that is evaluated.
+
+        None to train, and where weights do not name them.
+        """
+        if self.trained:
+            return ModelClasses(names=self.trained, origin=self.origin)
+        if not self.config.run.evaluate or self.weights is None:
+            return None
+        names = registry.classes(arch, self.weights)
+        return ModelClasses(names=names, origin=self.origin, published=True) if names else None
+
+    def network(
+        self, registry: Registry, arch: str, shape: tuple[int, ...], heads: Mapping[str, Any], console: Any
+    ) -> nn.Module:
+        """Build the network for batches of `shape`, with its weights, or with those that the seed draws.
+
+        `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of an evaluation would
+        be random.
+        """
+        torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
+        try:
+            module, loaded = registry.build(arch, shape=shape, weights=self.weights, **heads)
+        except Unusable as error:
+            raise Unusable(str(error).replace(f"--weights {self.weights}", self.origin)) from None
+        self.told.extend(loaded.notes)
+        if self.config.run.evaluate and loaded.anew:
+            random = ", ".join(loaded.anew)
+            remedy = "give data of the classes that it was trained on, or train on these"
+            raise UserError(f"{self.origin} is for other classes, {random} would be random; {remedy}")
+        if self.config.run.evaluate and self.weights and self.classes(registry, arch) is None:
+            guess = "its outputs are taken as the classes of --data in the order of their names"
+            console.warn(f"{self.origin} does not name its classes: {guess}")
+        return module
+
+    def kept(self, kind: TaskKind, plan: Any, pixels: Pixels, *, size: int, precision: str) -> dict[str, Any]:
+        """Return what a checkpoint keeps of the settings, and of the versions that computed with them.
+
+        `config` is what was asked for, `used` what came of it. `plan` is that of validation.
+        """
+        used = {"task": kind.name, "image_size": size, "precision": precision, **kind.used(plan)}
+        used |= {"mean": list(pixels.mean), "std": list(pixels.std)}
+        versions = {"torch": str(torch.__version__), "torchvision": str(torchvision.__version__)}
+        return {"config": self.config.flat(), "used": used, "versions": versions}
+
+
+def _evaluated(
+    content: Mapping[str, Any], config: Config, given: Collection[str], origin: str
+) -> tuple[Config, list[str]]:
+    """Return the settings of an evaluation, and a line for each that is not the checkpoint's."""
+    asked = {name: value for name, value in content["config"].items() if name in schema.GROUP_OF}
+    used = {name: value for name, value in content.get("used", {}).items() if name in schema.GROUP_OF}
+    chosen = config.flat()
+    told = []
+    if not used:
+        # published weights have a validation crop of their own, which is found by their name
+        used = {"weights": asked.get("weights")}
+        told.append(f"{origin}: an earlier version has written it, and what that had found is found anew")
+    trained = {**asked, **used, "arch": content["arch"], "precision": asked.get("precision", "auto")}
+    for name in ("task", "arch"):
+        if name in given and chosen[name] != trained.get(name, chosen[name]):
+            both = f"{trained[name]} in the checkpoint, and --{name} {chosen[name]} was given"
+            raise UserError(f"{origin}: --{name} is {both}; leave it out")
+    if "image_size" in given and chosen["image_size"] != trained.get("image_size"):
+        trained |= {name: asked[name] for name in FROM_THE_SIZE if name in asked}
+    for name in sorted(given):
+        if name in NOT_TAKEN or name in OF_TRAINING or chosen[name] == trained.get(name, chosen[name]):
+            continue
+        here = f"--{name.replace('_', '-')} {_shown(chosen[name])}"
+        told.append(f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}")
+    taken = {name: value for name, value in trained.items() if name not in NOT_TAKEN or name in used}
+    flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
+    return schema.build(flat, origin=origin), told
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return "default" if value is None else str(value)

@@ -1,0 +1,253 @@
+"""--evaluate scores what was trained: settings and classes are the checkpoint's, and no head is random."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+
+from tests.end_to_end.conftest import CLASSES
+from tests.end_to_end.runs import Process, Runner, draw, points, summary
+from tests.unit.coco_files import write_coco
+from tests.unit.video_files import make
+
+VAL = 5  # images of a class
+HERE = ("--workers", 0, "--ceilings", "false")
+"""What every run says; nothing of it changes a figure."""
+TRAINED = ("--arch", "resnet18", "--image-size", 32, "--batch-size", 12, "--precision", "fp32", "--lr", 0.01)
+
+
+@pytest.fixture(scope="module")
+def home(
+    tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str], zygote: subprocess.Popen[str]
+) -> Iterator[Runner]:
+    """A folder with data/, and run/ of a classifier that was trained on it."""
+    runner = Runner(tmp_path_factory.mktemp("evaluate"), environment, zygote)
+    draw(runner.cwd / "data", classes=CLASSES, train=12, val=VAL)
+    runner("--data", "data", *HERE, *TRAINED, "--epochs", 1, "--output", "run").done()
+    yield runner
+    runner.end()
+
+
+def evaluate(run: Runner, *flags: object) -> tuple[Process, Path]:
+    """Start an evaluation; return it, and the folder that it fills."""
+    output = run.cwd / f"evaluated-{len(run.started)}"
+    return run(*HERE, "--evaluate", "true", "--output", output, *flags), output
+
+
+def figures(run: Runner, *flags: object) -> dict[str, Any]:
+    process, output = evaluate(run, *flags)
+    process.done()
+    found: dict[str, Any] = summary(output)["validation"]
+    return found
+
+
+def trained_figures(run: Runner, folder: str = "run") -> dict[str, Any]:
+    found: dict[str, Any] = summary(run.cwd / folder)["validation"]
+    return found
+
+
+def selected(run: Runner, name: str, classes: Mapping[str, str]) -> Path:
+    """Make a folder whose validation has these classes, each under another name, and nothing to train on."""
+    root = run.cwd / name
+    (root / "val").mkdir(parents=True)
+    for own, there in classes.items():
+        (root / "val" / there).symlink_to(run.cwd / "data" / "val" / own)
+    return root
+
+
+def edited(run: Runner, name: str, **changes: Any) -> Path:
+    """Write a checkpoint that differs from run/last.pt in these entries; None takes one out."""
+    content = torch.load(run.cwd / "run" / "last.pt", weights_only=True) | changes
+    torch.save({key: value for key, value in content.items() if value is not None}, run.cwd / name)
+    return run.cwd / name
+
+
+# --- settings ---------------------------------------------------------------------------------------------
+
+
+def test_settings_are_the_checkpoints(home: Runner) -> None:
+    """Nobody has to repeat how a network was trained, and its data are known."""
+    for flag in ("--resume", "--weights"):
+        assert figures(home, flag, "run/last.pt") == trained_figures(home)
+    used = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["used"]
+    assert used["image_size"] == 32 and used["val_resize"] == round(32 * 256 / 224)
+    assert used["mean"] == [0.485, 0.456, 0.406] and used["val_window"] == "center"
+    assert used["precision"] == "fp32"
+
+
+def test_flags_win_and_are_named(home: Runner) -> None:
+    process, output = evaluate(home, "--resume", "run/last.pt", "--image-size", 64, "--flip", 0.1)
+    said = process.done().out
+    assert "--resume run/last.pt: --image-size 64 differs from the checkpoint's 32\n" in said
+    assert said.count("differs from") == 1, "the flip is training's, the length before the crop the size's"
+    assert summary(output)["image_size"] == 64 and "64 px" in said
+    refused, _ = evaluate(home, "--resume", "run/last.pt", "--arch", "resnet50")
+    assert "--arch is resnet18 in the checkpoint, and --arch resnet50 was given" in refused.mistake()
+
+
+def test_an_earlier_format_is_rebuilt_with_a_word(home: Runner) -> None:
+    earlier = edited(home, "earlier.pt", format=1, used=None, versions=None)
+    process, output = evaluate(home, "--resume", earlier)
+    assert "an earlier version has written it" in process.done().out
+    assert summary(output)["validation"] == trained_figures(home)
+
+
+# --- classes ----------------------------------------------------------------------------------------------
+
+
+def test_classes_are_matched_by_name(home: Runner) -> None:
+    """Of any of them, in any order; the checkpoint's numbers are what counts."""
+    parts = [{"blue": "blue", "white": "white"}, {"green": "green"}, {"red": "red"}]
+    found = [
+        figures(home, "--resume", "run/last.pt", "--data", selected(home, f"part-{i}", part))
+        for i, part in enumerate(parts)
+    ]
+    whole = trained_figures(home)
+    assert [one["samples"] for one in found] == [2 * VAL, VAL, VAL]
+    for name in ("top1", "loss"):
+        assert sum(one[name] * one["samples"] for one in found) == pytest.approx(whole[name] * 4 * VAL)
+    assert len({one["top1"] for one in found}) > 1
+
+
+def test_a_class_that_the_checkpoint_does_not_know_is_named(home: Runner) -> None:
+    renamed = {"blue": "blue", "green": "verde", "red": "rot", "white": "white"}
+    process, _ = evaluate(home, "--resume", "run/last.pt", "--data", selected(home, "renamed", renamed))
+    said = process.mistake()
+    assert "class 'rot' and 1 more of 4 is none of the 4 classes of --resume run/last.pt ('blue', " in said
+
+
+def test_no_head_is_random(home: Runner) -> None:
+    """Weights that do not name their classes are taken as they are, with a warning, or not at all."""
+    state = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["model"]
+    torch.save(state, home.cwd / "plain.pth")
+    flags = ("--weights", "plain.pth", *TRAINED)
+    process, output = evaluate(home, "--data", "data", *flags)
+    assert "plain.pth does not name its classes" in process.done().out
+    assert summary(output)["validation"] == trained_figures(home)
+    fewer = selected(home, "fewer", {"blue": "blue", "red": "red"})
+    refused, _ = evaluate(home, "--data", fewer, *flags)
+    assert "plain.pth is for other classes, fc.weight, fc.bias would be random" in refused.mistake()
+
+
+@pytest.mark.parametrize(
+    ("folders", "says"),
+    [
+        (("n01440764", "n01871265", "n13052670", "n15075141"), 101),  # ImageNet's own, a few of them
+        (("0", "1", "10", "2"), 10),  # ImageNet-V2's, which sort as text
+    ],
+)
+def test_published_weights_know_imagenets_folders(home: Runner, folders: tuple[str, ...], says: int) -> None:
+    """A file with the name of torchvision's, whose network always says the same class."""
+    network = torchvision.models.resnet18()
+    torch.nn.init.zeros_(network.fc.weight)
+    torch.nn.init.zeros_(network.fc.bias).data[says] = 1
+    torch.save(network.state_dict(), home.cwd / "resnet18-f37072fd.pth")
+    data = selected(home, f"imagenet-{says}", dict(zip(CLASSES, folders, strict=True)))
+    flags = ("--data", data, *TRAINED, "--weights", "resnet18-f37072fd.pth")
+    process, output = evaluate(home, *flags)
+    assert ("its 4 classes are numbers" in process.done().out) == (says == 10)
+    assert summary(output)["validation"]["top1"] == 0.25
+    unknown, _ = evaluate(home, *flags[2:], "--data", "data")
+    assert "none of the 1000 classes of --weights resnet18-f37072fd.pth ('n01440764', " in unknown.mistake()
+
+
+# --- a network of NaNs ------------------------------------------------------------------------------------
+
+
+def test_a_network_whose_output_is_no_number(home: Runner) -> None:
+    """It is right for no image, ends an evaluation with exit code 3, and does not become best.pt."""
+    model = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["model"]
+    model["layer4.1.bn2.running_var"][7] = torch.nan
+    progress = torch.load(home.cwd / "run" / "last.pt", weights_only=True)["progress"]
+    broken = edited(home, "broken.pt", model=model, progress=progress | {"best": float("-inf")})
+    process, output = evaluate(home, "--resume", broken)
+    assert process.wait() == 3
+    assert process.err == f"train.py: --evaluate: the output is no number for {4 * VAL} samples\n"
+    assert f"the output is no number for {4 * VAL} of {4 * VAL} samples" in process.out
+    found = summary(output)["validation"]
+    assert (found["top1"], found["outputs_not_finite"]) == (0.0, 4 * VAL)
+    arguments = ("--data", "data", *HERE, *TRAINED, "--epochs", 2)
+    went_on = home(*arguments, "--resume", broken, "--output", "went-on").done()
+    assert "does not become best.pt" in went_on.out
+    assert points(home.cwd / "went-on", "val")[-1]["outputs_not_finite"] == 4 * VAL
+    left = {path.name for path in (home.cwd / "went-on").iterdir()}
+    assert "last.pt" in left and "best.pt" not in left
+
+
+# --- the other tasks --------------------------------------------------------------------------------------
+
+
+def test_detectors(home: Runner) -> None:
+    """Without a flag that says how it was trained: every detection is the same, to the last digit."""
+    data = write_coco(home.cwd / "coco", splits={"train2017": 8, "val2017": 6})
+    training = ("--task", "detection", "--arch", "fcos_tiny", "--image-size", 64, "--longer-side", 96)
+    run = (*training, "--batch-size", 2, "--precision", "fp32", "--lr", 0.001, "--loader", "torchvision")
+    home("--data", data, *HERE, *run, "--epochs", 1, "--output", "detector").done()
+    process, output = evaluate(home, "--resume", "detector/last.pt")
+    process.done()
+    found = (output / "detections.json").read_bytes()
+    assert found == (home.cwd / "detector" / "detections.json").read_bytes()
+    assert summary(output)["validation"] == trained_figures(home, "detector")
+    # other ids, and a category less that is asked for
+    other = home.cwd / "coco-other"
+    shutil.copytree(data, other)
+    shutil.rmtree(other / "train2017")
+    file = other / "annotations" / "instances_val2017.json"
+    content = json.loads(file.read_text())
+    last = content["categories"].pop()["id"]
+    content["annotations"] = [one for one in content["annotations"] if one["category_id"] != last]
+    for one in (*content["categories"], *content["annotations"]):
+        name = "id" if "name" in one else "category_id"
+        one[name] = 100 - one[name]
+    file.write_text(json.dumps(content))
+    process, output = evaluate(home, "--resume", "detector/last.pt", "--data", other)
+    process.done()
+    before = json.loads((home.cwd / "detector" / "detections.json").read_text())
+    after = json.loads((output / "detections.json").read_text())
+    kept = [
+        (one["image_id"], 100 - one["category_id"], one["bbox"])
+        for one in before
+        if one["category_id"] != last
+    ]
+    assert sorted(kept) == sorted((one["image_id"], one["category_id"], one["bbox"]) for one in after)
+    content["categories"][0]["name"] = "unheard of"
+    file.write_text(json.dumps(content))
+    refused, _ = evaluate(home, "--resume", "detector/last.pt", "--data", other)
+    assert "class 'unheard of' of " in refused.mistake()
+
+
+def test_video_classifiers(home: Runner) -> None:
+    for split, count in (("train", 2), ("val", 1)):
+        for label, name in enumerate(("jump", "run", "walk")):
+            for i in range(count):
+                file = home.cwd / "videos" / split / name / f"{i}.mp4"
+                make(file, frames=12, size=(48, 64), numbers_from=100 * label + 10 * i)
+    training = (
+        "--task",
+        "video",
+        "--arch",
+        "r3d_tiny",
+        "--image-size",
+        32,
+        "--clip-frames",
+        4,
+        "--val-clips",
+        2,
+    )
+    run = (*training, "--batch-size", 3, "--precision", "fp32", "--lr", 0.01, "--loader", "pyav")
+    home("--data", "videos", *HERE, *run, "--epochs", 1, "--output", "clips").done()
+    assert figures(home, "--resume", "clips/last.pt", "--loader", "pyav") == trained_figures(home, "clips")
+    (home.cwd / "some" / "val").mkdir(parents=True)
+    (home.cwd / "some" / "val" / "walk").symlink_to(home.cwd / "videos" / "val" / "walk")
+    assert figures(home, "--resume", "clips/last.pt", "--data", "some")["samples"] == 1
+    (home.cwd / "some" / "val" / "swim").symlink_to(home.cwd / "videos" / "val" / "run")
+    refused, _ = evaluate(home, "--resume", "clips/last.pt", "--data", "some")
+    assert "class 'swim' of 2 is none of the 3 classes" in refused.mistake()
