@@ -130,7 +130,7 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     throttling."""
     told = [" ".join(note.split())] if note.strip() else []
     told += [f"The same for all: {shared}."] if (shared := same(suite, rows)) else []
-    told += suite.facts(rows)
+    told += suite.remarks(rows)
     machines = {_machine(row["hardware"]) for row in rows if row["hardware"]}
     told += sorted(machines)
     versions = sorted(versions_of(rows).items())

@@ -115,7 +115,7 @@ class Suite:
     # with figures that compare a row to others, for what is shown
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
     # what is true of the rows whatever their rates
-    facts: Callable[[Sequence[Row]], list[str]] = lambda rows: []
+    remarks: Callable[[Sequence[Row]], list[str]] = lambda rows: []
     # what to say after the table, of rates that are steady
     conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []
     follow: Callable[[Any, Sequence[Row]], list[Point]] | None = None
