@@ -13,12 +13,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows, UserError
+from contracts import Array, Feed, FileSource, Loader, Rows, Source, UserError
 from dataset.manifest import printable
 from dataset.sources.folder import MEND
 from loaders import Undecodable
@@ -99,7 +99,7 @@ class Told(NamedTuple):
     refusals: dict[str, str]  # of sorts that end in REFUSED or LOST: why, of the first clip
 
 
-def count(loader: Any, parts: Sequence[Told]) -> None:
+def count(loader: Loader, parts: Sequence[Told]) -> None:
     """Into the loader's Counts, once a batch of these parts is handed over."""
     counts = loader.counts
     for told in parts:
@@ -175,14 +175,14 @@ def clips(rows: Rows, views: int) -> list[Array]:
     return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
 
 
-def checked(source: Any, sample: int) -> Any:
+def checked(source: Source, sample: int) -> Any:
     """Return the path of a file that is as the manifest says, or its bytes where the source has no files.
 
     That is `read_delay_s` later than the storage told. Raises UserError.
     """
     if not source.files:
         return memoryview(source.read(sample))
-    path: bytes = source.path(sample)
+    path = cast(FileSource, source).path(sample)
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:
