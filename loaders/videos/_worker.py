@@ -13,12 +13,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
-from contracts import Array, Feed, FileSource, Loader, Rows, Source, UserError
+from contracts import Array, Feed, Loader, Rows, UserError
 from dataset.manifest import printable
 from dataset.sources.folder import MEND
 from loaders import Undecodable
@@ -100,7 +100,7 @@ class Told(NamedTuple):
 
 
 def count(loader: Loader, parts: Sequence[Told]) -> None:
-    """Into the loader's Counts, once a batch of these parts is handed over."""
+    """Add what the parts of a batch tell to the loader's Counts, once the batch is handed over."""
     counts = loader.counts
     for told in parts:
         counts.decoded, counts.delivered = counts.decoded + told.decoded, counts.delivered + told.delivered
@@ -175,14 +175,14 @@ def clips(rows: Rows, views: int) -> list[Array]:
     return [clip[at : at + views] for clip in found for at in range(0, len(clip), views)]
 
 
-def checked(source: Source, sample: int) -> Any:
+def checked(source: Any, sample: int) -> Any:
     """Return the path of a file that is as the manifest says, or its bytes where the source has no files.
 
     That is `read_delay_s` later than the storage told. Raises UserError.
     """
     if not source.files:
         return memoryview(source.read(sample))
-    path = cast(FileSource, source).path(sample)
+    path: bytes = source.path(sample)
     try:
         size = os.stat(path).st_size
     except FileNotFoundError:
