@@ -122,7 +122,7 @@ def points(settings: Loader) -> list[Point]:
 
 
 def settled(settings: Loader) -> Loader:
-    """With what the task sets where the user does not."""
+    """Return the settings with what the task sets where the user does not."""
     missing = {
         name: value for name, value in DEFAULTS[settings.task].items() if getattr(settings, name) is None
     }

@@ -212,7 +212,7 @@ def nothing_found(wanted: Literal["image", "video"], where: str, rejects: Reject
 
 
 def _throttled(progress: Progress | None) -> Progress:
-    """At most ten calls a second, and the last one."""
+    """Pass on at most ten calls a second, and the last one."""
     last = 0.0
 
     def say(done: int, total: int, what: str) -> None:

@@ -142,7 +142,7 @@ def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: R
 
 
 def _write(samples: Array, records: Array, made: Path) -> None:
-    """The columns, without the files that are left out."""
+    """Write the columns, without the files that are left out."""
     good = records["size"] >= 0
     paths, offsets = (
         np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets")

@@ -151,7 +151,7 @@ class Packets:
 
 @contextmanager
 def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[OpenFile, av.VideoStream]]:
-    """An open file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
+    """Open a file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
     try:
         with open_video(path, known=True) as container:
             opened = OpenFile(container, columns, sample, HASTY)

@@ -118,7 +118,7 @@ class OpenFile:
         yield together
 
     def decode(self, frames: list[int]) -> Iterator[tuple[int, Picture]]:
-        """Those of a group that came, each with its own time."""
+        """Yield the frames of a group that came, each with its own time."""
         wanted = {int(self._pts[frame]): frame for frame in frames}
         begin, end = min(wanted), max(wanted)
         sync = None if self._packed else self.seek(frames[0])
