@@ -46,7 +46,7 @@ def load(module: nn.Module, arch: str, weights: str) -> list[str]:
 
 
 def renamed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Rename the published DenseNets' weights: theirs are an older torchvision's names ('norm.1' is 'norm1' now)."""
+    """Give the published DenseNets' weights today's names: those of an older torchvision have 'norm.1'."""
     if not any(OLD_DENSE.search(name) for name in state):
         return state
     return {OLD_DENSE.sub(r"\1\2", name): value for name, value in state.items()}
