@@ -341,7 +341,7 @@ class Loader(Protocol):
     in_flight: int  # batches that may be ready or under way before anyone asks for them
     notes: Sequence[str]  # lines to say before training; () where there is nothing to say
     reader: str  # name of the decoder that it chose; "" where there is no choice
-    counts: Counts  # of the batches handed over; stays 0 in loaders of still images; a ceiling puts it back
+    counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
 
     def close(self) -> None:
         """End every thread, process and buffer within seconds, whatever state the loader is in.

@@ -100,7 +100,7 @@ def begin(stop: Stop, parent: int) -> None:
 
 @contextmanager
 def forking() -> Iterator[None]:
-    """Around whatever forks.
+    """Hold this around whatever forks.
 
     One at a time: a child of another pool would inherit the pipe whose end tells that this pool's child has
     ended. Children do not collect what this process has left to its garbage collector: something on the GPU

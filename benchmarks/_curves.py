@@ -27,7 +27,7 @@ point."""
 
 
 def write(suite: Suite, rows: Sequence[Row], folder: Path, *, unit: str) -> None:
-    """Anew, of the rows that have figures to show."""
+    """Write the curves anew, for the rows that have figures to show."""
     for events in (folder / "curves").glob("*/events.out.tfevents.*"):
         events.unlink()
     over, figures = CURVES.get(suite.name, ("", ()))

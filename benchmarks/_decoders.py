@@ -38,7 +38,7 @@ AHEAD = 128
 
 
 def _whole(decode: Callable[[bytes], Array]) -> Decode:
-    """For a decoder that knows whole images only."""
+    """Make a decoder of regions from one that knows whole images only."""
     return lambda data, region: decode(data)[region[1] : region[3], region[0] : region[2]]
 
 
@@ -92,7 +92,7 @@ class Files:
         return itertools.cycle(list(itertools.islice(drawn, max(AHEAD * PART // size, 4))))
 
     def feed(self, size: int = PART) -> Feed:
-        """For a loader's parts."""
+        """Return the feed behind a loader's parts."""
         plan = self._plan(self.ids, 0, size)
         columns = self.split.columns
         return Feed(
@@ -123,7 +123,7 @@ class Files:
 
 
 def parts_of(reader: str, task: Task, files: Files, *, seed: int, threads: int = 1) -> Iterator[list[Any]]:
-    """In the order of the plan, whatever the reader."""
+    """Yield what the reader makes of each part of the files, in the order of the plan whatever the reader."""
     if reader == DALI:
         import_module("nvidia.dali")  # ImportError, as of the others
         parts = files.parts(seed, PART * threads)

@@ -168,14 +168,14 @@ def lines(
 
 
 def _figure(*, width: float = 0.0, height: float = 4.4) -> tuple[Any, Any]:
-    """In inches; never narrower than a title needs."""
+    """Begin a figure of this size in inches; it is never narrower than a title needs."""
     from matplotlib import pyplot
 
     return pyplot.subplots(figsize=(max(width, 6.5), height), layout="constrained")
 
 
 def _finished(drawing: Any, axes: Any, path: Path, title: str) -> Path:
-    """With a title, and the legend below the axes, where it covers nothing."""
+    """Save a drawing with a title, and the legend below the axes, where it covers nothing."""
     _titled(axes, title)
     handles, names = axes.get_legend_handles_labels()
     if names:
@@ -198,5 +198,5 @@ def _saved(drawing: Any, path: Path) -> Path:
 
 
 def _values(rows: Sequence[Row], name: str) -> list[Any]:
-    """In the order of their first row."""
+    """Return the values, in the order of their first row."""
     return list(dict.fromkeys(row["point"][name] for row in rows))

@@ -30,7 +30,7 @@ FENCE = re.compile(r"`{3,}|~{3,}")
 
 
 def columns(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[Column]:
-    """Those that say something: not what is the same for all points, nor what no row has."""
+    """Return the columns that say something: not what is the same for all points, nor what no row has."""
 
     def tells(column: Column) -> bool:
         if column.detail and not detail:
@@ -130,7 +130,7 @@ def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
     throttling."""
     told = [" ".join(note.split())] if note.strip() else []
     told += [f"The same for all: {shared}."] if (shared := same(suite, rows)) else []
-    told += suite.facts(rows)
+    told += suite.remarks(rows)
     machines = {_machine(row["hardware"]) for row in rows if row["hardware"]}
     told += sorted(machines)
     versions = sorted(versions_of(rows).items())
@@ -382,5 +382,5 @@ def grouped(rows: Sequence[Row], key: Callable[[Row], Any]) -> dict[Any, list[Ro
 
 
 def processes(count: int) -> str:
-    """In words."""
+    """Return a number of processes in words."""
     return f"{count} process{'es' if count > 1 else ''}"

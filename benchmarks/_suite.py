@@ -115,7 +115,7 @@ class Suite:
     # with figures that compare a row to others, for what is shown
     derive: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
     # what is true of the rows whatever their rates
-    facts: Callable[[Sequence[Row]], list[str]] = lambda rows: []
+    remarks: Callable[[Sequence[Row]], list[str]] = lambda rows: []
     # what to say after the table, of rates that are steady
     conclude: Callable[[Sequence[Row]], list[str]] = lambda rows: []
     follow: Callable[[Any, Sequence[Row]], list[Point]] | None = None
@@ -277,7 +277,7 @@ def _so_far(
 
 
 def merged(rows: Sequence[Row]) -> list[Row]:
-    """One row a point: medians over its repeats, and their spread."""
+    """Return one row a point: medians over its repeats, and their spread."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         point = {name: found for name, found in row["point"].items() if name != REPEAT}
@@ -316,7 +316,7 @@ def _median(point: Point, rows: Sequence[Row]) -> Row:
 
 
 def versions_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Each once; what differs is listed: 'a / b'."""
+    """Return each package's version once; what differs is listed: 'a / b'."""
     found: dict[str, dict[str, None]] = {}
     for row in rows:
         for name, version in row["versions"].items():
@@ -325,8 +325,8 @@ def versions_of(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def by_chance(suite: Suite, row: Row) -> tuple[float, float] | None:
-    """Between which the rate of a row lies. None with fewer than LEAST repeats: nothing can be said to be
-    beyond noise."""
+    """Return the bounds of a row's rate. None with fewer than LEAST repeats: nothing can be said to be beyond
+    noise."""
     if suite.bounds:
         return suite.bounds(row)
     its = row["spread"].get(suite.rate) if row["figures"].get("repeats", 0) >= LEAST else None

@@ -59,7 +59,7 @@ def opened(
         return
     if name == DALI:
         assert not read_delay_s and batches is None, (
-            "its reader cannot be slowed down: see by_hand.dali.Files"
+            "its reader cannot be slowed down: see benchmarks.baselines.dali.Files"
         )
         yield _by_dali(settings, data, plan, world)
         return

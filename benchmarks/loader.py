@@ -122,7 +122,7 @@ def points(settings: Loader) -> list[Point]:
 
 
 def settled(settings: Loader) -> Loader:
-    """With what the task sets where the user does not."""
+    """Return the settings with what the task sets where the user does not."""
     missing = {
         name: value for name, value in DEFAULTS[settings.task].items() if getattr(settings, name) is None
     }
@@ -306,7 +306,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
     ]
 
 
-def facts(rows: Sequence[Row]) -> list[str]:
+def remarks(rows: Sequence[Row]) -> list[str]:
     """How many files differ, and which loaders fell back for some."""
     good = [row for row in rows if row["status"] == "ok"]
     said = []
@@ -414,7 +414,7 @@ SUITE = Suite(
     columns=COLUMNS,
     rate="rate",
     plots=plots,
-    facts=facts,
+    remarks=remarks,
     conclude=conclude,
     derive=derive,
 )

@@ -203,7 +203,7 @@ def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
 
 
 def over(settings: MaxBatch, rows: Sequence[Row]) -> tuple[int, int]:
-    """Searches that are over, of all."""
+    """Return how many searches are over, and how many there are."""
     ended = [its.after is None for _, its in _searched(settings, rows)]
     return sum(ended), len(ended)
 

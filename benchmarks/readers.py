@@ -287,7 +287,7 @@ def good(rows: Sequence[Row], **where: Any) -> list[Row]:
     return [row for row in rows if row["status"] == "ok" and where.items() <= row["point"].items()]
 
 
-def facts(rows: Sequence[Row]) -> list[str]:
+def remarks(rows: Sequence[Row]) -> list[str]:
     """Return a line that says which files were decoded."""
     if not (found := good(rows)):
         return []
@@ -390,7 +390,7 @@ SUITE = Suite(
     rate="rate",
     derive=derive,
     plots=plots,
-    facts=facts,
+    remarks=remarks,
     conclude=conclude,
 )
 

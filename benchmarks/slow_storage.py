@@ -194,7 +194,7 @@ def _opened(settings: SlowStorage, point: Point, data: Split, world: World) -> I
 
 
 def measured(found: Sequence[Epoch], *, floor_s: float, opening_s: float, device: torch.device) -> Measured:
-    """Medians over the repeats. `start_s` is what the very first batch took, with the opening of the
+    """Return medians over the repeats. `start_s` is what the very first batch took, with the opening of the
     loader."""
     each = {name: [getattr(one, name) for one in found] for name in ("total_s", "waited_s", "first_batch_s")}
     each["over_floor_s"] = [total - floor_s for total in each["total_s"]]

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks import images
 from benchmarks._suite import Row
 from benchmarks.baselines import dali, nvdec, pytorch
-from contracts import Counts, Feed, Loader, Pixels, Split, UserError, World
+from contracts import Feed, Loader, Pixels, Split, UserError, World
 from dataset.sources.folder import Folder
 from dataset.splits import cache_folder
 from loaders import open_loader
@@ -129,7 +129,7 @@ def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tupl
 def counted(loader: Loader, frames: int) -> dict[str, Any]:
     """Return the figures of this rank: frames decoded for each one delivered; and the share of clips, of
     `frames` frames each, that pyav took over, with their sorts of file."""
-    counts = getattr(loader, "counts", Counts())
+    counts = loader.counts
     delivered = counts.delivered
     fallbacks = counts.fallbacks
     return {

@@ -198,7 +198,7 @@ def each_file(
         made.close()
 
 
-def nothing(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> UserError:
+def nothing_found(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> UserError:
     """Return the error that no `wanted` is there. The first file's name may tell which --task reads it."""
     if not rejects.count:
         return UserError(f"--data: no {wanted} in {where}: no file is there")
@@ -212,7 +212,7 @@ def nothing(wanted: Literal["image", "video"], where: str, rejects: Rejects) -> 
 
 
 def _throttled(progress: Progress | None) -> Progress:
-    """At most ten calls a second, and the last one."""
+    """Pass on at most ten calls a second, and the last one."""
     last = 0.0
 
     def say(done: int, total: int, what: str) -> None:

@@ -294,7 +294,7 @@ def load_optimizer(
         raise UserError(
             f"--resume: {sum(trained)} parameters were trained in the checkpoint, "
             f"{sum(trains)} are in this run: give "
-            " --weights, --weights-backbone and --trainable-layers as it had them"
+            "--weights, --weights-backbone and --trainable-layers as it had them"
         )
     own = [dict(group) for group in optimizer.param_groups]
     try:

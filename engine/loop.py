@@ -324,13 +324,13 @@ class Training:
         if not self.validation.possible or not due:
             return True
         epoch_is_over = self.plan.steps(self.progress.consumed) == 0
-        goes_on_at = self._next_epoch() if epoch_is_over else self.progress
-        return self._start_validation(goes_on_at)
+        resumes_at = self._next_epoch() if epoch_is_over else self.progress
+        return self._start_validation(resumes_at)
 
-    def _start_validation(self, best_goes_on_at: Progress | None) -> bool:
+    def _start_validation(self, best_resumes_at: Progress | None) -> bool:
         return self.validation.start(
             self.progress,
-            best_goes_on_at=best_goes_on_at,
+            best_resumes_at=best_resumes_at,
             vote=self.vote,
             stop=self.stop,
         )

@@ -74,13 +74,13 @@ class Validation:
         self,
         progress: Progress,
         *,
-        best_goes_on_at: Progress | None,
+        best_resumes_at: Progress | None,
         vote: Vote,
         stop: Callable[[], bool],
     ) -> bool:
         """Pass over the validation set once; settle, unless the figures are made in the background.
 
-        `best_goes_on_at`: where a run goes on that starts from best.pt, if this becomes it; None where
+        `best_resumes_at`: where a run goes on that starts from best.pt, if this becomes it; None where
         nothing is kept. Returns False when a signal came. Raises UserError when there is no data or too much
         of it cannot be decoded.
         """
@@ -102,7 +102,7 @@ class Validation:
                 advance=advance,
             )
             if outcome is not None:
-                self._unsettled = self._remembered(outcome, loader, progress, best_goes_on_at)
+                self._unsettled = self._remembered(outcome, loader, progress, best_resumes_at)
             notes = loader.notes
         del loader  # and with it all that it still holds
         if not self._notes_are_said:
@@ -123,11 +123,11 @@ class Validation:
         outcome: Outcome,
         loader: Loader,
         progress: Progress,
-        best_goes_on_at: Progress | None,
+        best_resumes_at: Progress | None,
     ) -> _Unsettled:
         content = None
-        if best_goes_on_at is not None and self.world.rank == 0:
-            content = self.checkpoints.content(best_goes_on_at)
+        if best_resumes_at is not None and self.world.rank == 0:
+            content = self.checkpoints.content(best_resumes_at)
             if outcome.in_background:
                 content = checkpoint.on_host(content)  # training will move the weights meanwhile
         # at the start of an epoch it is the one before that was trained
@@ -138,7 +138,7 @@ class Validation:
             counts=loader.counts,
             step=progress.step,
             epoch=epoch if epoch >= 0 else None,
-            picks_best=best_goes_on_at is not None,
+            picks_best=best_resumes_at is not None,
             content=content,
         )
 

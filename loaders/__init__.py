@@ -19,7 +19,7 @@ LOADERS = {
     "dali-gpu": "loaders.images.dali_gpu",
     "dali-fed": "loaders.images.dali_fed",
 }
-"""Loaders of still images: name -> module, imported when asked for, so that DALI stays optional.
+"""Loaders of images: name -> module, imported when asked for, so that DALI stays optional.
 
 A module's OPENS_FILES says whether its decoder opens the samples' files itself, so that it needs a source of
 files.

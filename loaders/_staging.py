@@ -1,4 +1,4 @@
-"""From decoded pixels to a Batch on the device: what all loaders share, and the door that batches leave by.
+"""Turns decoded pixels into a Batch on the device: what all loaders share, and the door batches leave by.
 
     levels         grey levels of the whole batch, decoded, resized and upright, on the host or the device
       | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)

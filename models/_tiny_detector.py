@@ -46,7 +46,7 @@ def tiny(num_classes: int) -> nn.Module:
 
 
 def _stage(channels: int) -> nn.Sequential:
-    """Half the size, twice the channels."""
+    """Return a stage: half the size, twice the channels."""
     return nn.Sequential(
         Conv2dNormActivation(channels, 2 * channels, 3, stride=2), BasicBlock(2 * channels, 2 * channels)
     )

@@ -41,7 +41,7 @@ def load(module: nn.Module, arch: str, name: str) -> Loaded:
 
 
 def renamed(state: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
-    """The published DenseNets have the names of an older torchvision ('norm.1' is 'norm1' now)."""
+    """Give the published DenseNets' weights today's names: those of an older torchvision have 'norm.1'."""
     if not any(OLD_DENSE.search(name) for name in state):
         return state
     return {OLD_DENSE.sub(r"\1\2", name): value for name, value in state.items()}

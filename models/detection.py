@@ -175,7 +175,7 @@ class _FrozenNorm(FrozenBatchNorm2d):
         return scale.to(dtype)[:, None, None], shift.to(dtype)[:, None, None]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what was made: a copy's buffers have versions of their own."""
+        """Leave out what was made: a copy's buffers have versions of their own."""
         return {**self.__dict__, "_made": None}
 
 
@@ -241,13 +241,13 @@ def _refuse_what_torchvision_has(
 
 
 def _backbone(arch: str) -> str:
-    """The classifier that it is, by torchvision's name."""
+    """Return the name that torchvision has for a detector's backbone as a classifier."""
     return next(name for name in STAGES if name in arch)
 
 
 @cache
 def _outline(classifier: str) -> nn.Module:
-    """Its layers and their names, without values."""
+    """Return a classifier's layers and their names, without values."""
     with torch.device("meta"):
         return torchvision.models.get_model(classifier, weights=None)
 
@@ -395,7 +395,7 @@ def _give_full_tail(stock: Any, classes: int) -> None:
 
 
 def _keep_pixels_exact(stock: nn.Module) -> None:
-    """Anchors, and what heads say of them, in fp32 under autocast."""
+    """Keep anchors, and what heads say of them, in fp32 under autocast."""
     owner = stock.get_submodule("rpn") if hasattr(stock, "rpn") else stock
     owner.anchor_generator = Anchors(owner.get_submodule("anchor_generator"))
     modules = dict(stock.named_modules())
@@ -410,7 +410,7 @@ def _keep_pixels_exact(stock: nn.Module) -> None:
 
 
 def _single(outputs: Any) -> Any:
-    """Tensors in fp32, in whatever they are nested."""
+    """Return tensors in fp32, in whatever they are nested."""
     if isinstance(outputs, torch.Tensor):
         return outputs.float()
     if isinstance(outputs, dict):

@@ -193,7 +193,10 @@ def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: A
 
 
 def _tried(extents: Array, draws: Array) -> Array:
-    """int64 [rows, TRIALS, 4], x0 y0 x1 y1; one that is too narrow or too low is empty, at 0."""
+    """Return the crops that are tried, int64 [rows, TRIALS, 4], x0 y0 x1 y1.
+
+    One that is too narrow or too low is empty, at 0.
+    """
     # axes: [rows, 1, 2] against [rows, TRIALS, 2], x and y
     field = extents[:, None]
     size = (field * (0.3 + 0.7 * draws[..., :2])).astype(np.int64)

@@ -181,7 +181,7 @@ class _EpochRows(Sequence[Rows]):
         return drawn[index - which.start]
 
     def _draw(self, which: range) -> list[Rows]:
-        """These micro-batches; only the last of an epoch may be short."""
+        """Draw these micro-batches; only the last of an epoch may be short."""
         plan, size = self._plan, self._plan.batch_size
         numbers = {"first": self._first, "batch_size": size, "world_size": plan.world_size, "rank": plan.rank}
         rows = plan.draw(

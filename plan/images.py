@@ -15,7 +15,7 @@ from plan.epoch import EpochPlan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePolicy:
-    """How still images are framed. `resize` (shorter side, pixels) is read by `center` alone."""
+    """How images are framed. `resize` (shorter side, pixels) is read by `center` alone."""
 
     window: Literal["random-resized", "center", "stretch"]
     image_size: int
@@ -51,7 +51,7 @@ class ImagePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan(EpochPlan):
-    """contracts.Plan for still images. `heights` and `widths` are columns of stored sizes, pixels [n]."""
+    """contracts.Plan for images. `heights` and `widths` are columns of stored sizes, pixels [n]."""
 
     heights: Array
     widths: Array

@@ -16,16 +16,13 @@ import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from contracts import Reported
+from contracts import Array, Reported
 from report.record import Appender, replace
 from report.summary import PHASES
-
-if TYPE_CHECKING:
-    Array = np.ndarray[Any, Any]
 
 # The HPARAMS page takes its columns from the first run it meets and drops what only others have
 # (tensorboard#5596, pytorch#32651, #39250). So every run names all of these, and each keeps its type.

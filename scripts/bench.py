@@ -46,7 +46,7 @@ def _own(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    """0; 1 when a point failed or none has a figure; 2 for a user's mistake; 130 when it was interrupted."""
+    """Return 0; 1 when a point failed or none has a figure; 2 for a user's mistake; 130 on an interrupt."""
     folder: Path | None = None
     try:
         from rich.console import Console

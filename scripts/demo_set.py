@@ -272,7 +272,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def per_class(train: int, val: int) -> dict[str, tuple[int, str]]:
-    """Counts for `command`."""
+    """Return the counts that `command` takes for a set of classes."""
     return {
         "--train-per-class": (train, "files of a class in train/"),
         "--val-per-class": (val, "files of a class in val/"),

@@ -84,7 +84,7 @@ def examine(name: str, probe: Probe) -> Row:
 
 
 def answer(probes: dict[str, Probe], rows: Connection, output: str) -> None:
-    """A child's life: the rows in order, what libraries print into the file `output`."""
+    """Live a child's life: give the rows in order; what libraries print goes into the file `output`."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
@@ -195,7 +195,7 @@ def show(rows: list[Row]) -> None:
 
 
 def summary(rows: list[Row]) -> str:
-    """The last line."""
+    """Return the last line."""
     named = {state: ", ".join(row.what for row in rows if row.state == state) for state in ("bad", "warn")}
     if not named["bad"] and not named["warn"]:
         return "nothing to change"

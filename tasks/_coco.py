@@ -57,7 +57,7 @@ class Detections:
         return len(self.scores)
 
     def taken(self, places: Array) -> Detections:
-        """Those at `places`, int [M]."""
+        """Return the detections at `places`, int [M]."""
         return Detections(
             image_ids=self.image_ids[places],
             category_ids=self.category_ids[places],
@@ -69,7 +69,7 @@ class Detections:
 
     @staticmethod
     def joined(parts: Sequence[Detections]) -> Detections:
-        """All of them, by image: so that their order does not depend on which rank had which image."""
+        """Join all detections, by image: their order does not depend on which rank had which image."""
         together = Detections(
             image_ids=np.concatenate([part.image_ids for part in parts]),
             category_ids=np.concatenate([part.category_ids for part in parts]),

@@ -212,7 +212,7 @@ def spread(ids: Array, count: int) -> list[int]:
 
 
 def rows_of(batch: Batch) -> Rows:
-    """What the batch was made of."""
+    """Return the rows that the batch was made of."""
     if batch.rows is None:
         raise ValueError("detection needs a loader that says which rows a batch was made of")
     return batch.rows
@@ -227,7 +227,7 @@ def _is_finite(output: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def _to_host(values: torch.Tensor) -> torch.Tensor:
-    """Without waiting; to be read after the stream was waited for."""
+    """Copy to the host without waiting; to be read after the stream was waited for."""
     return values.to("cpu", non_blocking=True)
 
 

@@ -141,7 +141,7 @@ class Results:
         return Detections.joined([found])
 
     def _whole(self, key: str) -> Array:
-        """int64 [N]"""
+        """Return whole numbers, int64 [N]"""
         values = [entry[key] for entry in self.entries]
         bad = np.array(
             [not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63 for value in values]
@@ -163,7 +163,7 @@ class Results:
             )
 
     def _numbers(self, key: str, length: int) -> Array:
-        """float64 [N, length], finite."""
+        """Return float64 [N, length], finite."""
         values = [entry[key] if isinstance(entry[key], list) else [entry[key]] for entry in self.entries]
         said = (
             f"it must be {'a number' if length == 1 else f'{length} numbers'}, none of them NaN or infinite"

@@ -48,7 +48,7 @@ class Classification:
         self._labels, self._smoothing, self._auxiliary_weight = labels, label_smoothing, auxiliary_weight
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
-        """{"labels": int64 [B]}, IGNORE where the row is padding."""
+        """Return {"labels": int64 [B]}, IGNORE where the row is padding."""
         return label_targets(self._labels, rows)
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:

@@ -30,7 +30,7 @@ AP = Figure(name="ap", title="AP", unit="%", chart="AP", compared=True)
 
 
 def _more(prefix: str, places: Sequence[str], chart: str = "") -> Iterator[Figure]:
-    """Figures that TensorBoard and the files alone have."""
+    """Return the figures that TensorBoard and the files alone have."""
     return (Figure(name=f"{prefix}{place}", unit="%", said="never", chart=chart) for place in places)
 
 
@@ -85,7 +85,10 @@ class Detection:
         self._centred, self._evaluator = centred, evaluator
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Packed, as plan.targets has them; masks and keypoints only where the module learns from them."""
+        """Return packed targets, as plan.targets has them.
+
+        Masks and keypoints are there only where the module learns from them.
+        """
         masks, keypoints = self._masks and self._training, self._keypoints and self._training
         return packed(self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred)
 
@@ -277,7 +280,7 @@ def _with_masks(columns: Any, arch: str, console: Any) -> Any:
 
 
 def _warn_of_nothing(columns: Any, console: Any) -> None:
-    """Regions of many are no annotation to find."""
+    """Warn of a set without an annotation to find: regions of many are none."""
     if np.asarray(columns.crowd).all():
         console.warn(
             "val: no image has an annotation to find, so AP is nan, and tells no checkpoint from another"
@@ -285,7 +288,7 @@ def _warn_of_nothing(columns: Any, console: Any) -> None:
 
 
 def _parts(config: Config) -> dict[str, Any]:
-    """What the architecture learns beside boxes."""
+    """Return what the architecture learns beside boxes."""
     arch = config.model.arch or ARCH
     return {"masks": "maskrcnn" in arch, "keypoints": "keypointrcnn" in arch}
 

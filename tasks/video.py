@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from config import Config
-from contracts import Batch, Figure, Metric, Rows, Split, Task, World
+from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, World
 from dataset.model_classes import ModelClasses
 from dataset.videos.columns import Videos
 from models import Native, Registry
@@ -155,7 +155,7 @@ class VideoKind(TaskKind):
     def facts(self, plan: ClipPlan) -> dict[str, Any]:
         return {"clip_frames": plan.policy.frames}
 
-    def bytes_read(self, columns: Any, ids: np.ndarray) -> int:
+    def bytes_read(self, columns: Any, ids: Array) -> int:
         """Return 0: a clip is a part of its file, and where its decoder begins to read is the decoder's."""
         return 0
 

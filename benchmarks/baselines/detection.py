@@ -46,7 +46,7 @@ class Coco(Dataset[Any]):
         return len(self.kept)
 
     def shapes(self) -> list[float]:
-        """Width / height of each."""
+        """Return width / height of each image."""
         images = self.data.coco.loadImgs([self.data.ids[place] for place in self.kept])
         return [image["width"] / image["height"] for image in images]
 
@@ -76,7 +76,7 @@ class Coco(Dataset[Any]):
 
 
 def _boxes(annotations: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that one learns from: no crowd, and wider and higher than a pixel."""
+    """Return the boxes that one learns from: no crowd, and wider and higher than a pixel."""
     return [one for one in annotations if not one.get("iscrowd", 0) and min(one["bbox"][2:]) > 1]
 
 
@@ -115,7 +115,7 @@ def _listed(
 def batches(
     loader: DataLoader[Any], device: torch.device
 ) -> Iterator[tuple[list[torch.Tensor], list[Target]]]:
-    """For ever, on the device. Raises ValueError where no batch can be filled."""
+    """Yield batches for ever, on the device. Raises ValueError where no batch can be filled."""
     while True:
         empty = True
         for images, targets in loader:
@@ -132,7 +132,7 @@ def batches(
 
 
 def model(arch: str) -> nn.Module:
-    """Without weights, in training mode."""
+    """Return a model without weights, in training mode."""
     found: nn.Module = torchvision.models.get_model(
         arch, weights=None, weights_backbone=None, num_classes=CLASSES
     )

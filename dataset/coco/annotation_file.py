@@ -119,7 +119,7 @@ class _Text:
         return f"at character {self.before + self.place:,}"
 
     def read_on(self) -> None:
-        """A larger piece; what lies before the place is let go of."""
+        """Read a larger piece; what lies before the place is let go of."""
         read = self.file.read(PIECE)
         self.before += self.place
         self.piece = self.piece[self.place :] + read
@@ -127,7 +127,7 @@ class _Text:
         self.whole = not read
 
     def next(self) -> str:
-        """The next character that is no space; it is not taken."""
+        """Return the next character that is no space, without taking it."""
         while True:
             while self.place < len(self.piece):
                 if self.piece[self.place] not in SPACE:
@@ -311,7 +311,7 @@ def _keypoints(entry: Any) -> array[float]:
 
 
 def _segmentation(value: Any) -> tuple[list[array[float]], array[int], tuple[int, int]]:
-    """(polygons, runs, size), as in Annotation."""
+    """Return (polygons, runs, size), as in Annotation."""
     nothing = array("I")
     if value is None:
         return [], nothing, (0, 0)

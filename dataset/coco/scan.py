@@ -373,7 +373,7 @@ def _write(
     categories: list[Category],
     made: Path,
 ) -> None:
-    """The columns of Instances."""
+    """Write the columns of Instances."""
     good = records["size"] >= 0
     paths = [path for path, keep in zip(images.paths, good.tolist(), strict=True) if keep]
     image = (np.cumsum(good) - 1)[image_of]

@@ -35,7 +35,7 @@ class SyntheticInstances(Instances):
 
     @classmethod
     def of(cls, samples: int, *, keypoints: bool = False) -> SyntheticInstances:
-        """So many images; 90 categories, or one with keypoints."""
+        """Return so many images of 90 categories, or of one with keypoints."""
         ids = np.arange(samples)
         sizes = SIZES[(_uniform(0, ids) * len(SIZES)).astype(int)]
         counts = np.minimum(1 - np.log1p(-_uniform(1, ids)) * (1.3 if keypoints else 6.8), MOST).astype(int)

@@ -34,7 +34,7 @@ class _File:
         self.reads = self.pieces = 0  # in all, and of the file
 
     def at(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes. Raises Rejected when the file ends before."""
+        """Return exactly `length` bytes. Raises Rejected when the file ends before."""
         self.reads += 1
         if self.reads > READS:
             raise Rejected("header has too many parts")
@@ -276,7 +276,7 @@ def _webp(file: _File) -> Header:
 
 
 def _webp_orientation(file: _File) -> int:
-    """The EXIF chunk lies behind the pixels."""
+    """Read the orientation from the EXIF chunk, which lies behind the pixels."""
     at = 12
     while at + 8 <= file.size:
         kind, length = struct.unpack("<4sI", file.at(at, 8))

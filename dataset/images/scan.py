@@ -16,14 +16,14 @@ from dataset.entries import Entries
 from dataset.images import headers
 from dataset.images.columns import COLUMNS, HEADER, Header, Images
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing, remembered
+from dataset.scan import Parser, Progress, each_file, nothing_found, remembered
 from machine import cores
 
 CHUNK = 500  # images a task
 FEW = 2_000  # images that threads have read before processes have started
 PIECE = 1 << 20  # images by which a column is filled: bounds the memory
 LEFT_OUT = Header(-1, 0, 0, 0, 0, 0)
-Listing = Callable[[Path, Rejects, "list[walk.Visit]", Progress], "dict[str, int]"]
+FileLister = Callable[[Path, Rejects, "list[walk.Visit]", Progress], "dict[str, int]"]
 """(made, rejects, visits, say) -> the label of each class name.
 
 Writes made/file_list.* and adds to `visits` what shows a change.
@@ -33,7 +33,7 @@ Writes made/file_list.* and adds to `visits` what shows a change.
 def open_images(
     data: Path,
     entries: Entries,
-    listing: Listing,
+    list_files: FileLister,
     *,
     key: list[Any],
     where: str,
@@ -43,7 +43,7 @@ def open_images(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Images:
-    """Return the columns of the images that `listing` names and `entries` holds.
+    """Return the columns of the images that `list_files` names and `entries` holds.
 
     They come from `cache` when nothing visited has changed since, else from a new scan.
     `data` is the file or folder that the source lies in, `key` (JSON values) what the scan depends on beside
@@ -56,7 +56,7 @@ def open_images(
     real = Path(os.path.realpath(data))
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
-        labels = listing(made, rejects, visits, say)
+        labels = list_files(made, rejects, visits, say)
         records = read_headers(entries, made, workers, rejects, say)
         used = _keep(entries, where, labels, classes, records, made, rejects)
         return used if classes is None else classes
@@ -107,7 +107,7 @@ def _keep(
     good = records["size"] >= 0
     samples = int(good.sum())
     if not samples:
-        raise nothing("image", where, rejects)
+        raise nothing_found("image", where, rejects)
     paths, offsets, old = (
         np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
     )

@@ -138,7 +138,7 @@ def open_folder(
             f"images are expected in {root}/<class>/"
         )
 
-    def listing(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         walk.remember(visits, os.fsencode(real))
         labels = walk.labels(real, classes)
         walk.list_files(real, labels, made, visits, rejects, say)
@@ -151,4 +151,4 @@ def open_folder(
         "workers": workers,
         "progress": progress,
     }
-    return open_images(root, Files(real), listing, key=[], where=f"{real}/<class>/", **how)
+    return open_images(root, Files(real), list_files, key=[], where=f"{real}/<class>/", **how)

@@ -28,7 +28,7 @@ def open_video(path: bytes | memoryview, *, known: bool = False) -> av.container
 
 
 def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
-    """Those of a stream, then an empty one.
+    """Yield the packets of a stream, then an empty one.
 
     PyAV's own generator loses 260 bytes for good where it is left before its end and not closed (18.1): with
     this one it always is.

@@ -161,7 +161,7 @@ def holds_several(packet: memoryview) -> bool:
 
 
 def pictures(packet: memoryview) -> list[memoryview]:
-    """Those of a packet of VP9 (Annex B.2)."""
+    """Return the pictures in a packet of VP9 (Annex B.2)."""
     if not holds_several(packet):
         return [packet]
     count = (packet[-1] & 7) + 1

@@ -204,7 +204,7 @@ def _described(file: Any, stream: int) -> str:
 
 
 def _rotation(described: str) -> int:
-    """0, 90, 180 or 270 degrees counter-clockwise."""
+    """Return 0, 90, 180 or 270 degrees counter-clockwise."""
     found = _TURNED.search(described)
     if found is not None and found[1] != "nan":
         return round(float(found[1]) / 90) * 90 % 360

@@ -12,7 +12,7 @@ from contracts import Array, UserError
 from dataset import walk
 from dataset.entries import Files
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing, remembered
+from dataset.scan import Parser, Progress, each_file, nothing_found, remembered
 from dataset.videos.columns import RECORD, Videos
 from dataset.videos.file_list import SAMPLE, read_list
 from dataset.videos.packets import LEFT_OUT, Times, read
@@ -64,7 +64,7 @@ def open_videos(
         records = _read_all(root, total, made, workers, rejects, say)
         kept = _segments(root, samples, records, made, rejects)
         if not len(kept):
-            raise nothing("video", str(data), rejects)
+            raise nothing_found("video", str(data), rejects)
         if not (listed and all(map(str.isdecimal, used))):  # numbers of classes stay as they are
             counts = np.bincount(kept["label"], minlength=len(classes or used))
             for name, label in labels.items():
@@ -142,7 +142,7 @@ def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: R
 
 
 def _write(samples: Array, records: Array, made: Path) -> None:
-    """The columns, without the files that are left out."""
+    """Write the columns, without the files that are left out."""
     good = records["size"] >= 0
     paths, offsets = (
         np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets")

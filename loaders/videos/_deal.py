@@ -73,7 +73,7 @@ class Pace:
 
     @property
     def apart(self) -> float:
-        """Units from one that a worker takes to the next, at least."""
+        """Return the least number of units from one that a worker takes to the next."""
         return DENSE * (1 + self.rate("thread") / self.rate("worker"))
 
 
@@ -113,7 +113,7 @@ class Deal:
         self._last = float("-inf")
 
     def batch(self) -> Dealt | None:
-        """The next one, which is begun by that; None behind the last."""
+        """Begin the next batch and return it; None behind the last."""
         with self._lock:
             if not self._opened and not self._open():
                 return None

@@ -136,7 +136,7 @@ class Decoder:
             raise _refused(error) from error
 
     def begin(self, height: int, width: int) -> None:
-        """A clip of pictures that are coded in these sides, and not cropped."""
+        """Begin a clip of pictures that are coded in these sides, and not cropped."""
         if self._size not in ((0, 0), (height, width)):
             self._views.clear()  # the surfaces will be gone
             try:
@@ -157,7 +157,7 @@ class Decoder:
         return self._surfaces(data)
 
     def finish(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The surfaces that were still to come; after that it takes another clip."""
+        """Yield the surfaces that were still to come; after that it takes another clip."""
         return self._surfaces(self._codec.PacketData())
 
     def _surfaces(self, data: Any) -> Iterator[tuple[int, torch.Tensor]]:
@@ -208,7 +208,7 @@ class Coming:
         self._frames = dict[int, int | None]()  # by label, as they were fed
 
     def add(self, label: int, frame: int | None) -> None:
-        """A packet that is to be shown; None: nobody wants it."""
+        """Add a packet that is to be shown; None: nobody wants it."""
         self._frames[label] = frame
 
     def take(self, label: int) -> int | None:

@@ -127,7 +127,7 @@ class _Thread:
     def _by_pyav(
         self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None
     ) -> Told:
-        """Which has the last word on a file. `refused`: why the device's decoder could not."""
+        """Decode by pyav, which has the last word. `refused`: why the device's decoder could not."""
         pixels = np.empty(slot_shape(rows), np.uint8)
         told = self._host(rows, pixels.reshape(-1))
         good = np.delete(np.arange(len(places)), told.lost)

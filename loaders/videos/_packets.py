@@ -19,7 +19,7 @@ from dataset.videos.container import open_video
 from dataset.videos.heads import Sides, pictures, sides, vp9_size
 from loaders import Undecodable
 from loaders.videos._reading import Read
-from loaders.videos.pyav import HASTY, Run
+from loaders.videos.pyav import HASTY, OpenFile
 
 FILTERS = {
     codec: (f"{codec}_mp4toannexb", f"{codec}_metadata=crop_right=0:crop_bottom=0")
@@ -135,12 +135,12 @@ class Packets:
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
         groups, data, codec = list[Group](), list[bytes](), CODECS[self._columns.codec[sample]]
-        with reading(self._columns, sample, path) as (run, stream):
-            assert stream.codec_context is not None  # as Run has seen
+        with reading(self._columns, sample, path) as (opened, stream):
+            assert stream.codec_context is not None  # as OpenFile has seen
             size = Size(self._columns, sample, stream.codec_context)
-            for wanted in wanted_together(self._columns, sample, run, frames):
+            for wanted in wanted_together(self._columns, sample, opened, frames):
                 group = Group([], max(wanted))
-                for packet, time, frame in chosen(run, codec, wanted, Filters(codec, stream), size):
+                for packet, time, frame in chosen(opened, codec, wanted, Filters(codec, stream), size):
                     data.append(bytes(packet))
                     group.packets.append((len(data[-1]), time, frame))
                 groups.append(group)
@@ -150,27 +150,29 @@ class Packets:
 
 
 @contextmanager
-def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[Run, av.VideoStream]]:
-    """An open file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
+def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[OpenFile, av.VideoStream]]:
+    """Open a file whose packets are wanted. What FFmpeg raises inside is Undecodable."""
     try:
         with open_video(path, known=True) as container:
-            run = Run(container, columns, sample, HASTY)
+            opened = OpenFile(container, columns, sample, HASTY)
             stream = container.streams[int(columns.stream[sample])]
-            assert isinstance(stream, av.VideoStream)  # as Run has seen
-            yield run, stream
+            assert isinstance(stream, av.VideoStream)  # as OpenFile has seen
+            yield opened, stream
     except (FFmpegError, ValueError) as error:  # Undecodable is one
         raise Undecodable(str(error)) from error
 
 
-def wanted_together(columns: Any, sample: int, run: Run, frames: list[int]) -> Iterator[dict[int, int]]:
+def wanted_together(
+    columns: Any, sample: int, opened: OpenFile, frames: list[int]
+) -> Iterator[dict[int, int]]:
     """Time -> frame, of each group that a key frame begins."""
     pts = columns.pts(sample)
-    for together in run.split(frames):
+    for together in opened.split(frames):
         yield {int(pts[frame]): frame for frame in together}
 
 
 def chosen(
-    run: Run, codec: str, wanted: dict[int, int], filters: Callable[[Any], list[Any]], size: Size
+    opened: OpenFile, codec: str, wanted: dict[int, int], filters: Callable[[Any], list[Any]], size: Size
 ) -> Iterator[tuple[av.Packet[Any], int, int | None]]:
     """Yield (packet, time, frame or None) of what NVDEC needs to show the frames of `wanted`, by time.
 
@@ -180,8 +182,8 @@ def chosen(
     """
     begin, left, started = min(wanted), len(wanted), False
     latest, place = begin, 0
-    sync = run.seek(wanted[begin])
-    for packet in run.packets(sync, begin):
+    sync = opened.seek(wanted[begin])
+    for packet in opened.packets(sync, begin):
         if packet.is_corrupt or packet.pts is None:
             raise Undecodable("damaged")
         time, its_place = packet.pts, packet.pos if packet.pos is not None else place

@@ -130,7 +130,7 @@ class Pool:
             ) from None
 
     def release(self, slot: int) -> None:
-        """Nothing reads it any more."""
+        """Free a slot: nothing reads it any more."""
         with self._lock:
             self._unused.remove(slot)
             self._free.append(slot)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import Array, Feed, Rows
+from contracts import Array, Feed, Rows, Source
 from loaders._workers import some
 from loaders.videos._deal import Unit
 from loaders.videos._pool import Pool
@@ -54,7 +54,7 @@ class _Told(NamedTuple):
 class _Reading:
     """loaders._workers.Work, for the rows of one unit."""
 
-    def __init__(self, source: Any, make: Callable[[], ReadClip]) -> None:
+    def __init__(self, source: Source, make: Callable[[], ReadClip]) -> None:
         self._source, self._read = source, make()
 
     def clip(self, rows: Rows) -> Read:

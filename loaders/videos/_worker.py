@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Rows, UserError
+from contracts import Array, Feed, Loader, Rows, UserError
 from dataset.manifest import printable
 from dataset.sources.folder import MEND
 from loaders import Undecodable
@@ -99,8 +99,8 @@ class Told(NamedTuple):
     refusals: dict[str, str]  # of sorts that end in REFUSED or LOST: why, of the first clip
 
 
-def count(loader: Any, parts: Sequence[Told]) -> None:
-    """Into the loader's Counts, once a batch of these parts is handed over."""
+def count(loader: Loader, parts: Sequence[Told]) -> None:
+    """Add what the parts of a batch tell to the loader's Counts, once the batch is handed over."""
     counts = loader.counts
     for told in parts:
         counts.decoded, counts.delivered = counts.decoded + told.decoded, counts.delivered + told.delivered

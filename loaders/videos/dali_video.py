@@ -117,7 +117,7 @@ class Cutting:
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
         file, codec = io.BytesIO(), CODECS[self._columns.codec[sample]]
         with (
-            reading(self._columns, sample, path) as (run, stream),
+            reading(self._columns, sample, path) as (opened, stream),
             av.open(file, "w", format="matroska") as output,
         ):
             out = output.add_stream_from_template(stream)
@@ -125,8 +125,8 @@ class Cutting:
             filters = Filters(codec, stream, out)
             found = [
                 (packet, time, frame)
-                for wanted in wanted_together(self._columns, sample, run, frames)
-                for packet, time, frame in chosen(run, codec, wanted, filters, size)
+                for wanted in wanted_together(self._columns, sample, opened, frames)
+                for packet, time, frame in chosen(opened, codec, wanted, filters, size)
             ]
             require({frame for _, _, frame in found if frame is not None}, frames)
             out.codec_context.codec_tag = NO_TAG

@@ -53,14 +53,14 @@ class Pyav:
                 with open_video(
                     path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES
                 ) as container:
-                    run = Run(container, self._columns, sample, attempt)
+                    opened = OpenFile(container, self._columns, sample, attempt)
                     try:
-                        for together in run.split(sorted(missing)):
-                            for frame, picture in run.decode(together):
+                        for together in opened.split(sorted(missing)):
+                            for frame, picture in opened.decode(together):
                                 missing.discard(frame)
                                 yield frame, picture
                     finally:
-                        self.decoded += run.decoded
+                        self.decoded += opened.decoded
             # Undecodable is one, and so are bytes that are no text
             except (FFmpegError, ValueError) as error:
                 why = f": {error}"
@@ -69,7 +69,7 @@ class Pyav:
         raise Undecodable(f"{len(missing)} of {len(frames)} frames did not come{why}")
 
 
-class Run:
+class OpenFile:
     """One open file, in which groups of frames are decoded one after the other."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Run:
         yield together
 
     def decode(self, frames: list[int]) -> Iterator[tuple[int, Picture]]:
-        """Those of a group that came, each with its own time."""
+        """Yield the frames of a group that came, each with its own time."""
         wanted = {int(self._pts[frame]): frame for frame in frames}
         begin, end = min(wanted), max(wanted)
         sync = None if self._packed else self.seek(frames[0])

@@ -1,5 +1,5 @@
-"""The same assertions on every loader; pictures.py scenes.py looking.py, and of clips moving.py reels.py,
-hold what they share.
+"""Put the same assertions to every loader; pictures.py scenes.py looking.py, and for clips moving.py
+reels.py, hold what they share.
 """
 
 import pytest

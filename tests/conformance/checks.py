@@ -170,7 +170,7 @@ def resumes_at(
 
 
 def same_samples(tail: Seen, at: int, whole: Seen, first: int, tolerance: float) -> None:
-    """From `at` and `first` on, as far as both reach (in training each drops another rest)."""
+    """Compare `tail` from `at` with `whole` from `first`, as far as both reach: each drops another tail."""
     count = min(int(tail.real.sum()) - at, int(whole.real.sum()) - first)
     assert count > 0
     for name in ("ids", "labels", "valid"):

@@ -53,7 +53,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def parametrise(metafunc: pytest.Metafunc, device: torch.device) -> None:
-    """Of images; where a test takes `quick` or `ruled`, of clips too."""
+    """Run a test for every loader of images; where it takes `quick` or `ruled`, for those of clips too."""
     for name, those in LOADERS.items():
         if name in metafunc.fixturenames:
             found = those(device, clips=False)
@@ -70,7 +70,7 @@ def backend_of(request: pytest.FixtureRequest) -> Backend:
 
 
 def sample_folder(name: str) -> Path:
-    """Of real files; without it the test is skipped, unless SAMPLES says that it is there."""
+    """Return a folder of real files; without it the test is skipped, unless SAMPLES says that it is there."""
     given = os.environ.get(SAMPLES)
     folder = (Path(given) if given else ROOT.parent / "shared" / "data") / name
     if not folder.is_dir():

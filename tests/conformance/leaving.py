@@ -30,7 +30,7 @@ WARM_EPOCHS, EPOCHS, ATTEMPTS = 4, 10, 3
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """Of this process; what a loader has made must be in none of them once it is closed."""
+    """What this process holds; nothing that a loader has made may be in it once the loader is closed."""
 
     children: frozenset[int]
     threads: frozenset[str]  # names of ours

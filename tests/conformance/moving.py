@@ -99,7 +99,7 @@ def walk(seed: int, height: int, width: int) -> list[Array]:
 
 
 def spoiled(content: bytes, begin: float, end: float, *, noise: bool) -> bytes:
-    """The same with that part of its coded frames behind the first one replaced, by zeros or by noise.
+    """Replace that part of a video's coded frames behind the first one, by zeros or by noise.
 
     Without the first frame, and what the container says of all, it would not pass the scan.
     """

@@ -155,7 +155,7 @@ def feed_of(scene: Scene, kind: str, device: torch.device, **changes: Any) -> Fe
 
 
 def packed(rows: Rows) -> dict[str, Array]:
-    """As many boxes a valid row as its id modulo 4: {"offsets": int64 [B + 1], "boxes": float32 [M, 4],
+    """Make id modulo 4 boxes for each valid row: {"offsets": int64 [B + 1], "boxes": float32 [M, 4],
     "labels": int64 [M]}.
     """
     counts = np.where(rows.valid, rows.ids % 4, 0)
@@ -177,7 +177,7 @@ def reference(feed: Feed, content: bytes, rows: Rows, i: int) -> Array | None:
 
 @lru_cache(maxsize=64)
 def decoded(content: bytes) -> Array | None:
-    """As pictures.pil: every test asks for the same files."""
+    """Call pictures.pil once a file: every test asks for the same files."""
     return pictures.pil(content)
 
 
@@ -219,7 +219,7 @@ def coloured(levels: Array, rows: Rows, i: int) -> Array:
 
 
 def normalised(feed: Feed, values: Array) -> Array:
-    """Of values in 0..1."""
+    """Normalise values in 0..1 as the feed's pixels are."""
     return (values - np.array(feed.pixels.mean)) / np.array(feed.pixels.std)
 
 

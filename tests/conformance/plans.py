@@ -251,8 +251,10 @@ def a_resume_is_exact(
 
 
 def epochs_and_seeds_differ(make: Make, n: int = 40) -> None:
-    """The same sample has other numbers in another epoch, and with another seed; one in ten may be left as it
-    is by chance."""
+    """Check that a sample has other numbers in another epoch, and with another seed.
+
+    One in ten may be left as it is by chance.
+    """
     whole = [
         [epoch_of(make, n, epoch, 0, 1, seed=seed, batch_size=1) for epoch in range(8)] for seed in (0, 1)
     ]

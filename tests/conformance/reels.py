@@ -29,7 +29,7 @@ one for CPUs alone.
 """
 SAME: dict[str, Any] = {"frames": 10, "size": (48, 64), "gop": 4}
 RULED_FRAMES = 3
-"""Of each file of `ruled`: their blues are apart by more than a decoder may be off."""
+"""Frames of each file of `ruled`: few, so that their blues are apart by more than a decoder may be off."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,8 +86,8 @@ class Backend:
 
     @property
     def repeat_difference(self) -> float:
-        """The same between two passes: nvJPEG's two engines differ, and which one a file meets depends on its
-        neighbours.
+        """Grey levels that two passes may differ by: nvJPEG's two engines differ, and which one a file meets
+        depends on its neighbours.
 
         Of clips, `nvdec+pyav` and `nvdec+decord` deal each one to either decoder, and cuBLAS, which resizes,
         may sum in another order.
@@ -112,8 +112,8 @@ class Backend:
 
 
 def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[Backend]:
-    """Of every loader in the table that runs there; `files`: only those that read files. Of images, or of
-    clips of videos.
+    """Return every loader in the table that runs there, of images or of clips. `files`: only those that
+    read files.
     """
     left_out = (NO_FILES if files else ()) + (() if device.type == "cuda" else NEED_GPU)
     names = [name for name in OF_MEDIUM["videos" if clips else "images"] if name not in left_out]
@@ -124,14 +124,14 @@ def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[
 
 
 def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
-    """Of those that read files, one of each way to run: for tests that take seconds and ask not how a file is
+    """Return one loader of files for each way to run: for tests that take seconds and ask not how a file is
     decoded.
     """
     return [backend for backend in backends(device, files=True, clips=clips) if backend.name not in AS_PYAV]
 
 
 def paced(device: torch.device, *, clips: bool = False) -> list[Backend]:
-    """Of `lone`, those of which just as many read at once as `workers` says."""
+    """Return those of `lone` of which just as many read at once as `workers` says."""
     return [backend for backend in lone(device, clips=clips) if backend.name not in MIXED]
 
 

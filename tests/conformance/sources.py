@@ -178,7 +178,7 @@ def reads_take_as_long_as_asked(open_: Callable[..., Split]) -> None:
 
 
 def the_fingerprint_is_of_the_data(open_: Callable[..., Split], other: Callable[..., Split]) -> None:
-    """The same when it is opened, or scanned, again; another of other bytes."""
+    """Data that is opened, or scanned, again has the same fingerprint; other bytes have another one."""
     found = open_().columns.fingerprint
     assert (
         open_().columns.fingerprint

@@ -30,7 +30,7 @@ POLICIES = {
     "ssd": DetectionPolicy(augment="ssd", size=100, flip=0.5),
     "ssdlite": DetectionPolicy(augment="ssdlite", size=120, flip=0.5),
 }
-"""As the recipes have them, and smaller."""
+"""The recipes' policies, smaller."""
 
 
 def tolerance(backend: Backend, kind: str) -> float:

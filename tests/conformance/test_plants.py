@@ -40,7 +40,7 @@ def of_images(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) ->
 
 @pytest.fixture
 def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
-    """The same of clips."""
+    """Return the same checks, on clips."""
     ruled, few = ruled_clips.feed(batch_size=6, image_size=64), quick_clips.feed(batch_size=5, image_size=32)
     val = quick_clips.feed(batch_size=5, image_size=32, training=False)
     return {

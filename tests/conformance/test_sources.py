@@ -232,7 +232,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
 
 
 def held(columns: Any, folder: Source) -> toy.Memory:
-    """The same bytes as those of a folder, in memory."""
+    """Return a source in memory with the bytes of a folder."""
     return toy.Memory(columns, {columns.entry(sample): folder.read(sample) for sample in range(len(columns))})
 
 

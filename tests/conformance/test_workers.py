@@ -29,7 +29,7 @@ def test_worker_counts(backend: Backend, quick: Scene, training: bool) -> None:
 
 
 def test_batch_sizes(backend: Backend, quick: Scene) -> None:
-    """The same samples have the same pixels in batches of any size."""
+    """A sample has the same pixels in batches of any size."""
     feed = quick.feed(backend.device, batch_size=1, image_size=32)
     whole = passed(backend.open, feed)
     assert len(whole.ids) == quick.samples

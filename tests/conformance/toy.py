@@ -81,7 +81,7 @@ def open(
     names = sorted(stored)
     held = Held(data, f"{place}.toy", stored)
 
-    def listing(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         own = [os.fsdecode(name.partition(b"/")[0]) for name in names]
         labels = walk.numbered(sorted(set(own)), classes, f"{data} has class")
         walk.write_file_list(names, made, [labels[name] for name in own])
@@ -89,7 +89,7 @@ def open(
         return labels
 
     columns = open_images(
-        data, held, listing, key=["toy", place], where=f"{data}/{place}.toy", classes=classes, **how
+        data, held, list_files, key=["toy", place], where=f"{data}/{place}.toy", classes=classes, **how
     )
     return Split(columns=columns, source=Memory(columns, stored, read_delay_s))
 

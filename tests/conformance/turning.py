@@ -18,7 +18,7 @@ from tests.conformance.placed import turned
 from tests.conformance.scenes import Open
 
 HEIGHT, WIDTH = 40, 56
-"""Of the outputs before they are turned."""
+"""Sides of the outputs before they are turned, in pixels."""
 CLOSE = 0.2
 """Grey levels between colours that were computed in fp32 and in fp64, from what was rounded to fp16."""
 

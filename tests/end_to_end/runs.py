@@ -125,7 +125,7 @@ class Runner:
         return self.started[-1]
 
     def ranks(self, count: int, *argv: object) -> list[Process]:
-        """The same command in `count` processes that meet, as torchrun would start them."""
+        """Start the command in `count` processes that meet, as torchrun would."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def drawn(folder: Path, images: int) -> None:
-    """As many training images of each class, which the demo takes for the whole set: it would draw for half a
-    minute.
+    """Draw so many training images of each class, which the demo takes for the whole set: that would take
+    half a minute.
     """
     demo_set.write(folder, images, 15, progress=False)
     stamp = folder / demo_set.STAMP

@@ -10,8 +10,8 @@ from scripts import demo_videos
 from tests.end_to_end.runs import ROOT, Runner, summary
 
 CLASSES = ("down", "sideways", "still", "up")
-"""Of the demo's eight: learned in 110 steps, where eight were at 19 to 52 % after 180, by the seed; on other
-processors by others.
+"""Four of the demo's eight classes. They are learned in 110 steps; eight were at 19 to 52 % after 180,
+depending on seed and processor.
 """
 
 

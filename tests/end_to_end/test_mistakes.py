@@ -186,7 +186,7 @@ def test_read_only_output_folder(train: Runner, pictures: Path) -> None:
 
 
 def test_a_worker_that_is_killed(train: Runner, pictures: Path) -> None:
-    """As by the system, when memory is short; what was trained is not lost."""
+    """The system kills one when memory is short: what was trained is not lost."""
     process = train(
         "--data",
         pictures,

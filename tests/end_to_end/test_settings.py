@@ -38,7 +38,7 @@ def run(train: Runner, pictures: Path, output: str, *flags: object) -> Path:
 
 
 def test_precisions(train: Runner, pictures: Path) -> None:
-    """The same run in three precisions: nearly the same first loss, and a loss scale for fp16 alone."""
+    """A run in each of three precisions has nearly the same first loss; fp16 alone has a loss scale."""
     first: dict[str, float] = {}
     for precision in ("fp32", "bf16", "fp16"):
         output = run(train, pictures, precision, "--precision", precision, "--steps", 2)

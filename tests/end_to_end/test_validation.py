@@ -23,7 +23,7 @@ SMALL = (
     "fp32",
 )
 BATCH_TOLERANCE = 1e-5
-"""Of the loss across batch sizes: kernels differ by shape, so logits do in their last bits."""
+"""Difference of the loss between batch sizes: kernels differ by shape, so logits do in their last bits."""
 
 
 def trained(train: Runner, pictures: Path) -> Process:
@@ -64,7 +64,7 @@ def test_alone_and_in_company(train: Runner, pictures: Path) -> None:
 
 
 def test_an_evaluation_opens_one_loader(train: Runner, pictures: Path) -> None:
-    """Of the validation; with its two workers, and no others."""
+    """It is the validation's, with its two workers, and no others."""
     trained(train, pictures)
     flags = (
         *SMALL[:-4],

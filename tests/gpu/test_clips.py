@@ -215,8 +215,8 @@ SIZES: list[tuple[str, dict[str, Any]]] = [
     *(("vp9.webm", {"size": size}) for size in [(168, 250), (168, 256), (176, 256), (192, 256)]),
     ("h264-90.mp4", {"size": (248, 168)}),
 ]
-"""Of which many are coded in the same blocks of 16: both NVIDIA's parser and DALI's decoders take some of
-them for others.
+"""Sizes of which many are coded in the same blocks of 16: NVIDIA's parser and DALI's decoders take some
+of them for others.
 """
 
 

@@ -36,7 +36,7 @@ LABELS = np.arange(BATCH) % CLASSES
 
 
 def made_step(arch: str, device: torch.device, image_size: int) -> Step:
-    """As train.py composes it, for one process."""
+    """Make a step as train.py composes it, for one process."""
     torch.manual_seed(0)
     module, _ = registry.build(arch, classes=CLASSES, shape=(2, 3, image_size, image_size))
     module = module.to(device).to(memory_format=torch.channels_last)

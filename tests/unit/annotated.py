@@ -41,8 +41,9 @@ def columns(
     mirror: Sequence[int] = (),
     runs: Sequence[Array] | None = None,
 ) -> SimpleNamespace:
-    """Of images of `sizes`, height and width, with boxes x y width height each; polygons are the boxes'
-    outlines, or none with `runs`.
+    """Make the columns of images of `sizes`, height and width, with boxes x y width height each.
+
+    Polygons are the boxes' outlines, or none with `runs`.
     """
     counts = [len(own) for own in boxes]
     every = np.array([box for own in boxes for box in own], np.float64).reshape(-1, 4)

@@ -119,8 +119,9 @@ def test_an_error_comes_where_it_happened() -> None:
 
 
 def test_a_signal_that_does_not_wake_the_consumer_is_heard() -> None:
-    """As one is that arrives just before it waits; here another thread gets it. Its handler runs in the main
-    thread all the same.
+    """A signal may arrive just before the consumer waits; here another thread gets it.
+
+    Its handler runs in the main thread all the same.
     """
     asked, heard, sent_s, heard_s = threading.Event(), threading.Event(), [], []
 

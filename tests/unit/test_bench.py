@@ -189,7 +189,7 @@ def test_an_error_is_no_markup(tmp_path: Path) -> None:
 
 
 def test_ranks_end_too(tmp_path: Path) -> None:
-    """As torchrun starts them: in sessions of their own, and deaf to SIGTERM."""
+    """Ranks are as torchrun starts them: in sessions of their own, and deaf to SIGTERM."""
     rank = (
         "import signal, os, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "print(os.getpid(), flush=True); time.sleep(60)"

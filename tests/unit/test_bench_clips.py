@@ -35,7 +35,7 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Alone:
-    """As much of a contracts.World as a pass needs."""
+    """The part of a contracts.World that a pass needs."""
 
     rank, size, device = 0, 1, torch.device("cpu")
 
@@ -128,7 +128,7 @@ def test_the_engines_by_hand_take_every_file_in_turn_and_miss_no_frame() -> None
     log: list[tuple[str, int]] = []
 
     class SimpleDecoder:
-        """Of PyNvVideoCodec: for files of 40 frames; `short.mp4` has fewer than it says."""
+        """Stands in for PyNvVideoCodec's: files have 40 frames, and `short.mp4` fewer than it says."""
 
         def __init__(self, file: str, gpu_id: int, use_device_memory: bool) -> None:
             assert use_device_memory and gpu_id == 3

@@ -62,7 +62,7 @@ def test_positionals_behind_a_wrong_value(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for all suites that have ranks; on a CPU any number runs."""
+    """All suites that have ranks refuse them alike; on a CPU any number runs."""
     (tmp_path / "train").mkdir()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     for points in (

@@ -17,7 +17,17 @@ import torch
 
 from benchmarks import images, loader
 from benchmarks._suite import results, run
-from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, expanded, facts, settled, unique
+from benchmarks.loader import (
+    SUITE,
+    Loader,
+    class_folders,
+    conclude,
+    derive,
+    expanded,
+    remarks,
+    settled,
+    unique,
+)
 from contracts import UserError
 from dataset.splits import open_split
 from scripts import bench, link_set
@@ -178,7 +188,7 @@ def test_the_fastest_loop_by_hand_is_what_speed_ups_are_over() -> None:
         "1 process: nvdec passes over all files in 1 s (16,000 frames/s), "
         "5.0 times as fast as pytorch+decord."
     ]
-    assert facts(found)[1:] == ["nvdec: clips of some files were decoded by pyav (mjpeg in avi)."]
+    assert remarks(found)[1:] == ["nvdec: clips of some files were decoded by pyav (mjpeg in avi)."]
 
 
 def test_a_conclusion_is_over_the_baseline_that_it_names() -> None:
@@ -208,11 +218,11 @@ def test_a_loader_is_compared_with_pytorch_and_with_dalis_own_reader_apart() -> 
 
 def test_the_conclusion_states_unique_files_and_the_fastest() -> None:
     rows = derive([row("pytorch", 1, 100.0), row("dali-gpu", 1, 250.0)])
-    assert facts(rows) == ["1,000 files, 10 of them unique: the others are links to these, or copies."]
+    assert remarks(rows) == ["1,000 files, 10 of them unique: the others are links to these, or copies."]
     assert conclude(rows) == [
         "1 process: dali-gpu passes over all files in 4 s, 2.5 times as fast as pytorch."
     ]
-    assert conclude([]) == facts([]) == []
+    assert conclude([]) == remarks([]) == []
 
 
 class Paths:

@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks import readers
 from benchmarks._decoders import OTHERS, Files, parts_of
 from benchmarks._suite import Row, run
-from benchmarks.readers import Readers, between, compare, conclude, derive, facts, files_of, points
+from benchmarks.readers import Readers, between, compare, conclude, derive, files_of, points, remarks
 from contracts import UserError
 from loaders._workers import PART
 from loaders.images.decoders import READERS
@@ -154,7 +154,7 @@ def test_against_pil_and_the_conclusions() -> None:
         None,
     ]
     assert found[1]["figures"]["cpu_against_pil"] == pytest.approx(1.5)
-    (files,), (train, region, floor) = facts(found), conclude(found)
+    (files,), (train, region, floor) = remarks(found), conclude(found)
     assert files.startswith("Files: 9 plain JPEGs, mean 2 KiB and 4 x 3 pixels")
     assert (
         "quick is the fastest at 4 processes, 1.50x PIL; its rate is 3.9 times that of one process" in train
@@ -162,7 +162,7 @@ def test_against_pil_and_the_conclusions() -> None:
     assert region.startswith("region: ") and "x PIL" not in region
     assert "takes nvimgcodec 1,000 of the region's 2,000 µs, 50%" in floor
     lost = [row("lost", "train", 1, status="absent")]
-    assert conclude(lost) == facts(lost) == []
+    assert conclude(lost) == remarks(lost) == []
 
 
 @pytest.mark.slow

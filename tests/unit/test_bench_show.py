@@ -51,7 +51,7 @@ def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: P
         "spread": {"rate": {"n": 5, "min": 19.0, "max": 222.0, "iqr": 60.0}},
     }
     telling = suite(
-        facts=lambda rows: [f"{len(rows)} are there"],
+        remarks=lambda rows: [f"{len(rows)} are there"],
         conclude=lambda rows: [f"of {row['point']['name']}" for row in rows],
     )
     text = _show.markdown(telling, [steady, wild], tmp_path)

@@ -255,7 +255,7 @@ def test_ids_outside_and_twice(order: list[int], words: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultyClips(ClipPlan):
-    """The same of clips."""
+    """A plan of clips whose rows `change` spoils."""
 
     change: Change
     together: int = 1

@@ -63,7 +63,8 @@ def kept(do: Callable[[], Any]) -> float:
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.ts", "vp9.webm", "mpeg4-packed.avi"])
 @pytest.mark.parametrize("what", ["pyav", "decord", "packets", "cutting", "scan"])
 def test_a_clip_keeps_nothing(what: str, name: str, made: Made) -> None:
-    """Of frames at the beginning: the rest of the file is not read. Nor does a file that is refused."""
+    """Frames at the beginning are asked for: the rest of the file is not read. A refused file keeps nothing
+    either."""
     sample = made.names.index(name)
     path, frames = made.videos.path(sample), [1, 2, 3]
     if what == "scan":

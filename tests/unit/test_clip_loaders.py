@@ -39,7 +39,7 @@ from tests.unit.video_files import Video, make, number
 
 T, SIZE, BATCH = 5, 64, 4
 EPOCHS, WARM = 3, 1
-"""Of the test of memory, and those of them that are not judged."""
+"""Epochs of the test of memory, and how many of them are not judged."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
 
 
 def test_what_a_decoder_goes_through() -> None:
-    """From the last key frame, or on from the wanted frame before."""
+    """A decoder begins at the last key frame, or goes on from the wanted frame before."""
     keys = np.zeros(100, bool)
     keys[[0, 60]] = True
     for frames, expected in ([0], 1), ([59], 60), ([59, 60], 61), ([62, 63, 64], 5), ([10, 20, 90], 21 + 31):

@@ -213,7 +213,7 @@ def test_packets_that_a_demuxer_calls_damaged_are_refused() -> None:
 def test_pictures_that_ffmpeg_calls_damaged_are_refused(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     sample = made.names.index("h264.mp4")
     picture = int(made.videos.pts(sample)[14]), SimpleNamespace(is_corrupt=True)
-    monkeypatch.setattr(pyav.Run, "_timed", lambda *_: iter([picture]))
+    monkeypatch.setattr(pyav.OpenFile, "_timed", lambda *_: iter([picture]))
     with pytest.raises(Undecodable, match="damaged"):
         list(Pyav(made.videos)(sample, made.videos.path(sample), [14]))
 

@@ -193,7 +193,7 @@ def test_a_window_has_the_pixels_of_resize_then_crop(height: int, width: int) ->
 
 @given(st.integers(60, 2000), st.floats(1, 3), st.booleans())
 def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bool) -> None:
-    """As SlowFast tests: crops as large as the shorter side, of videos up to 3 : 1."""
+    """SlowFast validates with crops as large as the shorter side; three of them cover videos up to 3 : 1."""
     long = int(short * shape)
     height, width = (long, short) if upright else (short, long)
     h, w = np.full(3, height), np.full(3, width)

@@ -178,7 +178,7 @@ def test_a_file_without_images(data: Path) -> None:
 
 
 def test_without_images_the_annotation_file_has_the_sizes(data: Path) -> None:
-    """As --score asks for it: the same annotations, and no file of an image is looked at."""
+    """--score asks for it: the annotations are the same, and no file of an image is looked at."""
     whole = opened(data)
     shutil.rmtree(data / "train2017")
     with pytest.raises(UserError, match="has no folder train2017"):

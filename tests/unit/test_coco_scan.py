@@ -59,7 +59,7 @@ def as_written(found: Instances, sample: int) -> dict[str, Any]:
 
 
 def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]]:
-    """The same from the file itself, ordered by image id."""
+    """Return what the scan should find, from the file itself, ordered by image id."""
     images = {}
     for each in sorted(written["images"], key=lambda image: image["id"]):
         size = (each["height"], each["width"])
@@ -187,7 +187,7 @@ def test_the_only_file_of_a_split_may_have_another_name(data: Path) -> None:
 
 @pytest.mark.parametrize("written", ["train2017/{}", "{root}/train2017/{}", "{link}/train2017/{}"])
 def test_names_of_images_may_begin_with_their_folder(data: Path, written: str) -> None:
-    """As it is called, or absolute, also by a link that the user named."""
+    """The folder may be written as it is called, or absolute, also by a link that the user named."""
     (data.parent / "link").symlink_to(data)
     whole = opened(data)
 
@@ -348,7 +348,7 @@ def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
 
 
 def test_masks_and_keypoints_are_found_apart(data: Path) -> None:
-    """Of each its own manifest, and neither removes the other's."""
+    """Each has a manifest of its own, and neither removes the other's."""
     for _ in range(2):
         assert opened(data).keypoints.shape == (20, 0, 3)
         assert opened(data, keypoints=True).keypoints.shape == (6, 5, 3)

@@ -403,7 +403,7 @@ def test_an_image_that_the_scan_left_out_is_said(drawn: Set, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_without_detections_is_0(drawn: Set, tmp_path: Path, kind: str) -> None:
-    """As a run writes it when nothing was found; its name tells of what."""
+    """A run writes such a file when nothing was found; its name tells the kind."""
     path = tmp_path / ("detections.json" if kind == "boxes" else f"detections_{kind}.json")
     path.write_text("[]")
     results = Results.read(path)
@@ -421,7 +421,7 @@ def test_a_missing_file_gets_one_line(tmp_path: Path) -> None:
 
 
 def test_uncompressed_run_lengths_are_read(drawn: Set, tmp_path: Path) -> None:
-    """As the annotations have them; COCO's results have them compressed."""
+    """The annotations have such run lengths; COCO's results have compressed ones."""
     columns = drawn.columns("masks")
     code = {"size": [64, 80], "counts": [64 * 40, 64 * 40]}
     path = tmp_path / "results.json"

@@ -97,8 +97,8 @@ def test_what_dali_is_not_given() -> None:
 
 
 def test_bytes_that_are_others_than_the_scan_has_seen(tmp_path: Path) -> None:
-    """Of the same length: zeros, as network file systems may answer, and a PNG that was damaged in the
-    middle.
+    """They have the same length: zeros, as network file systems may answer, and a PNG that was damaged in
+    the middle.
     """
     whole = encoded("PNG")
     assert intact(whole) and intact(encoded("JPEG"))

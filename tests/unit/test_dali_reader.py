@@ -76,8 +76,8 @@ def test_images_by_dalis_reader(window: str, tmp_path: Path) -> None:
 
 
 def dali_sequences(files: list[str], device: torch.device, **asked: Any) -> list[list[tuple[int, list[int]]]]:
-    """Of two epochs of DALI's reader: (label, numbers of the frames) of each clip, in order of label and
-    first frame.
+    """Return two epochs of DALI's reader: (label, numbers of the frames) of each clip, in order of label
+    and first frame.
     """
     sizes: dict[str, Any] = {
         "frames": 4,

@@ -88,7 +88,7 @@ def test_windows_of_the_frames_that_were_asked_for(made: Made, name: str) -> Non
 
 
 def test_colours_that_dali_does_not_clip_are_right_to_a_level() -> None:
-    """Of the RGB of a cube, that DALI makes by BT.601 of what BT.709 has made YCbCr of."""
+    """The colours are a cube of RGB that BT.709 turned into YCbCr, and DALI back by BT.601."""
     assert recoloured(BT601, CPU) is None
     turned = recoloured(MATRICES[1], CPU)
     assert turned is not None

@@ -28,7 +28,7 @@ from tests.unit.test_workers import mapped
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """Of which the engines decode two in three."""
+    """Make three files, of which the engines decode two."""
     return Made(
         tmp_path_factory.mktemp("kinds"),
         {name: KINDS[name] for name in ("h264.mp4", "hevc.mp4", "mpeg4.avi")},

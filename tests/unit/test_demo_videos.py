@@ -154,7 +154,7 @@ def test_a_flip_keeps_every_class():
 
 
 def test_sizes_and_places_are_those_of_every_other_class():
-    """Of one frame: the share of pixels that shapes cover, and where they are."""
+    """The frame in the middle does not tell the class: shapes are as large in each of them."""
     rows = []
     for name in demo_videos.CLASSES:
         radii = np.concatenate([motion(name, seed, count=8)[1][12] for seed in range(200)])

@@ -128,7 +128,7 @@ def test_crops_are_those_of_random_iou_crop(name: str) -> None:
 
 
 def test_a_crop_has_an_overlap_a_middle_and_an_allowed_shape() -> None:
-    """Of any boxes; only where nothing fits, or none is asked for, is the whole field left."""
+    """That holds for any boxes. The whole field is left only where nothing fits, or none is asked for."""
     rng = np.random.default_rng(3)
     extents = rng.integers(50, 2000, (300, 2))
     which = np.sort(rng.integers(0, 300, 900))

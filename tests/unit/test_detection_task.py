@@ -72,8 +72,8 @@ def plan_of(
 
 
 def batch_of(task: Detection, rows: Rows, lost: Any = ()) -> Batch:
-    """As a loader on the CPU gives it; `lost`: places that could not be decoded, after their targets were
-    made.
+    """Make a batch as a loader on the CPU does. `lost`: places that could not be decoded, after their
+    targets were made.
     """
     valid = rows.valid & ~np.isin(np.arange(len(rows)), lost)
     host = task.targets(rows)
@@ -333,7 +333,7 @@ def noisy(columns: Columns, rows: Rows, **parts: bool) -> list[dict[str, Any]]:
 
 
 def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
-    """Of images as large as they are stored: resized, the last bit of a box depends on the size of the
+    """Score images as large as they are stored: resized, the last bit of a box depends on the size of the
     others.
     """
     task, plan = Detection(columns, training=False), plan_of(columns, batch_size=batch_size)
@@ -385,7 +385,7 @@ def test_what_was_not_decoded_is_not_detected(columns: Columns) -> None:
 
 
 def test_classes_that_are_no_category_are_left_out(columns: Columns) -> None:
-    """As the published weights have 91 classes for 80 categories."""
+    """The published weights have 91 classes for 80 categories."""
     columns = replace(
         columns,
         category_ids=np.array(COCO_IDS),

@@ -34,7 +34,7 @@ from tests.unit.test_detection_models import (
 
 @cache
 def state_of(arch: str) -> dict[str, torch.Tensor]:
-    """Of a small detector of ours, to be loaded."""
+    """Return the state of a small detector of ours, to be loaded."""
     torch.manual_seed(5)
     return made(arch)[0].state_dict()
 

@@ -93,7 +93,7 @@ def test_files_are_taken_from_everywhere_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_links_to_one_file_are_one(symbolic: bool, tmp_path: Path) -> None:
-    """As scripts.link_set makes them, and with those to one file behind each other."""
+    """scripts.link_set makes such links, those to one file behind each other."""
     real, links = tmp_path / "real" / "a", tmp_path / "links"
     real.mkdir(parents=True)
     for file in range(40):

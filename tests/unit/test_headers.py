@@ -170,7 +170,7 @@ def test_chroma_of_a_jpeg(option: int, chroma: str) -> None:
     ("marker", "stored_as_rgb"), [("adobe", True), ("none", True), ("jfif", False), ("adobe ycc", False)]
 )
 def test_jpegs_stored_as_rgb(marker: str, stored_as_rgb: bool) -> None:
-    """As libjpeg decides: flat red stays red, or is taken for YCbCr."""
+    """libjpeg decides: flat red stays red, or is taken for YCbCr."""
     buffer = io.BytesIO()
     Image.new("RGB", (16, 16), (200, 30, 20)).save(buffer, "JPEG", quality=100, keep_rgb=True)
     content = buffer.getvalue()

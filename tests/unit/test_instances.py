@@ -274,7 +274,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_what_training_and_scoring_depend_on_changes_the_identity(what: str, data: Path) -> None:
+def test_what_training_and_scoring_depend_on_changes_the_fingerprint(what: str, data: Path) -> None:
     keypoints = "keypoints" in what
     kind = "person_keypoints" if keypoints else "instances"
     before = opened(data, keypoints=keypoints).fingerprint
@@ -308,7 +308,7 @@ def test_another_image_file_does(data: Path) -> None:
 
 
 @pytest.mark.parametrize("keypoints", [False, True])
-def test_imagined_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
+def test_synthetic_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
     found = SyntheticInstances.of(2000, keypoints=keypoints)
     for name, dtype in Instances.COLUMNS.items():
         assert getattr(found, name).dtype == dtype, name
@@ -330,7 +330,7 @@ def test_imagined_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
     assert len(np.unique(found.annotation_id)) == m
 
 
-def test_imagined_numbers_are_like_coco_s() -> None:
+def test_synthetic_numbers_are_like_coco_s() -> None:
     found = SyntheticInstances.of(5000)
     per_image = np.diff(found.annotation_offsets)
     assert per_image.mean() == pytest.approx(7.3, abs=0.4) and 0.005 < (per_image == 0).mean() < 0.02
@@ -349,7 +349,7 @@ def test_imagined_numbers_are_like_coco_s() -> None:
     assert 0.5 < (width > height).mean() < 0.8 and max(width.max(), height.max()) == 640
 
 
-def test_imagined_numbers_are_functions_of_the_image() -> None:
+def test_synthetic_numbers_are_functions_of_the_image() -> None:
     few, many = SyntheticInstances.of(50), SyntheticInstances.of(60)
     assert (few.boxes == many.boxes[: len(few.boxes)]).all() and (few.height == many.height[:50]).all()
     assert few.fingerprint != many.fingerprint and few.path(3) == many.path(3)

@@ -74,7 +74,7 @@ def test_a_change_of_a_folder_is_seen_at_once(change: str, root: Path, cache: Pa
     assert names(before)[0] == "ant/0.jpg"
 
 
-def test_identity_is_that_of_the_content(root: Path, cache: Path, tmp_path: Path) -> None:
+def test_fingerprint_is_that_of_the_content(root: Path, cache: Path, tmp_path: Path) -> None:
     before = open_folder(root, cache=cache)
     os.utime(root / "ant", (1, 1))
     after, again = scanned(lambda say: open_folder(root, cache=cache, progress=say))

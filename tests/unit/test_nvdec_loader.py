@@ -297,7 +297,7 @@ def test_what_auto_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without PyNvVideoCodec."""
+    """Take PyNvVideoCodec away, as on a machine without it."""
     monkeypatch.setitem(sys.modules, "PyNvVideoCodec", None)
 
 

@@ -50,7 +50,7 @@ ALIKE: list[tuple[str, dict[str, Any]]] = [
     *(("vp9.webm", {"size": size}) for size in [(88, 120), (96, 128), (90, 120)]),
     ("h264-90.mp4", {"size": (88, 120)}),
 ]
-"""Of which many are coded in the same blocks of 16."""
+"""Sizes of which many are coded in the same blocks of 16."""
 
 
 def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
@@ -104,8 +104,8 @@ def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, s
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.webm"])
 @pytest.mark.parametrize("size", [(96, 96), (64, 128), (192, 256)])
 def test_pictures_of_another_size_are_refused(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
-    """Of a file that was overwritten since the scan, or where they change in the middle: what is shown would
-    lie beside them.
+    """A file was overwritten since the scan, or its pictures change in the middle: what is shown would lie
+    beside them.
     """
     kinds = Made(tmp_path, {name: KINDS[name]})
     path = kinds.videos.path(0)

@@ -18,7 +18,7 @@ POLICY = ImagePolicy(window="center", image_size=8, resize=9)
 
 
 class Columns:
-    """Of images and of videos, all alike."""
+    """Columns of images or of videos, all alike."""
 
     def __init__(self, count: int) -> None:
         self.height = self.width = np.full(count, 10)
@@ -62,7 +62,7 @@ def test_a_validation_batch_is_no_larger_than_the_set(flags: list[str], ranks: i
 
 
 def test_a_views_place_counts() -> None:
-    """Of videos it is clips x crops that are counted."""
+    """A validation of videos counts clips x crops."""
     policy = ClipPolicy(frames=4, image_size=8, shorter=(9, 9), clips=2, crops=3, resize=9)
     splits: dict[str, Any] = {"train": columns(8), "val": columns(2)}
     _, val = pair(

@@ -59,7 +59,7 @@ def test_who_imports_a_program_keeps_its_signals() -> None:
 
 
 def test_doctor_ends_with_its_children() -> None:
-    """As a terminal sends it, to all of them, while the children still begin: nobody prints where it was."""
+    """A terminal sends Ctrl-C to all of them, while the children still begin: nobody prints a traceback."""
     process = subprocess.Popen(
         [sys.executable, "-m", "scripts.doctor"], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
     )

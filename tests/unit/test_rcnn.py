@@ -92,7 +92,7 @@ SIZES = [(HEIGHT, WIDTH), (90, 100), (70, WIDTH)]
 
 @cache
 def anchors_of() -> torch.Tensor:
-    """Of it, [3060, 4]."""
+    """Return the anchors of SMALL, [3060, 4]."""
     images = torch.zeros(1, 3, HEIGHT, WIDTH)
     return SMALL.rpn.anchor_generator(
         ImageList(images, [(HEIGHT, WIDTH)]), list(SMALL.backbone(images).values())

@@ -308,7 +308,7 @@ def test_appender_goes_on_at_the_end(tmp_path: Path) -> None:
 def test_files_of_one_folder_may_be_written_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by ranks that end their profiles at the same time."""
+    """Ranks that end their profiles at the same time do so."""
     sync, inner = os.fsync, [True]
 
     def meanwhile(file: int) -> None:

@@ -183,7 +183,7 @@ def test_a_list_and_a_folder(data: Path, video: Path) -> None:
 
 
 def test_an_empty_class_has_no_label(data: Path, video: Path) -> None:
-    """Of training: those behind it move up, and it is said. In validation a class may be missing."""
+    """In training the classes behind it move up, and it is said. In validation a class may be missing."""
     put(
         video,
         data / "train" / "jump" / "a.mp4",

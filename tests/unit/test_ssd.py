@@ -61,7 +61,7 @@ SMALL = small()
 
 @cache
 def defaults() -> torch.Tensor:
-    """Of it, [320, 4]."""
+    """Return the default boxes of `small`, [320, 4]."""
     stock, images = small(), torch.zeros(1, 3, SIDE, SIDE)
     return stock.anchor_generator(ImageList(images, [(SIDE, SIDE)]), list(stock.backbone(images).values()))[0]
 
@@ -115,7 +115,7 @@ def stock_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[tor
 
 
 def our_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
-    """As torchvision counts them: from 0 in each image, -1 for nothing."""
+    """Return our matches as torchvision counts them: from 0 in each image, -1 for nothing."""
     counts, boxes = [len(one["boxes"]) for one in targets], torch.cat([one["boxes"] for one in targets])
     matched = _ssd.match(among, boxes, counts, stock.proposal_matcher.high_threshold)
     starts = [sum(counts[:place]) for place in range(len(counts))]

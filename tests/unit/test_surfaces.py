@@ -64,7 +64,7 @@ def test_pixels_are_those_of_the_cpu(turns: int, colours: tuple[int, bool]) -> N
 
 
 def levels_apart(device: torch.device, turns: int) -> tuple[int, float]:
-    """Of the kernel from the matrices: at most, and in the mean."""
+    """Return how many levels kernel and matrices differ by: at most, and in the mean."""
     _, picture, surface = frame_of(turns, (1, False))
     surfaces = torch.stack([surface, surface.flip(1)]).to(device)
     found = []

@@ -72,7 +72,7 @@ def rows_of(source: Any, policy: DetectionPolicy, seed: int, epoch: int = 0) -> 
 
 
 def in_all_turns(rows: Rows) -> Rows:
-    """The same rows, in the eight turns one after the other; plans of detection draw only mirrored ones."""
+    """Give rows the eight turns one after the other; plans of detection draw only mirrored ones."""
     before = geometry.upright(rows)
     turns = (np.arange(len(rows)) % geometry.TURNS).astype(np.uint8)
     sizes = np.where(geometry.transposed(turns)[:, None], before.sizes[:, ::-1], before.sizes)
@@ -320,7 +320,7 @@ def test_targets_of_a_scanned_set(name: str, tmp_path: Path) -> None:
 
 
 def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
-    """Of COCO itself: nearly all boxes are those of their outlines, to a pixel of the image."""
+    """In COCO itself nearly all boxes are those of their outlines, to a pixel of the image."""
     given = os.environ.get("SATURATE_SAMPLES")
     folder = (Path(given) if given else ROOT.parent / "shared" / "data") / "coco_sample"
     if not folder.is_dir():

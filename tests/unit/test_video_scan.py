@@ -164,7 +164,7 @@ QUICK_KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_what_pictures_are_like_is_told_by_the_head_of_one(kind: str, folder: Path) -> None:
-    """As by FFmpeg, which decodes whole pictures of these to find out."""
+    """It is what FFmpeg tells, which decodes whole pictures of these to find out."""
     path = folder / kind if (folder / kind).exists() else make(folder / kind, **QUICK_KINDS[kind])
     found = []
     for quick in (True, False):

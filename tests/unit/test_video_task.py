@@ -27,7 +27,7 @@ LABELS = np.array([3, 0, 2, 1, 3, 6, 5, 0], np.int32)
 
 
 def batch_of(videos: Any, valid: Any = None) -> Batch:
-    """As a loader gives it: -1 for padding; a failed view keeps its video."""
+    """Make a batch as a loader does: -1 for padding; a failed view keeps its video."""
     ids = np.asarray(videos, np.int64)
     known = torch.from_numpy(ids >= 0)
     valid = known if valid is None else known & torch.as_tensor(valid)

@@ -134,7 +134,7 @@ def test_images_of_the_same_folder_are_another_manifest(videos: Path, cache: Pat
     assert ("ant/0.jpg", "no known video container (read as jpeg_pipe)") in reasons(found)
 
 
-def test_identity_is_that_of_the_content(videos: Path, cache: Path, tmp_path: Path) -> None:
+def test_fingerprint_is_that_of_the_content(videos: Path, cache: Path, tmp_path: Path) -> None:
     before = open_videos(videos, cache=cache).fingerprint
     moved = videos.rename(tmp_path / "moved")
     assert open_videos(moved, cache=cache).fingerprint == before

@@ -210,7 +210,7 @@ def _stream(file: Any, video: Video) -> Any:
 
 
 def _range(video: Video) -> int:
-    """As FFmpeg numbers it."""
+    """Return the range as FFmpeg numbers it."""
     return 2 if video.full_range or video.codec == "mjpeg" else 1
 
 
