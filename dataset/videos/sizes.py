@@ -19,7 +19,7 @@ BEGINNING = 4096
 
 
 class Sizes:
-    """The size of a stream's pictures, which raises Rejected where a packet says another one than the first."""
+    """The size of a stream's pictures, which raises Rejected where a packet says another than the first."""
 
     def __init__(self, codec: str, extradata: bytes | None) -> None:
         self._codec = codec

@@ -90,7 +90,7 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
 def notes(backend: str, columns: Any, able: Array) -> list[str]:
     """Return a line for each sort of file that the backend is not known to be exact for.
 
-    One more says how many have pixels that are not square. `able`: bool by sample, those that it is exact for.
+    One more says how many have pixels that are not square. `able`: bool by sample, those it is exact for.
     """
     sorts = Counter(kind(columns, sample) for sample in np.flatnonzero(~able).tolist())
     said = [
