@@ -249,7 +249,10 @@ def _list_or_folder(root: Path, split: str, holds: str) -> Path:
         return found
     if (root / split).exists():
         return root / split
-    raise UserError(f"--data {root}: has no {split}/ folder; it must be {holds}")
+    raise UserError(
+        f"--data {root}: has no {split}/ folder; it must be {holds}; docs/video.md says how the "
+        "lists of UCF101, HMDB51 and Something-Something become such"
+    )
 
 
 def synthetic(kind: Kind = "images") -> dict[str, Split]:

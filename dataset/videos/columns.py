@@ -59,6 +59,10 @@ class Flags(IntFlag):
     HIDDEN_FRAMES = 256
     # VP9 with packets that have no picture, and show one that was decoded before: show_existing_frame
     SHOWN_AGAIN = 512
+    # the container marks other packets as key frames than those that a decoder can begin at
+    WRONG_KEYS = 1024
+    DAMAGED = 2048  # a few packets are not whole, or have the time of another: clips without them are good
+    OBLONG_PIXELS = 4096  # pictures are to be shown wider or higher than they are stored: no loader does
 
 
 RECORD = np.dtype(
@@ -95,7 +99,7 @@ class Videos(Manifest):
     `first` and `frames` say which frames of the file a sample has: pts(i)[first[i] : first[i] + frames[i]].
     """
 
-    VERSION: ClassVar[str] = "videos 10"
+    VERSION: ClassVar[str] = "videos 11"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),

@@ -14,7 +14,9 @@ _LENIENT: dict[str, Any] = {"metadata_errors": "ignore"} if int(av.__version__.s
 """A title that is no UTF-8 is no fault of the pictures. PyAV takes it as it is from version 19 on."""
 
 
-def open_video(path: bytes | memoryview, *, known: bool = False) -> av.container.InputContainer:
+def open_video(
+    path: bytes | memoryview, *, known: bool = False, raw: bool = False
+) -> av.container.InputContainer:
     """Open a file by its path, or its content, to be read from its beginning and closed.
 
     Raises av.error.FFmpegError, and OSError.
@@ -22,9 +24,12 @@ def open_video(path: bytes | memoryview, *, known: bool = False) -> av.container
     `known`: FFmpeg need not decode the first pictures to find out what the streams are like, as the manifest
     has it or the caller asks the decoder: 0.6 ms of a core instead of 17 (H.264, 1080p). Then only what the
     container says of a stream is there, and no depth of the decoder's reordering.
+    `raw`: packets are as the container has them: FFmpeg would else correct, for itself, which
+    are key frames (of H.264, VP8, VP9 and others), where other decoders believe the container.
     """
+    options = ({"codec_whitelist": "none"} if known else {}) | ({"fflags": "+noparse"} if raw else {})
     file: Any = io.BytesIO(path) if isinstance(path, memoryview) else os.fsdecode(path)
-    return av.open(file, container_options={"codec_whitelist": "none"} if known else {}, **_LENIENT)
+    return av.open(file, container_options=options, **_LENIENT)
 
 
 def read_packets(file: av.container.InputContainer, stream: Any) -> Iterator[Any]:
@@ -42,6 +47,15 @@ HEAD = 4096
 """Bytes of a file in which its container says how long it is."""
 EBML = 0x1A45DFA3
 SEGMENT = 0x18538067
+
+
+_BOXES = {b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"wide", b"free", b"skip"}
+"""Those that an mp4 or mov file may begin with (ISO 14496-12, 4.3; QuickTime)."""
+
+
+def is_mp4_or_mkv(head: bytes) -> bool:
+    """Return whether a file that begins so may be mp4, mov, Matroska or WebM."""
+    return head[4:8] in _BOXES or head[:4] == EBML.to_bytes(4, "big")
 
 
 def declared_bytes(head: bytes) -> int | None:

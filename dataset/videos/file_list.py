@@ -18,6 +18,7 @@ import numpy as np
 
 from contracts import Array, UserError
 from dataset.manifest import printable
+from dataset.videos.published import read_published
 
 # seconds; the whole file: 0 to infinity
 SAMPLE = np.dtype([("file", "i8"), ("label", "i4"), ("start", "f8"), ("end", "f8")])
@@ -168,6 +169,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
         raise UserError(f"--data: the list {path} cannot be read: {error.strerror}") from None
     if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"--data: the list {path} is in UTF-16; save it as UTF-8")
+    if (published := read_published(path, text)) is not None:
+        yield from ((number, name, label, 0.0, np.inf) for number, name, label in published)
+        return
     folder = os.fsencode(path.parent)
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()

@@ -36,7 +36,7 @@ def sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
     """Return the sides that a decoder takes from the head of a packet that begins with a key frame."""
     if codec != "h264":
         return _sides(codec, extradata, packet)
-    begin = _first_slice(packet, length_size(extradata))
+    begin = first_slice(packet, length_size(extradata))
     key = extradata, bytes(packet[: (begin or 0) + 3])
     if key not in _SIDES:
         if len(_SIDES) >= _MOST_SIDES:
@@ -50,7 +50,7 @@ def _sides(codec: str, extradata: bytes | None, packet: memoryview) -> Sides:
     assert isinstance(context, av.VideoCodecContext)
     # its parameter sets are enough; a head of its slice is not, which may name a thousand entry points
     if codec == "hevc":
-        in_band = _before_slices(packet, length_size(extradata, codec), codec)
+        in_band = before_slices(packet, length_size(extradata, codec), codec)
         context.extradata = in_band if _HEVC_SPS.search(in_band) else extradata
         with suppress(av.error.FFmpegError):
             context.open()
@@ -90,7 +90,7 @@ def decode_head(context: Any, packet: memoryview) -> list[Any]:
     codec = context.codec.name
     if codec in ("h264", "hevc"):
         length_bytes = length_size(context.extradata, codec)
-        begin = _first_slice(packet, length_bytes, codec)
+        begin = first_slice(packet, length_bytes, codec)
         if begin is None:
             return []
         piece = packet[begin : begin + SLICE]
@@ -119,7 +119,7 @@ def length_size(extradata: bytes | None, codec: str = "h264") -> int:
     return (extradata[at] & 3) + 1 if extradata and len(extradata) > at and extradata[0] == 1 else 0
 
 
-def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> int | None:
+def first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> int | None:
     """Where the first slice of a packet begins (H.264 and H.265, 7.3.1); None: it has none."""
     at = 0
     while True:
@@ -135,9 +135,9 @@ def _first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> 
             return begin
 
 
-def _before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
+def before_slices(packet: memoryview, length_bytes: int, codec: str) -> bytes:
     """Return the bytes before a packet's first slice, with start codes; b'' where there is no slice."""
-    begin = _first_slice(packet, length_bytes, codec)
+    begin = first_slice(packet, length_bytes, codec)
     head = packet[: begin - (length_bytes or len(_CODE))] if begin is not None else packet[:0]
     if not length_bytes:
         return bytes(head)
@@ -194,7 +194,7 @@ def is_whole(packet: memoryview, length_bytes: int) -> bool:
 
     The source is H.264, 7.3.2.8 and 7.3.3.
     """
-    begin = _first_slice(packet, length_bytes)
+    begin = first_slice(packet, length_bytes)
     return (
         begin is None
         or packet[begin] & 31 == 5
@@ -222,7 +222,7 @@ def may_hide(extradata: bytes | None, packet: memoryview) -> bool:
     """
     length_bytes = length_size(extradata, "hevc")
     units = _hvcc_units(extradata) if extradata and length_bytes else _START.split(extradata or b"")
-    for unit in (*units, *_START.split(_before_slices(packet, length_bytes, "hevc"))):
+    for unit in (*units, *_START.split(before_slices(packet, length_bytes, "hevc"))):
         if (
             len(unit) > 2
             and unit[0] == 34 << 1

@@ -12,6 +12,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import av
@@ -22,7 +23,8 @@ from av.stream import Discard, Disposition
 from contracts import Array
 from dataset.manifest import Rejected
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
-from dataset.videos.container import HEAD, declared_bytes, open_video, read_packets
+from dataset.videos.container import HEAD, declared_bytes, is_mp4_or_mkv, open_video, read_packets
+from dataset.videos.display import MOST_DAMAGED, PACKET, display_order, require_order, settle_keys, unpacked
 from dataset.videos.heads import (
     decode_head,
     holds_several,
@@ -35,6 +37,8 @@ from dataset.videos.heads import (
     shows_nothing,
     sides,
 )
+from dataset.videos.sizes import Sizes, may_say
+from dataset.videos.units import MAY, NO, ORDERED, display_places, is_turned, looker, piece
 
 _FORMATS = dict(
     zip(
@@ -83,12 +87,14 @@ def read(path: bytes) -> Times:
         raise Rejected("empty file")
     try:
         with open(path, "rb") as plain:
-            declared = declared_bytes(plain.read(HEAD))
+            head = plain.read(HEAD)
+        declared = declared_bytes(head)
         if declared is not None and status.st_size < declared:
             raise Rejected(f"cut short: {status.st_size:,} of {declared:,} bytes")
-        with open_video(path, known=True) as file:
-            if (quick := _times(file, path, status.st_size, quick=True)) is not None:
-                return quick
+        if is_mp4_or_mkv(head):
+            with open_video(path, known=True, raw=True) as file:
+                if (quick := _times(file, path, status.st_size, quick=True)) is not None:
+                    return quick
         with open_video(path) as file:
             whole = _times(file, path, status.st_size, quick=False)
             assert whole is not None
@@ -100,7 +106,8 @@ def read(path: bytes) -> Times:
 def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     """Return what the packets of one file say. Raises Rejected, or what PyAV raises.
 
-    `quick`: FFmpeg has decoded nothing to find out what pictures are like; None = it has to.
+    `quick`: FFmpeg has decoded nothing to find out what pictures are like, and
+    packets are raw; None = it has to.
     """
     if file.format.name not in _FORMATS:
         raise Rejected(f"no known video container (read as {file.format.name})")
@@ -115,6 +122,7 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     demuxed = _demuxed(file, stream)
     first = next(demuxed, None)
     demuxed = chain([] if first is None else [first], demuxed)
+    head = None
     if quick:
         if (
             context is None
@@ -123,7 +131,8 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
             or len(videos) > 1
         ):
             return None
-        if first is None or not _begins(context, memoryview(first)):
+        head = None if first is None else _begins(context, memoryview(first))
+        if head is None:
             return None
     if context is None or context.format is None or not (context.width and context.height):
         raise Rejected("has a video stream of an unknown codec")
@@ -132,24 +141,35 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     rotation = _rotation(described)
     if _TURNED.search(described):
         _require_unmirrored(path, stream.index)
-    packets, pictures, seen = _packets(demuxed, codec, length_size(context.extradata))
+    length_bytes = length_size(context.extradata, codec)
+    if codec in ORDERED and first is not None and is_turned(memoryview(first), codec, length_bytes):
+        raise Rejected(
+            f"is to be shown turned, by a message in its {codec}, which no loader does: encode it again: "
+            "`ffmpeg -i FILE NEW.mp4`"
+        )
+    packets, pictures, seen = _packets(demuxed, codec, container, context.extradata)
     if not len(packets):
         raise Rejected("has no frames")
-    if (
-        container in ("avi", "asf")
-        and codec != "mpeg4"
-        and context.has_b_frames
-        and (np.diff(packets["pts"]) > 0).all()
-    ):
-        raise Rejected(f"{codec} that may have B-frames in {container}: nothing says when they are displayed")
-    packed = len(pictures) > 0
-    pts, keys, flags = _unpacked(packets, pictures) if packed else _display_order(packets)
+    believed = quick or (codec, container) in BELIEVED
+    marked = packets["key"].copy() if believed else _marked(path, stream, container)
+    if codec == "hevc" and marked is not None and len(marked) == len(packets):
+        # who reads the file does not begin there: nobody corrects what containers say of HEVC
+        packets["own"][(packets["own"] == MAY) & ~marked] = NO
+    seen |= settle_keys(packets, marked)
+    if len(pictures):
+        pts, keys, flags = unpacked(packets, pictures)
+    else:
+        _require_order(packets, path, stream, raw=quick)
+        pts, keys, flags = display_order(packets)
     if packets["discard"].any() or (container == "mp4" and stream.frames > len(packets)):
         flags |= Flags.EDIT_LIST
     if len(videos) > 1:
         flags |= Flags.SEVERAL_STREAMS
+    if stream.sample_aspect_ratio not in (None, 0, 1):
+        flags |= Flags.OBLONG_PIXELS
     flags |= seen
-    if _FIELDS.search(described):
+    # raw packets have nobody who describes their fields
+    if _FIELDS.search(described) or getattr(head, "interlaced_frame", False):
         flags |= Flags.INTERLACED
     if codec == "hevc" and first is not None:
         if may_hide(context.extradata, memoryview(first)):
@@ -188,6 +208,26 @@ def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:
     return Times(record, pts, keys)
 
 
+def _require_order(packets: Array, path: bytes, stream: Any, *, raw: bool) -> None:
+    """Raise Rejected where the packets' times are not those of display."""
+    context = stream.codec_context
+    codec = context.codec.canonical_name
+    pieces = list[bytes]()
+
+    def places(begin: int, end: int) -> list[int | None]:
+        """Return display_places of these packets; the few files that get here are read again for it."""
+        if not pieces:
+            length_bytes = length_size(context.extradata, codec)
+            with open_video(path, known=True, raw=raw) as file:
+                again = _demuxed(file, file.streams[stream.index])
+                pieces.extend(piece(memoryview(packet), codec, length_bytes) for packet in again)
+        return display_places([pieces[place] for place in packets["place"][begin:end]], stream)
+
+    require_order(packets, places if codec in ORDERED else None)
+    if codec not in CODECS and context.has_b_frames and (np.diff(packets["pts"]) > 0).all():
+        raise Rejected(f"{codec} that may have B-frames: nothing says when they are displayed")
+
+
 def _index(names: tuple[str, ...], name: str) -> int:
     return names.index(name if name in names else "other")
 
@@ -222,7 +262,10 @@ def _require_unmirrored(path: bytes, stream: int) -> None:
                 if (matrix := frame.side_data.get("DISPLAYMATRIX")) is not None:
                     a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist()
                     if a * d < b * c:
-                        raise Rejected("is to be shown mirrored, by its display matrix, which no loader does")
+                        raise Rejected(
+                            "is to be shown mirrored, by its display matrix, which no loader does: encode it "
+                            "again: `ffmpeg -i FILE NEW.mp4`"
+                        )
                     return
     raise Rejected("has a display matrix, and no frame that could be decoded tells what it is")
 
@@ -240,10 +283,8 @@ def _first_frames(file: Any, stream: Any, *, hasty: bool) -> Iterator[Any]:
             yield from packet.decode()
 
 
-PACKET = np.dtype([("pts", "i8"), ("key", "?"), ("discard", "?"), ("hidden", "?")])
-"""A packet is `discard` where an edit list cuts it away, `hidden` where its frame is only coded from."""
-
-
+BELIEVED = {("hevc", "mp4"), ("hevc", "mkv")}
+"""Codecs and containers of which FFmpeg takes the container's word for what is a key frame, raw or not."""
 QUICK = {"h264", "vp9"}
 """Codecs of which FFmpeg decodes a whole picture to learn what its pixels are like.
 
@@ -251,59 +292,95 @@ Of 1080p that takes 11 to 15 ms of a core.
 """
 
 
-def _begins(context: Any, packet: memoryview) -> bool:
-    """Return whether the decoder knows from the first packet's head alone what pixels are like.
+def _begins(context: Any, packet: memoryview) -> Any:
+    """Return the frame that is made of the head of the first packet alone; None: pixels stay unknown.
 
-    That takes 0.2 to 4 ms at 1080p, for the decoder's memory.
+    Of VP9 it may be True instead, where pixels are known and no frame came. That takes 0.2 to 4 ms at 1080p,
+    for the decoder's memory.
     """
-    decode_head(context, packet)
-    return context.format is not None
+    frame = next(iter(decode_head(context, packet)), context.codec.name == "vp9" or None)
+    return None if context.format is None else frame
 
 
 def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
-    """The packets of the stream."""
+    """The packets of the stream, without the empty one at the end."""
     for other in file.streams:
         if other.index != stream.index:
             other.discard = Discard.all
-    return (packet for packet in read_packets(file, stream) if packet.size)  # an empty one is the end
+    return filter(attrgetter("size"), read_packets(file, stream))
 
 
-def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Array, Array, Flags]:
-    """(a PACKET for each packet, pictures, what else the packets show), in the order of decoding.
+def _marked(path: bytes, stream: Any, container: str) -> Array | None:
+    """Return bool for each packet: whether its container says that it is a key frame.
+
+    None: FFmpeg, and who else reads such files, finds out for itself. `stream` was read to its end.
+    """
+    if container in ("mp4", "avi"):
+        return np.array([entry.is_keyframe for entry in stream.index_entries], bool)
+    if container != "mkv":
+        return None
+    with open_video(path, known=True, raw=True) as file:
+        return np.array([packet.is_keyframe for packet in _demuxed(file, file.streams[stream.index])], bool)
+
+
+def _packets(
+    demuxed: Iterable[Any], codec: str, container: str, extradata: bytes | None
+) -> tuple[Array, Array, Flags]:
+    """Return (a PACKET for each packet, pictures, what else they show), in the order of decoding.
 
     Pictures is empty but for packed MPEG-4: then uint8, 0 to 3 for each I, P, B and S picture. Raises
     Rejected, or what PyAV raises.
     """
-    found: list[tuple[int, bool, bool, bool]] = []
+    found: list[tuple[int, bool, bool, bool, int, bool, int]] = []
     pictures = bytearray()
     packed = False
     waiting = False
     flags = Flags(0)
     several = again = False
-    for packet in demuxed:
+    damaged = 0
+    look = looker(codec, extradata)
+    sizes = Sizes(codec, extradata)
+    length_bytes = length_size(extradata, codec)
+    vp9 = codec == "vp9"
+    mpeg4 = codec == "mpeg4"
+    vp8 = codec == "vp8"
+    for place, packet in enumerate(demuxed):
+        data = memoryview(packet)
+        key, moves = look(data)
         if packet.pts is None:
+            # Matroska has no times before 0, where HEVC that was cut has frames that cannot be shown
+            if len(found) == 1 and found[0][4] == MAY:
+                continue
             raise Rejected(f"packet {len(found)} has no time")
         if packet.is_corrupt:
-            raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
-        hidden = codec == "vp8" and not memoryview(packet)[0] >> 4 & 1  # RFC 6386, 9.1
-        found.append((packet.pts, packet.is_keyframe, packet.is_discard, hidden))
-        if (
-            codec == "h264"
-            and packet.is_keyframe
-            and not flags
-            and not is_whole(memoryview(packet), length_bytes)
-        ):
+            damaged += 1
+            if container not in ("ts", "mpg"):
+                raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
+        if key or (vp9 and may_say(data)):
+            sizes.see(packet, data, len(found))
+        hidden = vp8 and not data[0] >> 4 & 1  # RFC 6386, 9.1
+        found.append(
+            (
+                packet.pts,
+                packet.is_keyframe,
+                packet.is_discard,
+                hidden,
+                -1 if key is None else key,
+                moves,
+                place,
+            )
+        )
+        if key and codec == "h264" and not flags and not is_whole(data, length_bytes):
             flags |= Flags.GRADUAL_REFRESH
-        if codec == "vp9":
-            head = memoryview(packet)
-            if shows_nothing(head):
+        if vp9:
+            if shows_nothing(data):
                 raise Rejected(
                     "VP9 with hidden frames in packets of their own: `ffmpeg -i FILE -c copy NEW` brings "
                     "them together"
                 )
-            several = several or holds_several(head)
-            again = again or shows_again(head)
-        if codec == "mpeg4":
+            several = several or holds_several(data)
+            again = again or shows_again(data)
+        if mpeg4:
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
                 waiting = False
@@ -313,53 +390,10 @@ def _packets(demuxed: Iterable[Any], codec: str, length_bytes: int) -> tuple[Arr
             pictures.extend(kinds)
     if waiting:  # the last one needs a packet behind it to be decoded
         del pictures[-1:]
-    flags |= Flags(several * Flags.HIDDEN_FRAMES | again * Flags.SHOWN_AGAIN)
-    return np.array(found, PACKET), np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags
-
-
-def _display_order(packets: Array) -> tuple[Array, Array, Flags]:
-    """Return (pts, keys, flags) of the frames that a player shows.
-
-    It shows none before the first key frame, nor such that need frames before it.
-    """
-    if not packets["key"].any():
-        raise Rejected("has no key frame")
-    packets = packets[int(packets["key"].argmax()) :]
-    packets = packets[(packets["pts"] >= packets["pts"][0]) & ~packets["hidden"]]
-    pts = packets["pts"]
-    places = np.flatnonzero(packets["key"])
-    earliest_after = np.minimum.accumulate(pts[::-1])[::-1]
-    inner = places[(places > 0) & (places < len(pts) - 1)]
-    flags = Flags.OPEN_GOP if (earliest_after[inner + 1] < pts[inner]).any() else Flags(0)
-    shown = packets[~packets["discard"]]
-    shown = shown[shown["pts"].argsort(kind="stable")]
-    return _checked(shown["pts"]), shown["key"], flags
-
-
-def _unpacked(packets: Array, pictures: Array) -> tuple[Array, Array, Flags]:
-    """Return the frames of packed MPEG-4, as _display_order does for others.
-
-    Its packets' times are right as a set alone: the kinds of pictures tell a frame's place.
-    """
-    places = np.arange(len(pictures))
-    # I, P and S: displayed when the next of them has been decoded, behind the B between
-    ahead = np.flatnonzero(pictures != 2)
-    until = np.append(ahead[1:], len(pictures))
-    places[ahead] = until - 1
-    between = pictures == 2
-    places[between] -= 1
-    if len(pictures) != len(packets) or not len(ahead) or ahead[0] != 0:
-        raise Rejected(f"packed B-frames: {len(pictures)} pictures in {len(packets)} packets")
-    keys = np.zeros(len(pictures), bool)
-    keys[places] = pictures == 0
-    behind_key = np.append(pictures[1:], 0) == 2
-    leading = (behind_key & (pictures == 0))[1:].any()
-    return _checked(np.sort(packets["pts"])), keys, Flags.PACKED_B | (Flags.OPEN_GOP if leading else Flags(0))
-
-
-def _checked(pts: Array) -> Array:
-    if not len(pts):
-        raise Rejected("has no frames")
-    if same := int((np.diff(pts) <= 0).sum()):
-        raise Rejected(f"{same} of {len(pts)} frames have the time of another")
-    return pts
+    if damaged > MOST_DAMAGED * len(found):
+        raise Rejected(f"damaged: {damaged} of {len(found)} packets are not whole")
+    flags |= Flags(several * Flags.HIDDEN_FRAMES | again * Flags.SHOWN_AGAIN | (damaged > 0) * Flags.DAMAGED)
+    packets = np.zeros(len(found), PACKET)
+    for name, values in zip(PACKET.names or (), zip(*found, strict=True), strict=False):  # faster than by row
+        packets[name] = values
+    return packets, np.frombuffer(bytes(pictures) if packed else b"", np.uint8), flags

@@ -29,15 +29,16 @@ _USUAL = {
     "mpeg4": ("mp4", "mkv", "avi"),
     "mjpeg": ("avi",),
 }
+_NO_MATTER = Flags.VARIABLE_RATE | Flags.OBLONG_PIXELS  # to all of them
 _ANY_VP9 = Flags.HIDDEN_FRAMES | Flags.SHOWN_AGAIN
 EXACT = {
     "decord": Claim(
-        kinds=_USUAL, flags=Flags.VARIABLE_RATE | Flags.UNALIGNED | _ANY_VP9, rotated=("mp4",), from_zero=True
+        kinds=_USUAL, flags=_NO_MATTER | Flags.UNALIGNED | _ANY_VP9, rotated=("mp4",), from_zero=True
     ),
     "torchcodec": Claim(
         # MPEG-4 with B-frames in avi: refused
         kinds={**_USUAL, "mpeg4": ("mp4", "mkv"), "av1": ("mp4", "mkv")},
-        flags=Flags.VARIABLE_RATE
+        flags=_NO_MATTER
         | Flags.EDIT_LIST
         | Flags.OPEN_GOP
         | Flags.SEVERAL_STREAMS
@@ -47,16 +48,12 @@ EXACT = {
     "nvdec": Claim(
         # AV1: no engine that has it was there to see
         kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),
-        flags=Flags.VARIABLE_RATE
-        | Flags.EDIT_LIST
-        | Flags.SEVERAL_STREAMS
-        | Flags.UNALIGNED
-        | Flags.HIDDEN_FRAMES,
+        flags=_NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS | Flags.UNALIGNED | Flags.HIDDEN_FRAMES,
         plain=True,
     ),
     "dali-video": Claim(
         kinds=dict.fromkeys(("h264", "hevc", "vp9"), ("mp4", "mkv")),  # AV1: refused on an H200 (DALI 2.4)
-        flags=Flags.VARIABLE_RATE | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
+        flags=_NO_MATTER | Flags.EDIT_LIST | Flags.SEVERAL_STREAMS,
         rotated=(),
         plain=True,
     ),
@@ -93,13 +90,19 @@ def exact(backend: str, columns: Any, ids: Array) -> Array:
 def notes(backend: str, columns: Any, able: Array) -> list[str]:
     """Return a line for each sort of file that the backend is not known to be exact for.
 
-    `able`: bool by sample, those that it is exact for.
+    One more says how many have pixels that are not square. `able`: bool by sample, those it is exact for.
     """
     sorts = Counter(kind(columns, sample) for sample in np.flatnonzero(~able).tolist())
-    return [
+    said = [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there"
         for sort, count in sorts.items()
     ]
+    if oblong := int(np.count_nonzero(columns.flags & Flags.OBLONG_PIXELS)):
+        said.append(
+            f"{oblong:,} of {len(columns):,} videos have pixels that are not square: trained on as stored; "
+            "`ffmpeg -i FILE -vf scale=iw*sar:ih,setsar=1 NEW.mp4` makes them square"
+        )
+    return said
 
 
 def late(columns: Any, ids: Array) -> Array:

@@ -19,13 +19,18 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from contracts import Feed
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, Flags
 from dataset.videos.container import open_video, read_packets
+from dataset.videos.units import MAY, looker
 from loaders import Undecodable
 from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
 
 OPENS_FILES = False
-HASTY, FROM_THE_START = 0, 3
-"""The first and the last attempt: those between begin at the same key frame, then at the one before."""
+HASTY, FROM_THE_START, LENIENT = 0, 3, 4
+"""The first and the last two attempts: those between begin at the same key frame, then at the one before.
+
+LENIENT is of H.264 that begins at a recovery point alone, as a recording that was cut does: its first
+pictures may name others that are not there, and need none of them.
+"""
 FAR = 16
 """Frames between two wanted ones from which on a seek to a key frame is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
@@ -48,7 +53,7 @@ class Pyav:
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         missing, why, self.decoded = set(frames), "", 0
-        for attempt in range(FROM_THE_START + 1):
+        for attempt in range(LENIENT + 1):
             try:
                 with open_video(
                     path, known=attempt == HASTY and int(self._columns.container[sample]) in WITH_TIMES
@@ -56,9 +61,12 @@ class Pyav:
                     opened = OpenFile(container, self._columns, sample, attempt)
                     try:
                         for together in opened.split(sorted(missing)):
-                            for frame, picture in opened.decode(together):
-                                missing.discard(frame)
-                                yield frame, picture
+                            try:
+                                for frame, picture in opened.decode(together):
+                                    missing.discard(frame)
+                                    yield frame, picture
+                            except (FFmpegError, Undecodable) as error:  # other groups may be whole
+                                why = f": {error}"
                     finally:
                         self.decoded += opened.decoded
             # Undecodable is one, and so are bytes that are no text
@@ -87,7 +95,7 @@ class OpenFile:
                 other.discard = av.stream.Discard.all
         self._stream, self._codec = stream, stream.codec_context
         # else a frame that cannot be decoded is made up from the one before it
-        self._codec.options = {"err_detect": "explode"}
+        self._codec.options = {} if attempt == LENIENT else {"err_detect": "explode"}
         self._codec.thread_count = 1  # as many workers as cores decode at the same time
         self._pts = columns.pts(sample)
         self._keys = np.flatnonzero(columns.keys(sample))
@@ -97,41 +105,66 @@ class OpenFile:
         # are wanted get lost too
         self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in ("hevc", "av1")
         self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
+        # pictures behind a key frame are made from those before it
+        self._refreshes = bool(int(columns.flags[sample]) & Flags.GRADUAL_REFRESH)
         tick_s = columns.time_base_num[sample] / columns.time_base_den[sample]
-        self._lead = (
-            int(LEAD_S / tick_s) if attempt > HASTY or int(columns.container[sample]) in WITHOUT_INDEX else 0
-        )
+        wrong_keys = bool(int(columns.flags[sample]) & Flags.WRONG_KEYS)  # a seek may find one that is none
+        early = attempt > HASTY or wrong_keys or int(columns.container[sample]) in WITHOUT_INDEX
+        self._lead = int(LEAD_S / tick_s) if early else 0
+        indexed = (
+            int(columns.container[sample]) not in WITHOUT_INDEX
+        )  # where no seek goes before its beginning
+        self._earliest = int(self._pts[0]) if indexed else int(self._pts[0]) - self._lead
+        self._look = looker(CODECS[columns.codec[sample]], self._codec.extradata)
 
     def split(self, frames: list[int]) -> Iterator[list[int]]:
-        """Ascending frames in groups: a new one begins behind a wide gap that holds a key frame."""
+        """Ascending frames in groups: a new one begins behind a wide gap that holds a key frame, and in later
+        attempts, where one that is damaged is to harm no other, behind each key frame. LENIENT: only those
+        before the second key frame, and none where the first is no recovery point.
+        """
+        if self._attempt == LENIENT:
+            second = int(self._keys[1]) if len(self._keys) > 1 else len(self._pts)
+            frames = [frame for frame in frames if frame < second] if self._begins_at_recovery_point() else []
         seeks, together = self._attempt < FROM_THE_START and not self._packed, list[int]()
         for frame in frames:
             if (
                 seeks
                 and together
-                and frame - together[-1] >= FAR
+                and frame - together[-1] >= (FAR if self._attempt == HASTY else 1)
                 and self._key(frame) > self._key(together[-1])
             ):
                 yield together
                 together = []
             together.append(frame)
-        yield together
+        if together:
+            yield together
+
+    def _begins_at_recovery_point(self) -> bool:
+        """Return whether the file's first key frame is a recovery point of H.264."""
+        if self._codec.name != "h264":
+            return False
+        keys = (packet for packet in self.packets(None, int(self._pts[-1])) if packet.is_keyframe)
+        found = next(keys, None)
+        keys.close()
+        return found is not None and self._look(memoryview(found))[0] == MAY
 
     def decode(self, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Yield the frames of a group that came, each with its own time."""
         wanted = {int(self._pts[frame]): frame for frame in frames}
         begin, end = min(wanted), max(wanted)
         sync = None if self._packed else self.seek(frames[0])
+        # shown before the key frame, and in need of what lies before it; or of no matter for what is wanted
+        key = self._key(frames[0])
+        since = int(self._pts[self._keys[key]]) if key >= 0 and not self._refreshes else sync
         shown = (
             zip(self._pts.tolist(), self._unpacked(), strict=False)
             if self._packed
-            else self._timed(sync, begin, wanted)
+            else self._timed(sync, since, begin, wanted)
         )
         for time, frame in shown:
             if time > end:
                 return
-            # shown before the key frame, and in need of what lies before it
-            if time < (begin if sync is None else sync):
+            if time < (begin if since is None else since):
                 continue
             if frame.is_corrupt:  # and so are those that are made from it
                 raise Undecodable("damaged")
@@ -146,8 +179,11 @@ class OpenFile:
         key = self._key(first) - (self._attempt > HASTY + 1)
         if self._attempt == FROM_THE_START:
             return None
+        if self._attempt == LENIENT:  # a packet was read to find out what the file begins with
+            self._container.seek(self._earliest, stream=self._stream)
+            return None
         time = int(self._pts[first if key < 0 else self._keys[key]])
-        self._container.seek(time - self._lead, stream=self._stream)
+        self._container.seek(max(time - self._lead, self._earliest), stream=self._stream)
         return time if key >= 0 else None  # an edit list may have cut the key frame away
 
     def packets(self, sync: int | None, begin: int) -> Iterator[av.Packet[av.VideoStream]]:
@@ -159,17 +195,23 @@ class OpenFile:
             if not started:
                 if packet.pts is not None and packet.pts > (begin if sync is None else sync):
                     return
-                started = packet.is_keyframe and sync in (None, packet.pts)
+                # of a key frame whose time is known the container may not know that it is one
+                started = packet.is_keyframe if sync is None else packet.pts == sync
             if started:
                 yield packet
 
     def _timed(
-        self, sync: int | None, begin: int, wanted: Collection[int]
+        self, sync: int | None, since: int | None, begin: int, wanted: Collection[int]
     ) -> Iterator[tuple[int, av.VideoFrame]]:
-        """Decoded frames with their times, in the order of display."""
+        """Decoded frames with their times, in the order of display. Raises what FFmpeg raises, or
+        Undecodable, of packets from the time `since` on; None: of the first one's.
+        """
         left = len(wanted)
         for packet in self.packets(sync, begin):
-            sync = packet.pts if sync is None else sync  # of the key frame that this begins with
+            since = packet.pts if since is None else since
+            matters = packet.pts is not None and (since is None or packet.pts >= since)
+            if packet.is_corrupt and matters:
+                raise Undecodable("damaged")
             asked = packet.pts in wanted
             left -= asked
             if self._skips:
@@ -177,9 +219,9 @@ class OpenFile:
             try:
                 frames = self._pictures(packet)
             except FFmpegError:
-                if sync is None or packet.pts is None or packet.pts >= sync:
+                if matters:
                     raise
-                continue  # shown before the key frame: it may need what lies before it
+                continue
             yield from ((frame.pts, frame) for frame in frames if frame.pts is not None)
             if self._attempt == HASTY and not left:
                 break

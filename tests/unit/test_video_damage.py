@@ -52,11 +52,11 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "sound.mp4": (sound.read_bytes(), "has no video"),
         "b-frames.avi": (
             make(folder / "b.avi", b_frames=2).read_bytes(),
-            "h264 that may have B-frames in avi",
+            "its times are those of decoding",
         ),
         "b-frames.wmv": (
             make(folder / "b.wmv", b_frames=2).read_bytes(),
-            "h264 that may have B-frames in asf",
+            "its times are those of decoding",
         ),
         "mirrored.mp4": (mirrored, "is to be shown mirrored"),
         "mirrored-damaged.mp4": (
@@ -97,17 +97,6 @@ def test_what_is_no_video_says_why(tmp_path: Path) -> None:
     ):
         with pytest.raises(Rejected, match=why):
             read(os.fsencode(tmp_path / name))
-
-
-def test_frames_that_share_a_time_are_no_order(tmp_path: Path) -> None:
-    def double(place: int, packet: Any) -> Any:
-        if place == 20:
-            packet.pts = packet.dts = packet.dts - packet.duration
-        return packet
-
-    path = remuxed(make(tmp_path / "a.mkv", b_frames=0), tmp_path / "b.mkv", double)
-    with pytest.raises(Rejected, match="1 of 40 frames have the time of another"):
-        read(os.fsencode(path))
 
 
 def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:

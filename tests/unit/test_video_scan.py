@@ -23,6 +23,7 @@ from tests.unit.clip_kinds import HIDDEN
 from tests.unit.test_headers import SAMPLES
 from tests.unit.video_files import ENCODERS, Video, make, number
 
+FLAGS_PLACE = (RECORD.names or ()).index("flags")
 STEPS = np.random.default_rng(5).integers(2000, 6000, 40)
 TICKS = tuple(np.cumsum(STEPS).tolist())
 KINDS: dict[str, tuple[dict[str, Any], Flags]] = {
@@ -323,7 +324,7 @@ def test_short_videos_are_named(tmp_path: Path) -> None:
 
 # frames that decode, flags, displayed height and width, rotation
 REAL: dict[str, tuple[int, Flags, tuple[int, int], int]] = {
-    "demo.mp4": (280, Flags(0), (256, 340), 0),
+    "demo.mp4": (280, Flags.OBLONG_PIXELS, (256, 340), 0),
     "test.avi": (164, Flags.PACKED_B, (240, 320), 0),
     "flipping_a_pancake.mkv": (310, Flags(0), (240, 426), 0),
     "video_90.mov": (3, Flags(0), (568, 320), 270),

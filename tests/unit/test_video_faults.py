@@ -1,0 +1,439 @@
+"""Videos that players show, and whose containers say wrong things of them: the frames that FFmpeg gives in
+sequence or none, and the file left out by name where that cannot be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from av.bitstream import BitStreamFilterContext
+
+from contracts import Array
+from dataset.manifest import Rejected
+from dataset.videos.columns import Flags, Videos
+from dataset.videos.packets import Times, read
+from dataset.videos.scan import open_videos
+from dataset.videos.units import is_turned
+from loaders import Undecodable
+from loaders.videos.exact import EXACT, exact, notes
+from loaders.videos.pyav import Pyav, planes
+from tests.unit.test_clip_readers import patterns, upright
+from tests.unit.test_video_scan import FLAGS_PLACE, remuxed
+from tests.unit.video_files import make, number, with_lengths
+
+
+def rejected(path: Path) -> str:
+    """Why the scan leaves a file out."""
+    with pytest.raises(Rejected) as caught:
+        read(os.fsencode(path))
+    return str(caught.value)
+
+
+def flags(times: Times) -> Flags:
+    return Flags(times.record[FLAGS_PLACE])
+
+
+def in_sequence(path: Path) -> list[Array]:
+    """uint8 [H, W, 3] of each frame that FFmpeg gives."""
+    with av.open(str(path)) as file:
+        stream = file.streams.best("video")
+        assert isinstance(stream, av.VideoStream)
+        return [upright(planes(frame, 0)) for frame in file.decode(stream)]
+
+
+def scanned(path: Path, cache: Path) -> Videos:
+    """The manifest of a folder that holds this file alone."""
+    (cache / "data" / "x").mkdir(parents=True, exist_ok=True)
+    (cache / "data" / "x" / path.name).hardlink_to(path)
+    return open_videos(cache / "data", cache=cache / "manifests", workers=1)
+
+
+def compared(path: Path, videos: Videos) -> tuple[int, list[int]]:
+    """(frames that are not FFmpeg's at this place, places that cannot be had alone), by pyav."""
+    numbers = [number(picture) for picture in in_sequence(path)]
+    count = len(videos.pts(0))
+    assert count == len(numbers)
+    wrong = 0
+    lost = []
+    reader = Pyav(videos)
+    for frames in [[place] for place in range(count)] + list(patterns(count)):
+        try:
+            came = {frame: number(upright(picture)) for frame, picture in reader(0, videos.path(0), frames)}
+        except Undecodable:
+            lost += frames if len(frames) == 1 else []
+            continue
+        assert sorted(came) == frames
+        wrong += sum(shown != numbers[frame] for frame, shown in came.items())
+    return wrong, lost
+
+
+# --- times in the order of decoding -------------------------------------------------------------------------
+
+
+def as_decoded(place: int, packet: Any) -> Any:
+    """As avi has it, and what is copied from there into other containers."""
+    packet.pts = packet.dts = place * packet.duration
+    return packet
+
+
+REORDERED: dict[str, dict[str, Any]] = {
+    "h264": {"b_frames": 2},
+    "h264-open": {"b_frames": 2, "open_gop": True},
+    "h264-pyramid": {"b_frames": 4, "options": {"preset": "medium"}},
+    "h264-one-group": {"b_frames": 2, "gop": 250},
+    "hevc": {"codec": "hevc", "b_frames": 2},
+    "hevc-open": {"codec": "hevc", "b_frames": 3, "open_gop": True},
+    "mpeg4": {"codec": "mpeg4", "b_frames": 2},
+    "mpeg2": {"codec": "mpeg2video", "b_frames": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        (kind, ending)
+        for kind in REORDERED
+        for ending in ("mp4", "mov", "mkv", "ts", "flv")
+        if (kind.startswith("h264") or ending != "flv") and (kind, ending) != ("mpeg4", "ts")
+    ],
+)
+def test_times_in_the_order_of_decoding_are_none_of_display(kind: str, ending: str, tmp_path: Path) -> None:
+    whole = make(tmp_path / "whole.mkv", **REORDERED[kind])
+    right = remuxed(whole, tmp_path / f"right.{ending}", lambda place, packet: packet)
+    assert len(read(os.fsencode(right)).pts) == 40
+    said = rejected(remuxed(whole, tmp_path / f"wrong.{ending}", as_decoded))
+    assert said.startswith("its times are those of decoding, not of display, at packets 0 to ")
+    assert "`ffmpeg -i FILE -vf setpts=N/FR/TB NEW.mp4`" in said
+
+
+@pytest.mark.parametrize("codec", ["h264", "hevc", "mpeg4", "mpeg2video", "vp9", "vp8"])
+def test_times_in_the_order_of_decoding_are_right_without_b_frames(codec: str, tmp_path: Path) -> None:
+    path = remuxed(make(tmp_path / "a.mkv", codec=codec), tmp_path / "b.mkv", as_decoded)
+    assert len(read(os.fsencode(path)).pts) == 40
+
+
+def test_a_part_whose_times_are_those_of_decoding(tmp_path: Path) -> None:
+    def wrong(place: int, packet: Any) -> Any:
+        return as_decoded(place, packet) if place >= 24 else packet
+
+    whole = make(tmp_path / "a.mkv", b_frames=2)
+    assert "at packets 24 to 35:" in rejected(remuxed(whole, tmp_path / "b.mkv", wrong))
+
+
+def test_one_time_that_is_wrong_is_no_order(tmp_path: Path) -> None:
+    def wrong(place: int, packet: Any) -> Any:
+        packet.pts += 130 if place == 15 else 0
+        return packet
+
+    path = remuxed(make(tmp_path / "a.mkv"), tmp_path / "b.mkv", wrong)
+    assert "not in the order of display at packets 12 to 23" in rejected(path)
+
+
+# --- key frames ---------------------------------------------------------------------------------------------
+
+MARKS: dict[str, Callable[[int], bool]] = {
+    "all": lambda place: True,
+    "first": lambda place: place == 0,
+    "fifth": lambda place: place % 5 == 0,
+}
+MARKED: dict[str, dict[str, Any]] = {
+    "h264": {"b_frames": 2},
+    "h264-open": {"b_frames": 2, "open_gop": True},
+    "hevc": {"codec": "hevc", "b_frames": 2},
+    "h264-fragments": {"b_frames": 2, "muxer": {"movflags": "frag_every_frame+empty_moov"}},
+    "hevc-fragments": {"codec": "hevc", "b_frames": 2, "muxer": {"movflags": "frag_every_frame+empty_moov"}},
+    "vp9": {"codec": "vp9"},
+    "vp8": {"codec": "vp8"},
+    "av1": {"codec": "av1"},
+    "mpeg4": {"codec": "mpeg4"},
+    "mpeg4-b": {"codec": "mpeg4", "b_frames": 2},
+    "mpeg2": {"codec": "mpeg2video", "b_frames": 2},
+}
+
+
+@pytest.mark.parametrize("marks", MARKS)
+@pytest.mark.parametrize(
+    ("kind", "ending"),
+    [
+        *((kind, "mp4") for kind in MARKED if kind != "vp8"),
+        *((kind, "mkv") for kind in MARKED if "fragments" not in kind),
+        ("mpeg4", "avi"),
+        ("mpeg4-b", "avi"),
+    ],
+)
+def test_key_frames_are_those_of_the_codec(kind: str, ending: str, marks: str, tmp_path: Path) -> None:
+    right = read(os.fsencode(make(tmp_path / f"right.{ending}", **MARKED[kind])))
+    path = make(tmp_path / f"wrong.{ending}", marks=MARKS[marks], **MARKED[kind])
+    times = read(os.fsencode(path))
+    recovery_points = marks == "first" and kind == "h264-open"  # containers need not mark them
+    assert not flags(right) & Flags.WRONG_KEYS
+    assert bool(flags(times) & Flags.WRONG_KEYS) != recovery_points
+    assert np.array_equal(times.keys, right.keys)
+    videos = scanned(path, tmp_path / "s")
+    assert recovery_points or not any(exact(backend, videos, np.arange(1))[0] for backend in EXACT)
+    reader = Pyav(videos)
+    for frames in patterns(len(times.pts)):
+        shown = {frame: number(upright(each)) for frame, each in reader(0, videos.path(0), frames)}
+        assert shown == {frame: frame for frame in frames}
+    list(reader(0, videos.path(0), [35]))
+    assert reader.decoded <= 13, "from the key frame before it on"
+
+
+@pytest.mark.parametrize("ending", ["mp4", "mkv"])
+def test_open_groups_of_hevc_are_begun_where_the_container_says_so(ending: str, tmp_path: Path) -> None:
+    """It need not say so, and nobody who reads the file would begin there."""
+    about: dict[str, Any] = {"codec": "hevc", "b_frames": 2, "open_gop": True}
+    times = read(os.fsencode(make(tmp_path / f"a.{ending}", marks=MARKS["first"], **about)))
+    assert np.flatnonzero(times.keys).tolist() == [0] and flags(times) == Flags(0)
+    right = read(os.fsencode(make(tmp_path / f"b.{ending}", **about)))
+    assert np.flatnonzero(right.keys).tolist() == [0, 12, 24, 36] and flags(right) == Flags.OPEN_GOP
+
+
+# --- sizes --------------------------------------------------------------------------------------------------
+
+
+def joined(first: Path, second: Path, target: Path) -> Path:
+    """The packets of two files as one stream, those with units behind start codes."""
+    with av.open(str(target), "w") as new:
+        copy: Any = None
+        begin = 0
+        for path in (first, second):
+            with av.open(str(path)) as old:
+                stream = old.streams.video[0]
+                # FFmpeg's name of a decoder alone
+                if copy is None and stream.codec_context.name == "libdav1d":
+                    copy = new.add_stream("libsvtav1", rate=25)
+                    copy.height, copy.width, copy.pix_fmt = stream.height, stream.width, "yuv420p"
+                elif copy is None:
+                    copy = new.add_stream_from_template(stream)
+                packets: list[Any] = [packet for packet in old.demux(stream) if packet.size]
+                if stream.codec_context.name in ("h264", "hevc"):
+                    name = f"{stream.codec_context.name}_mp4toannexb"
+                    annex_b = BitStreamFilterContext(name, in_stream=stream)
+                    packets = [each for packet in packets for each in annex_b.filter(packet)]
+                step = packets[0].duration
+                for packet in packets:
+                    packet.pts += begin
+                    packet.dts = packet.dts if packet.dts is None else packet.dts + begin
+                    packet.stream = copy
+                begin += len(packets) * step
+                new.mux(packets)
+    return target
+
+
+@pytest.mark.parametrize(
+    ("codec", "ending"),
+    [
+        ("h264", "ts"),
+        ("hevc", "ts"),
+        ("vp9", "mkv"),
+        ("vp8", "mkv"),
+        ("av1", "mkv"),
+        ("mpeg4", "avi"),
+        ("mpeg2video", "ts"),
+        ("mjpeg", "avi"),
+    ],
+)
+def test_pictures_that_change_their_size_are_left_out(codec: str, ending: str, tmp_path: Path) -> None:
+    about: dict[str, Any] = {
+        "codec": codec,
+        "frames": 24,
+        "pixels": "yuvj420p" if codec == "mjpeg" else "yuv420p",
+    }
+    between = "avi" if ending == "avi" else "mkv"
+    first = make(tmp_path / f"a.{between}", size=(96, 128), **about)
+    other = make(tmp_path / f"b.{between}", size=(64, 96), numbers_from=24, **about)
+    said = rejected(joined(first, other, tmp_path / f"changes.{ending}"))
+    assert said.startswith("its pictures change their size at packet 24: ")
+    same = make(tmp_path / f"c.{between}", size=(96, 128), numbers_from=24, **about)
+    assert len(read(os.fsencode(joined(first, same, tmp_path / f"stays.{ending}"))).pts) == 48
+
+
+def test_parameters_that_change_and_leave_the_size_as_it_was(tmp_path: Path) -> None:
+    first = make(tmp_path / "a.mkv", frames=24)
+    other = make(tmp_path / "b.mkv", frames=24, b_frames=0, options={"level": "40"}, full_range=True)
+    assert len(read(os.fsencode(joined(first, other, tmp_path / "c.ts"))).pts) == 48
+
+
+# --- damage -------------------------------------------------------------------------------------------------
+
+
+def transport_packets(path: Path) -> list[bytes]:
+    content = path.read_bytes()
+    return [content[at : at + 188] for at in range(0, len(content), 188)]
+
+
+def noisy(path: Path, frames: int = 90) -> Path:
+    """H.264 whose pictures have several references, in open groups."""
+    draws = np.random.default_rng(3)
+    still = draws.integers(0, 256, (120, 160, 3), np.uint8)
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=25)
+        assert isinstance(stream, av.VideoStream)
+        stream.width, stream.height, stream.pix_fmt = 160, 120, "yuv420p"
+        stream.options = {"x264-params": "open-gop=1:bframes=3:keyint=15:threads=1"}
+        for place in range(frames):
+            pixels = np.roll(still, 3 * place, axis=1) // 2 + draws.integers(0, 60, still.shape, np.uint8)
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(pixels.astype(np.uint8), format="rgb24")))
+        file.mux(stream.encode(None))
+    return path
+
+
+def test_a_recording_that_begins_at_a_recovery_point_is_whole(tmp_path: Path) -> None:
+    packets = transport_packets(noisy(tmp_path / "whole.ts"))
+    refused = 0
+    for share in (3, 4, 5, 6, 7):
+        path = tmp_path / f"late-{share}.ts"
+        path.write_bytes(b"".join(packets[len(packets) // share :]))
+        pictures = in_sequence(path)
+        videos = scanned(path, tmp_path / f"s{share}")
+        count = len(videos.pts(0))
+        assert count == len(pictures) > 40
+        refused += needs_lenience(path)
+        for frames in [[place] for place in range(30)] + list(patterns(count)):
+            for frame, picture in Pyav(videos)(0, videos.path(0), frames):
+                assert np.array_equal(upright(picture), pictures[frame])
+    assert refused, "one at least, or this test shows nothing"
+
+
+def needs_lenience(path: Path) -> bool:
+    """Whether FFmpeg, asked to be strict, calls a picture behind the first key frame damaged."""
+    with av.open(str(path)) as file:
+        stream = file.streams.video[0]
+        stream.codec_context.options = {"err_detect": "explode"}
+        begun = False
+        for packet in file.demux(stream):
+            begun = begun or packet.is_keyframe
+            try:
+                if begun:
+                    packet.decode()
+            except av.error.InvalidDataError:
+                return True
+    return False
+
+
+@pytest.mark.parametrize("place", [0.25, 0.5, 0.75])
+def test_a_lost_transport_packet_loses_clips_and_no_file(place: float, tmp_path: Path) -> None:
+    packets = transport_packets(make(tmp_path / "whole.ts", b_frames=2, frames=96))
+    del packets[int(len(packets) * place)]
+    path = tmp_path / "lost.ts"
+    path.write_bytes(b"".join(packets))
+    assert flags(read(os.fsencode(path))) & Flags.DAMAGED
+    videos = scanned(path, tmp_path / "s")
+    wrong, lost = compared(path, videos)
+    assert wrong == 0 and 0 < len(lost) <= 12
+    assert not any(exact(backend, videos, np.arange(1))[0] for backend in EXACT)
+
+
+def test_many_lost_packets_lose_the_file(tmp_path: Path) -> None:
+    packets = transport_packets(make(tmp_path / "whole.ts", b_frames=2, frames=48))
+    (tmp_path / "lost.ts").write_bytes(b"".join(each for at, each in enumerate(packets) if at % 9 or at < 9))
+    assert "packets are not whole" in rejected(tmp_path / "lost.ts")
+
+
+@pytest.mark.parametrize("about", [{}, {"b_frames": 2}, {"codec": "vp9"}], ids=["h264", "b-frames", "vp9"])
+def test_a_doubled_time_loses_its_frames_and_no_others(about: dict[str, Any], tmp_path: Path) -> None:
+    def double(place: int, packet: Any) -> Any:
+        packet.pts += packet.duration if place == 20 else 0
+        return packet
+
+    path = remuxed(make(tmp_path / "a.mkv", frames=60, **about), tmp_path / "b.mkv", double)
+    times = read(os.fsencode(path))
+    assert flags(times) & Flags.DAMAGED and (np.diff(times.pts) > 0).all()
+    wrong, lost = compared(path, scanned(path, tmp_path / "s"))
+    assert wrong == 0 and len(lost) == 2
+
+
+def test_many_doubled_times_lose_the_file(tmp_path: Path) -> None:
+    def double(place: int, packet: Any) -> Any:
+        packet.pts += packet.duration if place % 4 == 2 else 0
+        return packet
+
+    path = remuxed(make(tmp_path / "a.mkv"), tmp_path / "b.mkv", double)
+    assert "10 of 40 frames have the time of another" in rejected(path)
+
+
+def test_files_one_behind_the_other(tmp_path: Path) -> None:
+    parts = [make(tmp_path / f"{frames}.ts", b_frames=2, frames=frames) for frames in (60, 48)]
+    for order in (parts, parts[::-1]):
+        (tmp_path / "both.ts").write_bytes(b"".join(part.read_bytes() for part in order))
+        said = rejected(tmp_path / "both.ts")
+        assert said.startswith(f"its times go back at packet {60 if order is parts else 48}, ")
+        assert "`ffmpeg -i FILE -c copy NEW.mp4`" in said
+
+
+def test_hevc_that_was_cut_at_an_open_group(tmp_path: Path) -> None:
+    """Matroska has no times below 0: those of frames that need the group before are none."""
+    whole = make(tmp_path / "a.mkv", codec="hevc", b_frames=3, open_gop=True, frames=60)
+    path = tmp_path / "b.mkv"
+    below = {"avoid_negative_ts": "disabled"}
+    with av.open(str(whole)) as old, av.open(str(path), "w", options=below) as new:
+        copy = new.add_stream_from_template(old.streams.video[0])
+        packets: list[Any] = [packet for packet in old.demux(video=0) if packet.size]
+        key = [at for at, packet in enumerate(packets) if packet.is_keyframe][2]
+        begin = packets[key].pts
+        for packet in packets[key:]:
+            packet.pts -= begin
+            packet.dts = None if packet.dts is None else packet.dts - begin
+            packet.stream = copy
+            new.mux(packet)
+    with av.open(str(path)) as file:
+        assert any(packet.size and packet.pts is None for packet in file.demux(video=0))
+    assert compared(path, scanned(path, tmp_path / "s")) == (0, [])
+
+
+# --- how pictures are shown ---------------------------------------------------------------------------------
+
+
+def with_message(path: Path, orientation: str) -> Path:
+    """H.264 whose units say how it is to be shown."""
+    with av.open(str(make(path.parent / "whole.mp4", frames=24))) as old, av.open(str(path), "w") as new:
+        stream = old.streams.video[0]
+        copy = new.add_stream_from_template(stream)
+        name = f"h264_mp4toannexb,h264_metadata=display_orientation=insert:{orientation}"
+        insert = BitStreamFilterContext(name, in_stream=stream, out_stream=copy)
+        for packet in old.demux(stream):
+            for each in insert.filter(packet if packet.size else None):
+                each.stream = copy
+                new.mux(each)
+    return path
+
+
+@pytest.mark.parametrize("orientation", ["rotate=90", "flip=horizontal", "rotate=180:flip=vertical"])
+@pytest.mark.parametrize("ending", ["mp4", "mkv", "ts"])
+def test_pictures_that_a_message_turns_are_left_out(ending: str, orientation: str, tmp_path: Path) -> None:
+    said = rejected(with_message(tmp_path / f"a.{ending}", orientation))
+    assert said.startswith("is to be shown turned, by a message in its h264")
+
+
+@pytest.mark.parametrize("ending", ["mp4", "mkv"])
+def test_a_message_that_turns_nothing(ending: str, tmp_path: Path) -> None:
+    assert len(read(os.fsencode(with_message(tmp_path / f"a.{ending}", "rotate=0"))).pts) == 24
+
+
+@pytest.mark.parametrize(
+    ("body", "turned"),
+    [("08000060", True), ("20000060", True), ("00000060", False), ("a0000060", False)],
+    ids=["a quarter", "a flip", "nothing", "cancelled"],
+)
+def test_a_message_of_hevc(body: str, turned: bool) -> None:
+    """H.265, D.2.17, in a unit of its own before the slice."""
+    unit = bytes.fromhex("4e01" + "0501ff" + "2f04" + body + "80")
+    packet = b"\0\0\0\1" + unit + b"\0\0\1\x26\1\xaf\0\0"
+    assert is_turned(memoryview(packet), "hevc", 0) == turned
+    assert is_turned(memoryview(with_lengths(packet)), "hevc", 4) == turned
+
+
+def test_pixels_that_are_not_square_are_told(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.mp4", options={"aspect": "4:3"})
+    assert flags(read(os.fsencode(path))) == Flags.OBLONG_PIXELS
+    assert flags(read(os.fsencode(make(tmp_path / "b.mp4", options={"aspect": "1:1"})))) == Flags(0)
+    videos = scanned(path, tmp_path / "s")
+    assert exact("decord", videos, np.arange(1)).all(), "all readers take pictures as they are stored"
+    (said,) = notes("decord", videos, np.ones(1, bool))
+    assert said.startswith("1 of 1 videos have pixels that are not square: trained on as stored")
