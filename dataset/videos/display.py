@@ -65,7 +65,9 @@ def require_order(packets: Array, places: Callable[[int, int], Sequence[int | No
     twins = order[:-1][np.diff(pts[order]) == 0]
     doubled = np.zeros(len(begins), bool)
     doubled[np.maximum(np.searchsorted(begins, twins, side="right") - 1, 0)] = True
-    odd = np.where(moves, rising | doubled & whole, ~rising & whole)
+    # a damaged packet does not say that it moves: then times that fall prove nothing
+    readable = np.logical_and.reduceat(packets["own"] >= 0, begins)
+    odd = np.where(moves, rising | doubled & whole, ~rising & whole & readable)
     for group in np.flatnonzero(told & odd).tolist():
         begin = int(begins[group])
         end = int(ends[group])
