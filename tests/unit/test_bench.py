@@ -180,14 +180,6 @@ def test_a_point_that_is_named_twice_is_measured_once(tmp_path: Path) -> None:
     assert [row["point"]["name"] for row in ran(tmp_path, "good", "good")] == ["good"]
 
 
-def test_an_error_is_no_markup(tmp_path: Path) -> None:
-    rows = ran(tmp_path, "crash")
-    rows[0]["error"] = "exit code 1: [rank0]: [/__w/pytorch/pair.cc:561] Connection closed by peer"
-    said = io.StringIO()
-    _show.show(suite(), rows, tmp_path, Console(file=said, width=300))
-    assert "[rank0]: [/__w/pytorch/pair.cc:561]" in said.getvalue()
-
-
 def test_ranks_end_too(tmp_path: Path) -> None:
     """As torchrun starts them: in sessions of their own, and deaf to SIGTERM."""
     rank = (
@@ -383,27 +375,6 @@ def test_without_a_figure_it_failed(
     monkeypatch.setattr(bench, "run", lambda *_: rows)
     assert bench.main(["fake", "--output", str(tmp_path)]) == code
     assert ("bench: no point has a figure" in capsys.readouterr().err) == ("ok" not in statuses)
-
-
-def test_an_interrupt_before_any_row_names_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: Any) -> list[Row]:
-        (tmp_path / "results.jsonl").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench, "suite_of", lambda _: suite())
-    monkeypatch.setattr(bench, "run", interrupted)
-    assert bench.main(["fake", "--output", str(tmp_path)]) == 130
-    assert "scripts.report" not in capsys.readouterr().err
-    monkeypatch.setattr(bench, "suite_of", lambda _: interrupted())
-    assert bench.main(["fake", "--output", str(tmp_path)]) == 130
-    assert "--output" not in capsys.readouterr().err, "no folder was made"
-
-
-def test_a_folder_without_a_figure_may_be_taken(tmp_path: Path) -> None:
-    ran(tmp_path, "crash")
-    assert [row["status"] for row in ran(tmp_path, "good")] == ["ok"]
 
 
 def test_damaged_results_are_passed_over(tmp_path: Path) -> None:

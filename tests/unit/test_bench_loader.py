@@ -82,38 +82,6 @@ def test_auto_of_videos_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> No
         expanded("--x", ["dali-gpu"], 1, task="video")
 
 
-def test_defaults_are_the_tasks(pictures: Path) -> None:
-    image, clip = (
-        loader.points(Loader(data=pictures, task=task, loaders=("pytorch",)))[0]
-        for task in ("classification", "video")
-    )
-    assert (image["batch_size"], image["image_size"], clip["batch_size"], clip["image_size"]) == (
-        32,
-        640,
-        8,
-        224,
-    )
-    assert "clip_frames" not in image and "window" not in clip
-    (asked,) = loader.points(Loader(data=pictures, task="video", loaders=("pytorch",), image_size=64))
-    assert (
-        json.loads(loader.command(Loader(data=pictures, task="video"), asked, pictures)[3])["batch_size"] == 8
-    )
-
-
-def test_points_are_loaders_on_each_number_of_gpus(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, 2)
-    found = loader.points(Loader(data=pictures, loaders=("pytorch", "dali-gpu"), gpus=(1, 2), image_size=64))
-    assert [(point["gpus"], point["loader"]) for point in found] == [
-        (1, "pytorch"),
-        (1, "dali-gpu"),
-        (2, "pytorch"),
-        (2, "dali-gpu"),
-    ]
-    assert {point["image_size"] for point in found} == {64}
-    with pytest.raises(UserError, match="--gpus 4: there are 2 GPUs here"):
-        loader.points(Loader(data=pictures, gpus=(1, 4)))
-
-
 def test_data_is_the_folder_or_its_train(pictures: Path) -> None:
     assert class_folders(pictures) == class_folders(pictures / "train") == (pictures / "train").resolve()
     for wrong in (None, pictures / "none"):
@@ -204,15 +172,6 @@ def test_a_loader_is_compared_with_pytorch_and_with_dalis_own_reader_apart() -> 
     assert ratios == [pytest.approx(pair) for pair in ((1, 1 / 8), (8, 1), (4, 1 / 2), (10, 10 / 8))]
     (alone,) = derive(rows[3:])
     assert alone["figures"]["speed_up"] is alone["figures"]["of_dali"] is None
-
-
-def test_the_conclusion_states_unique_files_and_the_fastest() -> None:
-    rows = derive([row("pytorch", 1, 100.0), row("dali-gpu", 1, 250.0)])
-    assert facts(rows) == ["1,000 files, 10 of them unique: the others are links to these, or copies."]
-    assert conclude(rows) == [
-        "1 process: dali-gpu passes over all files in 4 s, 2.5 times as fast as pytorch."
-    ]
-    assert conclude([]) == facts([]) == []
 
 
 class Paths:
