@@ -67,7 +67,6 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
     f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",
-    f"{UNIT}clip_loaders.py::test_a_thousand_videos_add_nothing[decord]": "pyav",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
 `[!`.

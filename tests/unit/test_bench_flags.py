@@ -67,17 +67,6 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
     require_gpus((), 2)  # a flag without a value is another mistake
 
 
-def test_flags_behind_two_dashes_are_train_pys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["train", "--loaders", "torchvision", "--"]) == 2
-    assert "--data is missing" in capsys.readouterr().err, "none behind them are none"
-    assert bench.main(["train", "--loaders", "torchvision", "--", "--image-size", "64"]) == 2
-    assert "--data is missing" in capsys.readouterr().err
-    assert bench.main(["trane"]) == 2
-    assert "did you mean train" in capsys.readouterr().err
-    assert bench.main(["train", "--sconds", "3"]) == 2
-    assert "did you mean --seconds" in capsys.readouterr().err
-
-
 def test_no_suite_gives_a_common_flag_another_meaning() -> None:
     for name in bench.SUITES:
         assert not {*bench.suite_of(name).settings.__annotations__} & {*Common.model_fields}, name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import sys
@@ -17,7 +16,7 @@ import torch
 
 from benchmarks import images, loader
 from benchmarks._suite import results, run
-from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, expanded, facts, settled, unique
+from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, facts, settled, unique
 from contracts import UserError
 from dataset.splits import open_split
 from scripts import bench, link_set
@@ -37,66 +36,11 @@ def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 # --- points -------------------------------------------------------------------------------------------------
 
 
-def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "find_spec", lambda name: True)
-    assert expanded("--x", ["auto"], 2) == [
-        "pytorch",
-        "dali",
-        "torchvision",
-        "dali-cpu",
-        "dali-gpu",
-        "dali-fed",
-    ]
-    assert "dali" in expanded("--x", ["auto"], 0), "images are decoded on the CPU too"
-    assert expanded("--x", ["auto"], 0, more=("dali-own",)) == [
-        "dali-own",
-        "torchvision",
-        "dali-cpu",
-        "dali-fed",
-    ]
-    assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu", "what is named is tried"
-    monkeypatch.setattr(loader, "find_spec", lambda name: None)
-    assert expanded("--x", ["auto", "torchvision"], 2) == ["pytorch", "torchvision"]
-    with pytest.raises(UserError, match="--x got 'torchvison'"):
-        expanded("--x", ["torchvison"], 0)
-
-
-def test_auto_of_videos_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "find_spec", lambda name: True)
-    on_gpu = expanded("--x", ["auto"], 1, task="video")
-    assert on_gpu == [
-        "pytorch",
-        "pytorch+decord",
-        "dali",
-        "dali-experimental",
-        "pyav",
-        "decord",
-        "torchcodec",
-        "nvdec",
-        "dali-video",
-    ]
-    assert expanded("--x", ["auto"], 0, task="video") == [name for name in on_gpu[:7] if "dali" not in name]
-    monkeypatch.setattr(loader, "find_spec", lambda name: None)
-    assert expanded("--x", ["auto", "nvdec+decord"], 1, task="video") == ["pytorch", "pyav", "nvdec+decord"]
-    with pytest.raises(UserError, match="--x got 'dali-gpu'"):
-        expanded("--x", ["dali-gpu"], 1, task="video")
-
-
 def test_data_is_the_folder_or_its_train(pictures: Path) -> None:
     assert class_folders(pictures) == class_folders(pictures / "train") == (pictures / "train").resolve()
     for wrong in (None, pictures / "none"):
         with pytest.raises(UserError, match="<class>"):
             class_folders(wrong)
-
-
-def test_ranks_are_started_by_torchrun(pictures: Path, tmp_path: Path) -> None:
-    settings = Loader(data=pictures)
-    alone = loader.command(settings, {"loader": "pytorch", "gpus": 1}, tmp_path)
-    assert alone[1:3] == ["-m", "benchmarks.loader"]
-    assert json.loads(alone[3])["data"] == str(pictures.resolve() / "train")
-    two = loader.command(settings, {"loader": "pytorch", "gpus": 2}, tmp_path)
-    assert two[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    assert two[6:8] == ["-m", "benchmarks.loader"]
 
 
 # --- figures ------------------------------------------------------------------------------------------------

@@ -89,19 +89,6 @@ def test_a_few_large_steps_are_a_leak() -> None:
     assert judged(20 + 2.0 * (EPOCHS // 7), "threads")
 
 
-def test_steps_that_are_no_leak_are_told() -> None:
-    assert told(400 + 128.0 * (EPOCHS > 13) + 24.0 * (EPOCHS > 18)) == (
-        [],
-        ["host memory rose in 2 steps by 152 MiB"],
-    )
-    assert told(np.where(EPOCHS > 12, 1424.0, 400.0), "device_mib") == (
-        [],
-        ["device memory rose in 1 step by 1,024 MiB"],
-    )
-    assert told(np.where(EPOCHS > 3, 21, 20), "files") == ([], ["open files rose in 1 step by 1"])
-    assert told(400 + RNG.normal(0, 8, 26)) == told(400 - 2.0 * EPOCHS) == ([], [])
-
-
 @pytest.mark.parametrize("epochs", [10, 13, 26])
 def test_a_single_step_is_never_a_leak(epochs: int) -> None:
     for at in range(1, epochs):
