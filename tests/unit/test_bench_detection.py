@@ -159,3 +159,16 @@ def test_files_of_one_name_in_two_folders_are_two(
         len(sizes) == 8
         and {image["file_name"]: (image["width"], image["height"]) for image in images} == sizes
     )
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "5", '{"images": 5, "annotations": []}', '{"images": [5], "annotations": []}']
+)
+def test_an_annotation_file_that_is_none_is_named(
+    text: str, coco: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = coco / "annotations" / "instances_train2017.json"
+    path.write_text(text)
+    assert link_coco.main([str(coco), str(tmp_path.parent / "x"), "--count", "8"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"link_coco: {path}: ")

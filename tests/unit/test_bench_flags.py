@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from benchmarks import loader, train
 from benchmarks._suite import Common, require_gpus
 from contracts import UserError
 from scripts import bench, report
+from tests.end_to_end.runs import draw
 
 
 @pytest.mark.parametrize(
@@ -65,6 +69,46 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert {point["gpus"] for point in train.points(train.Train(data=tmp_path, gpus=(1, 4)))} == {1, 4}
     require_gpus((), 2)  # a flag without a value is another mistake
+
+
+def test_a_data_folder_whose_name_is_no_utf_8(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a note of two lines: the table stays a table."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    odd = os.fsdecode(b"\xff x")
+    data, output = draw(tmp_path / odd, classes=("a", "b"), train=24, val=1), tmp_path / f"out {odd}"
+    monkeypatch.setattr(sys, "argv", ["bench", "readers", "--data", str(data)])
+    flags = [
+        "--readers",
+        "pil",
+        "--tasks",
+        "to-array",
+        "--processes",
+        "1",
+        "--seconds",
+        "0.2",
+        "--warmup-s",
+        "0",
+    ]
+    assert (
+        bench.main(
+            ["readers", "--data", str(data), "--output", str(output), "--note", "one\n\n| two", *flags]
+        )
+        == 0
+    )
+    text = (output / "table.md").read_bytes().decode()
+    assert "\n- one | two\n- The same for all" in text
+    assert "\\udcff x" in text.partition("```bash")[2].partition("```")[0], "the command"
+    assert bench.main(["readers", "--data", str(data), "--output", str(output), *flags]) == 0, (
+        "and it goes on"
+    )
+    assert report.main([str(output)]) == 0
+    other = tmp_path / "other"
+    shutil.copytree(output, other)
+    (other / "suite.json").write_text((output / "suite.json").read_text().replace("\\udcff", "\\udcfe"))
+    assert report.main([str(output), str(other)]) == 0
+    assert "\\udcff x / " in capsys.readouterr().out, "settings differ"
 
 
 def test_no_suite_gives_a_common_flag_another_meaning() -> None:

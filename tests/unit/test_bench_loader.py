@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import images, loader
 from benchmarks._suite import results, run
-from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, facts, settled, unique
+from benchmarks.loader import SUITE, Loader, class_folders, conclude, derive, expanded, facts, settled, unique
 from contracts import UserError
 from dataset.splits import open_split
 from scripts import bench, link_set
@@ -31,6 +31,30 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "find_spec", lambda name: True)
+    assert expanded("--x", ["auto"], 2) == [
+        "pytorch",
+        "dali",
+        "torchvision",
+        "dali-cpu",
+        "dali-gpu",
+        "dali-fed",
+    ]
+    assert "dali" in expanded("--x", ["auto"], 0), "images are decoded on the CPU too"
+    assert expanded("--x", ["auto"], 0, more=("dali-own",)) == [
+        "dali-own",
+        "torchvision",
+        "dali-cpu",
+        "dali-fed",
+    ]
+    assert expanded("--x", ["dali-gpu", "auto"], 0)[0] == "dali-gpu", "what is named is tried"
+    monkeypatch.setattr(loader, "find_spec", lambda name: None)
+    assert expanded("--x", ["auto", "torchvision"], 2) == ["pytorch", "torchvision"]
+    with pytest.raises(UserError, match="--x got 'torchvison'"):
+        expanded("--x", ["torchvison"], 0)
 
 
 # --- points -------------------------------------------------------------------------------------------------
@@ -90,7 +114,10 @@ def test_the_fastest_loop_by_hand_is_what_speed_ups_are_over() -> None:
         "1 process: nvdec passes over all files in 1 s (16,000 frames/s), "
         "5.0 times as fast as pytorch+decord."
     ]
-    assert facts(found)[1:] == ["nvdec: clips of some files were decoded by pyav (mjpeg in avi)."]
+    assert facts(found) == [
+        "1,000 files, 10 of them unique: the others are links to these, or copies.",
+        "nvdec: clips of some files were decoded by pyav (mjpeg in avi).",
+    ]
 
 
 def test_a_conclusion_is_over_the_baseline_that_it_names() -> None:
