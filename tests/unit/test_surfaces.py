@@ -13,7 +13,7 @@ import torch
 
 from loaders.videos import _surfaces
 from loaders.videos._planes import Fitter, Picture
-from loaders.videos._surfaces import Fit, nv12
+from loaders.videos._surfaces import Fit, nv12, places
 from loaders.videos.pyav import planes
 from tests.unit import engines
 from tests.unit.triton_programs import interpreted
@@ -101,3 +101,12 @@ def test_where_no_kernel_is_built_that_is_said_once() -> None:
         assert _surfaces._kernel(CPU) is None
     assert _surfaces._kernel(CPU) is None
     _surfaces._kernel.cache_clear()
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3])
+def test_places(turns: int) -> None:
+    stored = np.arange(3 * 5).reshape(3, 5)
+    shown = np.rot90(stored, turns)
+    origin, down, across = places(3, 5, turns)
+    for y, x in np.ndindex(3, 5):
+        assert shown.reshape(-1)[origin + y * down + x * across] == stored[y, x]
