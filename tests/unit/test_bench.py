@@ -180,6 +180,14 @@ def test_a_point_that_is_named_twice_is_measured_once(tmp_path: Path) -> None:
     assert [row["point"]["name"] for row in ran(tmp_path, "good", "good")] == ["good"]
 
 
+def test_an_error_is_no_markup(tmp_path: Path) -> None:
+    rows = ran(tmp_path, "crash")
+    rows[0]["error"] = "exit code 1: [rank0]: [/__w/pytorch/pair.cc:561] Connection closed by peer"
+    said = io.StringIO()
+    _show.show(suite(), rows, tmp_path, Console(file=said, width=300))
+    assert "[rank0]: [/__w/pytorch/pair.cc:561]" in said.getvalue()
+
+
 def test_ranks_end_too(tmp_path: Path) -> None:
     """As torchrun starts them: in sessions of their own, and deaf to SIGTERM."""
     rank = (

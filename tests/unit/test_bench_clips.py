@@ -15,6 +15,7 @@ import torch
 from benchmarks import videos as passes
 from benchmarks.baselines import nvdec, pytorch
 from benchmarks.loader import Loader, conclude, derive, settled
+from contracts import UserError
 from dataset.videos.columns import CODECS, RECORD
 from dataset.videos.packets import read
 from scripts import video_set
@@ -177,6 +178,21 @@ def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
         said[0].startswith("1 process: nvdec+pyav passes") and "11.5 times as fast as pytorch" in said[0]
     ), "no loader, no fastest"
     assert said[1] == "nvdec+pyav gives 92% of what nvdec-alone and decord-alone decode together."
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nvdec", "--loader nvdec"),
+        ("dali", "--loaders dali"),
+        ("dali-experimental", "--loaders dali-experimental"),
+        ("nvdec-alone", "--loaders nvdec-alone"),
+    ],
+)
+def test_a_loader_of_clips_that_cannot_run_here_says_so(name: str, said: str, videos: Path) -> None:
+    with pytest.raises(UserError, match=f"{said} needs an NVIDIA GPU"):
+        passed(name, videos)
 
 
 # --- the set of videos --------------------------------------------------------------------------------------

@@ -227,6 +227,11 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(
     assert said[0][-2:] == ["--workers", "3"]
 
 
+def test_files_are_needed_but_for_the_synthetic_loader() -> None:
+    with pytest.raises(UserError, match="--data is missing"):
+        max_batch.points(MaxBatch())
+
+
 @pytest.mark.slow
 def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -308,6 +308,33 @@ def noisy(columns: Columns, rows: Rows, **parts: bool) -> list[dict[str, Any]]:
     return found
 
 
+def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
+    """Of images as large as they are stored: resized, the last bit of a box depends on the size of the
+    others.
+    """
+    task, plan = Detection(columns, training=False), plan_of(columns, batch_size=batch_size)
+    rows = [
+        plan.draw(0, np.array(order[first : first + batch_size])) for first in range(0, IMAGES, batch_size)
+    ]
+    rows = [replace(one, sizes=one.regions[:, [3, 2]], canvas=None) for one in rows]
+    return measured(task, *((noisy(columns, one), batch_of(task, one)) for one in rows))
+
+
+@pytest.fixture(scope="module")
+def one_by_one(columns: Columns) -> dict[str, Any]:
+    return as_stored(columns, range(IMAGES), 1)
+
+
+@settings(max_examples=6)
+@given(order=st.permutations(range(IMAGES)), batch_size=st.integers(2, IMAGES))
+def test_neither_order_nor_batches_change_a_bit(
+    columns: Columns, one_by_one: Any, order: list[int], batch_size: int
+) -> None:
+    found = as_stored(columns, order, batch_size)
+    assert figures(found) == figures(one_by_one)
+    assert found["extras"]["files"] == one_by_one["extras"]["files"]
+
+
 def test_an_image_seen_twice_is_an_error(columns: Columns) -> None:
     task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
     pair = (seen_in(columns, rows), batch_of(task, rows))

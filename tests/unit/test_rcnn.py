@@ -386,6 +386,11 @@ def test_training_in_bf16_without_waits() -> None:
     assert all(one.grad is not None and torch.isfinite(one.grad).all() for one in stock.parameters())
 
 
+def test_training_without_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match="training needs targets, got None"):
+        Detector(small())(torch.zeros(1, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)])
+
+
 # --- what the host does -------------------------------------------------------------------------------------
 
 
