@@ -66,18 +66,7 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
-    f"{UNIT}bench_clips.py::test_two_ranks_pass_over_clips": "the same of images in test_bench_loader.py",
-    f"{UNIT}bench_max_batch.py::test_a_batch_that_does_not_fit_is_an_answer": (
-        "test_mistakes.py has a batch that does not fit"
-    ),
     f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",
-    f"{UNIT}bench_workers.py::test_a_point_is_a_run_of_train_py": "test_bench_train.py has a run of train.py",
-    f"{UNIT}doctor_runs.py::test_it_runs_here[call1]": "it as a module",
-    f"{UNIT}clip_loaders.py::test_a_thousand_videos_add_nothing[decord]": "pyav",
-    f"{UNIT}bench_soak.py::test_a_short_soak_of_clips": (
-        "a short soak of images, and a planted leak beside clips"
-    ),
-    f"{UNIT}packages.py::test_the_image_installs_what_it_lacks*": "the tests of what is filtered out",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for
 `[!`.

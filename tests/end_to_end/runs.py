@@ -139,6 +139,16 @@ class Runner:
             self(*argv, env={**meet, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(count)
         ]
 
+    def evaluated(self, ranks: int, *argv: object) -> dict[str, Any]:
+        """Return the figures of a validation alone, from run/last.pt, on that many ranks."""
+        output = f"evaluated-{len(self.started)}"
+        more = ("--evaluate", "true", "--resume", "run/last.pt", "--output", output)
+        for process in self.ranks(ranks, *argv, *more):
+            process.wait()
+            assert process.poll() == 0, process.err
+        found: dict[str, Any] = summary(self.cwd / output)["validation"]
+        return found
+
     @contextmanager
     def command(self, *words: object) -> Iterator[subprocess.Popen[str]]:
         """A real command line in a new session, its stderr piped; killed with its children at the end."""

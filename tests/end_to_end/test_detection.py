@@ -8,7 +8,6 @@ import json
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -255,31 +254,10 @@ def test_validation_over_ranks(train: Runner, shapes: Path) -> None:
     image.write_bytes(image.read_bytes()[:-200])
     train(*MANY, "--data", data, "--output", "run").done()
 
-    def evaluated(ranks: int, *flags: object) -> dict[str, Any]:
-        output = f"evaluated-{len(train.started)}"
-        # one image a batch: kernels differ by shape
-        arguments = (
-            *MANY,
-            "--data",
-            data,
-            "--evaluate",
-            "true",
-            "--resume",
-            "run/last.pt",
-            "--val-batch-size",
-            1,
-            "--output",
-            output,
-        )
-        for process in train.ranks(ranks, *arguments, *flags):
-            process.wait()
-            assert process.poll() == 0, process.err
-        found: dict[str, Any] = summary(train.cwd / output)["validation"]
-        return found
-
-    one = evaluated(1)
+    # one image a batch: kernels differ by shape
+    one, two = (train.evaluated(ranks, *MANY, "--data", data, "--val-batch-size", 1) for ranks in (1, 2))
     assert one["samples"] == VAL - 1 and one["detections"] > 0
-    assert evaluated(2) == one
+    assert two == one
 
 
 def test_images_without_boxes(train: Runner, shapes: Path) -> None:

@@ -170,11 +170,6 @@ def test_the_seed_decides_everything(train: Runner, pictures: Path) -> None:
     assert losses(first)[0] != losses(other)[0]
 
 
-def test_loaders_and_workers_give_the_same_training(train: Runner, pictures: Path) -> None:
-    found = [losses(run(train, pictures, f"{n}-workers", "--steps", 4, "--workers", n)) for n in (0, 1, 3)]
-    assert found[0] == found[1] == found[2]
-
-
 def test_profile(train: Runner, pictures: Path) -> None:
     flags = ("--log-every", 20, "--epochs", 1, "--batch-size", 4, "--profile", "true", "--output", "run")
     assert train("--data", pictures, *SMALL, *flags).wait() == 0  # the profiler says a line on stderr

@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -153,32 +152,13 @@ def test_validation_over_ranks(train: Runner, videos: Path) -> None:
     views = ("--val-clips", 2, "--val-crops", 3)
     train(*SMALL, "--data", data, "--epochs", 1, *views, "--output", "run").done()
 
-    def evaluated(ranks: int, *flags: object) -> dict[str, Any]:
-        output = f"evaluated-{len(train.started)}"
-        arguments = (
-            *SMALL,
-            "--data",
-            data,
-            *views,
-            "--evaluate",
-            "true",
-            "--resume",
-            "run/last.pt",
-            "--output",
-            output,
-        )
-        for process in train.ranks(ranks, *arguments, *flags):
-            process.wait()
-            assert process.poll() == 0, process.err
-        found: dict[str, Any] = summary(train.cwd / output)["validation"]
-        return found
-
-    one = evaluated(1)
+    flags = (*SMALL, "--data", data, *views)
+    one = train.evaluated(1, *flags)
     assert one == summary(train.cwd / "run")["validation"]
     assert one["samples"] == len(CLASSES) * VAL
     assert one["views"] == 6 * len(CLASSES) * VAL - 3
-    assert evaluated(2) == one
-    other = evaluated(1, "--val-batch-size", 7)
+    assert train.evaluated(2, *flags) == one
+    other = train.evaluated(1, *flags, "--val-batch-size", 7)
     assert (other["samples"], other["views"]) == (one["samples"], one["views"])
     assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)  # kernels differ by shape
 

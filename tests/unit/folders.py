@@ -48,6 +48,11 @@ def fill(root: Path, files: dict[str, bytes]) -> Path:
     return root
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return relative path -> bytes, of every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def names(found: Images) -> list[str]:
     """Relative paths of all samples."""
     return [os.fsdecode(found.path(i))[len(str(found.root)) + 1 :] for i in range(len(found))]

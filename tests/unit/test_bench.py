@@ -385,27 +385,6 @@ def test_without_a_figure_it_failed(
     assert ("bench: no point has a figure" in capsys.readouterr().err) == ("ok" not in statuses)
 
 
-def test_an_interrupt_before_any_row_names_no_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(*_: Any) -> list[Row]:
-        (tmp_path / "results.jsonl").touch()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(bench, "suite_of", lambda _: suite())
-    monkeypatch.setattr(bench, "run", interrupted)
-    assert bench.main(["fake", "--output", str(tmp_path)]) == 130
-    assert "scripts.report" not in capsys.readouterr().err
-    monkeypatch.setattr(bench, "suite_of", lambda _: interrupted())
-    assert bench.main(["fake", "--output", str(tmp_path)]) == 130
-    assert "--output" not in capsys.readouterr().err, "no folder was made"
-
-
-def test_a_folder_without_a_figure_may_be_taken(tmp_path: Path) -> None:
-    ran(tmp_path, "crash")
-    assert [row["status"] for row in ran(tmp_path, "good")] == ["ok"]
-
-
 def test_damaged_results_are_passed_over(tmp_path: Path) -> None:
     ran(tmp_path, "good")
     with (tmp_path / "results.jsonl").open("ab") as file:

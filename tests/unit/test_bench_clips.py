@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from benchmarks import videos as passes
-from benchmarks._suite import results
 from benchmarks.baselines import nvdec, pytorch
 from benchmarks.loader import Loader, conclude, derive, settled
 from contracts import UserError
 from dataset.videos.columns import CODECS, RECORD
 from dataset.videos.packets import read
-from scripts import bench, video_set
-from tests.unit.test_bench_loader import gpus, row
+from scripts import video_set
+from tests.unit.test_bench_loader import row
 from tests.unit.video_files import make, number
 
 
@@ -194,51 +193,6 @@ def test_the_fastest_loader_is_held_against_decoding_alone() -> None:
 def test_a_loader_of_clips_that_cannot_run_here_says_so(name: str, said: str, videos: Path) -> None:
     with pytest.raises(UserError, match=f"{said} needs an NVIDIA GPU"):
         passed(name, videos)
-
-
-@pytest.mark.slow
-def test_two_ranks_pass_over_clips(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus(monkeypatch, 0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    words = [
-        "loader",
-        "--task",
-        "video",
-        "--data",
-        str(videos),
-        "--loaders",
-        "pyav",
-        "--gpus",
-        "2",
-        "--image-size",
-        "16",
-    ]
-    assert (
-        bench.main(
-            [
-                *words,
-                "--batch-size",
-                "2",
-                "--workers",
-                "1",
-                "--clip-frames",
-                "4",
-                "--output",
-                str(tmp_path / "out"),
-            ]
-        )
-        == 0
-    )
-    (pyav,) = results(tmp_path / "out")
-    assert pyav["status"] == "ok", pyav["error"]
-    figures = pyav["figures"]
-    assert (figures["samples"], figures["files"]) == (8, 10), "whole batches of both ranks"
-    assert figures["frames_per_s"] == pytest.approx(4 * figures["rate"]) and figures[
-        "pass_s"
-    ] == pytest.approx(10 / figures["rate"])
-    table = (tmp_path / "out" / "table.md").read_text()
-    assert "| clip/s |" in table and "| frame/s |" in table and "img/s" not in table
 
 
 # --- the set of videos --------------------------------------------------------------------------------------

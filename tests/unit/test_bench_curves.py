@@ -87,17 +87,3 @@ def test_a_run_is_of_points_that_differ_in_one_value_and_refused_figures_are_in_
     assert curve(tmp_path / "curves" / "pytorch", f"{group}/waited_s") == [(0, 0.5), (2500, 0.5)]
     assert curve(tmp_path / "curves" / "dali-fed", f"{group}/waited_s") == [(2500, 0.5)]
     assert [*charts(tmp_path)[group]] == ["waited, s", "steps, s"], "no chart of what no row has"
-
-
-def test_charts_of_a_search_are_of_its_trials(tmp_path: Path) -> None:
-    figures = {"device_gib": 4.0, "allocated_gib": 3.0, "host_gib": 2.0}
-    points = [(8, "ok"), (16, "ok"), (32, "oom")]
-    rows = [
-        row("max-batch", SETTINGS["max-batch"] | {"batch_size": n}, figures | {"largest": n}, status)
-        for n, status in points
-    ]
-    _show.show(suite_of("max-batch"), rows, tmp_path, Console(file=io.StringIO()))
-    assert curve(tmp_path / "curves" / "max-batch", "max-batch over batch_size/device_gib") == [
-        (8, 4.0),
-        (16, 4.0),
-    ]

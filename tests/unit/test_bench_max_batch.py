@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,23 +164,6 @@ json.dump({"figures": {"largest": batch}}, open(folder + "/figures.json", "w"))
     assert told["figures"]["ended"] == "out of memory at 16" and told["figures"]["limited"] == 1
 
 
-def test_searches_are_counted_and_not_their_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many trials there will be is not known; of a time left from their number nothing would be true."""
-    program = (
-        "import json, sys; json.dump({'figures': {'largest': 1}}, open(sys.argv[1] + '/figures.json', 'w'))"
-    )
-    brief = replace(
-        max_batch.SUITE, command=lambda _, point, folder: [sys.executable, "-c", program, str(folder)]
-    )
-    monkeypatch.setattr(max_batch, "training_samples", lambda _: 128)
-    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18", "resnet50"), output=tmp_path)
-    told: list[tuple[int, int]] = []
-    run(brief, settings, tmp_path, lambda done, known, _: told.append((done, known)))
-    assert told == [(0, 2), (0, 2), (0, 2), (1, 2), (1, 2), (1, 2), (1, 2), (2, 2)], (
-        "before and after each of two trials a search"
-    )
-
-
 def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -289,40 +270,3 @@ def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch
     answer = EventAccumulator(str(tmp_path / "out" / rows[-1]["folder"])).Reload()
     assert [event.value for event in answer.Scalars("max-batch/largest")] == [24.0]
     assert "_hparams_/session_start_info" in answer.summary_metadata
-
-
-@pytest.fixture
-def two_cores() -> Iterator[None]:
-    """The stacks of threads count as data, and there is a thread a core."""
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, sorted(allowed)[:2])
-    yield
-    os.sched_setaffinity(0, allowed)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("two_cores")
-def test_a_batch_that_does_not_fit_is_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    limit = ["--memory-limit-gib", "2", "--start", "1024", "--tolerance", "1", "--steps", "1"]
-    named = ["--archs", "squeezenet1_1", "--loaders", "synthetic", "--precisions", "fp32"]
-    assert (
-        bench.main(
-            [
-                "max-batch",
-                *named,
-                *limit,
-                "--output",
-                str(tmp_path),
-                "--",
-                "--image-size",
-                "64",
-                "--val-every",
-                "0",
-            ]
-        )
-        == 0
-    )
-    rows = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(1024, "oom"), (512, "ok")]
-    assert "out of memory at 1,024" in (tmp_path / "table.md").read_text()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import re
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +14,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from benchmarks import _plots, _show
-from benchmarks._suite import Column, Row, run
-from tests.unit.test_bench import Settings, ran, suite
+from benchmarks._suite import Column, Row
+from tests.unit.test_bench import ran, suite
 
 
 def test_the_tables(tmp_path: Path) -> None:
@@ -77,40 +75,6 @@ def test_a_point_that_a_signal_ended_names_it(number: int, said: str, told: str,
     assert row["error"] == f"exit code -{int(number)}: {told}"
 
 
-def test_a_long_error_is_told_whole(tmp_path: Path) -> None:
-    (row,) = ran(tmp_path, "crash")
-    said = "--batch-size 1000000 " + "is more than there are " * 20
-    shown = _show._why(row | {"error": said})
-    assert (
-        len(shown) <= _show.LONGEST and shown.endswith(" ...") and shown.split(" ...")[0] in f"failed: {said}"
-    )
-
-
-@pytest.mark.parametrize("note", ["``` bash", "a ```` b", "~~~", "one\n```\ntwo"])
-def test_a_note_begins_no_block_of_code(note: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in the list nor in the command above it, which repeats it."""
-    monkeypatch.setattr(sys, "argv", ["bench", "fake", "--note", note])
-    rows = run(suite(), Settings(output=tmp_path, note=note), tmp_path, lambda *_: None)
-    text = _show.markdown(suite(), rows, tmp_path)
-    shown, inside, fence = list[str](), False, ""
-    # as CommonMark has it: a block ends with a line of at least as many marks, and nothing else
-    for line in text.splitlines():
-        marks = re.match(r"(?:- )?(`{3,}|~{3,})", line)
-        if inside:
-            inside = not (
-                line.strip() and set(line.strip()) == {fence[0]} and len(line.strip()) >= len(fence)
-            )
-        elif marks and "`" not in line[marks.end() :]:
-            inside, fence = True, marks[1]
-        else:
-            shown.append(line)
-    assert (
-        not inside
-        and any(line.startswith("| 100.0") for line in shown)
-        and sum("\\" in line for line in shown) == 1
-    )
-
-
 def test_titles_have_the_unit_of_the_rows(tmp_path: Path) -> None:
     (row,) = ran(tmp_path, "good")
     told = replace(
@@ -161,22 +125,3 @@ def test_the_time_left_is_the_mean_of_what_has_ended_in_this_run_times_what_is_l
     assert str(left) == "0:04:40", "also of a total that has changed"
     left.tell(11, 11)
     assert str(left) == "0:00:00"
-
-
-def test_points_done_and_the_time_left() -> None:
-    """On a terminal, from the first one that has ended; a pipe gets a line for each point."""
-    screen, pipe = io.StringIO(), io.StringIO()
-    for file, terminal in ((screen, True), (pipe, False)):
-        with _show.progress(Console(file=file, force_terminal=terminal, width=100), "train") as tell:
-            for done in range(3):
-                tell(done, 4, f"point {done}")
-                time.sleep(0.02)
-            tell(3, 4, "point 2: 100 img/s")
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-    assert re.search(r"point 2 .*3/4 0:00:00 left 0:00:00", text)
-    assert pipe.getvalue().splitlines() == [
-        "[0/4] point 0",
-        "[1/4] point 1",
-        "[2/4] point 2",
-        "[3/4] point 2: 100 img/s",
-    ]

@@ -93,18 +93,6 @@ def test_the_conclusion_comes_from_the_rows() -> None:
     assert conclude([]) == conclude(rows[3:]) == []
 
 
-def test_points_are_methods_at_each_delay(pictures: Path) -> None:
-    found = slow_storage.points(
-        SlowStorage(data=pictures, methods=("pytorch", "dali-by-hand"), delays=(0, 2.5), steps=25)
-    )
-    asked = [(point["read_delay_ms"], point["method"]) for point in found]
-    assert asked == [(0, "pytorch"), (0, "dali-by-hand"), (2.5, "pytorch"), (2.5, "dali-by-hand")]
-    assert {(point["steps"], point["batch_size"], point["dali_threads"]) for point in found} == {(25, 4, 2)}
-    for wrong in (SlowStorage(methods=("pytorch",)), SlowStorage(data=pictures, methods=("dalifed",))):
-        with pytest.raises(UserError):
-            slow_storage.points(wrong)
-
-
 @pytest.mark.slow
 def test_reads_in_the_consumers_thread_are_waited_for(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -23,9 +23,9 @@ import psutil
 import pytest
 import torch
 
-from benchmarks import _leaks, _show, soak
+from benchmarks import _leaks, soak
 from benchmarks._leaks import margin, slope, verdict
-from benchmarks._suite import Measured, Row, run
+from benchmarks._suite import Measured, run
 from benchmarks.soak import Soak
 from contracts import Batch, Counts, Feed, UserError
 from engine.distributed import ProcessWorld
@@ -89,35 +89,11 @@ def test_a_few_large_steps_are_a_leak() -> None:
     assert judged(20 + 2.0 * (EPOCHS // 7), "threads")
 
 
-def test_steps_that_are_no_leak_are_told() -> None:
-    assert told(400 + 128.0 * (EPOCHS > 13) + 24.0 * (EPOCHS > 18)) == (
-        [],
-        ["host memory rose in 2 steps by 152 MiB"],
-    )
-    assert told(np.where(EPOCHS > 12, 1424.0, 400.0), "device_mib") == (
-        [],
-        ["device memory rose in 1 step by 1,024 MiB"],
-    )
-    assert told(np.where(EPOCHS > 3, 21, 20), "files") == ([], ["open files rose in 1 step by 1"])
-    assert told(400 + RNG.normal(0, 8, 26)) == told(400 - 2.0 * EPOCHS) == ([], [])
-
-
 @pytest.mark.parametrize("epochs", [10, 13, 26])
 def test_a_single_step_is_never_a_leak(epochs: int) -> None:
     for at in range(1, epochs):
         leaks, rose = told(np.where(np.arange(epochs) >= at, 1424.0, 400.0))
         assert leaks == [] and rose == ["host memory rose in 1 step by 1,024 MiB"], at
-
-
-def test_a_leak_after_a_short_warm_up_says_what_tells() -> None:
-    grows, opens = (
-        ["device memory: +1.60 MiB an epoch, allowed 0.5"],
-        ["open files: +1.00 an epoch, allowed 0"],
-    )
-    assert _leaks.warmer(grows, 6, 4) == [
-        "or pools that still fill, after 24 batches of warm-up: --warm-epochs 84 tells"
-    ]
-    assert _leaks.warmer(grows, 6, 84) == _leaks.warmer(opens, 6, 4) == _leaks.warmer([], 6, 4) == []
 
 
 def test_a_file_every_other_epoch_is_seen_and_one_in_all_is_not() -> None:
@@ -316,28 +292,6 @@ def test_videos_of_a_list(videos: Path, tmp_path: Path) -> None:
     assert (len(feed.columns), feed.columns.classes) == (3, ("0", "1")), "a list goes before a folder"
 
 
-def test_what_leaks_is_shown_with_its_figures() -> None:
-    error = "host memory: +1.00 MiB an epoch, allowed 0.5"
-    figures = {"rate": 100.0, "host_mib_an_epoch": 1.0, "verdict": error}
-    row: Row = {
-        "point": {"loader": "x", "batch_size": 8, "image_size": 32},
-        "status": "failed",
-        "error": error,
-        "figures": figures,
-    }
-    row |= {"suite": "soak", "spread": {}, "versions": {}, "hardware": {}, "folder": "runs/x", "took_s": 1.0}
-    titles, line = _show.cells(soak.SUITE, [row], detail=False)
-    of_clips: Row = row | {"point": row["point"] | {"clip_frames": 8}, "figures": {}, "error": "no"}
-    assert _show.cells(soak.SUITE, [of_clips], detail=False)[0][0] == "clip/s", (
-        "also where nothing was measured"
-    )
-    assert dict(zip(titles, line, strict=True)) == {
-        "img/s": "100",
-        "host MiB an epoch": "+1.00",
-        "verdict": error,
-    }
-
-
 def test_what_leaks_fails_and_keeps_its_figures(tmp_path: Path) -> None:
     suite = replace(
         soak.SUITE,
@@ -357,40 +311,6 @@ def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
         soak.points(Soak(data=tmp_path, epochs=6))
     with pytest.raises(UserError, match="--data is missing"):
         soak.points(Soak())
-
-
-@pytest.mark.slow
-def test_a_short_soak_of_clips(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    flags = [
-        "--task",
-        "video",
-        "--loaders",
-        "pyav",
-        "--epochs",
-        "12",
-        "--warm-epochs",
-        "2",
-        "--batch-size",
-        "4",
-        "--image-size",
-        "32",
-    ]
-    flags += [
-        "--workers",
-        "1",
-        "--clip-frames",
-        "2",
-        "--max-mib-an-epoch",
-        "20",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert bench.main(["soak", "--data", str(videos), *flags]) == 0
-    (row,) = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
-    assert (row["status"], row["figures"]["processes"], row["point"]["clip_frames"]) == ("ok", 2, 2)
-    table = (tmp_path / "out" / "table.md").read_text()
-    assert "| clip/s |" in table and "img/s" not in table and "| flat |" in table
 
 
 @pytest.mark.slow

@@ -27,25 +27,6 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return draw(tmp_path_factory.mktemp("train") / "data", classes=("blue", "red"), train=24, val=2)
 
 
-def test_points_say_what_runs_and_a_loop_by_hand_follows_its_own(data: Path) -> None:
-    settings = Train(
-        data=data,
-        archs=("resnet18", "alexnet"),
-        batch_sizes=(8, 16),
-        loaders=("auto", "dali-cpu"),
-        by_hand=("dali",),
-    )
-    found = points(settings)
-    assert [(point["arch"], point["batch_size"]) for point in found[::3]] == [
-        ("resnet18", 8),
-        ("resnet18", 16),
-        ("alexnet", 8),
-        ("alexnet", 16),
-    ]
-    assert [point["loader"] for point in found[1:3]] == ["dali-cpu", BY_HAND + "dali"]
-    assert "auto" not in {value for point in found for value in point.values()}
-
-
 def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
     settings = Train(
         data=data,

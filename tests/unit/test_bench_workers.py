@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks import workers
-from benchmarks._suite import Row, run
+from benchmarks._suite import Row
 from benchmarks.workers import Workers, conclude, derive, enough, fixed, points
 from contracts import UserError
 from report.tensorboard import SETTINGS
-from tests.end_to_end.runs import draw
 
 
 def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
@@ -241,35 +240,3 @@ def test_a_compiled_point_says_so_to_train_py(tmp_path: Path) -> None:
 def test_the_fixed_share_is_beside_each_row_but_the_largest() -> None:
     found = derive([row(8, 90, ceiling=100), row(16, 110, ceiling=200), row(16, 100, ceiling=150, workers=1)])
     assert [one["figures"].get("fixed") for one in found] == [pytest.approx(1.0), None, None]
-
-
-@pytest.mark.slow
-def test_a_point_is_a_run_of_train_py(tmp_path: Path) -> None:
-    """A machine too slow for 20 steps in the time is given more of it."""
-    data = draw(tmp_path / "data", classes=("blue", "red"), train=24, val=2)
-    flags = f"--min-window-s 0.1 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
-    asked = Workers(
-        data=data,
-        arch="squeezenet1_1",
-        precision="fp32",
-        batch_sizes=(4,),
-        workers=(0,),
-        memory=("pageable",),
-        image_sizes=(32,),
-        flags=flags,
-    )
-    for seconds in (2, 8, 32):
-        settings = asked.model_copy(update={"seconds": seconds})
-        (found,) = run(workers.SUITE, settings, tmp_path / "bench", lambda done, known, said: None)
-        if found["status"] != "short":
-            break
-    assert found["status"] == "ok", found
-    figures = found["figures"]
-    parts = [figures[f"{name}_ms"] for name in workers.STEP]
-    assert all(part > 0 for part in parts)
-    assert 4e3 / sum(parts) == pytest.approx(figures["rate"], rel=0.5), "the parts make up the step"
-    drawn = workers.plots(derive([found]), tmp_path)
-    assert {path.name for path in drawn} >= {"split-32.png", "rate-32.png"} and all(
-        path.stat().st_size > 1000 for path in drawn
-    )
-    assert len(conclude([found])) == 1

@@ -22,8 +22,6 @@ from plan.order import order
 from plan.windows import resized
 from tests.conformance.plans import Videos
 
-SIDES = st.integers(16, 3000)
-
 
 def policy(**changes: Any) -> ClipPolicy:
     return ClipPolicy(
@@ -123,21 +121,6 @@ def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int
 
 
 # --- windows ------------------------------------------------------------------------------------------------
-
-
-@given(SIDES, SIDES, st.integers(0, 2), st.tuples(*[st.floats(0, 1, exclude_max=True)] * 3))
-def test_windows_lie_in_their_region_and_regions_in_the_picture(
-    height: int, width: int, place: int, draws: tuple[float, ...]
-) -> None:
-    h, w = np.array([height]), np.array([width])
-    for regions, inner in (
-        clips.random_window(h, w, np.array([draws]), shorter=(256, 320), crop=224),
-        clips.fixed_window(h, w, np.array([place]), resize=256, crop=224),
-    ):
-        x0, y0, x1, y1 = regions[0]
-        assert regions.dtype == np.int64 and 0 <= x0 < x1 <= width and 0 <= y0 < y1 <= height
-        left, top, right, bottom = inner[0]
-        assert -1e-6 <= left < right <= x1 - x0 + 1e-6 and -1e-6 <= top < bottom <= y1 - y0 + 1e-6
 
 
 def test_the_shorter_side_is_uniform_and_corners_reach_every_place() -> None:
@@ -248,13 +231,6 @@ def test_views_are_clips_times_crops() -> None:
     assert np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4, (
         "one crop is the middle one"
     )
-
-
-def test_a_step_counts_videos() -> None:
-    training = plan(20, batch_size=3, world_size=2, accumulate=2, policy=policy(clips=10, crops=3))
-    assert (training.samples, training.views, training.global_batch_size, training.steps()) == (20, 1, 12, 1)
-    with pytest.raises(UserError, match="the largest that fits is --batch-size 5"):
-        plan(20, batch_size=64, world_size=2, accumulate=2).require_a_step()
 
 
 @pytest.mark.parametrize(

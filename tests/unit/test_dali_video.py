@@ -24,7 +24,7 @@ from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
 from tests.conformance.turning import rows_are_changed
 from tests.unit.clip_kinds import KINDS, Made
-from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels
+from tests.unit.test_clip_loaders import feed, shows_what_is_asked
 from tests.unit.test_clip_readers import patterns
 from tests.unit.video_files import number
 
@@ -183,14 +183,7 @@ def test_every_clip_of_every_kind(made: Made) -> None:
     given = feed(made.videos)
     loading = DaliVideo(given)
     with loading:
-        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
-            assert batch.failed == () and batch.images.shape == (BATCH, 3, T, SIZE, SIZE)
-            for place in np.flatnonzero(rows.valid).tolist():
-                assert rows.frames is not None
-                upright = levels(batch.images)[place][:, :, :: -1 if rows.turns[place] else 1]
-                assert [number(frame) for frame in upright] == [
-                    made.shown(int(rows.ids[place]), f) for f in rows.frames[place].tolist()
-                ]
+        shows_what_is_asked(loading, given, made)
         assert (
             loading.counts.fallbacks["h264 in mp4, refused"] >= 2
             and loading.counts.fallbacks["h264 in mp4, rotated"] >= 2

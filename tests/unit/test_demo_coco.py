@@ -22,16 +22,9 @@ from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
 from scripts import demo_coco
+from tests.unit.folders import contents
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def opened(folder: Path, split: str) -> COCO:
@@ -181,8 +174,8 @@ def test_run_lengths_are_cocos(mask: np.ndarray) -> None:
 def test_a_larger_set_begins_with_a_smaller_one(made: Path, tmp_path: Path) -> None:
     for name in ("one", "again"):
         assert demo_coco.write(tmp_path / name, 12, 3, seed=3, progress=False)
-    one, more = files(tmp_path / "one"), files(made)
-    assert one == files(tmp_path / "again")
+    one, more = contents(tmp_path / "one"), contents(made)
+    assert one == contents(tmp_path / "again")
     assert all(more[name] == data for name, data in one.items() if name.endswith(".jpg"))
     assert len(one) == 12 + 3 + 3
     whole = json.loads(more["annotations/instances_train2017.json"])

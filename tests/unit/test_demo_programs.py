@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from scripts import demo_coco, demo_set
+from tests.unit.folders import contents
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("demo_set", "demo_coco", "demo_videos")
@@ -27,20 +28,16 @@ def counts(program: Any, train: int) -> list[str]:
     return [f"--train{of}", str(train), f"--val{of}", "1"]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_a_finished_set_is_reused_and_another_seed_replaces_it(program: Any, tmp_path: Path) -> None:
     dest = tmp_path / "set"
     dest.mkdir()  # an empty folder is welcome
     assert program.write(dest, 1, 1, progress=False)
-    first, times = files(dest), {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
+    first, times = contents(dest), {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
     assert not program.write(dest, 1, 1, progress=False)
     assert times == {path: path.stat().st_mtime_ns for path in dest.rglob("*")}
     assert program.write(dest, 1, 1, seed=1, progress=False)
-    assert files(dest).keys() == first.keys()
-    assert files(dest) != first
+    assert contents(dest).keys() == first.keys()
+    assert contents(dest) != first
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
@@ -51,14 +48,14 @@ def test_a_foreign_folder_is_refused_in_one_line(
     name = program.__name__.removeprefix("scripts.")
     for file in content.format(name=name).split():
         (tmp_path / file).write_text("{}")
-    before = files(tmp_path)
+    before = contents(tmp_path)
     assert program.main([str(tmp_path), *counts(program, 1)]) == 2
     assert program.main([str(next(tmp_path.iterdir()))]) == 2
     assert program.main([str(tmp_path / "set"), *counts(program, 0)]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3 and all(line.startswith(f"{name}: ") for line in said)
     assert str(tmp_path) in said[0] and "at least one" in said[2]
-    assert files(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def test_an_interrupted_set_leaves_nothing(
@@ -86,4 +83,4 @@ def test_one_starts_as_a_module_and_as_a_file(start: list[str], tmp_path: Path) 
     ]
     result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    assert len(files(tmp_path / "set")) == 21
+    assert len(contents(tmp_path / "set")) == 21

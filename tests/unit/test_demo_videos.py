@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 
 from scripts import demo_set, demo_videos
+from tests.unit.folders import contents
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = np.arange(24) / 24
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def motion(name: str, seed: int, count: int = 4) -> tuple[np.ndarray, np.ndarray]:
@@ -103,7 +96,7 @@ def test_a_player_shows_what_was_drawn(made, label, index):
 def test_a_set_is_whole_and_does_not_depend_on_the_number_of_processes(made, tmp_path):
     assert demo_videos.write(tmp_path / "one", 2, 1, seed=3, progress=False, processes=1)
     assert demo_videos.write(tmp_path / "two", 2, 1, seed=3, progress=False, processes=2)
-    one, two, more = files(tmp_path / "one"), files(tmp_path / "two"), files(made)
+    one, two, more = contents(tmp_path / "one"), contents(tmp_path / "two"), contents(made)
     assert one == two
     assert len(one) == 1 + 8 * 3
     assert tuple(sorted(path.name for path in (tmp_path / "one" / "val").iterdir())) == demo_videos.CLASSES

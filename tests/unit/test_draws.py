@@ -120,11 +120,6 @@ def test_no_stream_is_a_part_of_another() -> None:
     assert len(np.unique(np.concatenate(streams))) == 72 * 1000
 
 
-def test_all_columns_and_purposes_differ() -> None:
-    drawn = np.concatenate([uniforms(0, 0, purpose, np.arange(1000), 22) for purpose in Purpose], axis=1)
-    assert len(np.unique(drawn)) == drawn.size
-
-
 # --- a row is a function of its id --------------------------------------------------------------------------
 
 
@@ -179,16 +174,6 @@ def test_every_bit_is_fair() -> None:
     words = bits(key(3, 4), np.arange(N))
     ones = np.array([int(((words >> np.uint64(place)) & np.uint64(1)).sum()) for place in range(64)])
     assert np.abs(ones - N / 2).max() < 4 * math.sqrt(N) / 2
-
-
-def test_pairs_fill_the_square() -> None:
-    """Chi-square of (draw of id i, draw of id i + 1) in 20 x 20 cells; 399 degrees of freedom have 0.1 %
-    beyond 490.
-    """
-    drawn = uniforms(0, 0, Purpose.WINDOW, np.arange(N), 1)[:, 0]
-    cells = np.histogram2d(drawn[:-1], drawn[1:], bins=20, range=((0, 1), (0, 1)))[0]
-    expected = (N - 1) / 400
-    assert ((cells - expected) ** 2 / expected).sum() < 490
 
 
 def test_neighbours_are_not_correlated() -> None:

@@ -108,34 +108,6 @@ def test_upright_rows_are_left_alone() -> None:
     assert geometry.upright(rows) is rows
 
 
-def one(turn: int) -> Rows:
-    """A region at (10, 20), of it the window 4..24 x 2..12, shown 40 x 10 large at (5, 6) of an output 60 x
-    30 large.
-    """
-    return Rows(
-        ids=np.array([0]),
-        regions=np.array([[10, 20, 40, 40]]),
-        windows=np.array([[4.0, 2.0, 24.0, 12.0]]),
-        sizes=np.array([[30, 60]]),
-        turns=np.array([turn], np.uint8),
-        valid=np.array([True]),
-        places=np.array([[5, 6, 45, 16]]),
-    )
-
-
-def test_by_hand() -> None:
-    row, here = np.array([0]), np.array([[20.0, 25.0]])  # 6 pixels right of the window and 3 below its top
-    assert geometry.to_output(one(0), row, here).tolist() == [[5 + 12, 6 + 3]]
-    assert geometry.to_output(one(geometry.MIRROR), row, here).tolist() == [[45 - 12, 6 + 3]]
-    box = np.array([[20.0, 25.0, 24.0, 31.0]])
-    assert geometry.boxes_to_output(one(0), row, box).tolist() == [[17, 9, 25, 15]]
-    assert geometry.boxes_to_output(one(geometry.MIRROR), row, box).tolist() == [[25, 9, 33, 15]]
-    assert (
-        geometry.boxes_to_image(one(geometry.MIRROR), row, np.array([[25.0, 9.0, 33.0, 15.0]])).tolist()
-        == box.tolist()
-    )
-
-
 @given(SEEDS)
 def test_boxes_keep_their_corners_in_order(seed: int) -> None:
     rows, rng = drawn_rows(seed), np.random.default_rng(seed)

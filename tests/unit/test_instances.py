@@ -209,17 +209,6 @@ def test_mirrored_twice_is_as_it_was(names: list[str]) -> None:
 # --- files --------------------------------------------------------------------------------------------------
 
 
-def test_travels_as_a_name(data: Path) -> None:
-    found = opened(data)
-    sent = pickle.dumps(found)
-    assert len(sent) < 500
-    other = pickle.loads(sent)
-    assert (
-        all((getattr(other, name) == getattr(found, name)).all() for name in Instances.COLUMNS)
-        and other.classes == found.classes
-    )
-
-
 @pytest.mark.parametrize("column", ["boxes", "points", "rle", "annotation_offsets"])
 def test_another_length_is_noticed(column: str, data: Path) -> None:
     folder = opened(data).folder

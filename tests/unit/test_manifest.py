@@ -132,21 +132,6 @@ def test_a_manifest_pickles_as_its_folder(root: Path, cache: Path) -> None:
     assert (len(copy), copy.path(2), copy.manifest.classes) == (4, reader.path(2), reader.manifest.classes)
 
 
-def test_a_scan_outlives_one_that_is_interrupted(
-    root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = open_folder(root, cache=cache).folder
-
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(manifest, "seal", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            open_folder(root, cache=cache, rescan=True)
-    assert open_folder(root, cache=cache).folder == folder
-
-
 def test_a_scan_is_kept_while_somebody_has_it_open(root: Path, cache: Path) -> None:
     first = open_folder(root, cache=cache)
     folder, packed = first.folder, pickle.dumps(first)
@@ -217,14 +202,6 @@ def test_rescan_sees_a_file_written_in_place(root: Path, cache: Path) -> None:
     assert open_folder(root, cache=cache).size[0] == len(JPEG)
     assert open_folder(root, cache=cache, rescan=True).size[0] == len(PNG)
     assert open_folder(root, cache=cache).size[0] == len(PNG)
-
-
-def test_read_delay_is_added_to_each_read(root: Path, cache: Path) -> None:
-    reader = Folder(open_folder(root, cache=cache), read_delay_s=0.03)
-    start = time.perf_counter()
-    reader.read(0)
-    reader.read(1)
-    assert time.perf_counter() - start >= 0.06
 
 
 def test_a_thousand_class_folders_open_in_milliseconds(cache: Path, tmp_path: Path) -> None:

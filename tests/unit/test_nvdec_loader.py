@@ -31,17 +31,18 @@ from loaders.videos.nvdec import loader
 from tests.conformance.turning import rows_are_changed
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
-from tests.unit.test_clip_loaders import BATCH, SIZE, T, feed, levels, spoiled
+from tests.unit.test_clip_loaders import (
+    BATCH,
+    SIZE,
+    T,
+    checked,
+    feed,
+    levels,
+    shown_and_asked,
+    shows_what_is_asked,
+    spoiled,
+)
 from tests.unit.video_files import number
-
-
-def numbers(images: torch.Tensor, rows: Any, place: int) -> list[int]:
-    upright = levels(images)[place][:, :, :: -1 if rows.turns[place] else 1]
-    return [number(frame) for frame in upright]
-
-
-def expected(kinds: Made, rows: Any, place: int) -> list[int]:
-    return [kinds.shown(int(rows.ids[place]), frame) for frame in rows.frames[place].tolist()]
 
 
 @pytest.mark.parametrize("beside", ["", "pyav", "decord"])
@@ -53,19 +54,7 @@ def test_every_clip_of_every_kind(made: Made, beside: str, views: int) -> None:
     loading = loader(given, codec, beside)
     with loading:
         for epoch in (0, 1):
-            for batch, rows in zip(loading.batches(epoch, 0), given.plan.rows(epoch, 0), strict=True):
-                assert batch.images.shape == (BATCH, 3, T, SIZE, SIZE)
-                assert batch.images.is_contiguous(memory_format=torch.channels_last_3d)
-                assert batch.failed == ()
-                np.testing.assert_array_equal(batch.ids, rows.ids)
-                np.testing.assert_array_equal(
-                    batch.targets["labels"].numpy(), np.where(rows.valid, rows.ids, -1)
-                )
-                assert not batch.images[~batch.valid].any()
-                for place in np.flatnonzero(rows.valid).tolist():
-                    assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[
-                        rows.ids[place]
-                    ]
+            shows_what_is_asked(loading, given, made, epoch)
         able = exact("nvdec", made.videos, np.arange(len(made.videos))) & within(
             capabilities(codec, 0), made.videos
         )
@@ -127,9 +116,7 @@ def test_what_an_engine_refuses_pyav_decodes(tmp_path: Path) -> None:
     loading = loader(given, Refusing(), "")
     with loading:
         assert loading._pool is None, "all files are such that the engines can decode them"
-        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
-            for place in np.flatnonzero(rows.valid).tolist():
-                assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
+        shows_what_is_asked(loading, given, kinds)
         assert loading.counts.fallbacks == {"h264 in mp4, refused": 2, "hevc in mp4, refused": 2}
         assert loading.counts.refusals == dict.fromkeys(
             loading.counts.fallbacks, "nvdec: cuvidCreateDecoder : no"
@@ -144,23 +131,18 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
     loading = loader(given, Codec(), "pyav")
     able, by_pyav = loading._able, Counter[str]()
     with loading:
-        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
+        for batch in checked(loading, given):
             failed |= set(batch.failed)
-            by_pyav.update(
-                kind(kinds.videos, sample)
-                for sample in rows.ids[batch.valid.numpy()].tolist()
-                if not able[sample]
-            )
-            np.testing.assert_array_equal(batch.valid.numpy(), rows.valid & ~np.isin(rows.ids, batch.failed))
-            assert not batch.images[~batch.valid].any()
             for place in np.flatnonzero(batch.valid.numpy()).tolist():
-                if rows.ids[place] % 2:
-                    assert numbers(batch.images, rows, place) == expected(kinds, rows, place)
+                sample = int(batch.ids[place])
+                by_pyav[kind(kinds.videos, sample)] += not able[sample]
+                shown, asked = shown_and_asked(batch, kinds, place)
+                assert shown == asked or not sample % 2
         told = {sort: why for sort, why in loading.counts.refusals.items() if sort.endswith(LOST)}
         fallbacks = {
             sort: clips for sort, clips in loading.counts.fallbacks.items() if not sort.endswith(REFUSED)
         }
-    assert fallbacks == by_pyav, "clips that it decoded, not those that it lost"
+    assert fallbacks == +by_pyav, "clips that it decoded, not those that it lost"
     assert failed and not any(sample % 2 for sample in failed)
     assert {*told} == {kind(kinds.videos, sample) + LOST for sample in failed} and all(
         why.startswith("pyav: ") for why in told.values()
@@ -195,7 +177,7 @@ def test_of_a_damaged_video_the_clips_that_are_whole_are_shown(tmp_path: Path) -
         ]
         assert [its.lost for its in told] == [[], [2]] and told[0].fallbacks == ["h264 in mkv, refused"] * 2
         shown = [[number(frame) for frame in out[place].numpy()] for place in (0, 1)]
-        assert shown == [expected(kinds, rows, place) for place in (0, 1)] and not out[2:].any()
+        assert shown == [[kinds.shown(0, t) for t in range(T)]] * 2 and not out[2:].any()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -260,11 +242,7 @@ def test_packets_that_have_no_room_in_a_slot(
     monkeypatch.setattr(_reading, "Read", noted)  # which this process makes of what came
     given = replace(feed(made.videos), workers=workers)
     with loader(given, Codec(), "") as loading:
-        for batch, rows in zip(loading.batches(0, 0), given.plan.rows(0, 0), strict=True):
-            for place in np.flatnonzero(rows.valid).tolist():
-                assert numbers(batch.images, rows, place) == expected(made, rows, place), made.names[
-                    rows.ids[place]
-                ]
+        shows_what_is_asked(loading, given, made)
     assert {*large} == ({True, False} if workers else set()), "clips of both sorts"
 
 

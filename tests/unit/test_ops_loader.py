@@ -34,48 +34,6 @@ def test_it_is_numpys(pixels: np.ndarray, seed: int, epoch: int) -> None:
     np.testing.assert_allclose(found, expected, atol=CLOSE)
 
 
-def test_each_image_has_its_own_numbers() -> None:
-    numbers = ops.distortions(0, 0, np.arange(64))
-    pixels = np.tile(np.random.default_rng(0).random((1, 6, 7, 3), np.float32), (64, 1, 1, 1))
-    found, expected = both(pixels, numbers)
-    np.testing.assert_allclose(found, expected, atol=CLOSE)
-    assert len({image.tobytes() for image in found}) > 32
-
-
-def test_no_distortion_changes_nothing() -> None:
-    levels = np.arange(256, dtype=np.float32) / 255
-    pixels = np.stack([levels, levels[::-1], np.roll(levels, 99)], axis=-1)[None, None]
-    found, _ = both(pixels, IDENTITY)
-    np.testing.assert_allclose(found, pixels, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "expected"),
-    [
-        (ops.BRIGHTNESS, 0.1, [0.9, 0.5, 0.3]),
-        (ops.CONTRAST, 0.5, [0.4, 0.2, 0.1]),
-        (ops.SATURATION, 0.5, [0.8, 0.6, 0.5]),
-        (ops.HUE, 1 / 3, [0.2, 0.8, 0.4]),
-        (ops.PERMUTATION, 5, [0.2, 0.4, 0.8]),
-    ],
-)
-def test_one_number_alone(column: int, value: float, expected: list[float]) -> None:
-    numbers = IDENTITY.copy()
-    numbers[0, column] = value
-    found, reference = both(np.array([[[[0.8, 0.4, 0.2]]]], np.float32), numbers)
-    np.testing.assert_allclose(found[0, 0, 0], expected, atol=1e-6)
-    np.testing.assert_allclose(reference[0, 0, 0], expected, atol=1e-6)
-
-
-def test_nothing_is_clipped_in_between() -> None:
-    """Contrast before the rest and after it would differ then; as it is, all of them scale."""
-    pixels = np.random.default_rng(1).random((1, 8, 8, 3), np.float32)
-    first, last = IDENTITY.copy(), IDENTITY.copy()
-    first[0, 1:5] = 1.5, 1, 1.5, 0.05
-    last[0, 1:5] = 1.5, 0, 1.5, 0.05
-    np.testing.assert_allclose(both(pixels, first)[0], both(pixels, last)[0], atol=1e-5)
-
-
 def test_clips_of_frames_too() -> None:
     """[B, T, H, W, 3]: every frame of a row alike."""
     pixels = np.random.default_rng(2).random((2, 3, 4, 5, 3), np.float32)

@@ -65,13 +65,6 @@ def test_numbers_are_those_of_the_policy() -> None:
     assert (rows.windows == rows.regions).all()
 
 
-@pytest.mark.parametrize(("flip", "share"), [(0.0, 0.0), (1.0, 1.0), (0.5, 0.5), (0.1, 0.1)])
-def test_flips_come_with_their_probability(flip: float, share: float) -> None:
-    policy = ImagePolicy(window="stretch", image_size=8, flip=flip)
-    rows = plan(20_000, policy=policy, batch_size=20_000).rows(0, 0)[0]
-    assert rows.turns.mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 20_000))
-
-
 def test_policies_read_their_settings() -> None:
     settings = Augmentation(
         crop_scale=(0.3, 0.9), crop_ratio=(0.5, 2.0), flip=0.25, train_window="stretch", val_window="stretch"
@@ -95,26 +88,6 @@ def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
 
 
 # --- its edges ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("training", "world_size", "rank", "first"),
-    [(True, 1, 0, 0), (True, 3, 1, 24), (False, 2, 0, 0), (False, 2, 1, 8)],
-)
-@pytest.mark.parametrize("batch_size", [1, 4, 24, 64, 65])
-def test_small_batches_drawn_together_are_those_drawn_alone(
-    training: bool, world_size: int, rank: int, first: int, batch_size: int
-) -> None:
-    here = plan(1003, batch_size=batch_size, world_size=world_size, rank=rank, training=training)
-    rows = here.rows(1, first)
-    own = here.ordered(1)[first:]
-    for i in [*np.random.default_rng(0).permutation(len(rows)), len(rows) - 1, 0]:
-        begin = (i * world_size + rank) * batch_size
-        alone = here.draw(1, own[begin : begin + batch_size])
-        assert np.array_equal(rows[i].ids, alone.ids)
-        assert np.array_equal(rows[i].valid, alone.valid)
-        assert by_id(rows[i]) == by_id(alone)
-    assert len(rows) > 1
 
 
 def test_rows_are_a_lazy_sequence() -> None:

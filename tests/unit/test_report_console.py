@@ -14,12 +14,10 @@ import time
 import tty
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from contracts import Figure
 from report.console import Bar, Console, duration, number, rows
 from tasks.classification import KIND
 
@@ -208,23 +206,6 @@ def test_a_validation_alone_has_no_rows_without_a_value() -> None:
         "validation": {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000},
     }
     assert rows(alone, KIND) == [("top-1", "50.00%   (top-5 100.00%   loss 0.2500)"), ("samples", "50,000")]
-
-
-def test_one_window() -> None:
-    rate = {"steady": 5.0, "spread": {"n": 1, "min": 5.0, "max": 5.0, "iqr": 0.0}}
-    assert dict(rows({"rate": rate}, KIND))["rate"] == "5 img/s   (5 to 5 in 1 window)"
-
-
-def test_a_task_says_how_its_figures_are_printed() -> None:
-    figures = (
-        Figure(name="psnr", title="PSNR", unit="dB"),
-        Figure(name="ssim", title="SSIM"),
-        Figure(name="samples"),
-    )
-    task = SimpleNamespace(figures=figures, loss_parts=False, graphs=True)
-    validation = {"samples": 3, "ssim": 0.91, "psnr": 30.127}
-    assert rows({"validation": validation}, task)[0] == ("PSNR", "30.13 dB   (SSIM 0.9100)")
-    assert rows({}, task)[0] == ("PSNR", "-")
 
 
 def test_a_scan_shows_items_rate_and_time_left() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from contracts import Batch, Pixels
@@ -230,11 +229,3 @@ def test_images_without_boxes_and_clips_are_as_they_were() -> None:
     np.testing.assert_array_equal(still, expected)
     clips = torch.stack([images - 9, images, images + 9], dim=2)
     np.testing.assert_array_equal(shown(batch_of(clips)), expected)
-
-
-def test_pictures_open(tmp_path: Path) -> None:
-    board = Board(tmp_path)
-    board.images("val/predictions", grid(7), 3, once=False)
-    board.close()
-    (event,) = board_of(tmp_path).Images("val/predictions")
-    assert np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))[0, 0].tolist() == [7, 7, 7]

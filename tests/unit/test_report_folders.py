@@ -213,12 +213,6 @@ def test_the_events_of_a_short_run_are_its_own(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "events.out.tfevents.1.here").read_bytes() == b"the run's"
 
 
-def test_a_run_of_train_py_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "read", lambda folder: ("train", [row(100, 98, 102)]))
-    assert report.main([str(tmp_path)]) == 0
-    assert "| 100.0 (98.0 to 102.0, 5) |" in (tmp_path / "table.md").read_text()
-
-
 def test_a_folder_that_cannot_be_written_to_is_shown_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from report.record import LEFT_BY_A_RUN, Appender, Record, claimed, replace
+from report.record import LEFT_BY_A_RUN, Record, claimed, replace
 
 ROOT = Path(__file__).parents[2]
 
@@ -294,15 +294,6 @@ def test_lines_are_added_once(tmp_path: Path) -> None:
     assert (
         tmp_path / "failed.txt"
     ).read_bytes() == b"train\ta\xff.mp4\ntrain\tb\\n\xe2\x80\xa8c.mp4\nval\ta.mp4\n"
-
-
-def test_appender_goes_on_at_the_end(tmp_path: Path) -> None:
-    for piece in (b"one", b"two"):
-        appender = Appender(tmp_path / "file")
-        appender.append(piece)
-        appender.close()
-        appender.close()
-    assert (tmp_path / "file").read_bytes() == b"onetwo"
 
 
 def test_files_of_one_folder_may_be_written_side_by_side(

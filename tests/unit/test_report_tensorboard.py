@@ -144,21 +144,6 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     assert [datum.step for datum in served["throughput/samples_per_s"]] == windows
 
 
-def test_summary_writers_purge_step_alone_would_double_the_curve(tmp_path: Path) -> None:
-    """Why Board cuts the files. When this fails TensorBoard has changed, and Board could be simpler."""
-    from torch.utils.tensorboard import SummaryWriter
-
-    for name, start, purge in (("a", 0, None), ("b", 60, 60)):
-        with SummaryWriter(str(tmp_path / "run"), purge_step=purge, filename_suffix=name) as writer:
-            for step in range(start, 100, 10):
-                writer.add_scalar("train/loss", 1.0, step)
-    served = provider(tmp_path).read_scalars(
-        RequestContext(), experiment_id="", plugin_name="scalars", downsample=5000
-    )["run"]
-    steps = [datum.step for datum in served["train/loss"]]
-    assert len(steps) > len(set(steps))
-
-
 def test_a_run_killed_in_mid_write_resumes(tmp_path: Path) -> None:
     first = Board(tmp_path)
     write(first, 0, 50, 1.0)

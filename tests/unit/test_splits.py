@@ -18,7 +18,6 @@ from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
 from dataset.splits import Kind, cache_folder, open_split, open_splits
-from dataset.videos.columns import Videos
 from dataset.videos.synthetic import SyntheticVideos
 from tasks.video import KIND
 from tests.unit.coco_files import document, write, write_coco
@@ -117,20 +116,6 @@ def test_folders_of_images(data: Path) -> None:
     assert warning.startswith("val: 1 left out, named in ") and warning.endswith("rejected.txt")
 
 
-def test_folders_of_videos(data: Path, video: Path) -> None:
-    put(
-        video,
-        data / "train" / "run" / "a.mp4",
-        data / "train" / "walk" / "b.mp4",
-        data / "val" / "walk" / "c.mp4",
-    )
-    splits = opened(data, videos=True)
-    for split, found, labels in (("train", ["a.mp4", "b.mp4"], [0, 1]), ("val", ["c.mp4"], [1])):
-        columns = splits[split].columns
-        assert isinstance(columns, Videos) and columns.classes == ("run", "walk")
-        assert (names(splits[split]), columns.label.tolist()) == (found, labels)
-
-
 @pytest.mark.parametrize("ending", [".csv", ".txt"])
 @pytest.mark.parametrize("labels", [("0", "1"), ("run", "walk")])
 def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str, str]) -> None:
@@ -180,23 +165,6 @@ def test_a_list_and_a_folder(data: Path, video: Path) -> None:
     splits = opened(data, videos=True)
     assert splits["train"].columns.classes == splits["val"].columns.classes == ("run", "walk")
     assert (splits["train"].columns.label.tolist(), splits["val"].columns.label.tolist()) == ([0, 1], [1])
-
-
-def test_an_empty_class_has_no_label(data: Path, video: Path) -> None:
-    """In training the classes behind it move up, and it is said. In validation a class may be missing."""
-    put(
-        video,
-        data / "train" / "jump" / "a.mp4",
-        data / "train" / "walk" / "b.mp4",
-        data / "val" / "walk" / "c.mp4",
-    )
-    (data / "train" / "run").mkdir()
-    (data / "val" / "jump").mkdir()
-    console = Console()
-    splits = opened(data, videos=True, console=console)
-    assert splits["train"].columns.classes == ("jump", "walk")
-    assert (splits["train"].columns.label.tolist(), splits["val"].columns.label.tolist()) == ([0, 1], [1])
-    assert [warning.split(",")[0] for warning in console.warnings] == ["train: 1 left out", "val: 1 left out"]
 
 
 @pytest.mark.parametrize(("videos", "kind"), [(False, SyntheticImages), (True, SyntheticVideos)])
@@ -351,54 +319,6 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
     console = Console()
     opened(data, console=console)
     assert len(console.warnings) == 1 and "one class alone, 'ant'" in console.warnings[0]
-
-
-@pytest.mark.parametrize(
-    ("train", "val", "said"),
-    [
-        ("a.mp4 0\n\na.mp4\n", "a.mp4 0", ("train.csv line 3 is 'a.mp4'", "'path label'")),
-        ("a\0b.mp4 0\n", "a.mp4 0", ("train.csv line 1 is 'a\\x00b.mp4 0'", "'path label'")),
-        (
-            "a.mp4 0\na.mp4 walk\n",
-            "a.mp4 0",
-            ("train.csv line 1", "line 2 'walk'", "all numbers from 0 or all names"),
-        ),
-        ("a.mp4 0 0.2 0.1\n", "a.mp4 0", ("train.csv line 1", "ends at 0.1 s")),
-        ("", "a.mp4 0", ("train.csv is empty", "'path label'")),
-        (
-            "a.mp4 0\na.mp4 1\n",
-            "a.mp4 0\na.mp4 2\n",
-            ("val.csv line 2", "'2'", "none of the 2 classes of the training data"),
-        ),
-        ("a.mp4 run\n", "a.mp4 swim\n", ("val.csv line 1", "'swim'", "none of the 1 classes")),
-        ("b.mp4 0\n", "a.mp4 0", ("no video in", "b.mp4")),
-        ("a.mp4 0 5 6\n", "a.mp4 0", ("no video in", "from 5 to 6 s")),
-    ],
-)
-def test_lists_with_mistakes(data: Path, video: Path, train: str, val: str, said: tuple[str, ...]) -> None:
-    put(video, data / "a.mp4")
-    (data / "train.csv").write_text(train)
-    (data / "val.csv").write_text(val)
-    line = mistake(data, videos=True)
-    assert all(part in line for part in said), line
-
-
-@pytest.mark.parametrize("videos", [False, True])
-def test_a_class_of_validation_alone(data: Path, video: Path, videos: bool) -> None:
-    for path in ("train/ant/a", "val/ant/a", "val/bee/a"):
-        put(video, data / f"{path}.mp4") if videos else fill(data, {f"{path}.jpg": JPEG})
-    line = mistake(data, videos=videos)
-    assert "'bee'" in line and "none of the 1 classes of the training data" in line
-
-
-def test_rescan_finds_what_was_rewritten_in_place(data: Path, video: Path) -> None:
-    put(video, data / "train" / "run" / "a.mp4", data / "val" / "run" / "a.mp4")
-    assert opened(data, videos=True)["train"].columns.frames.tolist() == [6]
-    make(data.parent / "longer.mp4", frames=9, size=(32, 32))
-    (data / "train" / "run" / "a.mp4").write_bytes((data.parent / "longer.mp4").read_bytes())
-    with pytest.raises(UserError, match="changed size"):
-        opened(data, videos=True)["train"].source.read(0)
-    assert opened(data, videos=True, rescan=True)["train"].columns.frames.tolist() == [9]
 
 
 @pytest.mark.parametrize("rate", [{}, {"clip_fps": 5.0}])

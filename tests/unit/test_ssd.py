@@ -146,25 +146,9 @@ def test_matches_are_torchvisions(seed: int, images: list[tuple[int, str]], most
         assert torch.equal(one, other)
 
 
-def test_the_last_of_equal_boxes_gets_their_best_default_box_and_the_first_one_the_others() -> None:
-    box = defaults()[None, 40] + torch.tensor([0.0, 0.0, 0.5, 0.5])
-    matched = _ssd.match(defaults(), torch.cat([box] * 3), [3], 0.5)[0]
-    assert matched[40] == 2 and (matched == 1).sum() == 0 and (matched == 3).sum() > 300
-
-
 def test_an_overlap_of_the_threshold_is_enough() -> None:
     among = torch.tensor([[0.0, 0.0, 8.0, 8.0], [0.0, 0.0, 4.0, 8.0], [0.0, 0.0, 8.0, 9.0]])
     assert _ssd.match(among, among[1:2], [1], 0.5).tolist() == [[0, 0, 1]]
-
-
-@given(counts=st.lists(st.integers(0, 9), max_size=12), most=st.integers(1, 20))
-def test_chunks_have_each_box_once_and_no_more_than_asked(counts: list[int], most: int) -> None:
-    seen = []
-    for first, last, start, stop in _ssd.chunks(counts, most):
-        assert stop - start == sum(counts[first:last]) and start == sum(counts[:first])
-        assert stop - start <= most or sum(count > 0 for count in counts[first:last]) == 1
-        seen += list(range(start, stop))
-    assert seen == list(range(sum(counts)))
 
 
 @settings(max_examples=60)
@@ -208,24 +192,6 @@ def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_defau
         foreground = _ssd.match(defaults(), targets[-1]["boxes"], [64], 0.5)[0] < 64
         assert 4 * foreground.sum() > len(defaults())
     check_losses(small(), outputs_from(4, len(images), len(defaults())), defaults(), targets)
-
-
-def test_losses_of_ssd300s_own_default_boxes() -> None:
-    generator = DefaultBoxGenerator(
-        [[2], [2, 3], [2, 3], [2, 3], [2], [2]],
-        scales=[0.07, 0.15, 0.33, 0.51, 0.69, 0.87, 1.05],
-        steps=[8, 16, 32, 64, 100, 300],
-    )
-    maps = [torch.zeros(1, 1, side, side) for side in (38, 19, 10, 5, 3, 1)]
-    among = generator(ImageList(torch.zeros(1, 3, 300, 300), [(300, 300)]), maps)[0]
-    assert len(among) == 8732
-    targets = targets_from(5, [(7, "anywhere"), (0, "grid"), (90, "anywhere"), (30, "grid")], among, 300)
-    stock = small()
-    for one, other in zip(
-        our_matches(stock, among, targets), stock_matches(stock, among, targets), strict=True
-    ):
-        assert torch.equal(one, other)
-    check_losses(stock, outputs_from(6, 4, 8732), among, targets)
 
 
 class Operators(TorchDispatchMode):

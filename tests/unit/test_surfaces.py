@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
@@ -11,12 +10,10 @@ import av
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
 from loaders.videos import _surfaces
-from loaders.videos._planes import Fitter, Picture, triangle
-from loaders.videos._surfaces import Axis, Fit, band, nv12, places
+from loaders.videos._planes import Fitter, Picture
+from loaders.videos._surfaces import Fit, nv12, places
 from loaders.videos.pyav import planes
 from tests.unit import engines
 from tests.unit.triton_programs import interpreted
@@ -113,25 +110,3 @@ def test_places(turns: int) -> None:
     origin, down, across = places(3, 5, turns)
     for y, x in np.ndindex(3, 5):
         assert shown.reshape(-1)[origin + y * down + x * across] == stored[y, x]
-
-
-@given(
-    length=st.integers(8, 2000),
-    edges=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
-    count=st.integers(1, 300),
-    beyond=st.tuples(st.floats(0, 5), st.floats(0, 5)),
-)
-def test_a_band_is_the_filter_of_the_cpu(
-    length: int, edges: list[float], count: int, beyond: tuple[float, float]
-) -> None:
-    begin, end = (length * edge for edge in edges)
-    assume(end - begin >= 1)
-    low, high = max(begin - beyond[0], 0), min(end + beyond[1], length)
-    first, weights = triangle(begin, end, count, low, high, length)
-    matrix, (left, right) = band(
-        Axis(begin, (end - begin) / count, count, math.floor(low), math.ceil(high)), CPU, torch.float32
-    )
-    expected, found = np.zeros((count, length)), np.zeros((count, length))
-    np.put_along_axis(expected, first[:, None] + np.arange(weights.shape[1]), weights, axis=1)
-    found[:, left:right] = matrix.numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-3)

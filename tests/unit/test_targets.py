@@ -25,7 +25,6 @@ from plan.boxes import DetectionPlan, DetectionPolicy
 from plan.targets import packed, spans, usable_boxes
 from tests.conformance.placed import turned
 from tests.unit.annotated import columns
-from tests.unit.coco_files import write_coco
 
 SEEDS = st.integers(0, 2**32 - 1)
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,22 +300,6 @@ def test_a_box_that_is_rounded_away_is_left_out() -> None:
 
 
 # --- columns of files ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", POLICIES)
-def test_targets_of_a_scanned_set(name: str, tmp_path: Path) -> None:
-    """Columns are memory-mapped, some with keypoints: marks that are seen lie in the person's box."""
-    people = open_coco(write_coco(tmp_path / "coco"), "train", keypoints=True, cache=tmp_path / "cache")
-    rows = rows_of(people, POLICIES[name], 1)
-    found = packed(people, rows, masks=True, keypoints=True, centred=POLICIES[name].centred)
-    assert len(found["offsets"]) == len(rows) + 1 and len(found["boxes"]) == found["offsets"][-1] > 0
-    assert (found["labels"] == 1).all() and found["masks"].any(axis=(1, 2)).all()
-    seen = found["keypoints"][..., 2] > 0
-    low, high = (found["boxes"][:, None, part] for part in (slice(0, 2), slice(2, 4)))
-    inside = np.all(
-        (found["keypoints"][..., :2] >= low - 1) & (found["keypoints"][..., :2] <= high + 1), axis=2
-    )
-    assert seen.any() and inside[seen].all()
 
 
 def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:

@@ -94,14 +94,6 @@ def test_a_videos_logits_are_the_mean_over_its_views() -> None:
     assert (found["samples"], found["views"], found["losses_not_finite"]) == (VIDEOS, len(few), 0)
 
 
-def test_views_can_outvote_one_that_is_wrong() -> None:
-    right, wrong = torch.zeros(CLASSES), torch.zeros(CLASSES)
-    right[3], wrong[1] = 2.0, 3.0
-    videos = np.zeros(3, np.int64)  # its label is 3
-    assert measured((torch.stack([right, wrong, right]), batch_of(videos)))["top1"] == 1.0
-    assert measured((torch.stack([wrong, wrong, right]), batch_of(videos)))["top1"] == 0.0
-
-
 @settings(max_examples=40)
 @given(
     st.permutations(range(VIDEOS * VIEWS)),

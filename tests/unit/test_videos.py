@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from contracts import UserError
-from dataset.sources.folder import Folder, open_folder
+from dataset.sources.folder import open_folder
 from dataset.splits import list_of
 from dataset.videos.columns import RECORD, Flags, Videos
 from dataset.videos.packets import read
@@ -108,13 +107,6 @@ def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
                 ask(sample)
 
 
-def test_the_files_are_a_source(videos: Path, cache: Path) -> None:
-    source = Folder(open_videos(videos, cache=cache))
-    assert [len(source.read(i)) for i in range(3)] == [os.path.getsize(source.path(i)) for i in range(3)]
-    rows = source.paths(np.array([2, 0]))
-    assert [bytes(row).rstrip(b"\0") for row in rows] == [source.path(2), source.path(0)]
-
-
 def test_it_is_found_again_and_a_change_is_seen(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
     first, new = scanned(videos, cache=cache)
     again, newer = scanned(videos, cache=cache)
@@ -140,13 +132,6 @@ def test_fingerprint_is_that_of_the_content(videos: Path, cache: Path, tmp_path:
     assert open_videos(moved, cache=cache).fingerprint == before
     (moved / "ant/z.mkv").unlink()
     assert open_videos(moved, cache=cache).fingerprint != before
-
-
-def test_it_pickles_as_its_folder(videos: Path, cache: Path) -> None:
-    found = open_videos(videos, cache=cache)
-    packed = pickle.dumps(found)
-    assert len(packed) < 300
-    assert pickle.loads(packed).pts(1).tolist() == found.pts(1).tolist()
 
 
 def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, Path]) -> None:

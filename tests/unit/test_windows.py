@@ -195,16 +195,6 @@ def test_the_fallback_is_torchvisions(height: int, width: int) -> None:
     assert ours == [left, top, left + w, top + h]
 
 
-def test_a_batch_is_its_samples() -> None:
-    heights, widths = np.array([375, 90, 1, 500]), np.array([500, 900, 1, 333])
-    draws = uniforms(4, 4, Purpose.WINDOW, np.arange(4), UNIFORMS)
-    together = random_resized(heights, widths, draws)
-    for i in range(4):
-        assert (
-            together[i] == random_resized(heights[i : i + 1], widths[i : i + 1], draws[i : i + 1])[0]
-        ).all()
-
-
 # --- validation ---------------------------------------------------------------------------------------------
 
 
@@ -288,15 +278,3 @@ def test_nothing_outside_the_region_is_needed_and_little_of_it_is_spare() -> Non
     ):
         for margin in (x0, y0, right - left - x1, bottom - top - y1):
             assert step <= margin <= step + 2
-
-
-@given(SIDES, SIDES, st.integers(8, 600), st.integers(0, 200))
-def test_the_preimage_is_inside_and_square(height: int, width: int, crop: int, more: int) -> None:
-    regions, inner = resize_then_center(np.array([height]), np.array([width]), resize=crop + more, crop=crop)
-    (left, top, right, bottom), (x0, y0, x1, y1) = regions[0].tolist(), inner[0].tolist()
-    assert 0 <= left < right <= width and 0 <= top < bottom <= height
-    assert -1e-6 <= x0 < x1 and x1 <= right - left + 1e-6 and -1e-6 <= y0 < y1 and y1 <= bottom - top + 1e-6
-    # the shorter side has exactly `resize` pixels after the resize, so its step is exact
-    step = min(height, width) / (crop + more)
-    across = (x1 - x0) if width <= height else (y1 - y0)
-    assert across == pytest.approx(crop * step)
