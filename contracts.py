@@ -84,7 +84,7 @@ class Rows:
 
     @property
     def placed(self) -> Array:
-        """int64 [B, 4], x0 y0 x1 y1 of what the windows fill in the outputs: `places`, or all of them."""
+        """Return int64 [B, 4], x0 y0 x1 y1 of what the windows fill in the outputs: `places`, or all."""
         if self.places is not None:
             return self.places
         return np.concatenate([np.zeros_like(self.sizes), self.sizes[:, ::-1]], axis=1)
@@ -97,12 +97,12 @@ class Rows:
 
     @property
     def padded(self) -> tuple[int, int]:
-        """Height and width that every image of the batch has once padded."""
+        """Return height and width that every image of the batch has once padded."""
         return self.canvas or (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
 
 
 def nothing() -> None:
-    """`launched` of a loader that has no thread."""
+    """Do nothing: `launched` of a loader that has no thread."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,7 +129,7 @@ class Batch:
 
     @property
     def delivered(self) -> int:
-        """Rows with a sample that was decoded, as the host knows: what a rate counts."""
+        """Return how many rows have a sample that was decoded, as the host knows: what a rate counts."""
         return int((self.ids >= 0).sum()) - len(self.failed)
 
 
@@ -144,7 +144,7 @@ class RateWindow:
 
     @property
     def rate(self) -> float:
-        """Samples a second of all ranks."""
+        """Return the samples a second of all ranks."""
         return self.samples / self.seconds
 
 
@@ -159,10 +159,10 @@ class World(Protocol):
         """Wait until every rank's host is here. Does not touch the device."""
 
     def sum(self, values: Array) -> Array:
-        """Elementwise sum of an int64 or float64 host array over the ranks, exact for int64."""
+        """Return the elementwise sum over the ranks of an int64 or float64 host array, exact for int64."""
 
     def gather(self, value: object) -> list[Any]:
-        """Every rank's (picklable) value, in rank order, on every rank."""
+        """Return every rank's (picklable) value, in rank order, on every rank."""
 
 
 class Phases(Protocol):
@@ -183,7 +183,7 @@ class Phases(Protocol):
         """Leave the time since the last mark out: it belongs to no phase."""
 
     def read(self) -> dict[str, float]:
-        """Mean milliseconds a step of each phase since the last read. Does not wait for the device."""
+        """Return the mean ms a step of each phase since the last read. Does not wait for the device."""
 
 
 class Source(Protocol):
@@ -221,7 +221,7 @@ class FileSource(Source, Protocol):
         """Return the absolute path of the sample's file, in the file system's encoding."""
 
     def paths(self, samples: Array) -> Array:
-        """uint8 [B, L], the paths of many samples at once, each padded with NUL."""
+        """Return uint8 [B, L], the paths of many samples at once, each padded with NUL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +241,7 @@ class Plan(Protocol):
 
     @property
     def views(self) -> int:
-        """Times that an epoch shows each sample: clips x crops in a validation of videos, else 1."""
+        """Return how often an epoch shows each sample: clips x crops in a validation of videos, else 1."""
 
     @property
     def batch_size(self) -> int:
@@ -249,11 +249,11 @@ class Plan(Protocol):
 
     @property
     def global_batch_size(self) -> int:
-        """G = world size * batch size * accumulation."""
+        """Return G = world size * batch size * accumulation."""
 
     @property
     def image_size(self) -> int:
-        """Largest side of an output, pixels."""
+        """Return the largest side of an output, in pixels."""
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -290,7 +290,7 @@ class Plan(Protocol):
         """Return this rank's micro-batches of an epoch behind its first `first` samples, drawn on access."""
 
     def steps(self, first: int = 0) -> int:
-        """Optimiser steps left in an epoch after `first` samples."""
+        """Return the optimiser steps left in an epoch after `first` samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -336,7 +336,7 @@ class Loader(Protocol):
     """Turns rows into batches on the device; a context manager. Each file in loaders/ has an `open(feed)`."""
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """Batches in plan order. May be called again at any time; the iterator before it is then dead."""
+        """Yield batches in plan order. It may be called again at any time, which ends the iterator before."""
 
     in_flight: int  # batches that may be ready or under way before anyone asks for them
     notes: Sequence[str]  # lines to say before training; () where there is nothing to say
@@ -375,7 +375,7 @@ class Reported(Protocol):
 
     @property
     def figures(self) -> Sequence[Figure]:
-        """Every figure of a validation, in the order of the table; the first one picks best.pt."""
+        """Return every figure of a validation, in the order of the table; the first one picks best.pt."""
 
     @property
     def loss_parts(self) -> bool:

@@ -78,8 +78,10 @@ getattr(threading, "_register_atexit", atexit.register)(_at_exit)
 
 
 def begin(stop: Stop, parent: int) -> None:
-    """In a child, first of all. It ends when it is told to, whatever it hangs in, and when its parent is
-    gone."""
+    """Prepare a child, first of all.
+
+    It ends when it is told to, whatever it hangs in, and when its parent is gone.
+    """
     # Ctrl-C and torchrun's SIGTERM reach the whole process group; the parent decides when children end
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -123,8 +125,10 @@ def forking() -> Iterator[None]:
 
 @contextmanager
 def starting(stop: Stop, who: str) -> Iterator[None]:
-    """Around what starts processes, `who`. Where it fails those that there are end; raises UserError where
-    the system starts no more."""
+    """Hold this around what starts processes, `who`.
+
+    Where it fails those that there are end. Raises UserError where the system starts no more.
+    """
     try:
         with forking():
             yield
@@ -188,8 +192,10 @@ def results(
 
 
 def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:
-    """`results`, all of them. Where there are no processes, or no memory for them, this one does the work: a
-    run does not end for that."""
+    """Return `results`, all of them.
+
+    Where there are no processes, or no memory for them, this one does the work: a run does not end for that.
+    """
     try:
         return list(results(work, items, workers))
     except (BrokenProcessPool, UserError, OSError) as error:
@@ -227,8 +233,10 @@ class Beside(Generic[R]):
         return self._job is None or self._job.done()
 
     def result(self) -> R:
-        """Waits, and raises what the work has raised. Where the process did not live, this one does the
-        work."""
+        """Wait for it, and raise what the work has raised.
+
+        Where the process did not live, this one does the work.
+        """
         try:
             if self._job is not None:
                 return self._job.result()
@@ -249,8 +257,10 @@ def _warn(error: Exception) -> None:
 
 
 def _renew() -> None:
-    """In a child: the lock was its parent's, and held; and what it has inherited stays frozen if it forks
-    too."""
+    """Renew the lock in a child, which has its parent's, and held.
+
+    What it has inherited stays frozen if it forks too.
+    """
     global _FORKING, _forked
     _FORKING = threading.Lock()
     _forked = True

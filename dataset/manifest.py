@@ -71,7 +71,7 @@ class Manifest:
         return len(self.size)
 
     def files(self, samples: Any) -> Any:
-        """Which file each sample is in, of one id or an array of them."""
+        """Return the file that each sample is in, for one id or an array of them."""
         return samples
 
     def entry(self, sample: int) -> bytes:
@@ -108,7 +108,7 @@ class Manifest:
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The names of the classes that samples may have, in the order that `numbered` takes."""
+        """Return the names of the classes that samples may have, in the order that `numbered` takes."""
         return self.classes
 
     @classmethod
@@ -142,7 +142,7 @@ class Manifest:
         except BaseException:
             os.close(hold)
             raise
-        weakref.finalize(opened, os.close, hold)
+        weakref.finalize(opened, os.close, hold)  # until then `sweep` leaves the folder alone
         return opened
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -176,7 +176,7 @@ def _column(folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, A
 
 
 def create_column(folder: Path, name: str, dtype: np.dtype[Any], length: int, *inner: int) -> Array:
-    """A column [length, *inner] to be filled, on disk from the start."""
+    """Create a column [length, *inner] to be filled, on disk from the start."""
     made: Array = np.lib.format.open_memmap(
         folder / f"{name}.npy", mode="w+", dtype=dtype, shape=(length, *inner)
     )
@@ -218,11 +218,12 @@ def publish(home: Path, made: Path, name: str) -> Path:
     """Give a sealed folder its name and make it the current one; after a crash the old or the new one is."""
     folder = home / name
     os.rename(made, folder)
+    # replaced in one step: who reads `current` finds the old name or the new one
     pointer = home / f"tmp-{name}.current"
     pointer.write_text(name)
     _sync(pointer)
     os.replace(pointer, home / "current")
-    _sync(home)
+    _sync(home)  # a folder's names are on the disk only once it is synced itself
     return folder
 
 
@@ -240,6 +241,7 @@ def sweep(home: Path, keep: Path | None) -> None:
                 # NFS: an exclusive lock needs write access
                 descriptor = os.open(path / "manifest.json", os.O_RDWR | os.O_CLOEXEC)
                 try:
+                    # fails while somebody has the scan open: see _hold
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path)
                 finally:
@@ -247,7 +249,7 @@ def sweep(home: Path, keep: Path | None) -> None:
 
 
 def printable(path: bytes) -> str:
-    """A path on one line: what is no printable UTF-8 is escaped."""
+    """Return a path on one line: what is no printable UTF-8 is escaped."""
     text = path.decode("utf-8", "backslashreplace")
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
@@ -258,12 +260,15 @@ class Rejects:
     """rejected.txt: a line for each path that is left out, and why."""
 
     def __init__(self, file: TextIO) -> None:
-        self.file, self.count, self.first = file, 0, ""
+        self.file = file
+        self.count = 0
+        self.first = ""
 
     def __call__(self, path: bytes, why: str) -> None:
         line = f"{printable(path)}\t{why}"
         self.file.write(line + "\n")
-        self.count, self.first = self.count + 1, self.first or line.replace("\t", ": ")
+        self.count += 1
+        self.first = self.first or line.replace("\t", ": ")
 
 
 def _digest(path: Path) -> str:

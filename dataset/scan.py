@@ -55,8 +55,11 @@ def remembered(
     `root`, and returns the classes; its files file_list.* are removed. `data` is what the user named. Of
     several processes that call this at once one scans and the others wait. Raises UserError.
     """
-    called, say = time.time(), _throttled(progress)
+    # before the lock: a scan that another process finishes while this one waits is new enough for `rescan`
+    called = time.time()
+    say = _throttled(progress)
     real = Path(os.path.realpath(data))
+    # a name that people know again, and a digest that tells folders of one name apart
     name = (
         re.sub("[^A-Za-z0-9._-]", "_", real.name)[:40]
         + "-"
@@ -82,7 +85,7 @@ def remembered(
 
 def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
     lock = filelock.FileLock(home / "lock")
-    try:
+    try:  # without waiting at first, to be able to say that it waits
         return lock.acquire(timeout=0)
     except filelock.Timeout:
         say(0, 0, "waiting for another process's scan")
@@ -91,9 +94,9 @@ def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
 
 def _reopen(kind: type[S], home: Path, real: Path, after: float) -> S | None:
     """Return the current scan if it is whole, newer than `after` (s since 1970), and no folder changed."""
-
     with suppress(OSError, ValueError, TypeError, LookupError, manifest.Unusable):
-        folder, root = _current(home), os.fsencode(real)
+        folder = _current(home)
+        root = os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
         if seen["finished"] > after and all(
             list(walk.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]
@@ -103,7 +106,7 @@ def _reopen(kind: type[S], home: Path, real: Path, after: float) -> S | None:
 
 
 def _current(home: Path) -> Path:
-    """The scan that was finished last; `home` itself where there is none."""
+    """Return the folder of the scan that was finished last; `home` itself where there is none."""
     with suppress(OSError, ValueError):
         return home / (home / "current").read_text()
     return home
@@ -149,8 +152,12 @@ class Parser:
         step: int,
         what: str = "headers",
     ) -> None:
-        self.read, self.left_out, self.pack = read, left_out, pack
-        self.shown, self.step, self.what = shown, step, what
+        self.read = read
+        self.left_out = left_out
+        self.pack = pack
+        self.shown = shown
+        self.step = step
+        self.what = what
         self.paths, self.offsets, _ = (
             np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
         )
@@ -160,7 +167,8 @@ class Parser:
     def __call__(self, first: int) -> tuple[Any, list[tuple[bytes, str]]]:
         offsets = self.offsets[first : first + self.step + 1]
         blob = self.paths[offsets[0] : offsets[-1]].tobytes()
-        rows, bad = [], []
+        rows = []
+        bad = []
         for start, end in pairwise((offsets - offsets[0]).tolist()):
             if self.stop.value:
                 break
@@ -194,7 +202,7 @@ def each_file(
             "free some, and start again"
         ) from None
     finally:
-        parser.stop.value = True
+        parser.stop.value = True  # first: who is in the middle of a part then ends after its file
         made.close()
 
 

@@ -64,7 +64,7 @@ class NoBytes:
 
 
 def cache_folder(chosen: Path | None) -> Path:
-    """Where manifests are kept."""
+    """Return the folder in which manifests are kept."""
     return chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturate"
 
 
@@ -232,7 +232,7 @@ def _require_files(source: str) -> None:
 
 
 def list_of(root: Path, split: str) -> Path | None:
-    """The list of a split of videos, which goes before its folder."""
+    """Return the list of a split of videos, which goes before its folder."""
     return next(
         (path for ending in (".csv", ".txt") if os.path.lexists(path := root / f"{split}{ending}")), None
     )
@@ -256,7 +256,7 @@ def _list_or_folder(root: Path, split: str, holds: str) -> Path:
 
 
 def synthetic(kind: Kind = "images") -> dict[str, Split]:
-    """Two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
+    """Return two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
     if kind == "instances" or kind == "keypoints":
         columns: list[Any] = [
             SyntheticInstances.of(samples, keypoints=kind == "keypoints")

@@ -65,25 +65,28 @@ def list_files(
     They are in the order of the paths' bytes.
     """
     total = end = 0
+    # a link to one of these leads back to itself: it would be followed for ever
     outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
     with ExitStack() as stack:
         paths, offsets, ids = (
             stack.enter_context(open(made / f"file_list.{name}", "wb")) for name in FILE_LIST
         )
         offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
+        # with the slash, as the paths of their files sort: a-b/ comes before a/
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
                 paths.write(b"".join(files))
                 ends = end + np.cumsum([len(file) for file in files], dtype=FILE_LIST["offsets"])
                 offsets.write(ends.tobytes())
                 ids.write(np.full(len(files), labels[name], FILE_LIST["labels"]).tobytes())
-                total, end = total + len(files), int(ends[-1])
+                total += len(files)
+                end = int(ends[-1])
                 say(total, 0, "listing files")
     return total
 
 
 def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
-    """What a folder looks like from outside, and which folder it is (device, inode). Raises OSError."""
+    """Return how a folder looks from outside, and which folder it is (device, inode). Raises OSError."""
     status = os.stat(root + b"/" + name if name else root)
     return (os.fsdecode(name), status.st_mtime_ns, status.st_ino), (status.st_dev, status.st_ino)
 
@@ -128,7 +131,7 @@ def settle(changed_ns: int) -> None:
 def walk(
     root: bytes, folder: bytes, outside: list[tuple[int, int]], visits: list[Visit], reject: Reject
 ) -> Iterator[list[bytes]]:
-    """The files below root/folder as paths relative to root, in the order of their bytes, a piece at a time.
+    """Yield the files below root/folder, relative to root, in the order of their bytes, a piece at a time.
 
     Follows links, but not to a folder that the link lies in; `outside` are those above root/folder. Hidden
     files and folders are passed over. What is no file, and folders that cannot be listed, go to `reject`;
@@ -159,7 +162,7 @@ def walk(
                 entering = prefix + name[:-1]
                 break
             files.append(prefix + name)
-            if len(files) == 10_000:
+            if len(files) == 10_000:  # bounds the memory, and progress is told of as often
                 break
         else:
             stack.pop()

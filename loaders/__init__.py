@@ -71,5 +71,6 @@ def open_loader(name: str, feed: Feed) -> Loader:
             f"--loader {name} opens each sample's own file, and this --source has none; "
             f"choose --loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
         )
-    module, beside = import_module({**LOADERS, **CLIPS}[name]), name.partition("+")[2]
+    module = import_module({**LOADERS, **CLIPS}[name])
+    beside = name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)

@@ -14,7 +14,7 @@ NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation fail
 
 
 def import_dali() -> Any:
-    """nvidia.dali, or a UserError that says how to get it."""
+    """Return nvidia.dali. Raises UserError, which says how to get it."""
     try:
         import nvidia.dali
     except ImportError as error:
@@ -31,7 +31,7 @@ def lacks_memory(error: Exception) -> bool:
 
 @contextmanager
 def memory_named() -> Iterator[None]:
-    """Raises UserError where it is the GPU's memory that DALI lacks."""
+    """Raise UserError where it is the GPU's memory that DALI lacks."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

@@ -126,13 +126,15 @@ def distort(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _saturated_and_turned(pixels: torch.Tensor, saturation: torch.Tensor, hue: torch.Tensor) -> torch.Tensor:
-    """HSV and back in one: V stays, the chroma is scaled, the hue is turned."""
+    """Do HSV and back in one: V stays, the chroma is scaled, the hue is turned."""
     value = pixels.amax(-1, keepdim=True)
     chroma = value - pixels.amin(-1, keepdim=True)
     red, green, blue = pixels.split(1, -1)
     some = torch.where(chroma > 0, chroma, 1.0)
     # the hue in sixths of a turn: 0 red, 2 green, 4 blue
-    of_red, of_green, of_blue = (green - blue) / some, (blue - red) / some + 2, (red - green) / some + 4
+    of_red = (green - blue) / some
+    of_green = (blue - red) / some + 2
+    of_blue = (red - green) / some + 4
     sixths = torch.where(value == red, of_red, torch.where(value == green, of_green, of_blue))
     place = torch.remainder(_constants(pixels.device)[1] + (sixths + 6 * hue), 6)
     return value - saturation * chroma * torch.minimum(place, 4 - place).clamp_(0, 1)
@@ -140,7 +142,7 @@ def _saturated_and_turned(pixels: torch.Tensor, saturation: torch.Tensor, hue: t
 
 @cache
 def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """The permutations, and where each channel's hue begins.
+    """Return the permutations, and where each channel's hue begins.
 
     Made once: such a copy makes the host wait for the device.
     """

@@ -36,21 +36,18 @@ from contracts import Array, Batch, Counts, Feed, Rows, nothing
 from loaders._ops import images_shape, operated, turned
 
 Item = TypeVar("Item")
+# copies to the device under way at most: page-locked memory staged three batches ago is free again
 COPIES = 2
-"""Copies to the device under way at most: page-locked memory staged three batches ago is free again."""
-PIECE = 1 << 25
-"""Numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many."""
-ALIGNED = 16
-"""Bytes: numbers of every dtype may begin there."""
+PIECE = 1 << 25  # numbers that are normalised at once, of 4 bytes: a batch of clips has ten times as many
+ALIGNED = 16  # bytes: numbers of every dtype may begin there
+# seconds that Ctrl-C may wait while no batch comes: Python misses a signal just before it waits
 HEARS_S = 1.0
-"""Seconds that Ctrl-C may wait while no batch comes: Python misses a signal just before it waits."""
-AT_EXIT_S = 5.0
-"""What the thread of a loader that nobody has closed gets to end in, when the program ends."""
+AT_EXIT_S = 5.0  # seconds for the thread of a loader that nobody has closed, when the program ends
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def sleeping_event(*, timed: bool = False) -> torch.cuda.Event:
-    """An event that a host thread sleeps on: the default spins, and takes a core from the workers."""
+    """Return an event that a host thread sleeps on: the default spins, and takes a core from the workers."""
     return torch.cuda.Event(enable_timing=timed, blocking=True)
 
 
@@ -61,8 +58,7 @@ class Staged:
     batch: Batch
     ready: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
-    count: Callable[[], None] = nothing
-    """Called when it is handed over: what is staged ahead may never be."""
+    count: Callable[[], None] = nothing  # called when it is handed over: what is staged ahead may never be
 
 
 @dataclass
@@ -96,16 +92,15 @@ class Stager:
     def stage(self, pixels: torch.Tensor, rows: Rows, valid: Array, *, pinned: bool = False) -> Staged:
         """Return the batch of uint8 levels on the host: copied, and finished on the device.
 
-        May be called from a thread of its own.
-
         `valid`: bool [B], which of the rows that were valid were also decoded. `pinned`: `pixels` is
         page-locked and stays as it is until three more batches were staged; else it may be written again as
-        soon as this returns.
+        soon as this returns. It may be called from a thread of its own.
         """
         if not self._cuda:
             return Staged(self.finish(pixels, rows, valid))
         slot = self.take(pixels.shape, rows)
         assert self.stream is not None and slot.bytes_ is not None and slot.images is not None
+        # only from page-locked memory the copy does not hold up the host
         if not pinned and self._feed.pinned:
             slot.pinned = fitted(slot.pinned, pixels.shape, dtype=torch.uint8, pin_memory=True)
             pixels = slot.pinned.copy_(pixels)
@@ -113,7 +108,7 @@ class Stager:
         slot.copied = sleeping_event(timed=True)
         ready = torch.cuda.Event()
         with torch.cuda.stream(self.stream):
-            self.stream.wait_event(slot.done)
+            self.stream.wait_event(slot.done)  # the step that had the slot last may still read it
             begin.record()
             slot.bytes_.copy_(pixels, non_blocking=True)
             slot.copied.record()
@@ -185,12 +180,10 @@ class Stager:
     ) -> Batch:
         """Return the batch of upright pixels [B, ..., H, W, 3], on its device, which stay as they are.
 
-        This is the only way to a Batch of files.
-
         `pixels`: uint8 or fp32 grey levels; or, `normalised`, what the decoder itself has normalised, of rows
         without operations. `valid`: bool [B], rows that are no padding and were decoded. `into`: memory for
         the images, images_shape(...); None = new. The host waits for nothing: which rows an operation, a turn
-        or a failure meets is known here.
+        or a failure meets is known here. This is the only way to a Batch of files.
         """
         if rows.ops is not None:
             if normalised:
@@ -271,8 +264,9 @@ def _room(tensor: torch.Tensor) -> int:
 
 
 def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """`memory`, uint8 [packed_bytes], as tensors of these shapes and dtypes."""
-    found, begin = [], 0
+    """Return `memory`, uint8 [packed_bytes], as tensors of these shapes and dtypes."""
+    found = []
+    begin = 0
     for tensor in like:
         found.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
         begin += _room(tensor)
@@ -297,6 +291,7 @@ def fitted(memory: torch.Tensor | None, shape: Sequence[int], **options: Any) ->
     """Return a tensor's storage at that shape; where it is too small, new memory with these options."""
     if memory is None or too_small(memory, shape):
         return torch.empty(tuple(shape), **options)
+    # all of the storage: the tensor may be a smaller view of it
     return memory.as_strided((math.prod(shape),), (1,), 0).view(tuple(shape))
 
 
@@ -324,6 +319,7 @@ def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) 
         try:
             yield batch
         finally:
+            # also when the consumer breaks off: what it has launched may still read the batch
             if item.done is not None:
                 item.done.record(stream)
         if item.done is not None:
@@ -342,7 +338,8 @@ class Ahead:
 
     def __init__(self, make: Callable[[], Iterator[Item]], *, depth: int, device: torch.device) -> None:
         self._queue: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._places, self._taken = threading.Semaphore(depth), False
+        self._places = threading.Semaphore(depth)
+        self._taken = False
         self._stopping = threading.Event()
         self._device = device
         self._thread = threading.Thread(target=self._run, args=(make,), name="saturate-loader", daemon=True)
@@ -370,14 +367,14 @@ class Ahead:
             self._places.release()
 
     def close(self) -> None:
-        """Returns once the thread has ended."""
+        """Close the iterator in its thread, and return once the thread has ended."""
         atexit.unregister(self._end)
         self._end()
         self._queue = queue.SimpleQueue()  # a batch that somebody keeps holds this object
 
     def _end(self, timeout_s: float | None = None) -> None:
         self._stopping.set()
-        self._places.release()
+        self._places.release()  # wakes a thread that waits for a place
         self._thread.join(timeout_s)
 
     def _run(self, make: Callable[[], Iterator[Item]]) -> None:
@@ -391,7 +388,7 @@ class Ahead:
                     return
             self._put(("end", None))
         except BaseException as error:
-            self._put(("error", error))
+            self._put(("error", error))  # the consumer's thread raises it
         finally:
             if hasattr(iterator, "close"):
                 iterator.close()
@@ -416,13 +413,14 @@ class Staging:
 
     def __init__(self, feed: Feed, *, depth: int = 2, window: int = 1) -> None:
         self.counts = Counts()
-        self._feed, self._depth = feed, depth
+        self._feed = feed
+        self._depth = depth
         self._stager = Stager(feed, ahead=depth + window - 1)
         self._ahead: Ahead | None = None
         self._handed: Generator[Batch] | None = None
 
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
-        """Runs in the thread; is closed there when the sequence is abandoned."""
+        """Yield staged batches. It runs in the thread, and is closed there when the sequence is abandoned."""
         raise NotImplementedError
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -443,7 +441,10 @@ class Staging:
         self.close()
 
     def _stop(self) -> None:
-        ahead, handed, self._ahead, self._handed = self._ahead, self._handed, None, None
+        ahead = self._ahead
+        handed = self._handed
+        self._ahead = None
+        self._handed = None
         if ahead is not None and handed is not None:
             ahead.close()
             handed.close()

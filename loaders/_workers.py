@@ -69,11 +69,14 @@ class Shared:
         if count * slot_bytes > (there := memory_bytes()):  # Linux gives it, and ends who uses it
             raise UserError(f"{takes}, and there are {there / 2**30:,.0f} GiB: {FEWER}")
         try:
+            # anonymous and shared: only a fork hands it on, and none of it comes from /dev/shm, which has
+            # 64 MB in Docker
             memory = mmap.mmap(-1, count * slot_bytes)
         except (OSError, OverflowError) as error:
             raise UserError(f"{takes} ({error}): {FEWER}") from None
         self.slots = np.frombuffer(memory, np.uint8).reshape(count, slot_bytes)
-        self.pinned, self._wanted = False, pinned
+        self.pinned = False
+        self._wanted = pinned
 
     def pin(self) -> None:
         """Make the slots page-locked, so that the device copies from them directly.
@@ -116,6 +119,7 @@ class Workers:
         self.part_rows = min(part_rows, batch_size)
         self.part_bytes = part_bytes(self.part_rows)
         parts = -(-batch_size // self.part_rows)
+        # batches that the parts under way belong to
         self.in_flight = -(-workers * PREFETCH // parts)
         # + 1: a batch is begun while the one before it is not complete
         self._count = self.in_flight + 1 + HELD
@@ -162,10 +166,13 @@ class Workers:
     def _run(self, rows: Sequence[Rows]) -> Iterator[tuple[Array, Rows, list[Any]]]:
         assert self._loader is not None, "closed"
         self._sampler.start(rows)
+        # the workers stay: PyTorch drops what is left of the sequence before, and sends them this one
         results = iter(self._loader)
         self._memory.pin()
         for at in range(len(rows)):
-            slot, said = self._memory.slots[at % self._count], list[Any]()
+            slot = self._memory.slots[at % self._count]
+            said = list[Any]()
+            # `sent` has this batch once one of its parts was asked for: not before the first result
             while not said or len(said) < self._sampler.parts(len(self._sampler.sent[0])):
                 kind, value = next(results)
                 if kind == "mistake":
@@ -180,8 +187,10 @@ class Workers:
     def close(self) -> None:
         """End the worker processes. Then give the memory back."""
         self.stop()
-        loader, self._loader = self._loader, None
+        loader = self._loader
+        self._loader = None
         if loader is not None and (iterator := getattr(loader, "_iterator", None)) is not None:
+            # it has no public name: PyTorch calls it when the garbage collector finds the iterator
             iterator._shutdown_workers()
         self._memory.close()
 
@@ -207,7 +216,7 @@ class Workers:
         return f"a worker process (pid {ended.pid}) {how}{short}; go on with --resume auto"
 
     def _room(self, rows: Rows) -> int:
-        """Bytes of a whole part of this batch."""
+        """Return the bytes that a whole part of this batch takes."""
         return self.part_bytes if self._row_bytes is None else self.part_rows * self._row_bytes(rows)
 
     @property
@@ -218,7 +227,7 @@ class Workers:
 
 class _Loader(DataLoader[Any]):
     def check_worker_number_rationality(self) -> None:
-        """No warning about more workers than cores: those that wait for the storage need none."""
+        """Do not warn of more workers than cores: those that wait for the storage need none."""
 
 
 @contextmanager
@@ -260,7 +269,9 @@ class _PartSampler:
     """Cuts the plan's rows, upright, into parts, each with the number of its slot and its bytes there."""
 
     def __init__(self, slots: int, part_rows: int, room: Callable[[Rows], int]) -> None:
-        self._slots, self._part_rows, self._room = slots, part_rows, room
+        self._slots = slots
+        self._part_rows = part_rows
+        self._room = room
         self.start(())
 
     def start(self, rows: Sequence[Rows]) -> None:
@@ -275,7 +286,7 @@ class _PartSampler:
         for at in range(len(self._rows)):
             sent.append(self._rows[at])
             rows = upright(sent[-1])
-            room = self._room(rows)
+            room = self._room(rows)  # of a whole part: the last one, which may be smaller, begins there too
             for part in range(self.parts(len(rows))):
                 its = part_of(rows, part * self._part_rows, (part + 1) * self._part_rows)
                 yield at % self._slots, part * room, (part + 1) * room, its
@@ -285,12 +296,12 @@ class _PartSampler:
 
 
 def part_of(rows: Rows, begin: int, end: int) -> Rows:
-    """Rows `begin` to `end` of a batch, on its canvas."""
+    """Return rows `begin` to `end` of a batch, on its canvas."""
     return some(rows, slice(begin, end))
 
 
 def some(rows: Rows, places: slice | Array) -> Rows:
-    """The rows at these places of a batch, on its canvas."""
+    """Return the rows at these places of a batch, on its canvas."""
     columns: dict[str, Any] = {
         column.name: getattr(rows, column.name) for column in fields(rows) if column.name != "canvas"
     }
@@ -304,7 +315,8 @@ class _PartDataset(Dataset[Any]):
     """Makes the work in a worker, when the first rows arrive: nothing of a decoder is shared over a fork."""
 
     def __init__(self, make_work: Callable[[], Work], memory: Shared) -> None:
-        self._make_work, self._memory = make_work, memory
+        self._make_work = make_work
+        self._memory = memory
         self._work: Work | None = None
 
     def __getitem__(self, task: tuple[int, int, int, Rows]) -> tuple[str, Any]:
@@ -319,6 +331,7 @@ class _PartDataset(Dataset[Any]):
 
 def begin_worker(stop: Stop, parent: int, _number: int = 0) -> None:
     """Prepare a worker process; called in it before anything else."""
+    # workers share the cores: threads of torch's own in each of them would only take turns
     torch.set_num_threads(1)
     begin(stop, parent)
 

@@ -43,7 +43,7 @@ class Synthetic:
         return hand_over(self._staged(rows) for rows in self._feed.plan.rows(epoch, first))
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: nothing runs."""
 
     def _staged(self, rows: Rows) -> Staged:
         done = sleeping_event() if self._feed.device.type == "cuda" else None

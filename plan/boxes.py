@@ -93,7 +93,7 @@ class DetectionPolicy:
         return self.augment in CENTRED
 
     def outputs(self, seed: int, epoch: int, ids: Array, heights: Array, widths: Array) -> Array:
-        """int64 [B, 2], height and width of the outputs of samples `ids`."""
+        """Return int64 [B, 2], height and width of the outputs of samples `ids`."""
         if not self.varies:
             return np.full((len(ids), 2), self.size, np.int64)
         assert self.longer is not None
@@ -104,7 +104,7 @@ class DetectionPolicy:
         )
 
     def largest(self, heights: Array, widths: Array) -> tuple[int, int]:
-        """Height and width that a batch of such images can have."""
+        """Return the height and width that a batch of such images can have."""
         if not self.varies:
             return canvas(np.full((1, 2), self.size)) if self.longer else (self.size, self.size)
         assert self.longer is not None
@@ -153,7 +153,7 @@ class DetectionPolicy:
 
 
 def canvas(sizes: Array) -> tuple[int, int]:
-    """Height and width of a batch of images of `sizes` [B, 2]: the largest, rounded up to whole strides."""
+    """Return height and width of a batch of `sizes` [B, 2]: the largest, rounded up to whole strides."""
     height, width = (-(-sizes.max(axis=0) // STRIDE) * STRIDE).tolist()
     return height, width
 
@@ -168,7 +168,7 @@ def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: A
     whole.
     """
     crops = np.concatenate([np.zeros_like(extents), extents], axis=1)
-    open_rows = np.unique(which)
+    open_rows = np.unique(which)  # those with a box
     for round_ in range(ROUNDS):
         # a counter for each (sample, round): draws of one round do not depend on how many there were
         turns = ids[open_rows] * ROUNDS + round_
@@ -186,7 +186,8 @@ def crops_by_overlap(seed: int, epoch: int, ids: Array, extents: Array, boxes: A
         ).reshape(-1, TRIALS, 4)
         tried = _tried(extents[open_rows], draws)
         fits = _overlapping(tried, boxes[mine], owner, overlaps)
-        chosen, found = fits.argmax(axis=1), fits.any(axis=1)
+        chosen = fits.argmax(axis=1)
+        found = fits.any(axis=1)
         crops[open_rows[found]] = tried[found, chosen[found]]
         open_rows = open_rows[~found]
     return crops
@@ -243,6 +244,7 @@ class DetectionPlan(EpochPlan):
     def __post_init__(self) -> None:
         every = np.arange(len(self.columns.height))
         ids = every if self.keep_empty or not self.training else np.asarray(self.columns.with_boxes)
+        # the dataclass is frozen; both are asked for in every batch
         object.__setattr__(self, "_ids", ids)
         object.__setattr__(
             self, "_largest", self.policy.largest(*self._stored(ids)) if len(ids) else (self.policy.size,) * 2
@@ -250,7 +252,7 @@ class DetectionPlan(EpochPlan):
 
     @staticmethod
     def of(columns: Any, policy: DetectionPolicy, **numbers: Any) -> DetectionPlan:
-        """The plan of a manifest's samples."""
+        """Return the plan of a manifest's samples."""
         return DetectionPlan(columns=columns, policy=policy, **numbers)
 
     @property
@@ -305,7 +307,7 @@ class DetectionPlan(EpochPlan):
         return f"seed {self.seed}{sizes}{', with empty images' if self.keep_empty else ''}"
 
     def ordered(self, epoch: int) -> Array:
-        """int64 [samples], ids of images."""
+        """Return int64 [samples], ids of images."""
         ids = self._ids[order.order(self.seed, epoch, self.samples)] if self.training else self._ids
         if not self.policy.varies:
             return ids
@@ -315,7 +317,8 @@ class DetectionPlan(EpochPlan):
         return ids[order.by_size(heights, widths)]
 
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
-        boxes, which = np.zeros((0, 4)), np.zeros(0, np.int64)
+        boxes = np.zeros((0, 4))
+        which = np.zeros(0, np.int64)
         if self.policy.centred:
             _, which, boxes = usable_boxes(self.columns, ids)
         return self.policy.frame(self.seed, epoch, ids, *self._stored(ids), boxes, which)

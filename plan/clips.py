@@ -34,7 +34,7 @@ def last_start_in_time(pts: Array, count: int, step: float) -> int:
 
 
 def random_start(last: Array, draws: Array) -> Array:
-    """int64 [B], each start from 0 to `last` with the same probability. `draws`: float64 [B] in [0, 1)."""
+    """Return int64 [B], starts from 0 to `last`, each as probable. `draws`: float64 [B] in [0, 1)."""
     return np.floor(draws * (last + 1)).astype(np.int64)
 
 
@@ -48,7 +48,7 @@ def spaced_start(last: Array, clip: Array, clips: int) -> Array:
 
 
 def by_stride(start: Array, frames: Array, count: int, stride: int) -> Array:
-    """int64 [B, count], the frames start, start + stride, ... of segments that have `frames` frames."""
+    """Return int64 [B, count], the frames start, start + stride, ... of segments of `frames` frames."""
     return np.minimum(start[:, None] + np.arange(count) * stride, frames[:, None] - 1)
 
 
@@ -66,7 +66,7 @@ def by_time(pts: Array, start: int, count: int, step: float) -> Array:
 def random_window(
     heights: Array, widths: Array, draws: Array, *, shorter: tuple[int, int], crop: int
 ) -> tuple[Array, Array]:
-    """(regions, windows): resize to a random shorter side, cut out a random square of `crop` pixels.
+    """Return (regions, windows): a random shorter side, then a random square of `crop` pixels.
 
     The side is uniform between the two of `shorter` and rounded, as SlowFast trains on Kinetics
     (transform.random_short_side_scale_jitter without inverse_uniform_sampling: DATA.INV_UNIFORM_SAMPLE is set
@@ -167,7 +167,7 @@ class ClipPlan(EpochPlan):
 
     @staticmethod
     def of(columns: Any, policy: ClipPolicy, **numbers: Any) -> ClipPlan:
-        """The plan of a manifest's videos."""
+        """Return the plan of a manifest's videos."""
         return ClipPlan(columns=columns, policy=policy, **numbers)
 
     @property
@@ -209,8 +209,10 @@ class ClipPlan(EpochPlan):
         }
 
     def _frames(self, epoch: int, ids: Array, clip: Array) -> Array:
-        policy, columns = self.policy, self.columns
-        first, frames = columns.first[ids], columns.frames[ids]
+        policy = self.policy
+        columns = self.columns
+        first = columns.first[ids]
+        frames = columns.frames[ids]
         if policy.fps is None:
             last = last_start(frames, policy.frames, policy.stride)
             return first[:, None] + by_stride(

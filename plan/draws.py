@@ -35,7 +35,7 @@ class Purpose(IntEnum):
 
 
 def _mix(words: Array) -> Array:
-    """SplitMix64's finaliser (Steele, Lea, Flood 2014), a bijection on uint64. Overflow is intended."""
+    """Mix words by SplitMix64's finaliser (Steele, Lea, Flood 2014), a bijection. Overflow is intended."""
     words = (words ^ (words >> np.uint64(30))) * _MULTIPLY_1
     words = (words ^ (words >> np.uint64(27))) * _MULTIPLY_2
     return words ^ (words >> np.uint64(31))
@@ -51,12 +51,15 @@ def key(*words: int) -> int:
 
 
 def bits(stream: int | Array, counters: Array) -> Array:
-    """uint64, one for each counter, the same on every machine and NumPy version. Streams broadcast."""
+    """Return uint64 for each counter, the same on every machine and NumPy version. Streams broadcast."""
     words = np.asarray(stream, np.uint64)
     return _mix(_mix((np.asarray(counters).astype(np.uint64) ^ words) + _INCREMENT) + words)
 
 
 def uniforms(seed: int, epoch: int, purpose: Purpose, ids: Array, count: int) -> Array:
-    """float64 [len(ids), count] in [0, 1); row i depends on (seed, epoch, purpose, ids[i]) alone."""
+    """Return float64 [len(ids), count] in [0, 1).
+
+    Row i depends on (seed, epoch, purpose, ids[i]) alone.
+    """
     streams = np.array([key(seed, epoch, purpose, column) for column in range(count)], np.uint64)
     return (bits(streams, np.asarray(ids)[:, None]) >> np.uint64(11)) * 2.0**-53

@@ -44,7 +44,7 @@ class EpochPlan(ABC):
 
     @property
     def views(self) -> int:
-        """Rows that a sample has in an epoch."""
+        """Return how many rows a sample has in an epoch."""
         return 1
 
     @property
@@ -70,11 +70,11 @@ class EpochPlan(ABC):
     @property
     @abstractmethod
     def stored(self) -> tuple[Array, Array]:
-        """The columns of heights and widths, pixels [n], that regions lie in; of videos as displayed."""
+        """Return heights and widths, pixels [n], that regions lie in; of videos as displayed."""
 
     @property
     def together(self) -> int:
-        """Micro-batches that are drawn at once."""
+        """Return how many micro-batches are drawn at once."""
         return max(TOGETHER // self.batch_size, 1)
 
     @property
@@ -98,7 +98,7 @@ class EpochPlan(ABC):
         return self.world_size * self.batch_size * self.accumulate
 
     def steps(self, first: int = 0) -> int:
-        """Optimiser steps left in an epoch after `first` samples (validation: micro-batches)."""
+        """Return the optimiser steps left in an epoch after `first` samples (validation: micro-batches)."""
         if self.training:
             return order.steps(self.samples, first, self.global_batch_size)
         return len(self.rows(0, first))
@@ -119,11 +119,11 @@ class EpochPlan(ABC):
             )
 
     def rows(self, epoch: int, first: int) -> _EpochRows:
-        """This rank's micro-batches after `first` samples (validation: places) of the epoch are consumed."""
+        """Return this rank's micro-batches behind `first` samples (validation: places) of the epoch."""
         return _EpochRows(self, epoch, first, self.ordered(epoch))
 
     def ordered(self, epoch: int) -> Array:
-        """int64, the places of an epoch in their order."""
+        """Return int64, the places of an epoch in their order."""
         if self.training:
             return order.order(self.seed, epoch, self.samples)
         return np.arange(self.samples * self.views, dtype=np.int64)
@@ -133,8 +133,10 @@ class EpochPlan(ABC):
 
         Raises FaultyPlan. Here alone are rows made, and so here alone are they checked.
         """
-        real, count = len(places), count or self.batch_size
+        real = len(places)
+        count = count or self.batch_size
         if real < count:
+            # padding repeats a real row, so that whoever decodes it finds numbers that are sound
             places = np.concatenate([places, np.full(count - real, places[-1] if real else 0)])
         ids, views = np.divmod(places, self.views)
         valid = np.arange(len(ids)) < real
@@ -150,7 +152,10 @@ class _EpochRows(Sequence[Rows]):
     """Lazy: an index draws its micro-batch, small ones with their neighbours."""
 
     def __init__(self, plan: EpochPlan, epoch: int, first: int, ordered: Array) -> None:
-        self._plan, self._epoch, self._first, self._ordered = plan, epoch, first, ordered
+        self._plan = plan
+        self._epoch = epoch
+        self._first = first
+        self._ordered = ordered
         self._count = order.micro_batches(
             len(ordered),
             first,
@@ -182,7 +187,8 @@ class _EpochRows(Sequence[Rows]):
 
     def _draw(self, which: range) -> list[Rows]:
         """Draw these micro-batches; only the last of an epoch may be short."""
-        plan, size = self._plan, self._plan.batch_size
+        plan = self._plan
+        size = self._plan.batch_size
         numbers = {"first": self._first, "batch_size": size, "world_size": plan.world_size, "rank": plan.rank}
         rows = plan.draw(
             self._epoch,

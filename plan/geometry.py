@@ -118,7 +118,7 @@ def to_image(rows: Rows, which: Array, points: Array) -> Array:
 
 
 def _swapped(rows: Rows, which: Array, points: Array) -> Array:
-    """The points, those of transposed rows with x and y swapped."""
+    """Return the points, those of transposed rows with x and y swapped."""
     swapped: Any = transposed(rows.turns[which]).reshape(len(which), *[1] * (points.ndim - 1))
     return np.where(swapped, points[..., ::-1], points)
 

@@ -59,7 +59,7 @@ class ImagePlan(EpochPlan):
 
     @staticmethod
     def of(columns: Any, policy: ImagePolicy, **numbers: Any) -> ImagePlan:
-        """The plan of a manifest's samples."""
+        """Return the plan of a manifest's samples."""
         return ImagePlan(heights=columns.height, widths=columns.width, policy=policy, **numbers)
 
     @property

@@ -80,7 +80,7 @@ def distort(pixels: Array, numbers: Array) -> Array:
 
 
 def _saturated_and_turned(pixels: Array, saturation: Array, hue: Array) -> Array:
-    """HSV and back in one: V stays, the chroma (V - the smallest channel) is scaled, the hue turned.
+    """Do HSV and back in one: V stays, the chroma (V - the smallest channel) is scaled, the hue turned.
 
     Well defined for any numbers.
     """

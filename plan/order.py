@@ -17,7 +17,7 @@ from plan.draws import Purpose, bits, key
 
 
 def order(seed: int, epoch: int, n: int) -> Array:
-    """int64 [n], the ids 0..n-1 sorted by a hash of (seed, epoch, id)."""
+    """Return int64 [n], the ids 0..n-1 sorted by a hash of (seed, epoch, id)."""
     return np.argsort(bits(key(seed, epoch, Purpose.ORDER), np.arange(n, dtype=np.uint64)), kind="stable")
 
 
@@ -27,12 +27,13 @@ CHUNK = 64  # blocks that are made together: few enough that the same images do 
 
 
 def block_size(n: int) -> int:
-    """A sixteenth of the samples or so: with fewer blocks the same images would meet in every epoch."""
+    """Return a sixteenth of the samples or so: with fewer blocks the same images would always meet."""
     return min(BLOCK, max(8, 1 << max(n // 16, 1).bit_length() - 1))
 
 
 def by_size(heights: Array, widths: Array) -> Array:
-    """int64 [n], the places of images of these sizes, in an order in which neighbours have like sizes."""
+    """Return int64 [n], the places of images of these sizes: neighbours have like sizes."""
+    # the last key counts first: landscape or portrait, then the shorter side
     return np.lexsort((np.maximum(heights, widths), np.minimum(heights, widths), heights > widths))
 
 
@@ -43,7 +44,8 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
     CHUNK blocks of the order are sorted by size and cut, and the blocks are shuffled. What is left at the
     end, less than a block, stays as it was: sorted, a last step would always drop the same sizes.
     """
-    n, block = len(heights), block_size(len(heights))
+    n = len(heights)
+    block = block_size(len(heights))
     whole = n // block * block
     chunks = [slice(begin, min(begin + CHUNK * block, whole)) for begin in range(0, whole, CHUNK * block)]
     sorted_ = [chunk.start + by_size(heights[chunk], widths[chunk]) for chunk in chunks]
@@ -56,14 +58,14 @@ def grouped(heights: Array, widths: Array, *, seed: int, epoch: int) -> Array:
 
 
 def steps(n: int, first: int, global_batch_size: int) -> int:
-    """Whole optimiser steps of `global_batch_size` that fit behind the first `first` samples."""
+    """Return the whole optimiser steps of `global_batch_size` behind the first `first` samples."""
     return max(n - first, 0) // global_batch_size
 
 
 def micro_batches(
     n: int, first: int, *, batch_size: int, world_size: int, accumulate: int, training: bool
 ) -> int:
-    """Micro-batches of one rank: whole steps in training; everything, the last one padded, in validation."""
+    """Return a rank's micro-batches: whole steps in training; all, the last one padded, in validation."""
     if training:
         return steps(n, first, world_size * batch_size * accumulate) * accumulate
     return -(-max(n - first, 0) // (world_size * batch_size))
@@ -72,6 +74,7 @@ def micro_batches(
 def share(
     ordered: Array, micro_batch: int, *, first: int, batch_size: int, world_size: int, rank: int
 ) -> Array:
-    """int64 [<= batch_size], the ids of a rank's micro-batch; shorter only where `ordered` ends."""
+    """Return int64 [<= batch_size], the ids of a rank's micro-batch; shorter only where `ordered` ends."""
+    # ranks take turns, so that a step is one stretch of the order however many they are
     start = first + (micro_batch * world_size + rank) * batch_size
     return ordered[start : start + batch_size]

@@ -32,10 +32,11 @@ def random_resized(
     area_draw, ratio_draw = draws[:, 0 : 2 * TRIES : 2], draws[:, 1 : 2 * TRIES : 2]
     # axes: [B, TRIES]
     area = (height * width)[:, None] * (scale[0] + area_draw * (scale[1] - scale[0]))
+    # uniform in the logarithm, so that a crop is as often wide as tall
     aspect = np.exp(np.log(ratio[0]) + ratio_draw * (np.log(ratio[1]) - np.log(ratio[0])))
     crop_w, crop_h = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
     fits = (crop_w > 0) & (crop_w <= width[:, None]) & (crop_h > 0) & (crop_h <= height[:, None])
-    chosen = fits.argmax(axis=1)
+    chosen = fits.argmax(axis=1)  # the first that fits; 0 where none does, which `none` replaces below
     each = np.arange(len(heights))
     w, h = crop_w[each, chosen], crop_h[each, chosen]
     left = np.floor(draws[:, -2] * (width - w + 1))
@@ -43,6 +44,7 @@ def random_resized(
 
     shape = width / height
     none = ~fits.any(axis=1)
+    # too wide or too tall for `ratio`: the limit; else the whole image
     fallback_w = np.where(shape > ratio[1], np.maximum(np.rint(height * ratio[1]), 1), width)
     fallback_h = np.where(shape < ratio[0], np.maximum(np.rint(width / ratio[0]), 1), height)
     w, h = np.where(none, fallback_w, w), np.where(none, fallback_h, h)
@@ -52,13 +54,13 @@ def random_resized(
 
 
 def whole(heights: Array, widths: Array) -> Array:
-    """int64 [B, 4], the whole image."""
+    """Return int64 [B, 4], the whole image."""
     zero = np.zeros_like(heights)
     return np.stack([zero, zero, widths, heights], axis=1).astype(np.int64)
 
 
 def filling(regions: Array) -> Array:
-    """float64 [B, 4], the window that is the whole region."""
+    """Return float64 [B, 4], the window that is the whole region."""
     size = regions[:, 2:] - regions[:, :2]
     return np.concatenate([np.zeros_like(size), size], axis=1).astype(np.float64)
 
@@ -87,7 +89,7 @@ def resized(heights: Array, widths: Array, shorter: int | Array) -> tuple[Array,
 def preimage(
     heights: Array, widths: Array, new_h: Array, new_w: Array, left: Array, top: Array, crop: int
 ) -> tuple[Array, Array]:
-    """(regions, windows) of the square crop at (left, top) of images resized to new_h x new_w."""
+    """Return (regions, windows) of the square crop at (left, top) of images resized to new_h x new_w."""
     return crop_of_resized(
         heights, widths, new_h, new_w, np.stack([left, top, left + crop, top + crop], axis=1)
     )
@@ -96,13 +98,14 @@ def preimage(
 def crop_of_resized(
     heights: Array, widths: Array, new_h: Array, new_w: Array, crops: Array
 ) -> tuple[Array, Array]:
-    """(regions, windows) of `crops` [B, 4], x0 y0 x1 y1, of images resized to new_h x new_w.
+    """Return (regions, windows) of `crops` [B, 4], x0 y0 x1 y1, of images resized to new_h x new_w.
 
     The region is the window widened by the support of the antialiased triangle filter, so that resizing the
     window of the region equals cropping the resized image.
     """
     step_y, step_x = heights / new_h, widths / new_w  # source pixels an output pixel
     full = crops * np.stack([step_x, step_y, step_x, step_y], axis=1)
+    # the triangle reaches one output pixel to either side, and at least one source pixel
     reach = np.stack([np.maximum(step_x, 1.0), np.maximum(step_y, 1.0)] * 2, axis=1) + 1.0
     limit = np.stack([widths, heights], axis=1)
     low = np.clip(np.floor(full[:, :2] - reach[:, :2]), 0, limit - 1)
@@ -128,7 +131,7 @@ def _scaled(sides: Array, scale: Array) -> Array:
 def jittered(
     heights: Array, widths: Array, draws: Array, *, size: int, scale: tuple[float, float] = (0.1, 2.0)
 ) -> tuple[Array, Array, Array]:
-    """(regions, windows, places): large-scale jitter (Ghiasi et al. 2021) to an output of size x size.
+    """Return (regions, windows, places): large-scale jitter (Ghiasi et al. 2021) to size x size.
 
     The image is scaled to fit the output, times a factor uniform in `scale`; what is too large is cut at a
     random place, what is too small lies at the top left. As torchvision's ScaleJitter and its references'

@@ -219,7 +219,7 @@ def id_of(entry: Any) -> str:
 
 
 def image_id(entry: Any) -> int:
-    """Raises Rejected."""
+    """Return the id of an entry of an image. Raises Rejected."""
     return _whole(entry, "id")
 
 
@@ -289,7 +289,7 @@ def annotation(entry: Any, *, keypoints: bool) -> Annotation:
 
 
 def category(entry: Any, *, keypoints: bool) -> Category:
-    """Raises Rejected, and nothing else."""
+    """Return the category that an entry describes. Raises Rejected, and nothing else."""
     name = _field(entry, "name")
     points = entry.get("keypoints", []) if keypoints else []
     if not isinstance(name, str):
@@ -363,7 +363,8 @@ def uncompressed(text: bytes) -> Array:
     places = np.arange(len(letters)) - np.repeat(begins, digits)
     runs = np.add.reduceat((letters & 31) << 5 * places, begins)
     runs -= np.where(letters[ends] & 16, 1 << 5 * digits, 0)
-    runs[1::2], runs[2::2] = np.cumsum(runs[1::2]), np.cumsum(runs[2::2])
+    runs[1::2] = np.cumsum(runs[1::2])
+    runs[2::2] = np.cumsum(runs[2::2])
     return runs
 
 

@@ -127,7 +127,7 @@ class Instances(Manifest):
 
     @property
     def class_names(self) -> Sequence[str]:
-        """The names of the categories, [C]."""
+        """Return the names of the categories, [C]."""
         return [self.classes[number] for number in self.class_of]
 
     def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Instances:
@@ -140,14 +140,14 @@ class Instances(Manifest):
         return found
 
     def annotations(self, sample: int) -> slice:
-        """Which annotations an image has."""
+        """Return the slice of the annotations that an image has."""
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
         return slice(int(self.annotation_offsets[sample]), int(self.annotation_offsets[sample + 1]))
 
     @cached_property
     def with_boxes(self) -> Array:
-        """int64, ascending: the images that have a usable annotation."""
+        """Return int64, ascending: the images that have a usable annotation."""
         return images_with(self.usable, self.annotation_offsets)
 
     @cached_property
@@ -157,7 +157,7 @@ class Instances(Manifest):
 
 
 def images_with(usable: Array, annotation_offsets: Array) -> Array:
-    """int64, ascending: the images of which some annotation is usable, bool [m]."""
+    """Return int64, ascending: the images of which some annotation is usable, bool [m]."""
     before = np.concatenate([[0], np.cumsum(usable)])
     return np.flatnonzero(np.diff(before[annotation_offsets]))
 
@@ -188,7 +188,7 @@ def class_names(category_ids: Array, names: Sequence[str]) -> tuple[str, ...]:
 
 
 def categories_of(class_of: Array, classes: int) -> Array:
-    """int64 [classes]: the category of each class number, -1 where there is none."""
+    """Return int64 [classes]: the category of each class number, -1 where there is none."""
     found = np.full(classes, -1, np.int64)
     found[class_of] = np.arange(len(class_of))
     return found

@@ -100,6 +100,7 @@ def open_coco(
         if images:
             below = os.fsencode(folder) + b"/"
             entries.remember(visits, [below, *(below + image.path for image in told)])
+            # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
             records = _headers(entries, listed, annotations, made, rejects, say)
         else:
@@ -134,16 +135,14 @@ def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
 def _read(
     file: Path, keypoints: bool, prefixes: Sequence[str], made: Path, rejects: Rejects, say: Progress
 ) -> tuple[Array, list[Image], list[Category]]:
-    """Return (the ids of all images, the whole images, the categories). Raises UserError.
-
-    Annotations go to made/file_list.*.
-    """
+    """Return (ids of all images, whole images, categories); write made/file_list.*. Raises UserError."""
     known: list[int] = []
     images: list[Image] = []
     categories: list[Category] = []
     where = os.fsencode(file)
     try:
         # closed below: an error of writing is not one of this file
+        # -sig: editors of Windows begin a file with a byte-order mark
         text = open(file, encoding="utf-8-sig")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
@@ -229,7 +228,7 @@ class _Writer:
 def _classes(
     file: Path, categories: list[Category], keypoints: bool, classes: Sequence[str] | None
 ) -> tuple[str, ...]:
-    """The names of the class numbers; puts the categories in the order of their ids. Raises UserError."""
+    """Sort the categories by their ids, and return the names of the class numbers. Raises UserError."""
     categories.sort()
     ids = [category.category_id for category in categories]
     if not ids:
@@ -267,7 +266,7 @@ def _classes(
 
 
 def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> _ImageTable:
-    """The images that have an id of their own."""
+    """Return the images that have an id of their own."""
     ids, counts = np.unique(np.array([image.image_id for image in images], np.int64), return_counts=True)
     for same, count in zip(ids[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
         rejects(os.fsencode(file), f"image {same}: {count} images have this id; none of them is used")
@@ -292,7 +291,8 @@ def _headers(
     fits = (stored == images.sizes).all(axis=1)
     for place in np.flatnonzero(~fits | (records["size"] < 0)).tolist():
         path = entries.shown(images.paths[place])
-        (height, width), turned = images.sizes[place], int(records["orientation"][place])
+        height, width = images.sizes[place]
+        turned = int(records["orientation"][place])
         other = (
             f"has {stored[place, 1]} x {stored[place, 0]} pixels, its annotations are for {width} x {height}"
         )
@@ -354,7 +354,7 @@ def _match(
 
 
 def _places(ordered: Array, wanted: Array) -> Array:
-    """int64, where each wanted value is among the ordered ones, -1 for none."""
+    """Return int64, where each wanted value is among the ordered ones, -1 for none."""
     if not len(ordered):
         return np.full(len(wanted), -1)
     places = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
@@ -378,7 +378,8 @@ def _write(
     paths = [path for path, keep in zip(images.paths, good.tolist(), strict=True) if keep]
     image = (np.cumsum(good) - 1)[image_of]
     found = np.flatnonzero(kept)
-    found = found[np.argsort(image[found], kind="stable")]  # from here on in the order of the columns
+    # stable: annotations of an image stay in the file's order; from here on all are in that of the columns
+    found = found[np.argsort(image[found], kind="stable")]
     image = image[found]
     ordered = rows[found]
     names = categories[0].keypoints
@@ -410,13 +411,8 @@ def _write(
     np.cumsum(lengths, out=lengths)
     points = create_column(made, "points", Instances.COLUMNS["points"], int(ordered["points"].sum()), 2)
     _move(made, "points", 2 * rows["points"], found, points)
-    _move(
-        made,
-        "runs",
-        rows["runs"],
-        found[runs > 0],
-        create_column(made, "rle", Instances.COLUMNS["rle"], int(runs.sum())),
-    )
+    rle = create_column(made, "rle", Instances.COLUMNS["rle"], int(runs.sum()))
+    _move(made, "runs", rows["runs"], found[runs > 0], rle)
     keypoints = create_column(made, "keypoints", Instances.COLUMNS["keypoints"], len(found), len(names), 3)
     _move(made, "keypoints", rows["keypoints"], found, keypoints)
 
@@ -439,12 +435,12 @@ def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> No
 
 
 def _offsets(counts: Array) -> Array:
-    """int64 [n + 1], where each begins."""
+    """Return int64 [n + 1], where each of them begins, and the end."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
 
 
 def _inside(boxes: Array, sizes: Array) -> Array:
-    """bool [m]: a box, x y width height, has width and height within its image, height and width."""
+    """Return bool [m]: whether a box, x y width height, covers an area within its image, height and width."""
     x, y, w, h = boxes.T
     height, width = sizes.T
     return (np.minimum(x + w, width) > np.maximum(x, 0)) & (np.minimum(y + h, height) > np.maximum(y, 0))

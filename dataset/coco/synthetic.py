@@ -102,5 +102,5 @@ class SyntheticInstances(Instances):
 
 
 def _uniform(what: int, counters: Array) -> Array:
-    """float64 in [0, 1), one for each counter."""
+    """Return float64 in [0, 1), one for each counter."""
     return (bits(key(what), counters) >> np.uint64(11)) * 2.0**-53

@@ -30,7 +30,9 @@ class _File:
     __slots__ = ("head", "pieces", "read_at", "reads", "size")
 
     def __init__(self, head: bytes, size: int, read_at: ReadAt) -> None:
-        self.head, self.size, self.read_at = head, size, read_at
+        self.head = head
+        self.size = size
+        self.read_at = read_at
         self.reads = self.pieces = 0  # in all, and of the file
 
     def at(self, offset: int, length: int) -> bytes:
@@ -79,7 +81,11 @@ def parse(head: bytes, size: int, read_at: ReadAt = lambda offset, length: b"") 
 
 
 def _jpeg(file: _File) -> Header:
-    at, orientation, jfif, adobe, orderly = 2, 0, False, None, True
+    at = 2
+    orientation = 0
+    jfif = False
+    adobe = None
+    orderly = True
     while True:
         lead, code = file.at(at, 2)
         if lead != 0xFF or code in (0x00, 0xFF):  # stray or fill bytes: skipped, as libjpeg does
@@ -95,6 +101,7 @@ def _jpeg(file: _File) -> Header:
         (length,) = struct.unpack(">H", file.at(at, 2))
         if length < 2:
             raise Rejected("header is damaged")
+        # frame headers, but for DHT, JPG and DAC, whose codes lie among theirs
         if 0xC0 <= code <= 0xCF and code not in (0xC4, 0xC8, 0xCC):
             break
         if code == 0xE1 and not orientation and length >= 8 and file.at(at + 2, 6) == b"Exif\0\0":
@@ -156,7 +163,9 @@ def _chroma(sampling: bytes) -> str:
     """Return the subsampling's name, from a byte a component: high half horizontal, low half vertical."""
     if len(sampling) == 1:
         return "gray"
-    (across, down), first, second = divmod(sampling[0], 16), sampling[1], sampling[2]
+    across, down = divmod(sampling[0], 16)
+    first = sampling[1]
+    second = sampling[2]
     if first != second or not first >> 4 or not first & 15 or across % (first >> 4) or down % (first & 15):
         return "other"
     ratio = (across // (first >> 4), down // (first & 15))
@@ -170,7 +179,8 @@ def _png(file: _File) -> Header:
     components = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour)
     if components is None or depth not in (1, 2, 4, 8, 16):
         raise Rejected(f"has colour type {colour} at {depth} bits")
-    at, orientation = 33, 0
+    at = 33  # behind the signature and IHDR
+    orientation = 0
     while True:
         length, kind = struct.unpack(">I4s", file.at(at, 8))
         if kind == b"IDAT":
@@ -179,7 +189,7 @@ def _png(file: _File) -> Header:
             raise Rejected("has no image data")
         if kind == b"eXIf":
             orientation = _orientation(file, at + 8)
-        at += 12 + length
+        at += 12 + length  # its length, kind and CRC are not counted in
     whole = file.at(8, 4) == b"\0\0\0\r" and _to_end(file, at)
     return Header(
         file.size,
@@ -213,6 +223,7 @@ def _to_end(file: _File, at: int) -> bool:
 
 def _gif(file: _File) -> Header:
     width, height, flags = struct.unpack("<HHB", file.at(6, 5))
+    # behind the table of 2 << n colours, three bytes each
     at = 13 + (6 << (flags & 7) if flags & 0x80 else 0)
     while True:  # to the first frame, which may be larger than the screen that the file promises
         kind = file.at(at, 1)
@@ -258,14 +269,19 @@ def _bmp(file: _File) -> Header:
 
 
 def _webp(file: _File) -> Header:
-    kind, orientation, alpha = file.at(12, 4), 0, False
+    kind = file.at(12, 4)
+    orientation = 0
+    alpha = False
     if kind == b"VP8 " and file.at(23, 3) == b"\x9d\x01\x2a":
         width, height = (side & 0x3FFF for side in struct.unpack("<HH", file.at(26, 4)))
     elif kind == b"VP8L" and file.at(20, 1) == b"\x2f":
         (bits,) = struct.unpack("<I", file.at(21, 4))
-        width, height, alpha = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1, bool(bits >> 28 & 1)
+        width = (bits & 0x3FFF) + 1
+        height = (bits >> 14 & 0x3FFF) + 1
+        alpha = bool(bits >> 28 & 1)
     elif kind == b"VP8X":
-        flags, size = file.at(20, 1)[0], file.at(24, 6)
+        flags = file.at(20, 1)[0]
+        size = file.at(24, 6)
         width, height = int.from_bytes(size[:3], "little") + 1, int.from_bytes(size[3:], "little") + 1
         alpha = bool(flags & 0x10)
         if flags & 0x08:
@@ -283,7 +299,7 @@ def _webp_orientation(file: _File) -> int:
         if kind == b"EXIF":
             skip = 6 if length >= 6 and at + 14 <= file.size and file.at(at + 8, 6) == b"Exif\0\0" else 0
             return _orientation(file, at + 8 + skip)
-        at += 8 + length + length % 2
+        at += 8 + length + length % 2  # chunks are padded to an even length
     return 0
 
 
@@ -291,7 +307,9 @@ def _tiff(file: _File) -> Header:
     tags = _tags(file, 0, (256, 257, 258, 262, 274, 277))
     if 256 not in tags or 257 not in tags:
         raise Rejected("header is cut short")
-    depth, components, turned = tags.get(258, 1), tags.get(277, 1), tags.get(274, 0)
+    depth = tags.get(258, 1)
+    components = tags.get(277, 1)
+    turned = tags.get(274, 0)
     if not (0 < depth <= 64 and 0 < components < 256):
         raise Rejected(f"has {components} components of {depth} bits")
     said = turned if turned <= 8 else 0
@@ -311,7 +329,10 @@ def _tiff(file: _File) -> Header:
 
 
 def _orientation(file: _File, base: int) -> int:
-    """EXIF orientation 1..8 of the TIFF structure at `base`, or 0: damaged EXIF never costs a sample."""
+    """Return the EXIF orientation 1..8 of the TIFF structure at `base`, or 0.
+
+    Damaged EXIF never costs a sample.
+    """
     try:
         said = _tags(file, base, (274,)).get(274, 0)
     except (Rejected, struct.error):

@@ -68,7 +68,7 @@ def open_images(
 
 
 def read_headers(entries: Entries, made: Path, workers: int, rejects: walk.Reject, say: Progress) -> Array:
-    """HEADER [n], one for each entry of made/file_list.*, size -1 where it is left out.
+    """Return HEADER [n], one for each entry of made/file_list.*, size -1 where it is left out.
 
     `workers` as for open_images.
     """
@@ -127,11 +127,13 @@ def _keep(
     row = byte = 0
     for first in range(0, len(good), PIECE):
         part = slice(first, first + PIECE)
-        rows, length = records[part][good[part]], lengths[part]
+        rows = records[part][good[part]]
+        length = lengths[part]
         blob = paths[offsets[first] : offsets[first] + length.sum()][np.repeat(good[part], length)]
         for name in Header._fields:
             columns[name][row : row + len(rows)] = rows[name]
         columns["label"][row : row + len(rows)] = renumbered[old[part][good[part]]]
         columns["path_bytes"][byte : byte + len(blob)] = blob
-        row, byte = row + len(rows), byte + len(blob)
+        row += len(rows)
+        byte += len(blob)
     return [name for name, label in labels.items() if counts[label]]

@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-TRAIN_SAMPLES, VAL_SAMPLES, CLASSES = 1_281_167, 50_000, 1000
+TRAIN_SAMPLES = 1_281_167
+VAL_SAMPLES = 50_000
+CLASSES = 1000
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class Folder:
         return self.manifest.path(sample)
 
     def paths(self, samples: Array) -> Array:
-        """uint8 [B, L], absolute paths, each padded with NUL."""
+        """Return uint8 [B, L], absolute paths, each padded with NUL."""
         return self.manifest.paths(samples)
 
     def read(self, sample: int) -> bytes:

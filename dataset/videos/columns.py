@@ -160,7 +160,7 @@ class Videos(Manifest):
         return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)
 
     def files(self, samples: Any) -> Any:
-        """Which file each sample is in, of one id or an array of them."""
+        """Return the file that each sample is in, for one id or an array of them."""
         return self.file[samples]
 
     def pts(self, sample: int) -> Array:
@@ -172,11 +172,11 @@ class Videos(Manifest):
         return self.frame_pts[self._frames(sample)]
 
     def keys(self, sample: int) -> Array:
-        """bool [count], which of those frames are key frames."""
+        """Return bool [count], which of those frames are key frames."""
         return self.frame_keys[self._frames(sample)]
 
     def shorter(self, least: Any) -> Array:
-        """int64, the samples with fewer frames than `least`: a number, or one for each sample."""
+        """Return int64, the samples with fewer frames than `least`: one number, or one a sample."""
         return np.flatnonzero(np.asarray(self.frames) < least)
 
     def name_shorter(self, least: Any, file: str, name: Callable[[int], str]) -> tuple[int, Path | None]:

@@ -70,10 +70,12 @@ def declared_bytes(head: bytes) -> int | None:
         return None if riff in (0, 0xFFFFFFFF) else riff
     at = 0
     while (element := _number(head, at, marked=True)) and (length := _number(head, element[1], marked=False)):
-        (identity, _), (size, begin) = element, length
+        identity, _ = element
+        size, begin = length
         if at == 0 and identity != EBML:
             return None
         if identity == SEGMENT:
+            # all ones: its writer did not know, or broke off
             unknown = size == (1 << 7 * (begin - element[1])) - 1
             return None if unknown else begin + size
         at = begin + size

@@ -160,7 +160,7 @@ EXPECTED = (
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes, str, float, float]]:
-    """(line number, path, label, start, end) of each line that is not empty."""
+    """Yield (line number, path, label, start, end) of each line that is not empty."""
     if not path.is_file():  # a pipe would be waited for
         raise UserError(f"--data: the list {path} is no file that can be read; {EXPECTED}")
     try:

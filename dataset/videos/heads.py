@@ -120,7 +120,7 @@ def length_size(extradata: bytes | None, codec: str = "h264") -> int:
 
 
 def first_slice(packet: memoryview, length_bytes: int, codec: str = "h264") -> int | None:
-    """Where the first slice of a packet begins (H.264 and H.265, 7.3.1); None: it has none."""
+    """Return where the first slice of a packet begins (H.264 and H.265, 7.3.1); None: it has none."""
     at = 0
     while True:
         if length_bytes:
@@ -234,7 +234,7 @@ def may_hide(extradata: bytes | None, packet: memoryview) -> bool:
 
 
 def _hvcc_units(extradata: bytes) -> Iterator[bytes]:
-    """The parameter sets of hvcC (ISO 14496-15, 8.3.3.1)."""
+    """Return the parameter sets of hvcC (ISO 14496-15, 8.3.3.1)."""
     end = len(extradata)
     at = 23
     for _ in range(extradata[22] if end > at else 0):
@@ -249,13 +249,13 @@ def _hvcc_units(extradata: bytes) -> Iterator[bytes]:
 
 
 def _second(head: bytes | memoryview) -> int | None:
-    """The second of the Exp-Golomb numbers that this begins with; None: it is too short."""
+    """Return the second of the Exp-Golomb numbers that this begins with; None: it is too short."""
     numbers, _ = _two_numbers(head)
     return numbers[1] if len(numbers) == 2 else None
 
 
 def _two_numbers(head: bytes | memoryview) -> tuple[list[int], str]:
-    """The two Exp-Golomb numbers that this begins with, or fewer, and the bits behind them."""
+    """Return the two Exp-Golomb numbers that this begins with, or fewer, and the bits behind them."""
     bits = f"{int.from_bytes(head, 'big'):0{8 * len(head)}b}"
     values = list[int]()
     while len(values) < 2:

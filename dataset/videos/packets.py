@@ -233,7 +233,8 @@ def _index(names: tuple[str, ...], name: str) -> int:
 
 
 def _described(file: Any, stream: int) -> str:
-    """FFmpeg's description of a stream, which has what PyAV tells of decoded frames alone."""
+    """Return FFmpeg's description of a stream, which has what PyAV tells of decoded frames alone."""
+    # FFmpeg writes the description as log lines of this level
     before = av.logging.get_level()
     av.logging.set_level(av.logging.INFO)
     try:
@@ -261,7 +262,7 @@ def _require_unmirrored(path: bytes, stream: int) -> None:
             for frame in _first_frames(file, file.streams[stream], hasty=hasty):
                 if (matrix := frame.side_data.get("DISPLAYMATRIX")) is not None:
                     a, b, _, c, d, *_ = np.frombuffer(matrix, np.int32).tolist()
-                    if a * d < b * c:
+                    if a * d < b * c:  # a negative determinant mirrors
                         raise Rejected(
                             "is to be shown mirrored, by its display matrix, which no loader does: encode it "
                             "again: `ffmpeg -i FILE NEW.mp4`"
@@ -303,7 +304,7 @@ def _begins(context: Any, packet: memoryview) -> Any:
 
 
 def _demuxed(file: Any, stream: Any) -> Iterator[Any]:
-    """The packets of the stream, without the empty one at the end."""
+    """Return an iterator over the stream's packets, without the empty one at the end."""
     for other in file.streams:
         if other.index != stream.index:
             other.discard = Discard.all

@@ -58,7 +58,8 @@ def open_videos(
             labels = walk.labels(real, classes, "videos")
             total = walk.list_files(real, labels, made, visits, rejects, say)
             samples = np.zeros(total, SAMPLE)
-            samples["file"], samples["end"] = np.arange(total), np.inf
+            samples["file"] = np.arange(total)
+            samples["end"] = np.inf
             samples["label"] = np.fromfile(made / "file_list.labels", FILE_LIST["labels"])
             used = sorted(labels, key=labels.__getitem__)
         records = _read_all(root, total, made, workers, rejects, say)
@@ -111,7 +112,7 @@ def _pack(found: list[Times]) -> tuple[Array, Array, Array]:
 
 
 def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: Rejects) -> Array:
-    """The samples that have a frame, as (file, label, first, frames)."""
+    """Return the samples that have a frame, as (file, label, first, frames)."""
     paths, offsets = (
         np.fromfile(made / f"file_list.{name}", FILE_LIST[name]) for name in ("paths", "offsets")
     )
@@ -132,7 +133,9 @@ def _segments(root: Path, samples: Array, records: Array, made: Path, rejects: R
             tick_s = record["time_base_num"] / record["time_base_den"]
             # half a tick: times are rounded to ticks
             first, last = np.searchsorted(pts, pts[0] + np.array([start, end]) / tick_s - 0.5)
-            first, frames, what = int(first), int(last - first), f"from {start:g} to {end:g} s: "
+            frames = int(last - first)
+            first = int(first)
+            what = f"from {start:g} to {end:g} s: "
         if frames < 1:
             path = os.fsencode(root) + b"/" + paths[offsets[file] : offsets[file + 1]].tobytes()
             rejects(path, f"{what}no frame (the video has {record['count']} in {record['duration']:.3g} s)")

@@ -32,5 +32,5 @@ class SyntheticVideos(SyntheticImages):
             object.__setattr__(self, name, np.broadcast_to(np.int64(value), self.samples))
 
     def pts(self, sample: int) -> Any:
-        """int64 [VIDEO_FRAMES], 30 frames a second."""
+        """Return int64 [VIDEO_FRAMES], 30 frames a second."""
         return np.arange(VIDEO_FRAMES)

@@ -45,7 +45,7 @@ class Prepared:
     files: list[Path] = field(default_factory=list)  # substitutes
 
     def only(self, row: int) -> Prepared:
-        """A batch of this row alone; the substitutes stay this one's."""
+        """Return a batch of this row alone; the substitutes stay this one's."""
         part = slice(row, row + 1)
         arrays: dict[str, Any] = {
             name: getattr(self, name)[part] for name in ("data", "starts", "shapes", "windows", "sizes")
@@ -98,13 +98,14 @@ def notes(columns: Any) -> list[str]:
 
 
 def placeholder() -> bytes:
-    """A small image that stands for a row without one."""
+    """Return the bytes of a small image that stands for a row without one."""
     return encoded(np.zeros((PLACEHOLDER_SIDE, PLACEHOLDER_SIDE, 3), np.uint8))
 
 
 def encoded(pixels: Array) -> bytes:
-    """Lossless bytes of RGB uint8 that DALI decodes."""
+    """Return RGB uint8 as lossless bytes that DALI decodes."""
     buffer = io.BytesIO()
+    # it is decoded again at once: to compress it would only take time
     Image.fromarray(pixels).save(buffer, "PNG", compress_level=0)
     return buffer.getvalue()
 
@@ -115,7 +116,7 @@ def whole_image(data: bytes, columns: Any, sample: int) -> Array:
 
 
 def nothing(batch_size: int, size: tuple[int, int]) -> Rows:
-    """Rows without a sample, whose outputs are height x width `size`."""
+    """Return rows without a sample, whose outputs are height x width `size`."""
     zeros = np.zeros((batch_size, 4))
     return Rows(
         ids=np.full(batch_size, -1),
@@ -133,10 +134,12 @@ def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
     `placed`: for a graph that places images.
     """
     rows = upright(rows)
-    regions, windows = rows.regions.copy(), rows.windows.copy()
+    regions = rows.regions.copy()
+    windows = rows.windows.copy()
     regions[absent] = windows[absent] = (0, 0, PLACEHOLDER_SIDE, PLACEHOLDER_SIDE)
     y_x = [1, 0]
     places = rows.placed
+    # DALI's external_source takes contiguous arrays alone
     return {
         "starts": np.ascontiguousarray(regions[:, y_x], np.int32),
         "shapes": np.ascontiguousarray((regions[:, 2:] - regions[:, :2])[:, y_x], np.int32),
@@ -164,16 +167,20 @@ class PathPreparer:
         self._placeholder = Path(self._folder.name, "placeholder")
         self._placeholder.write_bytes(placeholder())
         self._made = 0
-        self._batch_size, self._image_size = feed.plan.batch_size, feed.plan.image_size
+        self._batch_size = feed.plan.batch_size
+        self._image_size = feed.plan.image_size
         self.placed = not feed.plan.filled
         self.notes = notes(feed.columns)
 
     def __call__(self, rows: Rows, known: Known) -> Prepared:
         own = rows.valid.copy()
+        # valid ones alone: padding has id -1, which would read the last sample's columns
         own[rows.valid] = plain(self._columns, rows.ids[rows.valid])
         if known.bad or known.odd:
             own &= ~np.isin(rows.ids, list(known.bad | known.odd))
-        files, others, failed = [], {}, []
+        files = []
+        others = {}
+        failed = []
         absent = ~rows.valid
         for i in np.flatnonzero(rows.valid & ~own):
             sample = int(rows.ids[i])
@@ -185,7 +192,8 @@ class PathPreparer:
             except Undecodable:
                 failed.append(sample)
                 absent[i] = True
-        # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B
+        # DALI hands the path to open(2), for which the first NUL ends it: one array instead of B. What
+        # is not read by its own path gets another one below
         paths = self._source.paths(np.where(own, rows.ids, 0))
         instead = [others.get(int(i), bytes(self._placeholder)) for i in np.flatnonzero(~own)]
         width = max([paths.shape[1], *(len(path) + 1 for path in instead)])
@@ -197,7 +205,7 @@ class PathPreparer:
         return Prepared(rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files)
 
     def nothing(self) -> Prepared:
-        """A batch of placeholders."""
+        """Return a batch of placeholders."""
         side = self._image_size
         return self(nothing(self._batch_size, (side, side)), Known())
 
@@ -223,7 +231,7 @@ class PathPreparer:
         self._folder.cleanup()
 
     def _substitute(self, sample: int) -> Path:
-        """A PNG of the sample's pixels. Raises Undecodable, and UserError when there is no room for it."""
+        """Write the sample's pixels as PNG. Raises Undecodable, and UserError when there is no room."""
         self._made += 1
         path = Path(self._folder.name, f"{self._made}.png")
         try:

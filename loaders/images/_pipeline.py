@@ -46,7 +46,8 @@ def build(
     `placed`: images are put at their places on a canvas, which may be of another size in each batch.
     """
     dali = import_dali()
-    fn, types = dali.fn, dali.types
+    fn = dali.fn
+    types = dali.types
     pipeline = dali.Pipeline(
         batch_size=batch_size,
         num_threads=threads,
@@ -64,12 +65,13 @@ def build(
         size = fn.external_source(name="sizes", dtype=types.FLOAT, ndim=1)
         if reads and read_delay_s:
             data = _delayed(data, read_delay_s)
+        # from the page cache 44.7 k files/s, and 17.7 k with mmap (DALI 2.4)
         encoded_ = fn.io.file.read(data, dont_use_mmap=True) if reads else data
         options: dict[str, Any] = {
             "start": start,
             "shape": shape,
-            "axes": [0, 1],
-            "adjust_orientation": False,
+            "axes": [0, 1],  # y, x: its default order is x, y
+            "adjust_orientation": False,  # rows are in stored pixels, whatever EXIF says
             "output_type": types.RGB,
         }
         if device is not None:
@@ -96,6 +98,7 @@ def build(
                 image,
                 mean=[255 * value for value in pixels.mean],
                 std=[255 * value for value in pixels.std],
+                # there is no bfloat16 here: finish() makes it of fp32
                 dtype=types.FLOAT16 if pixels.dtype == "float16" else types.FLOAT,
                 output_layout="HWC",
             )
@@ -141,13 +144,11 @@ class Runner:
         again: Callable[[Prepared, Known], Prepared],
         output_stream: Any = None,
     ) -> None:
-        self._make, self._warm, self._diagnose, self._again, self._stream = (
-            make,
-            warm,
-            diagnose,
-            again,
-            output_stream,
-        )
+        self._make = make
+        self._warm = warm
+        self._diagnose = diagnose
+        self._again = again
+        self._stream = output_stream
         self._pipeline: Any = None
         self._refused_in_a_row = 0
         self.known = Known()
@@ -168,7 +169,7 @@ class Runner:
                 try:
                     yield outputs, done
                 finally:
-                    del outputs
+                    del outputs  # before the buffers that it shows
                     self._pipeline.release_outputs()
                     done.forget()
         finally:
@@ -182,6 +183,7 @@ class Runner:
     def _drain(self, waiting: deque[Prepared]) -> None:
         """Leave the pipeline empty and warm for the next iterator; drop one that an error has broken."""
         try:
+            # what was scheduled has to be taken out: it would come first in the next sequence
             for _ in waiting:
                 self._pipeline.share_outputs()
                 self._pipeline.release_outputs()
@@ -195,7 +197,7 @@ class Runner:
                     return self._pipeline.share_outputs(cuda_stream=self._stream)
             except (RuntimeError, IndexError, ValueError) as error:
                 why = str(error)  # the error itself holds the pipeline
-            self._pipeline = None
+            self._pipeline = None  # after an error it is of no use
             bad = set().union(*(self._diagnose(batch) for batch in waiting)) - self.known.bad
             odd = set() if bad else set().union(*(self._refused(batch) for batch in waiting)) - self.known.odd
             if not bad and not odd:
@@ -212,7 +214,8 @@ class Runner:
 
         Raises UserError when that cannot be the files' fault.
         """
-        found, alone = set[int](), None  # a pipeline for one file is there sooner, and takes less memory
+        found = set[int]()
+        alone = None  # a pipeline for one file is there sooner, and takes less memory
         tried = without(batch.rows, batch.failed) & (True if batch.own_bytes is None else batch.own_bytes)
         for row in np.flatnonzero(tried).tolist():
             if alone is None:
@@ -274,7 +277,7 @@ def _input(pipeline: Any, batch: Prepared) -> None:
 
 
 def _delayed(paths: Any, delay_s: float) -> Any:
-    """The paths, each `delay_s` later, in the thread of DALI that reads the file next."""
+    """Return the paths, each `delay_s` later, in the thread of DALI that reads the file next."""
     try:
         from numba import types as numba_types  # noqa: F401
         from nvidia.dali.plugin.numba.fn.experimental import numba_function
@@ -286,8 +289,11 @@ def _delayed(paths: Any, delay_s: float) -> Any:
 
     import nvidia.dali.types as types
 
+    # numba compiles the call, so that it sleeps in each of DALI's threads; fn.python_function would sleep
+    # for one file after the other
     usleep = ctypes.CDLL(None).usleep
-    usleep.argtypes, usleep.restype = [ctypes.c_uint], ctypes.c_int
+    usleep.argtypes = [ctypes.c_uint]
+    usleep.restype = ctypes.c_int
     microseconds = int(delay_s * 1e6)
 
     def copy_late(out: Any, given: Any) -> None:

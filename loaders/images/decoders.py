@@ -26,11 +26,13 @@ Decode = Callable[[bytes, Region], Array]
 Image.MAX_IMAGE_PIXELS = None  # the manifest knows every size before anything is decoded
 
 
-JPEG, PNG, STORED_AS_RGB = FORMATS.index("jpeg"), FORMATS.index("png"), CHROMA.index("rgb")
+JPEG = FORMATS.index("jpeg")
+PNG = FORMATS.index("png")
+STORED_AS_RGB = CHROMA.index("rgb")
 
 
 def plain_jpeg(columns: Any, ids: Array) -> Array:
-    """bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
+    """Return bool [B]: whole grey or YCbCr JPEGs, which every decoder turns into the same pixels."""
     components = columns.components[ids]
     coloured = (components == 3) & (columns.chroma[ids] != STORED_AS_RGB)  # which nvJPEG takes for YCbCr
     plain: Array = (
@@ -170,7 +172,7 @@ def choose(name: str) -> str:
 
 
 def exactly(decode: Decode, data: bytes, region: Region) -> Array:
-    """The region, all of it. Raises Undecodable when the image turns out smaller than its header said."""
+    """Return the region, all of it. Raises Undecodable when the image is smaller than its header said."""
     pixels = decode(data, region)
     if pixels.shape != (region[3] - region[1], region[2] - region[0], 3):
         raise Undecodable(f"the region has {pixels.shape} pixels")
@@ -178,7 +180,7 @@ def exactly(decode: Decode, data: bytes, region: Region) -> Array:
 
 
 def decode_many(decode: Decode, datas: Sequence[bytes], regions: Sequence[Region]) -> list[Array | None]:
-    """Each region, None where this decoder gives none; at once where the decoder can."""
+    """Decode each region, None where this decoder gives none; at once where the decoder can."""
     found: list[Array | None] = []
     try:
         if datas and isinstance(decode, _NvImageCodec):

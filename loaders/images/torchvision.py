@@ -74,14 +74,16 @@ class Decoding:
     """
 
     def __init__(self, feed: Feed, reader: str) -> None:
-        self._source, self._columns = feed.source, feed.columns
+        self._source = feed.source
+        self._columns = feed.columns
         self._decode: Decode = READERS[reader]()
         self._resize = resize_pil if reader == "pil" else resize_window
         self._pil: Decode = READERS["pil"]()
 
     def __call__(self, rows: Rows, slot: np.ndarray[Any, Any]) -> tuple[int, ...]:
         shape = (len(rows), *rows.padded, 3)
-        out, failed = slot[: np.prod(shape)].reshape(shape), []
+        out = slot[: np.prod(shape)].reshape(shape)
+        failed = []
         files: dict[int, bytes] = {}
         for i in np.flatnonzero(rows.valid).tolist():
             with suppress(OSError):

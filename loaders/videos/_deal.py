@@ -35,8 +35,12 @@ AT_ONCE = 16
 """Batches that are opened in one go, so that the device need not wait for the search."""
 EARLY = 1.5, 1.0, 3.0
 """A worker's lead before its unit is needed, in workers' mean times for one: at first, at least, at most."""
-LATER, SOONER = 1.2, 0.999
-"""Factors of the lead after a unit that had to be waited for, and after another: some 1 in 200 has."""
+LATER = 1.2
+SOONER = 0.999
+"""LATER and SOONER: factors of the lead after a unit that had to be waited for, and after another.
+
+Some 1 in 200 has to be.
+"""
 DENSE = 0.8
 """Share of the distance between units that the workers' rate allows: no worker ever waits because of it."""
 
@@ -54,26 +58,29 @@ class Pace:
         self._early = EARLY[0]
 
     def learn(self, side: str, seconds: float) -> None:
-        """`side`, "worker" or "thread", was busy with one unit for so long."""
+        """Take into the mean that `side`, "worker" or "thread", was busy with one unit for so long."""
+        # while few are known each counts alike, later as one of RECENT: files of a data set differ
         self._known[side] += 1
         self._seconds[side] += (seconds - self._seconds[side]) / min(self._known[side], RECENT)
 
     def met(self, *, late: bool) -> None:
-        """The rest of its batch was there when a worker's unit was needed: was it too?"""
+        """Move the lead: the rest of its batch was there when a worker's unit was needed; was it `late`?"""
         self._early = min(max(self._early * (LATER if late else SOONER), EARLY[1]), EARLY[2])
 
     def rate(self, side: str) -> float:
-        """Units a second that all hands of a side do together."""
+        """Return the units a second that all hands of a side do together."""
         return self._hands[side] / max(self._seconds[side], 1e-9)
 
     @property
     def lead(self) -> float:
-        """Units between those that are begun and one that a worker may take."""
+        """Return the number of units between those that are begun and one that a worker may take."""
+        # what the device gets through while a worker does that many units
         return self._early * self._seconds["worker"] * self.rate("thread")
 
     @property
     def apart(self) -> float:
         """Return the least number of units from one that a worker takes to the next."""
+        # while the workers do one unit the device does the rest of that many
         return DENSE * (1 + self.rate("thread") / self.rate("worker"))
 
 
@@ -104,13 +111,17 @@ class Deal:
     """
 
     def __init__(self, rows: Sequence[Rows], views: int, able: Array, pace: Pace | None) -> None:
-        self._rows, self._views, self._able, self._pace = rows, views, able, pace
+        self._rows = rows
+        self._views = views
+        self._able = able
+        self._pace = pace
+        # batches are begun in the loader's thread, units are asked for in those of the pool's executor too
         self._lock = threading.Lock()
         self._opened: deque[tuple[Rows, list[Unit]]] = deque()  # not yet begun
         # those that no worker was offered yet, with their batch's number in the epoch
         self._coming: deque[tuple[int, Rows, Unit]] = deque()
         self._next = self._numbered = self._begun = 0
-        self._last = float("-inf")
+        self._last = float("-inf")  # where the last unit that a worker took was due; the first has none
 
     def batch(self) -> Dealt | None:
         """Begin the next batch and return it; None behind the last."""
@@ -119,6 +130,7 @@ class Deal:
                 return None
             rows, units = self._opened.popleft()
             self._begun += len(units)
+            # a unit that the device cannot do stays: it waits for a worker however late
             while self._coming and self._coming[0][0] < self._begun and self._coming[0][2].able:
                 self._coming.popleft()  # too late for a worker
             device = tuple(unit for unit in units if unit.able and not unit.taken)

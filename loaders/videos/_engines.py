@@ -35,8 +35,9 @@ NVIDIA's parser rounds them up to no more.
 """
 VIEWS = 16
 """Views of surfaces that are kept of a decoder: it writes to few places in turns."""
-CLIP_TICKS, CLIPS = 1 << 44, 1024
-"""Labels of a clip are so many ticks below those of the clip before, and come again after so many clips.
+CLIP_TICKS = 1 << 44
+CLIPS = 1024
+"""Labels of a clip are CLIP_TICKS below those of the clip before, and come again after CLIPS clips.
 
 One that a clip that broke off has left in the decoder is larger than all of the next ones, and no picture
 gets it.
@@ -65,7 +66,7 @@ class Caps(NamedTuple):
 
 
 def capabilities(codec: Any, gpu: int, names: Collection[str] = NAMES) -> dict[str, Caps]:
-    """Codec -> Caps, of those of these that this device decodes. Raises UserError."""
+    """Return codec -> Caps of those of these codecs that this device decodes. Raises UserError."""
     told = {name: _capability(codec, gpu, name) for name in names}
     return {name: caps for name, caps in told.items() if caps is not None}
 
@@ -89,7 +90,8 @@ def _capability(codec: Any, gpu: int, name: str) -> Caps | None:
 
 
 def within(caps: dict[str, Caps], columns: Any) -> Array:
-    """bool [n], whether the engines take files of this codec and size."""
+    """Return bool [n], whether the engines take files of this codec and size."""
+    # columns have the displayed sides, engines see the stored ones
     upright = columns.rotation[:] % 180 == 0
     height, width = (
         np.where(upright, a, b) for a, b in ((columns.height, columns.width), (columns.width, columns.height))
@@ -118,7 +120,8 @@ class Decoder:
     """
 
     def __init__(self, codec: Any, gpu: int, name: str, stream: int, sides: tuple[int, int]) -> None:
-        self._codec, self._views = codec, dict[tuple[int, int], torch.Tensor]()
+        self._codec = codec
+        self._views = dict[tuple[int, int], torch.Tensor]()
         self.height, self.width = (-(-side // ROUNDED) * ROUNDED for side in sides)
         self._size = (0, 0)  # of the pictures of its last clip
         try:
@@ -153,7 +156,10 @@ class Decoder:
         picture that is not to be shown is decoded for others' sake alone.
         """
         data = self._codec.PacketData()
-        data.bsl_data, data.bsl, data.pts, data.discardable = address, size, label, int(not shown)
+        data.bsl_data = address
+        data.bsl = size
+        data.pts = label
+        data.discardable = int(not shown)
         return self._surfaces(data)
 
     def finish(self) -> Iterator[tuple[int, torch.Tensor]]:
@@ -228,7 +234,10 @@ class Nvdec:
     """Gives frames of a file as surfaces. For one thread, whose current stream it writes on."""
 
     def __init__(self, columns: Any, codec: Any, gpu: int, stream: int) -> None:
-        self._columns, self._codec, self._gpu, self._stream = columns, codec, gpu, stream
+        self._columns = columns
+        self._codec = codec
+        self._gpu = gpu
+        self._stream = stream
         self._decoders: dict[tuple[Any, ...], Decoder] = {}
         self._clips = 1
         self.decoded = 0
@@ -240,16 +249,19 @@ class Nvdec:
         the right than the picture that it shows. Raises Undecodable.
         """
         clip: Clip = read.about
-        columns, sample = self._columns, clip.sample
+        columns = self._columns
+        sample = clip.sample
         picture = nv12(
             *before_turning(columns, sample),
             matrix=MATRICES.get(int(columns.matrix[sample]), BT601),
             full_range=bool(columns.full_range[sample]),
             turns=int(columns.rotation[sample]) // 90 % 4,
         )
-        address, shown = read.data.ctypes.data, set[int]()
+        address = read.data.ctypes.data
+        shown = set[int]()
         for group in clip.groups:
             for frame, surface in self._group(clip, group, address):
+                # NV12: below the luma half as many rows of chroma
                 if surface.shape != (clip.height * 3 // 2, clip.width) or surface.dtype != torch.uint8:
                     raise Undecodable(f"a surface is {surface.dtype} {tuple(surface.shape)}")
                 shown.add(frame)
@@ -261,9 +273,11 @@ class Nvdec:
         self._decoders.clear()
 
     def _group(self, clip: Clip, group: Group, address: int) -> Iterator[tuple[int, torch.Tensor]]:
-        self._clips = self._clips - 1 or CLIPS
+        self._clips = self._clips - 1 or CLIPS  # downwards: see CLIP_TICKS
         codec = CODECS[self._columns.codec[clip.sample]]
-        base, coming = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0]), Coming(codec)
+        # a file's times may begin anywhere: labels count from its first frame's
+        base = self._clips * CLIP_TICKS - int(self._columns.pts(clip.sample)[0])
+        coming = Coming(codec)
         key = kept_by(codec, clip.height, clip.width)
         try:
             decoder = self._decoder(key, clip.height, clip.width)

@@ -48,7 +48,7 @@ class Fills(Protocol):
 
     @property
     def decoded(self) -> int:
-        """Frames that the decoder went through, so far."""
+        """Return the number of frames that the decoder went through, so far."""
 
     def __call__(self, read: Read, rows: Rows, places: Array, out: torch.Tensor) -> None:
         """Fill out[place], of uint8 [B, T, H, W, 3], with the levels of these upright rows.
@@ -90,7 +90,8 @@ class _Thread:
         self._backend = backend
         self._reads = reads
         self._stream = stream
-        self._able, self._columns = able, feed.columns
+        self._able = able
+        self._columns = feed.columns
         self._host = Decoding(feed, "pyav", Pyav, None)
         self._fills = make(stream.cuda_stream if stream else 0)
 
@@ -99,18 +100,17 @@ class _Thread:
             return Done(self._decode(batch.rows, unit, batch.levels), None)
         with torch.cuda.stream(self._stream):
             assert batch.slot is not None
-            self._stream.wait_event(batch.slot.done)
-            told, written = self._decode(batch.rows, unit, batch.levels), torch.cuda.Event()
+            self._stream.wait_event(batch.slot.done)  # the step that had the slot last may still read it
+            told = self._decode(batch.rows, unit, batch.levels)
+            written = torch.cuda.Event()
             written.record()
             return Done(told, written)
 
     def _decode(self, rows: Rows, unit: Unit, out: torch.Tensor) -> Told:
-        places, sample, began, before = (
-            unit.places,
-            int(rows.ids[unit.places[0]]),
-            time.monotonic(),
-            self._fills.decoded,
-        )
+        places = unit.places
+        sample = int(rows.ids[unit.places[0]])
+        began = time.monotonic()
+        before = self._fills.decoded
         if not self._able[sample]:
             told = self._by_pyav(sample, some(rows, places), places, out)
         else:
@@ -128,6 +128,7 @@ class _Thread:
         self, sample: int, rows: Rows, places: Array, out: torch.Tensor, refused: str | None = None
     ) -> Told:
         """Decode by pyav, which has the last word. `refused`: why the device's decoder could not."""
+        # axes: [views, T, H, W, 3]
         pixels = np.empty(slot_shape(rows), np.uint8)
         told = self._host(rows, pixels.reshape(-1))
         good = np.delete(np.arange(len(places)), told.lost)
@@ -162,7 +163,7 @@ class MixedLoader(Staging):
         threads: int,
         beside: Beside | None = None,
     ) -> None:
-        """`able`: bool by sample, what `backend` is exact for on this device.
+        """Take `able`, bool by sample: what `backend` is exact for on this device.
 
         `beside`: the CPU's reader that gets a share of the clips.
         """
@@ -207,6 +208,7 @@ class MixedLoader(Staging):
         )
 
     def close(self) -> None:
+        # first of all: threads that wait for a reader or a worker then meet an error, and so can be joined
         self._reads.stop()
         if self._pool is not None:
             self._pool.stop()
@@ -221,7 +223,7 @@ class MixedLoader(Staging):
     def _staged(self, rows: Sequence[Rows]) -> Iterator[Staged]:
         # without workers the threads decode everything, what their decoders are not exact for by pyav
         deal = Deal(rows, self._views, self._able if self._pool else np.ones_like(self._able), self._pace)
-        self._stager.wait_for_copies()
+        self._stager.wait_for_copies()  # of the sequence before: workers write these slots again
         self._release(0)
         self._reads.begin()
         if self._pool is not None:
@@ -236,6 +238,7 @@ class MixedLoader(Staging):
                 yield self._finish(under_way[0])
                 under_way.popleft()
         finally:
+            # all of them before any is waited for: else threads would begin the next ones meanwhile
             for batch in under_way:
                 for job in batch.jobs:
                     job.cancel()
@@ -261,6 +264,7 @@ class MixedLoader(Staging):
 
     def _run(self, unit: Unit, batch: _Batch) -> Done:
         """Decode a unit in one of the threads, with what it owns: there are as many of these as threads."""
+        # no lock: a list's pop and append are one step of the interpreter each
         thread = self._idle.pop()
         try:
             return thread.run(unit, batch)
@@ -269,7 +273,8 @@ class MixedLoader(Staging):
 
     def _finish(self, batch: _Batch) -> Staged:
         """Wait for all of its units."""
-        stream, rows = self._stager.stream, batch.dealt.rows
+        stream = self._stager.stream
+        rows = batch.dealt.rows
         valid = rows.valid.copy()
         units: list[Told] = []
         for job in batch.jobs:
@@ -277,6 +282,7 @@ class MixedLoader(Staging):
             self._learn("thread", told)
             units.append(told)
             valid[told.lost] = False
+            # the device waits for the thread's stream; the host goes on
             if written is not None and stream is not None:
                 stream.wait_event(written)
         for unit in batch.dealt.workers:

@@ -37,7 +37,7 @@ class Filters:
     """FILTERS for the packets of one run from a key frame on; only its parameter sets are changed."""
 
     def __init__(self, codec: str, stream: av.VideoStream, out: av.VideoStream | None = None) -> None:
-        """`out`: becomes a stream of what is filtered."""
+        """Set the filters up. `out`: becomes a stream of what is filtered."""
         self._known = codec in FILTERS
         if self._known:
             annex_b, uncropped = FILTERS[codec]
@@ -45,7 +45,7 @@ class Filters:
             self._others = BitStreamFilterContext(annex_b, in_stream=stream)
 
     def __call__(self, packet: av.Packet[Any]) -> list[av.Packet[Any]]:
-        """Takes what is in the packet."""
+        """Return the filtered packets; what is in the given one is taken out of it."""
         if not self._known:
             return [packet]
         return (self._keys if packet.is_keyframe else self._others).filter(packet)
@@ -71,7 +71,7 @@ class Clip(NamedTuple):
 
     @property
     def wanted(self) -> set[int]:
-        """The frames that its packets show and that are wanted."""
+        """Return the frames that its packets show and that are wanted."""
         return {frame for group in self.groups for _, _, frame in group.packets if frame is not None}
 
 
@@ -82,7 +82,7 @@ def require(found: set[int], frames: Collection[int]) -> None:
 
 
 def before_turning(columns: Any, sample: int) -> tuple[int, int]:
-    """Height and width of a file's pictures, cropped but not turned."""
+    """Return height and width of a file's pictures, cropped but not turned."""
     height, width = int(columns.height[sample]), int(columns.width[sample])
     return (height, width) if columns.rotation[sample] % 180 == 0 else (width, height)
 
@@ -91,12 +91,10 @@ class Size:
     """Checks that each picture of a clip has the manifest's size, at the top left of what is coded."""
 
     def __init__(self, columns: Any, sample: int, context: Any) -> None:
-        """`context`: of the stream."""
-        self._codec, self._context, self._shown = (
-            CODECS[columns.codec[sample]],
-            context,
-            before_turning(columns, sample),
-        )
+        """Begin with the size that the stream's `context` tells."""
+        self._codec = CODECS[columns.codec[sample]]
+        self._context = context
+        self._shown = before_turning(columns, sample)
         self.coded = context.height, context.width
         """Height and width, once it has seen a key frame."""
 
@@ -134,7 +132,9 @@ class Packets:
         av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
-        groups, data, codec = list[Group](), list[bytes](), CODECS[self._columns.codec[sample]]
+        groups = list[Group]()
+        data = list[bytes]()
+        codec = CODECS[self._columns.codec[sample]]
         with reading(self._columns, sample, path) as (opened, stream):
             assert stream.codec_context is not None  # as OpenFile has seen
             size = Size(self._columns, sample, stream.codec_context)
@@ -165,7 +165,7 @@ def reading(columns: Any, sample: int, path: bytes) -> Iterator[tuple[OpenFile, 
 def wanted_together(
     columns: Any, sample: int, opened: OpenFile, frames: list[int]
 ) -> Iterator[dict[int, int]]:
-    """Time -> frame, of each group that a key frame begins."""
+    """Yield time -> frame of each group that a key frame begins."""
     pts = columns.pts(sample)
     for together in opened.split(frames):
         yield {int(pts[frame]): frame for frame in together}
@@ -180,16 +180,21 @@ def chosen(
     no picture is made from, where H.264 says so. Raises Undecodable. Parts that an edit list shows in another
     order than the file has them, or twice, are refused: what it cuts away at their ends has times of others.
     """
-    begin, left, started = min(wanted), len(wanted), False
-    latest, place = begin, 0
+    begin = min(wanted)
+    left = len(wanted)
+    started = False
+    latest = begin
+    place = 0
     sync = opened.seek(wanted[begin])
     for packet in opened.packets(sync, begin):
         if packet.is_corrupt or packet.pts is None:
             raise Undecodable("damaged")
-        time, its_place = packet.pts, packet.pos if packet.pos is not None else place
+        time = packet.pts
+        its_place = packet.pos if packet.pos is not None else place
         if started and packet.is_keyframe and (time <= latest or its_place < place):
             raise Undecodable("an edit list shows its parts in another order")
-        latest, place = max(latest, time) if started else time, its_place
+        latest = max(latest, time) if started else time
+        place = its_place
         frame = None if packet.is_discard else wanted.get(time)
         left -= frame is not None
         key = packet.is_keyframe
@@ -213,7 +218,8 @@ def kinds(packet: Any, codec: str) -> set[str]:
 
     No other picture is made from a disposable one.
     """
-    data, found = memoryview(packet), set[str]()
+    data = memoryview(packet)
+    found = set[str]()
     if codec == "vp9":  # has none
         return {"parameters"}
     head = bytes(data[:4096])
@@ -221,9 +227,11 @@ def kinds(packet: Any, codec: str) -> set[str]:
     while 0 <= at < len(head) - 3:
         unit = head[at + 3]
         number = unit & 31 if codec == "h264" else unit >> 1 & 63
+        # a sequence parameter set
         if number == (7 if codec == "h264" else 33):
             found.add("parameters")
         elif number in (1, 5) if codec == "h264" else number < 32:
+            # nal_ref_idc 0: no other picture refers to it
             if codec == "h264" and not unit >> 5 & 3:
                 found.add("disposable")
             break

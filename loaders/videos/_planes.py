@@ -49,18 +49,18 @@ class Picture:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Displayed height and width."""
+        """Return displayed height and width."""
         height, width = self.planes[0].height, self.planes[0].width
         return (width, height) if self.turns % 2 else (height, width)
 
     @property
     def layout(self) -> tuple[tuple[int, int, int], ...]:
-        """Height, width and channels of each plane: what a Fitter is made for."""
+        """Return height, width and channels of each plane: what a Fitter is made for."""
         return tuple((plane.height, plane.width, plane.channels) for plane in self.planes)
 
 
 def rgb(pixels: Array) -> Picture:
-    """uint8 [H, W, 3], contiguous, already displayed."""
+    """Return the picture of uint8 [H, W, 3], contiguous, already displayed."""
     height, width, channels = pixels.shape
     return Picture((Plane(pixels.reshape(-1), width * channels, height, width, channels),))
 
@@ -69,7 +69,10 @@ class Fitter:
     """Fills outputs from the window of pictures of one layout: filters are made once a clip."""
 
     def __init__(self, picture: Picture, region: Array, window: Array, size: tuple[int, int]) -> None:
-        """`region`: int [4], displayed pixels. `window`: float [4], in it. `size`: height, width to fill."""
+        """Make the filters of one view.
+
+        `region`: int [4], displayed pixels. `window`: float [4], in it. `size`: height, width to fill.
+        """
         turns = picture.turns % 4
         corner = np.tile(np.asarray(region[:2], np.float64), 2)
         whole = picture.shape
@@ -99,7 +102,7 @@ class Fitter:
         self._pixels = np.empty((height, width, 3), np.uint8)
 
     def fill(self, out: Array, picture: Picture) -> None:
-        """`out` uint8 [height, width, 3]; `picture` of the layout that this was made for."""
+        """Fill `out`, uint8 [height, width, 3], from a picture of the layout that this was made for."""
         for levels, plane in zip(self._levels, picture.planes, strict=True):
             resample(
                 plane.data, plane.stride, plane.channels, *self._filters[plane.height, plane.width], levels
@@ -178,7 +181,7 @@ def resample(
     y_weights: Array,
     out: Array,
 ) -> None:
-    """Rows first: they lie one behind the other, so that the wide pass runs in vectors."""
+    """Resize rows first: they lie one behind the other, so that the wide pass runs in vectors."""
     begin = x_first[0] * channels
     length = (x_first[-1] + x_weights.shape[1]) * channels - begin
     line = np.empty(length, np.float32)

@@ -51,15 +51,18 @@ class Pool:
         pinned: bool,
         slots: int | None = None,
     ) -> None:
-        """`slots`: how many; default SLOTS for each worker, and one for each unit that waits for a worker."""
+        """Fork the workers. `slots`: default SLOTS for each of them, and one for each unit that waits."""
         self._limit = workers + QUEUED
         self._memory = Shared(
             slots or SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned
         )
         self._free = deque(range(len(self.slots)))
-        self._lock, self._stop = threading.RLock(), Stop()
+        # reentrant: a job that is done at once calls `_done`, and so `fill`, from within `fill`
+        self._lock = threading.RLock()
+        self._stop = Stop()
         self._source: Source | None = None
-        self._sequence, self._running = 0, 0
+        self._sequence = 0  # of sources: jobs of an earlier one may still run
+        self._running = 0
         self._unused: set[int] = set()  # slots whose unit is done, and has not been released
         self._broken: BaseException | None = None
         start = make_work, self._memory, self._stop, os.getpid()
@@ -70,7 +73,7 @@ class Pool:
 
     @property
     def slots(self) -> Array:
-        """uint8 [slots, bytes]."""
+        """Return the slots, uint8 [slots, bytes]."""
         return self._memory.slots
 
     @property
@@ -117,6 +120,7 @@ class Pool:
         Raises what its work has raised, UserError when a worker was killed, and RuntimeError when no worker
         will come to it any more because all were told to end.
         """
+        # not for ever: a unit that no worker was given is answered by nobody once they have ended
         while not wait([unit.done], LOOK_S).done and self._broken is None and not self._stop.said:
             pass
         try:
@@ -151,7 +155,7 @@ class Pool:
         self._stop.now()
 
     def _done(self, unit: Given, slot: int, sequence: int, job: Future[Any]) -> None:
-        """Runs in a thread of the executor's, when a unit is done.
+        """Answer a unit that is done; runs in a thread of the executor's.
 
         Where a worker has died that thread holds a lock that `submit` takes (Python 3.12): then none of ours.
         """
@@ -167,7 +171,7 @@ class Pool:
                 self._running -= 1
                 if error is None and sequence == self._sequence:
                     self._unused.add(slot)
-                else:
+                else:  # it failed, or its source is an earlier one: nobody will release it
                     self._free.append(slot)
             if error is None:
                 unit.done.set_result((slot, job.result()))
@@ -185,7 +189,8 @@ _memory: Shared | None = None
 
 def _enter(make_work: Callable[[], Work], memory: Shared, stop: Stop, parent: int) -> None:
     global _make, _memory
-    _make, _memory = make_work, memory
+    _make = make_work
+    _memory = memory
     begin_worker(stop, parent)
 
 
@@ -194,7 +199,7 @@ def _ready() -> None:
 
 
 def _do(rows: Rows, slot: int) -> Any:
-    """Makes the work when the first rows arrive, so that nothing of a decoder is shared over a fork."""
+    """Do the work of one unit. It is made by the first one, so that no decoder is shared over a fork."""
     global _work
     assert _make is not None and _memory is not None
     if _work is None:

@@ -55,7 +55,8 @@ class _Reading:
     """loaders._workers.Work, for the rows of one unit."""
 
     def __init__(self, source: Source, make: Callable[[], ReadClip]) -> None:
-        self._source, self._read = source, make()
+        self._source = source
+        self._read = make()
 
     def clip(self, rows: Rows) -> Read:
         assert rows.frames is not None, "a plan of clips says which frames"
@@ -102,7 +103,7 @@ class ReadAhead:
 
     @contextmanager
     def of(self, rows: Rows, unit: Unit) -> Iterator[Read]:
-        """What was read of a unit of a batch, valid inside. Raises what reading has raised."""
+        """Give what was read of a unit of a batch, valid inside. Raises what reading has raised."""
         if self._own is not None:
             yield self._own.clip(some(rows, unit.places))
             return

@@ -23,7 +23,7 @@ NOTHING = np.empty(0, np.uint8)
 
 
 def nv12(height: int, width: int, *, matrix: tuple[float, float], full_range: bool, turns: int) -> Picture:
-    """What a surface shows, a picture of these sides as it is stored, both even; without its samples."""
+    """Return the picture of these sides, both even, that a surface shows; without its samples."""
     chroma = Plane(NOTHING, width // 2, height // 2, width // 2)
     return Picture(
         (Plane(NOTHING, width, height, width), chroma, chroma),
@@ -145,12 +145,12 @@ def band(axis: Axis, device: torch.device, dtype: torch.dtype) -> tuple[torch.Te
 
 @cache
 def _numbers(device: torch.device) -> torch.Tensor:
-    """float32, 0 to more than any side has."""
+    """Return float32, 0 to more than any side has."""
     return torch.arange(1 << 14, dtype=torch.float32, device=device)
 
 
 def build(device: torch.device) -> None:
-    """The kernel, or what matrices are made from, before several threads need it."""
+    """Build the kernel, or what matrices are made from, before several threads need it."""
     if device.type == "cuda" and _kernel(device) is None:
         _numbers(device)
         torch.cuda.synchronize(device)  # they use it on streams of their own
@@ -158,11 +158,12 @@ def build(device: torch.device) -> None:
 
 @cache
 def _kernel(device: torch.device) -> Any:
-    """loaders.videos._surfaces_kernel; None, with a warning, where Triton cannot build it."""
+    """Return loaders.videos._surfaces_kernel; None, with a warning, where Triton cannot build it."""
     try:
         from loaders.videos import _surfaces_kernel
 
-        picture, whole = nv12(2, 2, matrix=(0.3, 0.1), full_range=False, turns=0), np.array([0, 0, 2, 2])
+        picture = nv12(2, 2, matrix=(0.3, 0.1), full_range=False, turns=0)
+        whole = np.array([0, 0, 2, 2])
         Fit(picture, whole, whole, (2, 2)).by_kernel(
             torch.zeros((1, 3, 2), dtype=torch.uint8, device=device), _surfaces_kernel
         )

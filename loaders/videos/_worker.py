@@ -50,7 +50,7 @@ class Reader(Protocol):
 
     @property
     def decoded(self) -> int | None:
-        """Frames that it decoded for the last clip. None: all from the key frame before, see passed()."""
+        """Return how many frames the last clip took; None: all from the key frame before, see passed()."""
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         """Yield (frame, picture) once for each of `frames`, in any order. Raises Undecodable.
@@ -63,7 +63,8 @@ class Reader(Protocol):
 
 def same_times(columns: Any, sample: int, frames: list[int], seconds: Array) -> None:
     """Raise Undecodable where a reader's times of frames are half a step or more from the manifest's."""
-    pts, tick = columns.pts(sample), columns.time_base_num[sample] / columns.time_base_den[sample]
+    pts = columns.pts(sample)
+    tick = columns.time_base_num[sample] / columns.time_base_den[sample]
     step = np.diff(pts).min(initial=1 << 30) * tick
     apart = np.abs(seconds - pts[frames] * tick)
     if not (apart < step / 2).all():
@@ -83,7 +84,7 @@ REASON = 200
 
 
 def reason(backend: str, error: Exception) -> str:
-    """Why a backend refused a file, on one line."""
+    """Return why a backend refused a file, on one line."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return f"{backend}: {printable(said.encode('utf-8', 'surrogatepass'))[:REASON]}"
 
@@ -103,7 +104,8 @@ def count(loader: Loader, parts: Sequence[Told]) -> None:
     """Add what the parts of a batch tell to the loader's Counts, once the batch is handed over."""
     counts = loader.counts
     for told in parts:
-        counts.decoded, counts.delivered = counts.decoded + told.decoded, counts.delivered + told.delivered
+        counts.decoded += told.decoded
+        counts.delivered += told.delivered
         counts.fallbacks.update(told.fallbacks)
         counts.refusals = told.refusals | counts.refusals
 
@@ -202,15 +204,21 @@ class Decoding:
     def __init__(
         self, feed: Feed, backend: str, make_reader: MakeReader, make_pyav: MakeReader | None
     ) -> None:
-        self._feed, self._backend = feed, backend
+        self._feed = feed
+        self._backend = backend
         self._own = make_reader(feed.columns)
         self._pyav = None if make_pyav is None else make_pyav(feed.columns)
 
     def __call__(self, rows: Rows, slot: Array) -> Told:
         assert rows.frames is not None
         shape = slot_shape(rows)
-        out, lost, decoded, delivered = slot[: np.prod(shape)].reshape(shape), list[int](), 0, 0
-        fell_back, refusals, began = list[str](), dict[str, str](), time.monotonic()
+        out = slot[: np.prod(shape)].reshape(shape)
+        lost = list[int]()
+        decoded = 0
+        delivered = 0
+        fell_back = list[str]()
+        refusals = dict[str, str]()
+        began = time.monotonic()
         clips = defaultdict[tuple[int, bytes], list[int]](list)
         for place in np.flatnonzero(rows.valid).tolist():
             clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
@@ -233,7 +241,8 @@ class Decoding:
 
         Returns the sort of file, once for each, if pyav did it, and the frames decoded.
         """
-        path, refused = checked(self._feed.source, sample), None
+        path = checked(self._feed.source, sample)
+        refused = None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
             try:
                 return [], self._fill(self._own, sample, path, rows, places, out)
@@ -259,7 +268,8 @@ class Decoding:
         for i in places.tolist():
             for t, frame in enumerate(rows.frames[i].tolist()):
                 shown[frame].append((i, t))
-        columns, came = self._feed.columns, 0
+        columns = self._feed.columns
+        came = 0
         displayed = int(columns.height[sample]), int(columns.width[sample])
         fitters: dict[Any, Fitter] = {}
         corners = rows.placed.tolist()

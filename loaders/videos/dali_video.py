@@ -45,7 +45,8 @@ def build(device: int | None) -> Any:
     A frame may be asked for several times.
     """
     dali = import_dali()
-    fn, types = dali.fn, dali.types
+    fn = dali.fn
+    types = dali.types
     pipeline = dali.Pipeline(
         batch_size=1, num_threads=1, device_id=device, prefetch_queue_depth=1, exec_dynamic=True
     )
@@ -115,7 +116,8 @@ class Cutting:
         av.logging.set_level(av.logging.PANIC)  # as loaders.videos.pyav
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Read:
-        file, codec = io.BytesIO(), CODECS[self._columns.codec[sample]]
+        file = io.BytesIO()
+        codec = CODECS[self._columns.codec[sample]]
         with (
             reading(self._columns, sample, path) as (opened, stream),
             av.open(file, "w", format="matroska") as output,
@@ -137,8 +139,10 @@ class Cutting:
             # no packet is shown before it is decoded
             late = max(place - order[time] for place, (_, time, _) in enumerate(found))
             for place, (packet, time, _) in enumerate(found):
-                packet.stream, packet.time_base = out, Fraction(1, 1000)
-                packet.dts, packet.pts = STEP * place, STEP * (order[time] + late)
+                packet.stream = out
+                packet.time_base = Fraction(1, 1000)
+                packet.dts = STEP * place
+                packet.pts = STEP * (order[time] + late)
                 output.mux(packet)
         return Read(
             np.frombuffer(file.getbuffer(), np.uint8),
@@ -198,6 +202,7 @@ class Filling:
                 clip = (clip.float() @ colours).round_().clamp_(0, 255)
             left, top, right, bottom = corners[place]
             out[place, :, top:bottom, left:right] = clip
+            # the copies out of DALI's buffer have to be over before it is given back
             if self._stream:
                 torch.cuda.current_stream().synchronize()
             self._pipeline.release_outputs()
@@ -207,7 +212,7 @@ class Filling:
         self._pipeline = None
 
     def _run(self, given: dict[str, Array]) -> torch.Tensor:
-        """uint8 [F, H, W, 3], valid until the outputs are released."""
+        """Return uint8 [F, H, W, 3], valid until the outputs are released."""
         if self._pipeline is None:
             self._pipeline = build(self._device.index if self._device.type == "cuda" else None)
         for name, value in given.items():

@@ -27,7 +27,8 @@ class Decord:
         import decord
 
         decord.logging.set_level(decord.logging.QUIET)
-        self._columns, self._decord = columns, decord
+        self._columns = columns
+        self._decord = decord
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         try:

@@ -106,7 +106,7 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
 
 
 def late(columns: Any, ids: Array) -> Array:
-    """bool [B], whether the first frame of a file is half a step or more away from time 0."""
+    """Return bool [B], whether the first frame of a file is half a step or more away from time 0."""
     first = columns.frame_pts[columns.frame_offsets[columns.file[ids]]]
     found: Array = (
         np.abs(first * (columns.time_base_num[ids] / columns.time_base_den[ids]) * columns.fps[ids]) >= 0.5
@@ -115,7 +115,7 @@ def late(columns: Any, ids: Array) -> Array:
 
 
 def kind(columns: Any, sample: int) -> str:
-    """What sort of file it is, as a person would say it."""
+    """Return the sort of a file, as a person would say it."""
     words = [f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"]
     words += [
         (flag.name or "").lower().replace("_", " ") for flag in Flags if flag & int(columns.flags[sample])

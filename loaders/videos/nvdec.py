@@ -70,6 +70,7 @@ class Filling:
                         (CHUNK, *surface.shape), dtype=surface.dtype, device=surface.device
                     )
                     self._places = self._kept.unbind()
+            # the decoder may write its next picture over the surface
             self._places[len(kept)].copy_(surface, non_blocking=True)
             kept.append(frame)
             if len(kept) == CHUNK:
@@ -79,7 +80,8 @@ class Filling:
 
     def close(self) -> None:
         self._decode.close()
-        self._kept, self._places = torch.empty(0), ()
+        self._kept = torch.empty(0)
+        self._places = ()
 
     def _fit(self, picture: Picture, rows: Rows, place: int) -> Fit:
         left, top, right, bottom = rows.placed[place].tolist()
@@ -87,17 +89,18 @@ class Filling:
 
 
 def runs(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(i, t, how many) of those that follow each other in both, so that one copy does them."""
+    """Yield (i, t, how many) of those that follow each other in both, so that one copy does them."""
     first = 0
     for end in range(1, len(pairs) + 1):
-        (i, t), count = pairs[first], end - first
+        i, t = pairs[first]
+        count = end - first
         if end == len(pairs) or pairs[end] != (i + count, t + count):
             yield i, t, count
             first = end
 
 
 def beside_of(name: str) -> Beside | None:
-    """The CPU's reader of that name; None for none."""
+    """Return the CPU's reader of that name; None for none."""
     if name == "decord":
         try:
             importlib.import_module("decord")
@@ -113,7 +116,8 @@ def beside_of(name: str) -> Beside | None:
 
 def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
     """Return the loader that decodes with PyNvVideoCodec, or with what stands for it."""
-    gpu, there = feed.device.index or 0, set(np.unique(feed.columns.codec[:]).tolist())
+    gpu = feed.device.index or 0
+    there = set(np.unique(feed.columns.codec[:]).tolist())
     caps = capabilities(codec, gpu, [name for name in NAMES if CODECS.index(name) in there]) or capabilities(
         codec, gpu
     )
@@ -135,7 +139,8 @@ def loader(feed: Feed, codec: Any, beside: str) -> MixedLoader:
 def usable() -> bool:
     """Return whether there are PyNvVideoCodec, the driver's libraries, and an engine on this GPU."""
     try:
-        codec, gpu = import_codec(), torch.cuda.current_device()
+        codec = import_codec()
+        gpu = torch.cuda.current_device()
         return any(cap.engines for name in NAMES for cap in capabilities(codec, gpu, (name,)).values())
     except UserError:
         return False

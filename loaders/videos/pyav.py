@@ -25,8 +25,10 @@ from loaders.videos._planes import BT601, MATRICES, Picture, Plane
 from loaders.videos._worker import ClipLoader
 
 OPENS_FILES = False
-HASTY, FROM_THE_START, LENIENT = 0, 3, 4
-"""The first and the last two attempts: those between begin at the same key frame, then at the one before.
+HASTY = 0
+FROM_THE_START = 3
+LENIENT = 4
+"""Attempts: the first and the last two. Those between begin at the same key frame, then at the one before.
 
 LENIENT is of H.264 that begins at a recovery point alone, as a recording that was cut does: its first
 pictures may name others that are not there, and need none of them.
@@ -47,12 +49,15 @@ class Pyav:
     """loaders.videos._worker.Reader."""
 
     def __init__(self, columns: Any) -> None:
-        self._columns, self.decoded = columns, 0
+        self._columns = columns
+        self.decoded = 0
         # a damaged file is named by the loop, not by lines of FFmpeg's own
         av.logging.set_level(av.logging.PANIC)
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
-        missing, why, self.decoded = set(frames), "", 0
+        missing = set(frames)
+        why = ""
+        self.decoded = 0
         for attempt in range(LENIENT + 1):
             try:
                 with open_video(
@@ -83,7 +88,9 @@ class OpenFile:
     def __init__(
         self, container: av.container.InputContainer, columns: Any, sample: int, attempt: int
     ) -> None:
-        self._container, self._attempt, self.decoded = container, attempt, 0
+        self._container = container
+        self._attempt = attempt
+        self.decoded = 0
         place = int(columns.stream[sample])
         stream = container.streams[place] if place < len(container.streams) else None
         if not isinstance(stream, av.VideoStream):
@@ -93,7 +100,8 @@ class OpenFile:
         for other in container.streams:
             if other is not stream:
                 other.discard = av.stream.Discard.all
-        self._stream, self._codec = stream, stream.codec_context
+        self._stream = stream
+        self._codec = stream.codec_context
         # else a frame that cannot be decoded is made up from the one before it
         self._codec.options = {} if attempt == LENIENT else {"err_detect": "explode"}
         self._codec.thread_count = 1  # as many workers as cores decode at the same time
@@ -118,14 +126,17 @@ class OpenFile:
         self._look = looker(CODECS[columns.codec[sample]], self._codec.extradata)
 
     def split(self, frames: list[int]) -> Iterator[list[int]]:
-        """Ascending frames in groups: a new one begins behind a wide gap that holds a key frame, and in later
-        attempts, where one that is damaged is to harm no other, behind each key frame. LENIENT: only those
-        before the second key frame, and none where the first is no recovery point.
+        """Yield ascending frames in groups.
+
+        A new group begins behind a wide gap that holds a key frame; in later attempts, where one that is
+        damaged is to harm no other, behind each key frame. LENIENT: only those before the second key frame,
+        and none where the first is no recovery point.
         """
         if self._attempt == LENIENT:
             second = int(self._keys[1]) if len(self._keys) > 1 else len(self._pts)
             frames = [frame for frame in frames if frame < second] if self._begins_at_recovery_point() else []
-        seeks, together = self._attempt < FROM_THE_START and not self._packed, list[int]()
+        seeks = self._attempt < FROM_THE_START and not self._packed
+        together = list[int]()
         for frame in frames:
             if (
                 seeks
@@ -203,8 +214,10 @@ class OpenFile:
     def _timed(
         self, sync: int | None, since: int | None, begin: int, wanted: Collection[int]
     ) -> Iterator[tuple[int, av.VideoFrame]]:
-        """Decoded frames with their times, in the order of display. Raises what FFmpeg raises, or
-        Undecodable, of packets from the time `since` on; None: of the first one's.
+        """Yield decoded frames with their times, in the order of display.
+
+        Raises what FFmpeg raises, or Undecodable, of packets from the time `since` on; None: of the first
+        one's.
         """
         left = len(wanted)
         for packet in self.packets(sync, begin):

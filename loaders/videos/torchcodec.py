@@ -23,7 +23,8 @@ class Torchcodec:
     def __init__(self, columns: Any) -> None:
         from torchcodec.decoders import VideoDecoder
 
-        self._columns, self._decoder = columns, VideoDecoder
+        self._columns = columns
+        self._decoder = VideoDecoder
 
     def __call__(self, sample: int, path: bytes, frames: list[int]) -> Iterator[tuple[int, Picture]]:
         try:
