@@ -69,11 +69,11 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
-        stack.enter_context(world.joined())  # from here on the ranks know each other
-        stack.enter_context(world.own_stream())
+        stack.enter_context(world.joined())  # after the scans: joining has a time-out
+        stack.enter_context(world.own_stream())  # before Phases, whose timeline is the stream of now
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
-        resume.fits(**world.agree(identity))
+        resume.fits(**world.agree(identity))  # before a network is built for other classes
         heads = kind.building(config, train_set)
         net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
@@ -104,7 +104,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         val_feed = replace(feed, targets=val_task.targets, **of_val)
         with memory.explained(step, load.batch_size, shape, world):
             loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, feed))
-        resume.into(module, step, optimizer=opt.optimizer)  # what does not fit leaves the run's files alone
+        resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
         about = {"arch": arch, "loader": loader_name, "precision": precise, "image_size": native.size}
         about |= {"workers": workers, "unit": kind.unit, **kind.facts(plan)}
@@ -119,7 +119,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             pixels=pixels,
             resumed_at=resume.resumed_at,
         )
-        stack.callback(reporter.close)
+        stack.callback(reporter.close)  # also after an error: what was told is kept
         console.info(*(loader.notes if loader else ()), *start.told, *recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)

@@ -82,13 +82,14 @@ class Files:
     bytes_of: Mapping[int, bytes]
 
     def parts(self, seed: int, size: int = PART) -> Iterator[Rows]:
-        """Endless: `size` training samples each, in the order and with the windows that a run with this seed
-        would have."""
+        """Yield parts of `size` training samples without end, in the order and with the windows that a run
+        with this seed would have."""
         ids = np.resize(self.ids, max(len(self.ids), size))  # again from the first, where there are too few
         plan = self._plan(ids, seed, size)
         drawn = (
             replace(rows, ids=ids[rows.ids]) for epoch in itertools.count() for rows in plan.rows(epoch, 0)
         )
+        # drawn before the clock starts and then repeated: a decoder is measured, and not the plan
         return itertools.cycle(list(itertools.islice(drawn, max(AHEAD * PART // size, 4))))
 
     def feed(self, size: int = PART) -> Feed:
@@ -163,7 +164,7 @@ def _decode(reader: str, task: Task, files: Files, parts: Iterator[Rows]) -> Ite
 
 
 def worker(feed: Feed, reader: str) -> Decoding:
-    """The code of a worker of the torchvision loader, also with a decoder that it does not know."""
+    """Return the code of a worker of the torchvision loader, also with a decoder that it does not know."""
     work = Decoding(feed, reader if reader in READERS else "opencv")  # which resizes as all but PIL do
     if reader in OTHERS:
         work._decode = OTHERS[reader]()
@@ -188,7 +189,8 @@ def _dali_decode(task: Task, files: Files, parts: Iterator[Rows], threads: int) 
     def inputs() -> Iterator[tuple[Any, ...]]:
         for rows in parts:
             regions = np.array(files.regions(task, rows), np.int32)
-            low, high = regions[:, 1::-1], regions[:, :1:-1]  # y x
+            low = regions[:, 1::-1]  # y x
+            high = regions[:, :1:-1]
             data = [np.frombuffer(files.bytes_of[i], np.uint8) for i in rows.ids.tolist()]
             yield (data, np.ascontiguousarray(low), np.ascontiguousarray(high - low))[:given]
 

@@ -40,7 +40,7 @@ def _refused(cls: type[Settings], argv: list[str], prog: str) -> UserError | Non
 
 
 def _given(argv: list[str]) -> list[tuple[str, list[str]]]:
-    """Each flag with the words behind it."""
+    """Return each flag with the words behind it."""
     found: list[tuple[str, list[str]]] = []
     for word in argv:
         if word.startswith("--"):

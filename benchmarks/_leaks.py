@@ -27,14 +27,14 @@ COUNTS = {"files": "open files", "threads": "threads", "processes": "processes"}
 
 
 def slope(values: Sequence[float]) -> float:
-    """Median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
+    """Return the median of the slopes between all pairs (Theil and Sen): a single jump does not move it."""
     return float(
         np.median([(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)])
     )
 
 
 def margin(values: Sequence[float]) -> float:
-    """Two standard errors of the slope, from how far the values lie from the line (median)."""
+    """Return two standard errors of the slope, from how far the values lie from the line (median)."""
     epochs = np.arange(len(values))
     off = np.asarray(values) - slope(values) * epochs
     return float(
@@ -43,9 +43,9 @@ def margin(values: Sequence[float]) -> float:
 
 
 def steps_up(values: Sequence[float]) -> tuple[int, float]:
-    """Number and sum of the rises that lasted when these are few and all there is, else (0, 0.0).
+    """Return number and sum of the rises that lasted; (0, 0.0) unless they are few and all that there is.
 
-    A pool grows so, when it meets a larger batch than ever before, ever more rarely.
+    A pool grows by such steps: whenever it meets a larger batch than ever before, which is ever more rare.
     """
     before = np.maximum.accumulate(values)[:-1]
     after = np.minimum.accumulate(values[::-1])[::-1][1:]
@@ -76,7 +76,7 @@ def warmer(leaks: Sequence[str], batches: int, warm_epochs: int) -> list[str]:
 
 
 def verdict(series: Mapping[str, Sequence[float]], *, max_mib_an_epoch: float) -> tuple[list[str], list[str]]:
-    """(what grows by more than it may, what rose in a few steps that are no leak), in words.
+    """Return, in words, (what grows by more than it may, what rose in a few steps that are no leak).
 
     `series` has one value an epoch, warm-up left out.
     """

@@ -24,7 +24,7 @@ LEGEND_MORE = 9
 
 
 def heat_map(path: Path, rows: Sequence[Row], *, x: str, y: str, figure: str, title: str) -> Path:
-    """One cell for each pair of values, best row of each; `x` and `y` are names of the point."""
+    """Draw a cell for each pair of values, from the best row of each; `x` and `y` are names of the point."""
     across, down = (_values(rows, name) for name in (x, y))
     grid = np.full((len(down), len(across)), np.nan)
     for row in rows:
@@ -58,8 +58,8 @@ def bars(
     unit: str,
     marks: dict[str, Series] | None = None,
 ) -> Path:
-    """Groups of bars, one colour a series; `marks` are lines across the bars. What is missing is left out,
-    and no bar of height 0."""
+    """Draw groups of bars, one colour a series; `marks` are lines across the bars. What is missing is left
+    out, and no bar of height 0."""
     drawing, axes = _figure(
         width=2 + len(groups) * max(0.45 * len(series), 0.2 + 0.07 * max(map(len, groups), default=0))
     )
@@ -115,7 +115,7 @@ def bars(
 def stacked(
     path: Path, names: Sequence[str], series: Mapping[str, Sequence[float | None]], *, title: str, unit: str
 ) -> Path:
-    """A lying bar for each name, from top to bottom, in which the series follow each other."""
+    """Draw a lying bar for each name, from top to bottom, in which the series follow each other."""
     drawing, axes = _figure(height=1.8 + 0.26 * len(names))
     left = np.zeros(len(names))
     for name, found in series.items():
@@ -137,8 +137,8 @@ def lines(
     y: str,
     log_x: bool = False,
 ) -> Path:
-    """One line a series, of (x, y). Lines that lie on each other are told apart: each is thinner than the one
-    below it."""
+    """Draw one line a series, through its points (x, y). Lines that lie on each other are told apart: each is
+    thinner than the one below it."""
     drawing, axes = _figure()
     for number, (name, found) in enumerate(series.items()):
         below = (len(series) - 1 - number) / max(len(series) - 1, 1)

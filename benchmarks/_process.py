@@ -20,7 +20,8 @@ PATIENCE_S = 35.0
 
 
 def ran(command: list[str], log: Any, limit_s: float) -> int | None:
-    """The exit code, None when it took too long. Whatever it has started is gone when this returns."""
+    """Run a command and return its exit code, None when it took too long. Whatever it has started is gone
+    when this returns."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
@@ -42,8 +43,8 @@ def ran(command: list[str], log: Any, limit_s: float) -> int | None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to all that it has started, and after a while SIGKILL. torchrun's ranks are sessions of their
-    own."""
+    """Send SIGTERM to all that the process has started, and after a while SIGKILL. torchrun's ranks are
+    sessions of their own."""
     with _later():
         with suppress(psutil.Error):
             family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
@@ -63,8 +64,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def _heard_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Signals that end a program go there. One that is ignored, as nohup has it of a closed terminal, stays
-    so."""
+    """Send signals that end a program to `handler` inside. One that is ignored, as under nohup that of a
+    closed terminal, stays so."""
     before = {number: known for number in ENDING if (known := signal.getsignal(number)) is not signal.SIG_IGN}
     try:
         for number in before:
@@ -77,7 +78,7 @@ def _heard_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 @contextmanager
 def _later() -> Iterator[None]:
-    """A signal must not keep the rest from being ended: it is heard when this is left."""
+    """Hold signals back inside, so that all processes are ended: a signal is heard when this is left."""
     came: list[int] = []
     try:
         with _heard_by(lambda number, _: came.append(number)):
@@ -89,8 +90,8 @@ def _later() -> Iterator[None]:
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """SIGTERM and a closed terminal end like Ctrl-C: the point under way is ended too, and the rows so far
-    stay."""
+    """Let SIGTERM and a closed terminal end like Ctrl-C inside: the point under way is ended too, and the
+    rows so far stay."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -38,7 +38,7 @@ LONGEST = 300
 
 
 def reason(code: int, log: Sequence[str], *, asks_what_fits: bool) -> tuple[str, str]:
-    """The status of its row, and what to say."""
+    """Return the status of the row, and why it has no figures."""
     said = [line.strip() for line in log if line.strip()]
     words = [word.lower() for word in (*OUT_OF_MEMORY, *(NO_THREAD_OR_KILLED if asks_what_fits else ()))]
     if (

@@ -50,7 +50,8 @@ def same(suite: Suite, rows: Sequence[Row]) -> str:
 
 
 def cells(suite: Suite, rows: Sequence[Row], *, detail: bool) -> list[list[str]]:
-    """Titles, and a line a row. A row without figures says why, in the place of the rate."""
+    """Return the titles, and a line for each row. A row without figures says why, in the place of the
+    rate."""
     shown = columns(suite, rows, detail=detail)
     found = [[column.title.format(unit=unit_of(rows)) for column in shown]]
     for row in rows:
@@ -94,7 +95,7 @@ def _short(text: str) -> str:
 
 
 def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
-    """The table with what is needed to repeat it: command, hardware, versions, noise, clocks."""
+    """Return the table with what is needed to repeat it: command, hardware, versions, noise, clocks."""
     path = folder / "suite.json"  # a run of train.py has none
     about = (
         json.loads(path.read_text(encoding="utf-8"))
@@ -117,7 +118,7 @@ def markdown(suite: Suite, rows: Sequence[Row], folder: Path) -> str:
 
 
 def _escaped(note: str) -> str:
-    """A note in which nothing begins a block of code."""
+    """Return a note in which nothing begins a block of code."""
     return FENCE.sub(lambda found: "".join(f"\\{mark}" for mark in found[0]), note)
 
 
@@ -126,7 +127,7 @@ def _line(words: Iterable[str]) -> str:
 
 
 def conditions(suite: Suite, rows: Sequence[Row], note: str = "") -> list[str]:
-    """Hardware and versions (each once, whatever differs listed), the noise of the repeats, clocks and
+    """Return hardware and versions (each once, whatever differs listed), the noise of the repeats, clocks and
     throttling."""
     told = [" ".join(note.split())] if note.strip() else []
     told += [f"The same for all: {shared}."] if (shared := same(suite, rows)) else []
@@ -227,7 +228,7 @@ def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any, *, write
 
 
 def printable(text: str) -> str:
-    r"""The bytes of a file's name that are no UTF-8 as \udcXX, as Python spells them."""
+    r"""Write the bytes of a file's name that are no UTF-8 as \udcXX, as Python spells them."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -246,8 +247,8 @@ def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> l
 
 
 def _tensorboard(suite: Suite, rows: Sequence[Row], folder: Path, plots: Sequence[Path]) -> None:
-    """Plots as images, and a row of HPARAMS for each point that is no run of train.py, which has written its
-    own."""
+    """Write plots as images, and a row of HPARAMS for each point that is no run of train.py, which has
+    written its own."""
     names = {name for row in rows for name, found in row["figures"].items() if isinstance(found, int | float)}
     for row in rows:
         run = folder / row["folder"]
@@ -284,8 +285,8 @@ def _forget(run: Path) -> None:
 def hparams(
     board: Board, suite: str, point: Point, figures: Mapping[str, Any], *, names: Iterable[str] = ()
 ) -> None:
-    """The point's row of the HPARAMS page, with the figures that are numbers; `names`: those of all rows,
-    which the page needs."""
+    """Write the point's row of the HPARAMS page, with the figures that are numbers; `names`: those of all
+    rows, which the page needs."""
     numbers = {
         f"{suite}/{name}": float(found) for name, found in figures.items() if isinstance(found, int | float)
     }
@@ -337,7 +338,7 @@ class Left:
 
 @contextmanager
 def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], None]]:
-    """Points (or searches) done of all, the time left, and a line for each point; without a terminal the
+    """Show points (or searches) done of all, the time left, and a line for each point; without a terminal the
     lines alone."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -362,7 +363,7 @@ def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], Non
 
 
 def best(rows: Sequence[Row], figure: str, **where: Any) -> float | None:
-    """The largest figure of the rows whose point has these values."""
+    """Return the largest figure of the rows whose point has these values."""
     found = [row["figures"].get(figure) for row in rows if where.items() <= row["point"].items()]
     return max((one for one in found if one is not None), default=None)
 
@@ -370,7 +371,7 @@ def best(rows: Sequence[Row], figure: str, **where: Any) -> float | None:
 def by(
     rows: Sequence[Row], name: str, key: Callable[[Any], Any] = lambda found: found
 ) -> dict[Any, list[Row]]:
-    """Rows by a value of their point."""
+    """Group rows by a value of their point."""
     return grouped(rows, lambda row: key(row["point"][name]))
 
 

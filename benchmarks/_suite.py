@@ -130,7 +130,7 @@ class Suite:
 
 
 def in_own_process(module: str) -> Callable[[Any, Point, Path], list[str]]:
-    """The command of a suite whose module ends in `measuring(Settings, measure)`."""
+    """Return the command of a suite whose module ends in `measuring(Settings, measure)`."""
     # not model_dump_json: a path may be no UTF-8
     return lambda settings, point, folder: [
         *(sys.executable, "-m", module),
@@ -156,8 +156,8 @@ def require_gpus(asked: Sequence[int], here: int) -> None:
 
 
 def class_folders(root: Path | None, *, task: str = "classification") -> Path:
-    """The folder with <class>/*: root/train or the root itself; of videos also a list, the root itself or in
-    it. Raises UserError."""
+    """Return the folder with <class>/*: root/train or the root itself; of videos also a list, the root itself
+    or in it. Raises UserError."""
     if root is not None and task == "video" and (found := root if root.is_file() else list_of(root, "train")):
         return found.resolve()
     if root is None or not root.is_dir():
@@ -171,8 +171,8 @@ S = TypeVar("S", bound=Common)
 
 
 def measuring(settings: type[S], measure: Callable[[S, Point, Path], Measured]) -> None:
-    """`if __name__ == "__main__"` of such a module: one point -> figures.json. Exit code 2 for a UserError,
-    NOT_HERE for Absent."""
+    """Measure one point and write figures.json: the `if __name__ == "__main__"` of such a module. Exit code 2
+    for a UserError, NOT_HERE for Absent."""
     point = json.loads(sys.argv[2])
     folder = Path(sys.argv[3])
     try:
@@ -190,13 +190,13 @@ def figures_of(_point: Point, folder: Path) -> Measured:
 
 
 def name_of(point: Point) -> str:
-    """The folder of a point: its values, in order."""
+    """Name the folder of a point: its values, in order."""
     words = ("x".join(map(str, value)) if isinstance(value, list) else str(value) for value in point.values())
     return "-".join(word.replace("/", "_").replace(" ", "_") for word in words if word)[:150]
 
 
 def results(folder: Path) -> list[Row]:
-    """The latest row of each point, in the order of the first. Raises UserError when there is none."""
+    """Return the latest row of each point, in the order of the first. Raises UserError when there is none."""
     rows: dict[str, Row] = {}
     try:
         lines = (folder / "results.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -257,6 +257,7 @@ def run(suite: Suite, settings: Common, folder: Path, progress: Callable[[int, i
                     return [row for point in points for row in rows if row["point"] == point]
                 progress(*_so_far(suite, settings, points, done, rows), name_of(left[0]))
                 row = _measured(suite, settings, left[0], folder)
+                # after every point, so that an interrupt loses the one under way alone
                 file.append(json.dumps(record.plain(row)).encode() + b"\n")
                 rows = [other for other in rows if other["point"] != row["point"]] + [row]
                 done.append(row["point"])
@@ -290,8 +291,8 @@ def merged(rows: Sequence[Row]) -> list[Row]:
 
 
 def _median(point: Point, rows: Sequence[Row]) -> Row:
-    """`repeats` and `lost` of the figures: processes with a figure, and without; `error`: why the first of
-    these has none."""
+    """Return the medians of a point's rows. `repeats` and `lost`: processes with a figure, and without;
+    `error`: why the first of these has none."""
     good = [row for row in rows if row["status"] == "ok"]
     if not good:
         return {**rows[0], "point": point}
@@ -300,7 +301,8 @@ def _median(point: Point, rows: Sequence[Row]) -> Row:
     for name in figures:
         values = [row["figures"].get(name) for row in good]
         if all(isinstance(found, int | float) for found in values):
-            figures[name], spreads[name] = statistics.median(values), spread(values)
+            figures[name] = statistics.median(values)
+            spreads[name] = spread(values)
     lost = [row for row in rows if row["status"] != "ok"]
     figures |= {"repeats": len(good), "lost": len(lost)}
     why = f"{len(lost)} of {len(rows)} processes without a figure: {said_of(lost[0])}" if lost else None
@@ -431,7 +433,7 @@ def _said(suite: Suite, row: Row) -> str:
 
 
 def said_of(row: Row) -> str:
-    """Why a row has no figure."""
+    """Say why a row has no figure."""
     return f"{row['status']}: {row['error']}" if row["error"] else row["status"]
 
 

@@ -39,8 +39,8 @@ def opened(
     read_delay_s: float = 0.0,
     batches: int | None = None,
 ) -> Iterator[Epochs]:
-    """A loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an epoch
-    instead of all. Raises UserError.
+    """Open a loader, or a loop by hand, that is ready to give this rank's batches; `batches`: so many an
+    epoch instead of all. Raises UserError.
 
     `settings` has batch_size, image_size, window, workers and reader; `threads` are DALI's where they are not
     as many as the workers.
@@ -115,8 +115,8 @@ def _by_pytorch(settings: Any, data: Split, world: World, read_delay_s: float, s
 
 
 def _by_dali(settings: Any, data: Split, plan: ImagePlan, world: World) -> Epochs:
-    """A pass has as many batches as a loader's. DALI reads on from pass to pass, ahead of them; a loader
-    begins each anew."""
+    """Return DALI's batches, of which a pass has as many as a loader's. DALI reads on from pass to pass,
+    ahead of them; a loader begins each anew."""
     try:
         import nvidia.dali  # noqa: F401
     except (ImportError, OSError) as error:

@@ -137,8 +137,8 @@ def expanded(
     more: tuple[str, ...] | None = None,
     task: str = "classification",
 ) -> list[str]:
-    """Loaders by name, each once; auto: those that can run here with so many GPUs. Raises UserError for an
-    unknown name.
+    """Return loaders by name, each once; auto: those that can run here with so many GPUs. Raises UserError
+    for an unknown name.
 
     `more` are names besides the loaders; by default the baselines.
     """
@@ -160,7 +160,7 @@ def expanded(
 
 
 def _runs(name: str, task: str, devices: int) -> bool:
-    """Whether what it needs is here."""
+    """Whether what a loader needs is installed here."""
     needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
     on_gpu = name.startswith(ON_GPU) or (task == "video" and name in videos.DALI)
     return all(map(_installed, needed)) and bool(devices or not on_gpu)
@@ -247,16 +247,18 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
 
 
 def unique(source: FileSource) -> int:
-    """Different files among a source's: links to one file are one, and so are copies (up to CONTENTS_UP_TO
-    files)."""
+    """Count the different files among a source's: links to one file are one, and so are copies (up to
+    CONTENTS_UP_TO files)."""
     found = {}
     for sample in range(len(source)):
         path = source.path(sample)
         status = os.stat(path)
+        # links to one file share both numbers, and a second reading of it comes from the page cache
         found[status.st_dev, status.st_ino] = (status.st_size, path)
     if len(found) > CONTENTS_UP_TO:
         return len(found)
     sizes = Counter(size for size, _ in found.values())
+    # only files of equal size can be copies, so that most are not opened
     return len({(size, _begins(path) if sizes[size] > 1 else b"") for size, path in found.values()})
 
 
@@ -272,7 +274,7 @@ over."""
 
 
 def by_hand(rows: Sequence[Row], gpus: int, kind: str) -> Row | None:
-    """The fastest loop by hand of that kind on so many GPUs."""
+    """Return the fastest loop by hand of that kind on so many GPUs."""
     found = [
         row
         for row in rows
@@ -283,8 +285,8 @@ def by_hand(rows: Sequence[Row], gpus: int, kind: str) -> Row | None:
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """With SPEED_UPS (their pass time on as many GPUs / this one's) and `scaling` (rate / GPUs / that on one
-    GPU)."""
+    """Return the rows with SPEED_UPS (their pass time on as many GPUs / this one's) and `scaling` (rate /
+    GPUs / that on one GPU)."""
 
     def more(row: Row) -> dict[str, float | None]:
         loader = row["point"]["loader"]
@@ -307,7 +309,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """How many files differ, and which loaders fell back for some."""
+    """Say how many files differ, and which loaders fell back for some."""
     good = [row for row in rows if row["status"] == "ok"]
     said = []
     for files, links in sorted({(row["figures"]["files"], row["figures"]["unique_files"]) for row in good}):

@@ -111,8 +111,8 @@ class Search:
 
 
 def search(outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: float) -> Search:
-    """Replays a search from the status of each batch. Where one trains, a larger one that fails for any
-    reason is too large.
+    """Replay a search from the status of each batch. Where one trains, a larger one that fails for any reason
+    is too large.
 
     A failure other than for memory before any batch has trained is a mistake, and ends it.
     """
@@ -129,7 +129,7 @@ def search(outcomes: Mapping[int, str], *, start: int, largest: int, tolerance: 
         else:
             fails = batch
             if not fits and outcomes[batch] != "oom":
-                break
+                break  # a smaller batch would fail for the same reason
         batch = _following(fits, fails, largest, tolerance)
     return Search(tried=tuple(tried), after=None, fits=fits, fails=fails)
 
@@ -164,8 +164,8 @@ def points(settings: MaxBatch) -> list[Point]:
 
 
 def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
-    """(arch, loader, precision), in the order of the table; no precision is `auto`, or nothing by hand would
-    have the same."""
+    """Yield (arch, loader, precision), in the order of the table; no precision is `auto`, or nothing by hand
+    would have the same."""
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precisions = dict.fromkeys(
@@ -193,7 +193,7 @@ def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, 
 
 
 def follow(settings: MaxBatch, rows: Sequence[Row]) -> list[Point]:
-    """The trials so far, one search after the other, and the next one."""
+    """Return the trials so far, one search after the other, and the next one."""
     found: list[Point] = []
     for named, its in _searched(settings, rows):
         found += [{**named, "batch_size": batch} for batch in its.tried]
@@ -212,8 +212,7 @@ def over(settings: MaxBatch, rows: Sequence[Row]) -> tuple[int, int]:
 
 
 def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
-    """In the trial's own process: train.py with the device's memory watched. Exits as train.py does when that
-    does not end well."""
+    """Run train.py in this process with the device's memory watched. Exits as it does if it ends badly."""
     import train
 
     held_gib = 0.0 if settings.memory_limit_gib is None else _limit(train.DEVICE, settings.memory_limit_gib)
@@ -280,8 +279,8 @@ def _by_hand(
 
 
 def _limit(device: torch.device, gib: float) -> float:
-    """Leave so much memory; GiB of the device that are held for it, which no figure counts. Raises UserError
-    when there is less."""
+    """Leave so much memory free; return the GiB of the device that are held for it, which no figure counts.
+    Raises UserError when there is less."""
     if device.type == "cpu":  # not the address space: libraries map far more of it than they use
         resource.setrlimit(
             resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1])
@@ -305,7 +304,8 @@ def _limit(device: torch.device, gib: float) -> float:
 
 @contextmanager
 def _loads(device: torch.device) -> Iterator[Callable[[], Loads]]:
-    """Gives what it read so far of the machine: its start is in it, for a trial is short."""
+    """Yield a function that returns the machine's loads since the start, which counts too, for a trial is
+    short."""
     sampler = hardware.Sampler(device, cores=cores(), host=False).start()
     try:
         yield lambda: {name: read for name, read in sampler.read().items() if name in hardware.LOADS}
@@ -315,8 +315,8 @@ def _loads(device: torch.device) -> Iterator[Callable[[], Loads]]:
 
 @contextmanager
 def _peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
-    """GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU. The
-    validation is in it."""
+    """Note GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU.
+    The validation is in it."""
     found: list[float] = []
     over = threading.Event()
 
@@ -339,8 +339,8 @@ def _peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
-    """Trials -> one row a search: the largest batch that trains, the memory there, what ended it, and the
-    ratio to other loaders.
+    """Turn trials into one row a search: the largest batch that trains, the memory there, what ended it, and
+    the ratio to other loaders.
 
     There is a ratio only between two batches that memory has limited.
     """
@@ -395,7 +395,7 @@ def _summary(point: Point, trials: Sequence[Row]) -> Row:
 
 
 def bounds(row: Row) -> tuple[float, float]:
-    """The largest batch that trains lies between the largest that did and the smallest that did not."""
+    """Return the least and the most that the largest batch that trains can be, from the trials."""
     return row["figures"]["largest"], (row["figures"]["fails"] or math.inf) - 1
 
 

@@ -103,7 +103,7 @@ def points(settings: Readers) -> list[Point]:
 
 
 def files_of(settings: Readers) -> Files:
-    """Read into memory, and so into the page cache. Raises UserError."""
+    """Read the files into memory, and so into the page cache. Raises UserError."""
     split = open_split(class_folders(settings.data))
     plain = np.flatnonzero(plain_jpeg(split.columns, np.arange(len(split.columns))))
     if not len(plain):
@@ -126,13 +126,13 @@ class Counters:
             self._shared[3 * process : 3 * process + 3] = [images, time.perf_counter(), time.process_time()]
 
     def read(self) -> Array:
-        """float64 [processes, 3]."""
+        """Return the counters, float64 [processes, 3]."""
         with self._shared.get_lock():
             return np.array(self._shared[:]).reshape(-1, 3)
 
 
 def between(before: Array, after: Array) -> tuple[RateWindow, float]:
-    """The rate of all processes, each by its own clock, and the CPU microseconds of an image. Raises
+    """Return the rate of all processes, each by its own clock, and the CPU microseconds of an image. Raises
     UserError when none was decoded."""
     images, seconds, cpu_s = (after - before).T
     total = int(images.sum())
@@ -186,7 +186,7 @@ def _one_thread() -> None:
 def _timed(
     parts: Callable[[int], Iterator[list[Any]]], processes: int, settings: Readers
 ) -> list[tuple[RateWindow, float]]:
-    """Blocks until the steady ones make `seconds`. Raises UserError with what a process says."""
+    """Measure blocks until the steady ones make `seconds`. Raises UserError with what a process says."""
     context = multiprocessing.get_context("fork")
     counters = Counters(context, processes)
     said = context.SimpleQueue()
@@ -198,7 +198,7 @@ def _timed(
         worker.start()
 
     def after(before: Array, wait_s: float) -> Array:
-        """The counters, once the time is over and every process has moved."""
+        """Return the counters, once the time is over and every process has moved."""
         time.sleep(wait_s)
         while not ((now := counters.read())[:, 1] > before[:, 1]).all():
             if not said.empty():
@@ -240,8 +240,8 @@ def _work(parts: Callable[[int], Iterator[list[Any]]], number: int, counters: Co
 
 
 def compare(reader: str, task: Task, files: Files) -> dict[str, float]:
-    """Mean absolute difference to PIL's pixels, grey levels: `mad` over the files, `worst` file; how many
-    were `compared`, `refused`."""
+    """Return the mean absolute difference to PIL's pixels, grey levels: `mad` over the files, `worst` file;
+    how many were `compared`, `refused`."""
     ours, pils = (
         itertools.chain.from_iterable(parts_of(name, task, files, seed=0)) for name in (reader, "pil")
     )
@@ -266,8 +266,8 @@ def difference(ours: Any, pil: Any) -> float | None:
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """Adds, at the same task and number of processes, `against_pil`: the rate over PIL's; `cpu_against_pil`:
-    PIL's CPU time over its."""
+    """Add to each row, at the same task and number of processes, `against_pil`: the rate over PIL's;
+    `cpu_against_pil`: PIL's CPU time over its."""
     pils = {
         (row["point"]["task"], row["point"]["processes"]): row["figures"] for row in good(rows, reader="pil")
     }
@@ -283,7 +283,7 @@ def derive(rows: Sequence[Row]) -> list[Row]:
 
 
 def good(rows: Sequence[Row], **where: Any) -> list[Row]:
-    """Rows with figures whose point has these values."""
+    """Return the rows with figures whose point has these values."""
     return [row for row in rows if row["status"] == "ok" and where.items() <= row["point"].items()]
 
 
@@ -301,7 +301,7 @@ def remarks(rows: Sequence[Row]) -> list[str]:
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    """The fastest reader of each task, and the floor of a region."""
+    """Say the fastest reader of each task, and the floor of a region."""
     told = []
     for task, its in _show.by(good(rows), "task").items():
         count = max(_show.by(its, "processes"))

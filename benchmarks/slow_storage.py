@@ -122,7 +122,8 @@ def consume(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Epoch, int]:
-    """Take every batch, wait until it is on the device, sleep for a step; also the number of batches."""
+    """Take every batch, wait until it is on the device, sleep for a step; return the times and the number of
+    batches."""
     began = asked = clock()
     first_s = 0.0
     waited_s = 0.0
@@ -130,7 +131,7 @@ def consume(
     for _ in batches:
         wait()
         now = clock()
-        if steps == 0:
+        if steps == 0:  # begins anew behind it: how long a loader takes to start is told apart
             first_s = now - began
             began = now
         else:
@@ -212,7 +213,7 @@ def measured(found: Sequence[Epoch], *, floor_s: float, opening_s: float, device
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    """A sentence a delay: who keeps the floor, and how much the others wait."""
+    """Say in a sentence a delay: who keeps the floor, and how much the others wait."""
     said = []
     for delay, its in _show.by([row for row in rows if row["status"] == "ok"], "read_delay_ms").items():
         waits = {

@@ -106,7 +106,7 @@ _answers: tuple[int, int] | None = None  # both ends of a pipe, inside `trimming
 
 @contextmanager
 def trimming() -> Iterator[None]:
-    """Processes that are forked inside give back what they have freed too, whenever `host_mib` reads."""
+    """Let processes that are forked inside give back what they have freed too, whenever `host_mib` reads."""
     global _answers
     outer = _answers
     ends = os.pipe()
@@ -122,7 +122,8 @@ def trimming() -> Iterator[None]:
 
 
 def host_mib() -> float:
-    """Memory of this process and its children, shared pages once (PSS), without libraries and other files.
+    """Return the memory of this process and its children, shared pages once (PSS), without libraries and
+    other files.
 
     Their share is divided among whoever has them mapped: it jumps by 10 MiB whenever another program starts.
     What has been freed goes back to the system first, or a leak would be served from it; of children only
@@ -157,7 +158,8 @@ def _trim_and_answer(*_: object) -> None:
 
 
 def _trim_others(pids: Sequence[int]) -> None:
-    """Ask those that have a handler for it, which is ours if they were forked, and wait for their answers."""
+    """Ask the children that have a handler for it, as forked ones have ours, to trim, and wait for their
+    answers."""
     if _answers is None:
         return
     answer = _answers[0]
@@ -176,7 +178,7 @@ def _trim_others(pids: Sequence[int]) -> None:
 
 
 def reading(device: Any) -> dict[str, float | None]:
-    """host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files,
+    """Return host_mib, device_mib (None on a CPU; of all that use the device), and of the process tree files,
     threads, processes.
 
     Garbage is collected first. The first time that writes to all objects, so that pages are copied which this
@@ -215,7 +217,7 @@ def points(settings: Soak) -> list[Point]:
 
 
 def feed_of(settings: Soak, point: Point, world: World) -> Feed:
-    """The folder's images with the windows of training, or clips of its videos. Raises UserError."""
+    """Return the folder's images with the windows of training, or clips of its videos. Raises UserError."""
     from dataset.splits import open_split
     from plan.images import ImagePlan, ImagePolicy
     from tasks.classification import Classification
@@ -280,6 +282,7 @@ def measure(
     warm = {one: values[settings.warm_epochs :] for one, values in series.items()}
     said, rose = verdict(warm, max_mib_an_epoch=settings.max_mib_an_epoch)
     said += warmer(said, feed.plan.steps(), settings.warm_epochs)
+    # no leak was found, but one of this size could hide in the noise
     unclear = [
         f"{words} varies too much to tell: {slope(warm[one]):+.2f} ± {spread:.2f} MiB an epoch, more "
         "--epochs tell more"
@@ -319,8 +322,8 @@ def measure(
 
 
 def plots(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Curves over the epochs, warm-up included; memory above its lowest reading after the first epoch, for a
-    leak is small beside it."""
+    """Draw curves over the epochs, warm-up included; memory above its lowest reading after the first epoch,
+    for a leak is small beside it."""
     series = {
         row["point"]["loader"]: json.loads((folder.parent / row["folder"] / "series.json").read_text())
         for row in rows

@@ -249,7 +249,7 @@ def read(point: Point, folder: Path) -> Measured:
 
 
 def measured(told: dict[str, Any]) -> Measured:
-    """The figures of a run's summary."""
+    """Return the figures of a run's summary."""
     rate = told["rate"]
     ceiling = told["ceiling"]
     gpu = told["gpu"]
@@ -287,7 +287,8 @@ def measured(told: dict[str, Any]) -> Measured:
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """The bound of a point that was repeated, from its medians: each of its processes has one of its own."""
+    """Return the bound of a point that was repeated, from its medians: each of its processes has one of its
+    own."""
 
     def one(row: Row) -> Row:
         figures = row["figures"]

@@ -43,7 +43,7 @@ Tell = Callable[[float], dict[str, Any]]
 
 
 def open_split(root: Path) -> Split:
-    """The videos of root/<class>/*, or of the list `root`, scanned once. Raises UserError."""
+    """Open the videos of root/<class>/*, or of the list `root`, scanned once. Raises UserError."""
     from dataset.videos.scan import open_videos  # with PyAV, which images do without
 
     columns = open_videos(root, cache=cache_folder(None))
@@ -51,8 +51,8 @@ def open_split(root: Path) -> Split:
 
 
 def plan_of(settings: Any, columns: Any, world: World) -> ClipPlan:
-    """One random clip of each video in a drawn order, or `settings.clips` evenly spaced ones in the order of
-    the files."""
+    """Plan one random clip of each video in a drawn order, or `settings.clips` evenly spaced ones in the
+    order of the files."""
     frames = settings.clip_frames or -(-int(columns.frames.max()) // settings.clip_stride)
     side = pytorch.shorter_side(settings.image_size)
     policy = ClipPolicy(
@@ -90,14 +90,14 @@ def feed_of(settings: Any, plan: ClipPlan, data: Split, world: World) -> Feed:
 
 
 def shown(columns: Any, frames: int, stride: int) -> float:
-    """Different frames of a clip, the mean over the videos: a video that ends before its clip shows its last
-    frame again."""
+    """Return the number of different frames of a clip, the mean over the videos: a video that ends before its
+    clip shows its last frame again."""
     return float(np.minimum(-(-np.asarray(columns.frames) // stride), frames).mean())
 
 
 @contextmanager
 def opened(settings: Any, name: str, data: Split, world: World) -> Iterator[tuple[Epochs, Tell]]:
-    """A loader, or a loop by hand, that is ready to give this rank's clips. Raises UserError.
+    """Open a loader, or a loop by hand, that is ready to give this rank's clips. Raises UserError.
 
     `settings` has batch_size, image_size, workers, clip_frames, clip_stride and clips.
     """
@@ -140,7 +140,7 @@ def counted(loader: Loader, frames: int) -> dict[str, Any]:
 
 
 def beside_decoding(fastest: Row, rows: Sequence[Row]) -> list[str]:
-    """The fastest loader's rate beside what engines and CPU decode when each is alone."""
+    """Say the fastest loader's rate beside what engines and CPU decode when each is alone."""
     alone = {
         row["point"]["loader"]: row["figures"]["rate"] for row in rows if row["point"]["loader"] in ALONE
     }
@@ -208,8 +208,8 @@ def _by_nvdec(settings: Any, files: list[str], plan: ClipPlan, world: World) -> 
 
 
 def _by_dali(settings: Any, name: str, files: list[str], data: Split, plan: ClipPlan, world: World) -> Epochs:
-    """A pass has as many clips as a loader's. Of `--clips 0` they are sequences that lie back to back: they
-    begin anywhere in a video."""
+    """Return DALI's batches, whose passes have as many clips as a loader's. Of `--clips 0` they are sequences
+    that lie back to back: they begin anywhere in a video."""
     if world.device.type != "cuda":
         raise UserError(
             f"--loaders {name} needs an NVIDIA GPU: DALI's reader decodes H.264 there alone; pytorch runs on "

@@ -77,7 +77,7 @@ def points(settings: Workers) -> list[Point]:
 
 
 def command(settings: Workers, point: Point, folder: Path) -> list[str]:
-    """train.py as the suite `train` runs it."""
+    """Return the command of train.py, as the suite `train` has it."""
     own = (
         f"--workers {point['workers']} --image-size {point['image_size']} --pin-memory "
         f"{str(point['memory'] == 'pinned').lower()}"
@@ -100,7 +100,7 @@ def read(point: Point, folder: Path) -> Measured:
 
 
 def derive(rows: Sequence[Row]) -> list[Row]:
-    """Adds `fixed`, for all but the largest batch size, to what `train` derives."""
+    """Add `fixed`, for all but the largest batch size, to what `train` derives."""
     rows = train.derive(rows)
     shares = {
         alike: fixed(ceilings([row for row in its if row["status"] == "ok"]))
@@ -119,18 +119,18 @@ def derive(rows: Sequence[Row]) -> list[Row]:
 
 
 def _of(row: Row) -> tuple[int, str]:
-    """Image size, and how it is compiled: of rows that have these in common what else differs is compared."""
+    """Return image size, and how it is compiled: rows that have both in common are compared."""
     return row["point"]["image_size"], row["point"].get("compiled", EAGER)
 
 
 def ceilings(rows: Sequence[Row]) -> dict[int, float]:
-    """The compute ceiling of each batch size, the best of its rows."""
+    """Return the compute ceiling of each batch size, the best of its rows."""
     return _best(rows, "batch_size", "compute_ceiling")
 
 
 def fixed(of: Mapping[int, float]) -> dict[int, float]:
-    """Batch size -> share of a step that the batch does not change, were time a + b * batch up to the next
-    larger size.
+    """Return batch size -> the share of a step that the batch does not change, were time a + b * batch up to
+    the next larger size.
 
     1: the ceiling grows as the batch does, a step is launches and kernels that do not fill the device. 0: it
     does not grow.
@@ -143,8 +143,8 @@ def fixed(of: Mapping[int, float]) -> dict[int, float]:
 
 
 def enough(rates: Mapping[int, float]) -> int | None:
-    """The smallest value whose rate is within 10 % of the best; None when that is the largest one: it may
-    grow on."""
+    """Return the smallest value whose rate is within 10 % of the best; None when that is the largest one: it
+    may grow on."""
     least = min(value for value, rate in rates.items() if rate >= ENOUGH * max(rates.values()))
     return None if least == max(rates) else least
 
@@ -155,7 +155,7 @@ def _best(rows: Sequence[Row], name: str, figure: str) -> dict[Any, float]:
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    """The advice, an image size after the other, and within it how the model is compiled."""
+    """Give the advice, an image size after the other, and within it how the model is compiled."""
     alike = _show.grouped([row for row in rows if row["status"] == "ok"], _of)
     sizes, modes = ({key[at] for key in alike} for at in (0, 1))
     said = []
@@ -200,8 +200,8 @@ def _batch_size(rows: Sequence[Row]) -> list[str]:
 
 
 def _pinned(rows: Sequence[Row]) -> list[str]:
-    """Pairs that differ in nothing else. Beyond noise: their runs do not overlap, and no such pair says the
-    contrary."""
+    """Compare pairs that differ in nothing but pinned memory. Beyond noise: their runs do not overlap, and no
+    such pair says the contrary."""
     found: list[tuple[float, bool | None, str, str]] = []
     by_memory = _show.by(rows, "memory")
     for one, other in itertools.product(by_memory.get("pinned", []), by_memory.get("pageable", [])):

@@ -76,6 +76,7 @@ class Checkpoints:
                 write(self.folder / name, content)
             except UserError as error:
                 failure = str(error)
+        # all ranks fail alike: one that went on would wait for rank 0 in its next step
         failure = self.world.gather(failure)[0]
         if failure is not None:
             raise UserError(failure)
@@ -91,8 +92,10 @@ def write(path: Path, content: dict[str, Any]) -> None:
         with new.open("wb") as file:
             torch.save({"format": contents.FORMAT, **content}, file)
             file.flush()
+            # before the rename: else a power cut could leave the name with a part of the content
             os.fsync(file.fileno())
         os.replace(new, path)
+        # a rename is on the disk once its folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -148,7 +151,8 @@ class Resume:
 
     @classmethod
     def find(cls, run: Run, *, weights: str | None = None) -> Resume:
-        """The checkpoint that --resume names; with `auto` that is last.pt of --output, where there is one.
+        """Find the checkpoint that --resume names; with `auto` that is last.pt of --output, where there is
+        one.
 
         To evaluate, a checkpoint of ours that `weights` (--weights) names will do, and it is read at once:
         its settings are those of the evaluation. Raises UserError where --resume cannot be followed, or where
@@ -178,7 +182,7 @@ class Resume:
 
     @property
     def origin(self) -> str:
-        """What the run begins from, to begin a message: '--resume runs/a/last.pt'."""
+        """Return what the run begins from, to begin a message: '--resume runs/a/last.pt'."""
         return f"{self.flag} {self.path}"
 
     def within(self, output: Path) -> bool:
@@ -187,12 +191,12 @@ class Resume:
 
     @property
     def progress(self) -> Progress:
-        """Where the run goes on."""
+        """Return where the run goes on."""
         return Progress(**self.content["progress"]) if self.content else Progress()
 
     @property
     def resumed_at(self) -> int | None:
-        """The step of the checkpoint, 0 where --resume auto has found none; None for a fresh run."""
+        """Return the step of the checkpoint, 0 where --resume auto has found none; None for a fresh run."""
         return self.progress.step if self.content or self.auto else None
 
     def fits(self, *, arch: str, classes: tuple[str, ...], manifest: str) -> None:
@@ -236,6 +240,7 @@ class Resume:
             raise UserError(f"--resume: the weights do not fit, {asked} {said}") from None
         if not self.evaluate:
             load_optimizer(step.optimizer, step.scaler, self.content, optimizer)
+        # module and optimiser have them now; the file's copy would be held for as long as the run
         for name in ("model", "optimizer", "scaler"):
             self.content.pop(name, None)
 
@@ -296,6 +301,7 @@ def load_optimizer(
             f"{sum(trains)} are in this run: give "
             "--weights, --weights-backbone and --trainable-layers as it had them"
         )
+    # load_state_dict takes over learning rate, momentum and decay too: those of this run are put back below
     own = [dict(group) for group in optimizer.param_groups]
     try:
         optimizer.load_state_dict(content["optimizer"])

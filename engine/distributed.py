@@ -217,6 +217,7 @@ class Vote:
 
     def exchange(self, **raised: bool) -> dict[str, bool]:
         """Start a vote with this step's flags; return what was decided with the flags of the step before."""
+        # the vote of the step before has had a step's time to arrive, so that hardly a rank waits for it
         decided = self.drain()
         flags = torch.tensor([int(raised.get(name, False)) for name in self.FLAGS], dtype=torch.int32)
         work = dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True) if self._world.size > 1 else None

@@ -33,7 +33,9 @@ class Outcome:
         pass_s: float,
         score_s: float,
     ) -> None:
-        """`found` is what Metric.result gave after `score_s` seconds, `failed` the ids over all ranks."""
+        """Keep what a pass has found. `found` is what Metric.result gave after `score_s` seconds, `failed`
+        the ids over all ranks.
+        """
         self.failed = failed
         self._found = found
         self._pass_s = pass_s
@@ -86,6 +88,7 @@ def evaluate(
 
     `advance` gets the number of samples of each batch, once it is done.
     """
+    # each rank's batch norm has followed its own samples, and all ranks must validate one network
     world.broadcast_buffers(module)
     was_training = module.training
     module.eval()
@@ -106,8 +109,10 @@ def evaluate(
                     break
     finally:
         module.train(was_training)
+    # the vote of the last batch is still under way
     if vote.drain()["stop"] or stopped:
         return None
+    # the device's work belongs to the pass, and not to the time that scoring takes
     world.synchronise()
     failed = sorted({sample for ids in world.gather(failed) for sample in ids})
     passed = time.perf_counter()

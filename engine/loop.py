@@ -71,7 +71,7 @@ class Training:
 
     @property
     def failed(self) -> set[int]:
-        """The training samples that could not be decoded."""
+        """Return the training samples that could not be decoded."""
         return self.failures.ids
 
     # -- the run ---------------------------------------------------------------------------------------------
@@ -125,12 +125,13 @@ class Training:
         if self.progress.consumed or self.validation.unsettled:
             self.save()
         self.meter.flush()
+        # one of the figures is wrong, mostly since a shared machine's speed has changed in between
         if self._ceilings_batch is not None and self.report.above_ceiling():
             self._measure_ceilings(self._ceilings_batch)
         return True
 
     def _next_epoch(self) -> Progress:
-        """Where the run is once this epoch is over; its tail is dropped."""
+        """Return where the run is once this epoch is over; its tail is dropped."""
         now = self.progress
         tail = self.plan.samples - now.consumed
         return replace(now, epoch=now.epoch + 1, consumed=0, dropped=now.dropped + tail)
@@ -179,6 +180,7 @@ class Training:
                     break
                 self._count(outcome)
                 decided = self._vote()
+                # all but the last two steps: the host must not wait for the one it has just launched
                 if logging or self._recent.full():
                     self._log(lr, everything=False)
                 self._tell_window(closed)  # of the step before: now the device has something to do meanwhile
@@ -201,6 +203,7 @@ class Training:
         return not (last["stop"] or decided["stop"])
 
     def _start_clocks(self) -> None:
+        # what went on since the last step is no wait for data
         self.step.phases.interrupt()
         self.meter.resume(self.progress.epoch)
 
@@ -246,6 +249,8 @@ class Training:
         is_measured = self._ceilings_batch is not None
         if not self.run.ceilings or is_measured or self._epochs_last_batch is None:
             return True
+        # ceilings are measured by all ranks together, so a signal on any of them is all ranks' reason to
+        # leave
         self.vote.exchange(stop=self.stop())
         if self.vote.drain()["stop"]:
             return False
@@ -281,8 +286,10 @@ class Training:
             if self._last_scale is not None and point["loss_scale"] < self._last_scale:
                 self._skipped_steps += 1  # the scale was too high
             self._last_scale = point["loss_scale"]
+        # of all ranks, so that all of them end when there are too many
         everyones = self.world.gather(sorted(self._failed_in_epoch))
         self.failures.check({sample for ids in everyones for sample in ids})
+        # the bar stands where the figures do: at the last step that was read
         unread = self.progress.step - int(points[-1]["step"])
         consumed = self.progress.consumed - unread * self.plan.global_batch_size
         phases = self.step.phases
@@ -351,7 +358,9 @@ class Training:
         """Write last.pt, once a validation is settled; all ranks wait. Raises NotFinite rather than save past
         such a loss.
         """
+        # first: its figure is a part of the progress that is saved
         self.validation.settle(self.progress)
+        # of all steps: a loss that is no number must not get into last.pt
         self._recent.read()
         content = self.checkpoints.content(self.progress) if self.world.rank == 0 else None
         self.checkpoints.write("last.pt", content)

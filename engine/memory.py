@@ -100,10 +100,12 @@ def _runs(
             outputs = module(*task.probe(images))
         torch.stack([tensor.float().sum() for tensor in _tensors(outputs)]).sum().backward()
         return True
+    # libraries beside torch say it in a RuntimeError of their own: see GOT_NONE
     except (torch.OutOfMemoryError, RuntimeError):
         return False
     finally:
         module.zero_grad(set_to_none=True)
+        # the next, smaller size must not find the memory of this one taken
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()

@@ -38,7 +38,9 @@ class Step:
         draw_key: Callable[[int, int, int, int], int],
         phases: Phases,
     ) -> None:
-        """`draw_key` turns (epoch, position, micro-batch, rank) into the seed of dropout and the like."""
+        """Make the step of a run. `draw_key` turns (epoch, position, micro-batch, rank) into the seed of
+        dropout and the like.
+        """
         self.module = module
         self.task = task
         self.optimizer = optimizer
@@ -56,7 +58,7 @@ class Step:
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype that images come in, such as float16."""
+        """Return the name of the dtype that images come in, such as float16."""
         return str(precisions.DTYPES[self.precision]).removeprefix("torch.")
 
     def __call__(
@@ -71,6 +73,7 @@ class Step:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss_sum = valid = term_sums = torch.zeros((), device=self._world.device)
+        # the count of valid samples over all ranks, under way beside the backward pass
         counting: dist.Work | None = None
         complete = self._world.size == 1  # whether the host knows that every row of every rank has a sample
         for micro in range(self._accumulate):
@@ -92,7 +95,11 @@ class Step:
                     losses = self.task.losses(outputs, batch)
                 self.phases.mark("forward")
                 own_loss = losses.sum()
+                # by rows, which the host knows: how many of all ranks are valid is known after the backward
+                # pass, and _rescale makes up for it
                 scaled = self.scaler.scale(own_loss / (len(batch.ids) * self._accumulate))
+                # from here on the loader's thread may go on: the backward pass does not need the
+                # interpreter's lock
                 batch.launched()
                 scaled.backward()
                 self.phases.mark("backward")
@@ -107,6 +114,7 @@ class Step:
             counting.wait()
             valid_of_all = everyone
         norm = self._rescale(None if complete else valid_of_all, len(batch.ids), want_norm)
+        # before the update, which moves the loss scale: the outcome has the one that this step used
         outcome = torch.stack([loss_sum, valid, norm, self._loss_scale()])
         if self.loss_terms:
             outcome = torch.cat([outcome, term_sums])
@@ -127,11 +135,15 @@ class Step:
 
         `valid` counts these; None says that every row has one. Returns the norm before clipping.
         """
+        # first: norm and clipping are of true gradients, and what has overflowed is noted here, so that
+        # scaler.step leaves the weights alone
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         factor = None
         norm = self._nan
         if valid is not None:
+            # backward() divided by rows and DDP by ranks; without a valid sample there is nothing to learn,
+            # and no division by 0
             factor = torch.where(valid > 0, batch_size * self._accumulate * self._world.size / valid, 0.0)
         if want_norm or self._clip > 0:
             norm = torch.nn.utils.get_total_norm(gradients)

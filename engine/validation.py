@@ -167,6 +167,7 @@ class Validation:
         # nan is an AP where there is nothing to find
         figure = float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))
         is_better = figure > progress.best if best.larger_is_better else figure < progress.best
+        # -inf is where a run begins, whichever way is better: then any figure is the best so far
         if settled.picks_best and not self.not_finite and (is_better or np.isneginf(progress.best)):
             progress.best = figure
             if settled.content is not None:

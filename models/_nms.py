@@ -11,8 +11,8 @@ from torchvision.ops import nms
 
 
 def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> torch.Tensor:
-    """bool [G, N]: of the boxes [G, N, 4], x0 y0 x1 y1 and best first, those left in each group by
-    torchvision's nms.
+    """Return which of the boxes [G, N, 4], x0 y0 x1 y1 and best first, torchvision's nms would leave in each
+    group, bool [G, N].
 
     A box goes when its IoU with a better one that is left is above `threshold`. What is not `alive`, bool [G,
     N], neither stays nor suppresses. On a CUDA device one kernel does it, for which the host does not wait.
@@ -21,6 +21,7 @@ def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> tor
     if kernel is not None:
         return kernel(boxes, alive, threshold)
     kept = torch.zeros_like(alive)
+    # the boxes are in order; torchvision's nms sorts by scores, and these keep it
     falling = -torch.arange(boxes.shape[1], device=boxes.device, dtype=boxes.dtype)
     for group in alive.any(1).nonzero()[:, 0].tolist():
         places = alive[group].nonzero()[:, 0]
@@ -30,7 +31,7 @@ def survivors(boxes: torch.Tensor, alive: torch.Tensor, threshold: float) -> tor
 
 @cache
 def _kernel(device: torch.device) -> Any:
-    """models._nms_kernel.survivors; None, with a warning, where Triton cannot build it."""
+    """Return models._nms_kernel.survivors; None, with a warning, where Triton cannot build it."""
     try:
         from models import _nms_kernel
 

@@ -10,8 +10,8 @@ import triton.language as tl
 
 @triton.jit
 def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
-    """`boxes` fp32 [G, count, 4], best first; `alive` and `kept` uint8 [G, count]. A program has the boxes of
-    its group in registers."""
+    """Suppress boxes. `boxes` fp32 [G, count, 4], best first; `alive` and `kept` uint8 [G, count]. A program
+    has the boxes of its group in registers."""
     group = tl.program_id(0).to(tl.int64) * count
     lane = tl.arange(0, BLOCK)
     inside = lane < count
@@ -33,6 +33,7 @@ def suppress(boxes, alive, kept, count, threshold, BLOCK: tl.constexpr):
         width = tl.maximum(tl.minimum(x1, u1) - tl.maximum(x0, u0), 0.0)
         height = tl.maximum(tl.minimum(y1, v1) - tl.maximum(y0, v0), 0.0)
         both = width * height
+        # rounded as torchvision's division is, or a box at the threshold would go here and stay there
         overlap = tl.math.div_rn(both, (u1 - u0) * (v1 - v0) + area - both)
         left = tl.where((stays > 0) & (lane > one) & (overlap > threshold), 0, left)
     tl.store(kept + group + lane, left.to(tl.uint8), mask=inside)

@@ -53,7 +53,8 @@ class Truth(NamedTuple):
 
     @classmethod
     def of(cls, targets: Targets, sizes: Sequence[tuple[int, int]]) -> Truth:
-        """`sizes` are heights and widths. One copy to the device, which nothing waits for."""
+        """Pack the targets of images whose `sizes` are heights and widths, by one copy to the device that
+        nothing waits for."""
         counts = [len(target["boxes"]) for target in targets]
         total = sum(counts)
         most = max(1, *counts)
@@ -105,6 +106,7 @@ def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
     head = rpn.head(maps)
     anchors = rpn.anchor_generator(images, maps)[0]  # all images have the same
     per_level = [one[0].numel() for one in head[0]]
+    # torchvision has all images in one axis: [B x A, 1] and [B x A, 4]
     logits, deltas = concat_box_prediction_layers(*head)
     logits = logits.view(len(targets), -1)
     deltas = deltas.view(len(targets), -1, 4)
@@ -119,14 +121,15 @@ def losses(stock: Any, images: ImageList, targets: Targets | None) -> Losses:
 
 
 def match_anchors(anchors: torch.Tensor, truth: Truth, matcher: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(place in truth.boxes int64 [B, A], 1 object, 0 background, -1 neither int64 [B, A]) as torchvision's
-    `matcher` has them.
+    """Return (place in truth.boxes int64 [B, A], 1 object, 0 background, -1 neither int64 [B, A]), as
+    torchvision's `matcher` finds them.
 
     An anchor finds the box it overlaps most, the first of equal ones; from matcher.high_threshold on, or
     where it is among those that overlap some box most.
     """
     images = len(truth.counts)
     nothing = len(truth.owner)
+    # axes: B, A; filled chunk by chunk, since an overlap of all boxes with all anchors takes too much memory
     most = anchors.new_zeros(images, len(anchors))
     matched = torch.full_like(most, nothing, dtype=torch.int64)
     best = torch.zeros_like(most, dtype=torch.int32)
@@ -145,14 +148,14 @@ def match_anchors(anchors: torch.Tensor, truth: Truth, matcher: Any) -> tuple[to
 
 
 def keys(like: torch.Tensor) -> torch.Tensor:
-    """In [0, 1), what is drawn has the largest. Uniform: equal ones, of which there are few, go by their
-    places."""
+    """Return random keys, uniform in [0, 1): the largest are drawn; of equal ones, of which there are few,
+    the places decide."""
     return torch.rand(like.shape, device=like.device)
 
 
 def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """(places int64 [B, S], which of them are filled bool [B, S]) of `labels` [B, N]: above 0 objects, 0
-    background, -1 never drawn.
+    """Return (places int64 [B, S], which of them are filled bool [B, S]), drawn from `labels` [B, N]: above 0
+    objects, 0 background, -1 never drawn.
 
     As many as torchvision's `sampler` takes, each subset of that size as likely as any other; those of
     objects come first, what is not filled last. S is the sampler's batch_size_per_image, or N if that is
@@ -163,13 +166,15 @@ def draw(labels: torch.Tensor, sampler: Any) -> tuple[torch.Tensor, torch.Tensor
     random = keys(labels)
     first = random.masked_fill(labels <= 0, -1).topk(objects, 1)
     chosen = torch.zeros_like(labels, dtype=torch.bool).scatter_(1, first.indices, first.values >= 0)
+    # 2 is above any key: objects that were chosen come first, then the background, and -1, which is never
+    # drawn, last
     found = random.masked_fill(labels != 0, -1).masked_fill(chosen, 2).topk(wanted, 1)
     return found.indices, found.values >= 0
 
 
 def decode(deltas: torch.Tensor, anchors: torch.Tensor, coder: Any) -> torch.Tensor:
-    """Boxes [..., 4] that are `deltas` [..., 4] away from `anchors` [..., 4], as torchvision's BoxCoder has
-    them."""
+    """Return the boxes [..., 4] that are `deltas` [..., 4] away from `anchors` [..., 4], as torchvision's
+    BoxCoder does."""
     size = anchors[..., 2:] - anchors[..., :2]
     middle = anchors[..., :2] + 0.5 * size
     across, down, wider, higher = coder.weights
@@ -189,8 +194,8 @@ def proposals(
     per_level: Sequence[int],
     limits: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(boxes [B, P, 4], which of them are there bool [B, P]), best first: torchvision's of `logits` [B, A]
-    and `deltas` [B, A, 4].
+    """Return (boxes [B, P, 4], which of them are there bool [B, P]), best first: torchvision's of `logits`
+    [B, A] and `deltas` [B, A, 4].
 
     Suppression compares the boxes of a level where they are. torchvision moves each level aside before, which
     rounds them.
@@ -201,6 +206,8 @@ def proposals(
     start = 0
     for level, count in zip(logits.split(list(per_level), 1), per_level, strict=True):
         found = level.topk(min(most, count), 1)
+        # a level of fewer anchors is filled up, so that all levels are one tensor, and one launch suppresses
+        # in them
         empty = (0, most - found.values.shape[1])
         scores.append(functional.pad(found.values, empty, value=-torch.inf))
         places.append(functional.pad(found.indices + start, empty))
@@ -218,6 +225,7 @@ def proposals(
     )
     # axes: [images x levels, most]
     kept = survivors(boxes.view(-1, most, 4), alive.view(-1, most), rpn.nms_thresh).view_as(alive)
+    # behind all others, and not left out: to count what is left would be a wait for the device
     ranked = probability.masked_fill(~kept, -1).sort(dim=1, descending=True, stable=True)
     best = ranked.indices[:, : rpn.post_nms_top_n()]
     return boxes.gather(1, best[..., None].expand(-1, -1, 4)), ranked.values[:, : rpn.post_nms_top_n()] >= 0
@@ -260,6 +268,7 @@ def anchor_losses(
             rpn.box_coder.weights,
         )
     count = filled.sum()
+    # of every place, and masked below: only the device knows how many are filled
     entropy = functional.binary_cross_entropy_with_logits(
         logits.gather(1, places), found.to(logits.dtype), reduction="none"
     )
@@ -339,6 +348,7 @@ def box_losses(
     wanted = encode(truth.boxes[truth.places[image, which]], boxes, heads.box_coder.weights)
     # a region without area has a place, and its logarithm is not finite
     wanted = torch.where(positive, wanted, 0.0)
+    # axes: R, classes, 4; of each region the offsets of its own class
     near = regression.view(len(labels), -1, 4).gather(1, labels.clamp(min=0)[:, None, None].expand(-1, 1, 4))[
         :, 0
     ]
@@ -357,8 +367,8 @@ def pooled(
     filled: torch.Tensor,
     sizes: list[tuple[int, int]],
 ) -> torch.Tensor:
-    """[R, C, h, w], what torchvision's MultiScaleRoIAlign `pool` makes of `boxes` [R, 4] of images int64 [R];
-    0 where not `filled`.
+    """Return, [R, C, h, w], what torchvision's MultiScaleRoIAlign `pool` makes of `boxes` [R, 4] of images
+    int64 [R]; 0 where not `filled`.
 
     Each level is asked for all of them, and those of the others are nowhere on it: so nobody has to count
     them. Regions are in the order of their images.
@@ -380,7 +390,8 @@ def pooled(
 
 
 def _waits_cost_nothing(device: torch.device) -> bool:
-    """On a CPU, where a region that is left over, or nowhere on a level, costs as much as another."""
+    """Whether this is a CPU: there a region that is left over, or nowhere on a level, costs as much as
+    another."""
     return device.type == "cpu"
 
 
@@ -389,7 +400,7 @@ def _has_batch_norm(module: nn.Module) -> bool:
 
 
 def _firsts(counts: Sequence[int], places: int, device: torch.device) -> torch.Tensor:
-    """int64, where the first `counts` of each image are, when each has as many `places`."""
+    """Return the places, int64, of the first `counts` of each image, when each image has `places` of them."""
     return on_device(
         [
             place

@@ -44,7 +44,7 @@ def run(
 def losses(
     stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, targets: Targets
 ) -> dict[str, torch.Tensor]:
-    """torchvision's two losses, scalars, from "bbox_regression" [B, A, 4] and "cls_logits" [B, A, K].
+    """Return torchvision's two losses, scalars, from "bbox_regression" [B, A, 4] and "cls_logits" [B, A, K].
 
     `defaults` [A, 4] and each target's "boxes" [N, 4] are x0 y0 x1 y1 in pixels; "labels" int64 [N] are 1 to
     K - 1.
@@ -63,6 +63,7 @@ def losses(
     offsets = functional.smooth_l1_loss(
         regression, encode(boxes[matched], defaults, stock.box_coder.weights), reduction="none"
     )
+    # cross_entropy looks for the classes in axis 1: [B x A, K]
     entropy = functional.cross_entropy(
         logits.flatten(0, 1), labels[matched].flatten(), reduction="none"
     ).view_as(matched)
@@ -79,7 +80,7 @@ def losses(
 def match(
     defaults: torch.Tensor, boxes: torch.Tensor, counts: Sequence[int], threshold: float
 ) -> torch.Tensor:
-    """int64 [B, A]: for each default box the place in `boxes` of what it is to find, len(boxes) where that is
+    """Return, int64 [B, A], for each default box the place in `boxes` of what it is to find, len(boxes) for
     nothing.
 
     `boxes` [T, 4] are those of all images, `counts` of each. A default box finds the box it overlaps most,
@@ -101,6 +102,7 @@ def match(
         most = overlap.new_zeros(last - first, len(defaults)).scatter_reduce_(0, rows, overlap, "amax")
         candidates = torch.where((overlap == most[image]) & (overlap >= threshold), number[:, None], nothing)
         matched[first:last].scatter_reduce_(0, rows, candidates, "amin")
+        # the best default box of each box, whatever its overlap: else a small box would be found by none
         forced = torch.full_like(matched[first:last], -1).flatten()
         forced.scatter_reduce_(0, image * len(defaults) + overlap.max(1).indices, number, "amax")
         forced = forced.view(last - first, -1)
@@ -109,8 +111,8 @@ def match(
 
 
 def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, int]]:
-    """(first image, last + 1, first box, last + 1) of neighbours that have `most` boxes together, or of one
-    that has more alone."""
+    """Yield (first image, last + 1, first box, last + 1) of neighbours that have `most` boxes together, or of
+    one that has more alone."""
     first = start = stop = 0
     for place, count in enumerate(counts):
         if stop > start and stop + count - start > most:
@@ -123,14 +125,14 @@ def chunks(counts: Sequence[int], most: int) -> Iterator[tuple[int, int, int, in
 
 
 def on_device(values: Sequence[int], device: torch.device) -> torch.Tensor:
-    """int64, copied from page-locked memory: else the host would wait for the device."""
+    """Return int64 on the device, copied from page-locked memory: else the host would wait for the device."""
     tensor = torch.tensor(values, dtype=torch.int64)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
-    """[..., T, A] of [..., T, 4] and [..., A, 4], to the last bit as torchvision has it, without its tensors
-    of corners [T, A, 2]."""
+    """Return the IoU [..., T, A] of [..., T, 4] and [..., A, 4], to the last bit as torchvision computes it,
+    but without its tensors of corners [T, A, 2]."""
     x0, y0, x1, y1 = boxes[..., None].unbind(-2)  # [..., T, 1] each
     u0, v0, u1, v1 = defaults[..., None, :, :].unbind(-1)  # [..., 1, A] each
     width = (torch.minimum(x1, u1) - torch.maximum(x0, u0)).clamp_(min=0)
@@ -140,19 +142,20 @@ def iou(boxes: torch.Tensor, defaults: torch.Tensor) -> torch.Tensor:
 
 
 def encode(boxes: torch.Tensor, defaults: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
-    """[..., A, 4]: how far `boxes` [..., A, 4] are from `defaults` [A, 4], in the latter's sizes and in
-    logarithms, times `weights`."""
+    """Return, [..., A, 4], how far `boxes` [..., A, 4] are from `defaults` [A, 4], in the latter's sizes and
+    in logarithms, times `weights`."""
     size = boxes[..., 2:] - boxes[..., :2]
     own = defaults[:, 2:] - defaults[:, :2]
     middle = boxes[..., :2] + 0.5 * size
     centre = defaults[:, :2] + 0.5 * own
-    x, y, width, height = (*((middle - centre) / own).unbind(-1), *(size / own).log().unbind(-1))
+    x, y = ((middle - centre) / own).unbind(-1)
+    width, height = (size / own).log().unbind(-1)
     return torch.stack([weight * one for weight, one in zip(weights, (x, y, width, height), strict=True)], -1)
 
 
 def hardest(entropy: torch.Tensor, foreground: torch.Tensor, ratio: float) -> torch.Tensor:
-    """bool [B, A]: those of the background with the largest `entropy`, in each image `ratio` times as many as
-    are in `foreground`.
+    """Choose, bool [B, A], those of the background with the largest `entropy`, in each image `ratio` times as
+    many as are in `foreground`.
 
     Where the background has fewer, foreground is added to it and counts twice, as in torchvision.
     """
@@ -167,8 +170,8 @@ def hardest(entropy: torch.Tensor, foreground: torch.Tensor, ratio: float) -> to
 def detections(
     stock: Any, outputs: dict[str, torch.Tensor], defaults: torch.Tensor, sizes: Sequence[tuple[int, int]]
 ) -> list[dict[str, torch.Tensor]]:
-    """torchvision's detections, a dict an image: boxes [N, 4] within `sizes` (height, width), labels, and
-    scores, sorted.
+    """Return torchvision's detections, a dict an image: boxes [N, 4] within `sizes` (height, width), labels,
+    and scores, sorted.
 
     Between equal scores of a class either default box may come first, as torch.topk has it.
     """
@@ -191,6 +194,7 @@ def detections(
         kept = survivors(
             boxes.flatten(0, 1), (best > stock.score_thresh).flatten(0, 1), stock.nms_thresh
         ).view_as(best)
+        # axes: images, classes x candidates; what was suppressed comes last
         ranked = best.masked_fill(~kept, -1).flatten(1).sort(dim=1, descending=True, stable=True)
         for row, count in enumerate(kept.sum((1, 2)).clamp(max=stock.detections_per_img).tolist()):
             which = ranked.indices[row, :count]

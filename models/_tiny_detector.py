@@ -24,7 +24,7 @@ REACH = (4, 8, 16)
 
 
 def tiny(num_classes: int) -> nn.Module:
-    """torchvision's FCOS on four stages of one block, 0.7 M parameters; `num_classes` counts the
+    """Build torchvision's FCOS on four stages of one block, 0.7 M parameters; `num_classes` counts the
     background."""
     body = nn.Sequential(
         Conv2dNormActivation(3, STEM, 3, stride=2),

@@ -25,7 +25,7 @@ COUNTER = "num_batches_tracked"
 
 
 def dry_run(module: nn.Module, images: torch.Tensor) -> None:
-    """A training pass of shapes alone, on the meta device: nothing is computed and the module stays as it
+    """Run a training pass of shapes alone, on the meta device: nothing is computed and the module stays as it
     is."""
     tensors = (*module.named_parameters(), *module.named_buffers())
     with torch.no_grad():
@@ -115,8 +115,8 @@ def _and_more(names: list[str]) -> str:
 
 
 def _last_linear_names(module: nn.Module) -> list[str]:
-    """Parameters of layers whose output is the classes: the last linear layer or convolution of the trunk and
-    of each auxiliary head."""
+    """Name the parameters of layers whose output is the classes: the last linear layer or convolution of the
+    trunk and of each auxiliary head."""
     layers = [
         (name, layer)
         for name, layer in module.named_modules()

@@ -13,7 +13,8 @@ from torch import nn
 from models import Loaded, Native, Unusable
 from models._weights import categories, dry_run, load
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 WNIDS = Path(__file__).with_name("imagenet_wnids.txt")
 """WordNet's ids of the 1,000 classes of ILSVRC 2012, sorted, a line each: the names of ImageNet's folders."""
 AUXILIARY_WEIGHTS = {"googlenet": 0.3, "inception_v3": 0.4}
@@ -22,20 +23,21 @@ Inception v3."""
 
 
 def names() -> list[str]:
-    """Every classification architecture that torchvision registers."""
+    """List every classification architecture that torchvision registers."""
     return torchvision.models.list_models(module=torchvision.models)
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Side and zoom of the images of torchvision's `weights`, if they are that; else the side of its first
-    ImageNet-1k weights.
+    """Return side and zoom of the images of torchvision's `weights`, if they are that; else the side of its
+    first ImageNet-1k weights.
 
     Mean and deviation are of ImageNet's training images.
     """
     published = torchvision.models.get_model_weights(arch).__members__
     if weights in published:
         made_for = published[weights].transforms()
-        size, resize = int(made_for.crop_size[0]), int(made_for.resize_size[0])
+        size = int(made_for.crop_size[0])
+        resize = int(made_for.resize_size[0])
         return Native(size, MEAN, STD, zoom=resize / size)
     first = published.get("IMAGENET1K_V1")
     return Native(int(first.transforms().crop_size[0]) if first else 224, MEAN, STD)
@@ -79,5 +81,6 @@ def classes(arch: str, weights: str) -> tuple[str, ...]:
 
 
 def auxiliary_weight(arch: str) -> float:
-    """Weight of the losses of outputs after the first, 0 for architectures without auxiliary heads."""
+    """Return the weight of the losses of outputs after the first, 0 for architectures without auxiliary
+    heads."""
     return AUXILIARY_WEIGHTS.get(arch, 0.0)

@@ -29,7 +29,8 @@ from models._state_files import Weights, under_own_names
 from models._tiny_detector import LONGER, SIZE, tiny
 from models._weights import categories, dry_run, fill, is_published, read
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 OWN = {"fcos_tiny": tiny}
 """Architectures that torchvision does not have."""
 NATIVE = {
@@ -63,7 +64,7 @@ bf16 none beyond 128."""
 
 
 def names() -> list[str]:
-    """Every detector that torchvision registers, and ours."""
+    """List every detector that torchvision registers, and ours."""
     return [*torchvision.models.list_models(module=torchvision.models.detection), *OWN]
 
 
@@ -78,7 +79,7 @@ def classes(arch: str, weights: str) -> tuple[str, ...]:
 
 
 def auxiliary_weight(arch: str) -> float:
-    """None of them has an auxiliary head."""
+    """Return 0: no detector here has an auxiliary head."""
     return 0.0
 
 
@@ -101,7 +102,7 @@ class Detector(nn.Module):
         sizes: list[tuple[int, int]],
         targets: list[dict[str, torch.Tensor]] | None = None,
     ) -> dict[str, torch.Tensor] | list[dict[str, torch.Tensor]]:
-        """In training the losses by name, scalars; else what is detected, a dict an image.
+        """Return in training the losses by name, scalars; else what is detected, a dict an image.
 
         `images` [B, 3, H, W], resized, normalised and padded; `sizes` the height and width of each without
         its padding. Targets and detections are in the pixels of `images`: boxes [N, 4] as x0 y0 x1 y1, labels
@@ -211,6 +212,7 @@ def build(
         stock = torchvision.models.get_model(
             arch, weights=None, weights_backbone=None, num_classes=classes, **options
         )
+        # before any weights: those of a whole trunk fit no halved one
         if arch.startswith("ssdlite") and (weights_backbone or _has_full_tail(found.state)):
             _give_full_tail(stock, classes)
         if (weights or weights_backbone) and not arch.startswith("ssd") and not arch.endswith("_v2"):
@@ -323,8 +325,8 @@ def _load_backbone(stock: nn.Module, arch: str, name: str) -> Loaded:
 
 
 def _trunk(stock: nn.Module, arch: str) -> dict[str, str]:
-    """Names of the classifier's trunk -> names in the detector. torchvision groups its layers anew, and keeps
-    their order."""
+    """Return names of the classifier's trunk -> names in the detector. torchvision groups its layers anew,
+    and keeps their order."""
     theirs = [
         name
         for name in _outline(_backbone(arch)).state_dict()
@@ -362,7 +364,7 @@ def _freeze_stages(stock: nn.Module, arch: str, frozen: int) -> None:
 
 
 def _stage_starts(backbone: str) -> list[int]:
-    """Index of each stage's first layer among the classifier's `features`."""
+    """Return the index of each stage's first layer among the classifier's `features`."""
     features = list(getattr(_outline(backbone), "features", []))
     if backbone == "vgg16":
         return [0, *(index for index, layer in enumerate(features) if isinstance(layer, nn.MaxPool2d))][:-1]
@@ -383,8 +385,8 @@ def _has_full_tail(state: Mapping[str, torch.Tensor]) -> bool:
 
 
 def _give_full_tail(stock: Any, classes: int) -> None:
-    """SSDLite starts from a classifier with its last blocks whole; without one torchvision halves them (table
-    6 of MobileNetV3's paper)."""
+    """Give SSDLite the last blocks whole, as in a classifier that it starts from; without one torchvision
+    halves them (table 6 of MobileNetV3's paper)."""
     norm = partial(nn.BatchNorm2d, eps=0.001, momentum=0.03)
     trunk = torchvision.models.mobilenet_v3_large(weights=None, norm_layer=norm)
     stock.backbone = ssdlite._mobilenet_extractor(trunk, STAGES["mobilenet_v3_large"], norm)

@@ -42,16 +42,17 @@ OWN = {"r3d_tiny": Tiny}
 """Architectures that torchvision does not have."""
 OWN_SIZE = 48
 """Side of the frames that they take, pixels."""
-MEAN, STD = (0.43216, 0.394666, 0.37645), (0.22803, 0.22145, 0.216989)
+MEAN = (0.43216, 0.394666, 0.37645)
+STD = (0.22803, 0.22145, 0.216989)
 
 
 def names() -> list[str]:
-    """Every architecture for clips that torchvision registers, and ours."""
+    """List every architecture for clips that torchvision registers, and ours."""
     return [*torchvision.models.list_models(module=torchvision.models.video), *OWN]
 
 
 def native(arch: str, weights: str | None = None) -> Native:
-    """Side of the frames, mean and deviation of torchvision's first weights; of ours those of
+    """Return the side of the frames, mean and deviation of torchvision's first weights; of ours those of
     Kinetics-400."""
     published = [] if arch in OWN else list(torchvision.models.get_model_weights(arch))
     if not published:
@@ -94,5 +95,5 @@ def classes(arch: str, weights: str) -> tuple[str, ...]:
 
 
 def auxiliary_weight(arch: str) -> float:
-    """None of them has an auxiliary head."""
+    """Return 0: no network for clips has an auxiliary head."""
     return 0.0

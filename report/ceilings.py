@@ -33,11 +33,11 @@ class MeasuredStep(Protocol):
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Its optimiser, of which the learning rates and the state are put back."""
+        """Return its optimiser, of which the learning rates and the state are put back."""
 
     @property
     def phases(self) -> Phases:
-        """The stopwatch of its phases."""
+        """Return the stopwatch of its phases."""
 
     def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int) -> object:
         """Take the batches of one step."""
@@ -89,6 +89,7 @@ def measure(
             loader,
             epoch=epoch,
             world=world,
+            # for the batch alone, as training does: other streams are at work on the next ones
             synchronise=world.await_batch,
             stop=stop,
         )
@@ -136,6 +137,7 @@ def compute_ceiling(
     Whatever it changed is put back bit for bit. Raises Stopped once `stop` says so on some rank.
     """
     resident = [_copied(batch) for batch in batches]
+    # on the host: the batch may have left the device no room for a second copy
     saved = [tensor.detach().to("cpu", copy=True) for tensor in step.state_tensors()]
     # AdamW's, when every step so far was skipped for a loss scale that was too high
     untouched = not step.optimizer.state
@@ -146,6 +148,7 @@ def compute_ceiling(
         world.barrier()
         began = time.perf_counter()
         for at in range(count):
+            # so low a learning rate that one batch, again and again, hardly moves the weights
             step(itertools.repeat(resident[at % len(resident)], accumulate), lr=1e-8, epoch=0, position=0)
             step.phases.step()
         synchronise()
@@ -158,6 +161,7 @@ def compute_ceiling(
 
     step.phases.interrupt()
     try:
+        # each shape once before anything is timed: kernels are picked, and memory is taken, the first time
         run(max(3, len(resident)))
         guess = run(5) / 5
         wanted = max(2, math.ceil(LEAST_S / guess / BLOCKS))
@@ -171,6 +175,7 @@ def compute_ceiling(
         for group, value in zip(step.optimizer.param_groups, lr, strict=True):
             group["lr"] = value
         step.phases.interrupt()
+        # no step of the training took these times
         step.phases.read()
     samples = world.size * len(resident[0].ids) * accumulate * count
     rates = [samples / s for s in seconds]

@@ -144,7 +144,8 @@ class Console:
                 title = f"{what}: {step}"
                 if not bars:
                     bars.append(stack.enter_context(self.epoch(title=title, total=total, item="items")))
-                bars[0].title, bars[0].total = title, total
+                bars[0].title = title
+                bars[0].total = total
                 bars[0].update(samples=done)
 
             yield callback

@@ -103,6 +103,7 @@ def device_gib(device: torch.device) -> float | None:
     """Return the memory in use on the device by everything on it, other processes and libraries too, GiB."""
     if device.type != "cuda":
         return None
+    # from the driver: torch's own figures leave out what decoders and other libraries take
     free, total = torch.cuda.mem_get_info(device)
     return (total - free) / GIB
 

@@ -107,13 +107,14 @@ class Meter:
         self._active_s += now - self._since
         if resume:
             self._since = now
-        else:
+        else:  # a window that is too short stays open, and goes on after the pause
             self._since = None
             self._paused_at = now
         # every rank must decide alike: rank 0's clock decides
         return self._close() if self._world.gather(self._active_s)[0] >= self._min_window_s else None
 
     def _meet(self) -> None:
+        # the device before the ranks: a step counts once its work is done, on every one of them
         self._synchronise()
         self._world.barrier()
 
@@ -162,6 +163,7 @@ def steady(windows: list[RateWindow]) -> list[RateWindow]:
     """
     if not windows:
         return []
+    # what grows or fills at the start of a run, such as a decoder's buffers, is behind it by then
     half = len(windows) // 2
     level = float(np.median([window.rate for window in windows[half:]]))
     close = [abs(window.rate - level) <= STEADY_WITHIN * level for window in windows]
@@ -201,6 +203,7 @@ def bound(rate: float | None, compute: float | None, loader: float | None) -> tu
     efficiency = rate / min(compute, loader)
     if too_high(efficiency):
         return efficiency, None
+    # compute first: where the step alone is hardly faster, a faster loader would not help
     if rate >= 0.95 * compute:
         return efficiency, "compute"
     return efficiency, "loader" if rate >= 0.95 * loader else "contention"

@@ -121,6 +121,7 @@ def _check(folder: Path, resuming: bool) -> None:
     probe = folder / f".probe-{os.getpid()}"
     try:
         with probe.open("wb") as file:
+            # with content: on a full disk an empty file can still be made
             file.write(bytes(1 << 16))
             file.flush()
             os.fsync(file.fileno())
@@ -188,6 +189,7 @@ def replace(path: Path, content: bytes) -> None:
         with new.open("wb") as file:
             file.write(content)
             file.flush()
+            # before the rename: else a power cut could leave the name with a part of the content
             os.fsync(file.fileno())
         os.replace(new, path)
         directory = os.open(path.parent, os.O_RDONLY)
@@ -237,7 +239,7 @@ class Record:
 
     @property
     def how_to_resume(self) -> str:
-        """What to do where the run was stopped."""
+        """Say what to do where the run was stopped."""
         return f"go on with --output {shlex.quote(str(self.folder))} --resume auto"
 
     def config(self, text: str) -> None:

@@ -93,8 +93,8 @@ class Reporter:
         pixels: Pixels,
         resumed_at: int | None = None,
     ) -> None:
-        """`description` is what `describe` returns, `pixels` the mean and std that images were normalised
-        with.
+        """Begin the report of a run. `description` is what `describe` returns, `pixels` the mean and std that
+        images were normalised with.
         """
         self._world = world
         self._console = console

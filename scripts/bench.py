@@ -33,7 +33,7 @@ SUITES = {
 
 
 def suite_of(name: str) -> Suite:
-    """Raises UserError with the known names."""
+    """Return the suite of that name. Raises UserError with the known names."""
     found: Suite = import_module(SUITES[one_of("SUITE", name, SUITES)]).SUITE
     return found
 

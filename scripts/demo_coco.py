@@ -52,7 +52,7 @@ Made = tuple[np.ndarray, list[dict[str, Any]]]
 
 
 def drawn(rng: np.random.Generator, *, empty: bool = False, crowd: bool = False) -> Made:
-    """One image: `empty` has no shape, and `crowd` a region of many beside the others."""
+    """Draw one image: `empty` has no shape, and `crowd` a region of many beside the others."""
     height, width = _size(rng)
     canvas, ink = background(rng, height, width)
     canvas = canvas.copy()
@@ -60,7 +60,8 @@ def drawn(rng: np.random.Generator, *, empty: bool = False, crowd: bool = False)
     annotations: list[dict[str, Any]] = []
     if crowd and not empty:
         annotations.append(_crowd(rng, canvas, ink, taken))
-    smallest, largest = np.log(8), np.log(0.4 * min(height, width))
+    smallest = np.log(8)
+    largest = np.log(0.4 * min(height, width))
     radii = np.exp(rng.uniform(smallest, largest, rng.integers(2, 9)))
     # the largest first: it needs the most room
     for radius in [] if empty else sorted(map(float, radii), reverse=True):
@@ -74,7 +75,8 @@ def drawn(rng: np.random.Generator, *, empty: bool = False, crowd: bool = False)
 
 
 def _size(rng: np.random.Generator) -> tuple[int, int]:
-    """Height and width: the longer side 160 to 200 pixels, from square to 3:2, one in three upright."""
+    """Draw height and width at random: the longer side 160 to 200 pixels, from square to 3:2, one in three
+    upright."""
     long = int(rng.integers(160, 201))
     short = round(long / rng.uniform(1, 1.5))
     return (long, short) if rng.random() < 1 / 3 else (short, long)
@@ -83,8 +85,8 @@ def _size(rng: np.random.Generator) -> tuple[int, int]:
 def _free(
     rng: np.random.Generator, canvas: np.ndarray, radius: float, taken: list[tuple[np.ndarray, float]]
 ) -> np.ndarray | None:
-    """A centre (x, y) whose disc is inside the image and touches none of those taken; takes it. None when 40
-    random ones do not do."""
+    """Find a centre (x, y) whose disc is inside the image and touches none of those taken; takes it. None
+    when 40 random ones do not do."""
     height, width = canvas.shape[:2]
     for centre in rng.uniform(radius + 1, np.array([width, height]) - radius - 1, (40, 2)):
         if all(np.hypot(*(centre - other)) > radius + reach + 2 for other, reach in taken):
@@ -98,7 +100,7 @@ def _colour(rng: np.random.Generator, ink: np.ndarray) -> np.ndarray:
 
 
 def _turned(rng: np.random.Generator, category: int, centre: np.ndarray, radius: float) -> np.ndarray:
-    """The outline of a shape in pixels [points, 2], x y, to a hundredth: what is annotated is what is
+    """Return the outline of a shape in pixels [points, 2], x y, to a hundredth: what is annotated is what is
     painted."""
     angle = rng.uniform(0, 2 * np.pi)
     rotation = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
@@ -107,7 +109,7 @@ def _turned(rng: np.random.Generator, category: int, centre: np.ndarray, radius:
 
 
 def _paint(canvas: np.ndarray, outline: np.ndarray, colour: np.ndarray) -> np.ndarray:
-    """Fill the outline; the share of each pixel that it covers, float32 [height, width]."""
+    """Fill the outline; return the share of each pixel that it covers, float32 [height, width]."""
     height, width = canvas.shape[:2]
     left, top = np.floor(outline.min(0)).astype(int)
     right, bottom = np.ceil(outline.max(0)).astype(int)
@@ -135,8 +137,8 @@ def _instance(outline: np.ndarray, category: int) -> dict[str, Any]:
 def _crowd(
     rng: np.random.Generator, canvas: np.ndarray, ink: np.ndarray, taken: list[tuple[np.ndarray, float]]
 ) -> dict[str, Any]:
-    """8 to 20 tiny shapes of one class in a disc, and the annotation that holds for all of them. The image
-    must still be bare."""
+    """Paint 8 to 20 tiny shapes of one class in a disc, and return the annotation that holds for all of them.
+    The image must still be bare."""
     reach = rng.uniform(0.15, 0.25) * min(canvas.shape[:2])
     centre = _free(rng, canvas, reach, taken)
     assert centre is not None, "nothing else is there yet"
@@ -159,8 +161,8 @@ def _crowd(
 
 
 def run_lengths(mask: np.ndarray) -> list[int]:
-    """COCO's uncompressed counts of a bool mask [height, width]: column by column, runs of 0 and 1 in turn,
-    the first of 0."""
+    """Return COCO's uncompressed counts of a bool mask [height, width]: column by column, runs of 0 and 1 in
+    turn, the first of 0."""
     flat = mask.ravel(order="F")
     ends = np.flatnonzero(np.diff(flat)) + 1
     runs = np.diff(np.concatenate([[0], ends, [len(flat)]])).tolist()

@@ -55,7 +55,7 @@ ODDITIES = {2: "grey", 6: "rotated", 9: "cmyk", 14: "grey", 18: "rotated", 21: "
 
 
 def image(rng: np.random.Generator, label: int) -> np.ndarray:
-    """One image of a class, uint8 [height, width, 3]."""
+    """Draw one image of a class, uint8 [height, width, 3]."""
     height, width = _size(rng)
     canvas, ink = background(rng, height, width)
     cell = min(height, width) / rng.uniform(1.8, 3.2)
@@ -70,16 +70,16 @@ def image(rng: np.random.Generator, label: int) -> np.ndarray:
 
 
 def _size(rng: np.random.Generator) -> tuple[int, int]:
-    """Height and width: mostly 500 pixels long and 4:3 or near, three in ten upright, as ImageNet has
-    them."""
+    """Draw height and width at random: mostly 500 pixels long and 4:3 or near, three in ten upright, as
+    ImageNet has them."""
     long = 500 if rng.random() < 0.7 else int(rng.integers(320, 641))
     short = round(long * (0.75 if rng.random() < 0.5 else rng.uniform(0.6, 1)))
     return (long, short) if rng.random() < 0.3 else (short, long)
 
 
 def background(rng: np.random.Generator, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """A textured background, float32 [height, width, 3] in 0..1, and three colours [3, 3] that stand out from
-    it."""
+    """Return a textured background, float32 [height, width, 3] in 0..1, and three colours [3, 3] that stand
+    out from it."""
     dark, light = (rng.uniform(low, low + 0.4, (3, 3)).astype(np.float32) for low in (0, 0.6))
     ground, ink = (dark, light) if rng.random() < 0.5 else (light, dark)
     # Computed at a quarter of the size and enlarged: a fifth of the time.
@@ -138,8 +138,8 @@ def paint(canvas: np.ndarray, point: np.ndarray, radius: float, kind: int, colou
 
 
 def encode(rng: np.random.Generator, pixels: np.ndarray, oddity: str | None) -> bytes:
-    """The file's bytes: a JPEG of random quality, or what `oddity` names. A rotation tag leaves the stored
-    pixels upright."""
+    """Return the file's bytes: a JPEG of random quality, or what `oddity` names. A rotation tag leaves the
+    stored pixels upright."""
     picture = Image.fromarray(pixels)
     exif = b""
     quality = int(rng.integers(60, 96))
@@ -237,8 +237,8 @@ def fill(
 def replacing(
     dest: Path, stamp_name: str, stamp: dict[str, Any], inside: Iterable[str]
 ) -> Iterator[Path | None]:
-    """The folder to write a set into, which gets the name DEST once all of it is there; None when the set of
-    this stamp is there already.
+    """Yield the folder to write a set into, which gets the name DEST once all of it is there; None when the
+    set of this stamp is there already.
 
     A set of another stamp is replaced. FileExistsError for a folder with anything but the set's `inside` in
     it.
@@ -286,8 +286,8 @@ def command(
     counts: dict[str, tuple[int, str]],
     arguments: list[str] | None,
 ) -> int:
-    """The command line of a set: parses, calls write(dest, *counts, seed), the exit code. `counts`: flag ->
-    (default, what it counts)."""
+    """Run the command line of a set: parse, call write(dest, *counts, seed), return the exit code. `counts`:
+    flag -> (default, what it counts)."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -45,8 +45,8 @@ OPTIONS = {  # of the encoders
 
 
 def times(rng: np.random.Generator, *, variable: bool = False) -> np.ndarray:
-    """Seconds of each of 24 to 60 frames from the first on: 12 to 30 a second, or at a `variable` rate with
-    one in four left out."""
+    """Draw the seconds of each of 24 to 60 frames from the first on: 12 to 30 a second, or at a `variable`
+    rate with one in four left out."""
     count = int(rng.integers(24, 61))
     rate = int(rng.choice((12, 15, 24, 25, 30)))
     if not variable:
@@ -58,7 +58,7 @@ def times(rng: np.random.Generator, *, variable: bool = False) -> np.ndarray:
 def frames(
     rng: np.random.Generator, label: int, seconds: np.ndarray, size: tuple[int, int]
 ) -> Iterator[np.ndarray]:
-    """The frames of one video of a class at these times, uint8 [height, width, 3] of this `size`."""
+    """Yield the frames of one video of a class at these times, uint8 [height, width, 3] of this `size`."""
     height, width = size
     short = min(height, width)
     ground, ink = background(rng, 2 * height, 2 * width)
@@ -87,8 +87,8 @@ def frames(
 
 
 def shape(rng: np.random.Generator) -> tuple[int, int]:
-    """Height and width, even: a shorter side of 112 to 144 pixels, from square to 16:9, three in ten
-    upright."""
+    """Draw height and width at random, even: a shorter side of 112 to 144 pixels, from square to 16:9, three
+    in ten upright."""
     short = 2 * int(rng.integers(56, 73))
     long = 2 * round(short / 2 * rng.choice((1, 4 / 3, 16 / 9)))
     return (long, short) if rng.random() < 0.3 else (short, long)
@@ -97,7 +97,7 @@ def shape(rng: np.random.Generator) -> tuple[int, int]:
 def _motion(
     rng: np.random.Generator, name: str, count: int, seconds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Offsets (x, y), y downwards [times, count, 2], and radii [times, count], in shorter sides of the
+    """Return offsets (x, y), y downwards [times, count, 2], and radii [times, count], in shorter sides of the
     frame."""
     t = seconds[:, None]
     offsets = np.zeros((len(seconds), count, 2))

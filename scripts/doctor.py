@@ -75,7 +75,7 @@ SPAWN = get_context("spawn")
 
 
 def examine(name: str, probe: Probe) -> Row:
-    """The probe's row; when it raises, a row that says so."""
+    """Return the probe's row; when it raises, a row that says so."""
     try:
         return replace(probe(), what=name)
     except Exception as error:
@@ -95,8 +95,8 @@ def answer(probes: dict[str, Probe], rows: Connection, output: str) -> None:
 
 
 def ask(probes: dict[str, Probe], limit_s: float = LIMIT_S) -> list[Row]:
-    """A row for each probe, whatever it does. One that ends its process, or exceeds the time, is followed by
-    a fresh process."""
+    """Return a row for each probe, whatever it does. One that ends its process, or exceeds the time, is
+    followed by a fresh process."""
     told: list[Row] = []
     while len(told) < len(probes):
         left = dict(list(probes.items())[len(told) :])
@@ -113,7 +113,7 @@ def ask(probes: dict[str, Probe], limit_s: float = LIMIT_S) -> list[Row]:
 
 
 def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], str]:
-    """The rows that a child gave, in order, and how it ended, of interest when there are too few."""
+    """Return the rows that a child gave, in order, and how it ended, which matters when there are too few."""
     told: list[Row] = []
     receiver, sender = SPAWN.Pipe(duplex=False)
     with tempfile.TemporaryFile() as output:  # it has no name to be left behind, but the child finds it
@@ -142,7 +142,7 @@ def _ask_a_child(probes: dict[str, Probe], limit_s: float) -> tuple[list[Row], s
 
 
 def diagnose(data: Path | None) -> list[Row]:
-    """All rows, in the order of the tables."""
+    """Return all rows, in the order of the tables."""
     with _unheard(), ThreadPoolExecutor(len(LANES)) as lanes:
         rows = [row for lane in lanes.map(ask, LANES) for row in lane]
         if data is not None:
@@ -152,8 +152,8 @@ def diagnose(data: Path | None) -> list[Row]:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """Children begin without the terminal: one that Ctrl-C ends before it has its file would tell of it
-    there."""
+    """Start children without the terminal inside: one that Ctrl-C ends before it has its file would tell of
+    it there."""
     kept = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -166,7 +166,7 @@ def _unheard() -> Iterator[None]:
 
 
 def show(rows: list[Row]) -> None:
-    """The table, plain lines where rich is not installed."""
+    """Print the table, plain lines where rich is not installed."""
     try:
         from rich import box
         from rich.console import Console
@@ -203,7 +203,7 @@ def summary(rows: list[Row]) -> str:
 
 
 def leave(*_: object) -> None:
-    """Ctrl-C and SIGTERM: end the children too, at once, for the lanes would start the next ones."""
+    """End at Ctrl-C and SIGTERM, and the children too, at once, for the lanes would start the next ones."""
     for child in active_children():
         child.kill()
     os._exit(130)

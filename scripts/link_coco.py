@@ -24,8 +24,8 @@ TRAIN = "train2017"
 
 
 def repeated(told: dict[str, Any], count: int) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """An annotation file of `count` images, and (file of an image, link to it). ValueError when there are
-    more images than that."""
+    """Return an annotation file of `count` images, and (file of an image, link to it). ValueError when there
+    are more images than that."""
     images = told["images"]
     if not images or count < len(images):
         raise ValueError(f"--count {count} for {len(images)} images; each gets a link at least")
@@ -48,8 +48,8 @@ def repeated(told: dict[str, Any], count: int) -> tuple[dict[str, Any], list[tup
 
 
 def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int:
-    """Make the set; how many images of COCO it leads to. ValueError for what was asked or found, OSError from
-    the file system."""
+    """Make the set; return how many images of COCO it leads to. ValueError for what was asked or found,
+    OSError from the file system."""
     files = {kind: root / "annotations" / f"{kind}_{TRAIN}.json" for kind in KINDS}
     files = {kind: path for kind, path in files.items() if path.exists()}
     if not files:

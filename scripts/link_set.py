@@ -21,8 +21,8 @@ from pathlib import Path
 
 
 def sources(root: Path) -> list[Path]:
-    """The files below <class>/ or train/<class>/, relative to the folder that has the classes. ValueError
-    when there are none."""
+    """List the files below <class>/ or train/<class>/, relative to the folder that has the classes.
+    ValueError when there are none."""
     top = root / "train" if (root / "train").is_dir() else root
     files = [path.relative_to(top) for path in sorted(top.rglob("*")) if path.is_file()]
     found = [
@@ -36,13 +36,13 @@ def sources(root: Path) -> list[Path]:
 
 
 def shares(files: int, count: int) -> list[int]:
-    """How many links each file gets; those that get one more are spread over the list."""
+    """Return how many links each file gets; those that get one more are spread over the list."""
     return [(i + 1) * count // files - i * count // files for i in range(files)]
 
 
 @contextmanager
 def filled(target: Path, root: Path) -> Iterator[Path]:
-    """A folder to fill, which gets the name TO at the end: whatever has it is whole. ValueError where
+    """Yield a folder to fill, which gets the name TO at the end: whatever has it is whole. ValueError where
     `target` cannot be made of `root`."""
     if target.resolve().is_relative_to(root.resolve()):
         raise ValueError(f"{target} lies inside {root}, which is never written to; name a folder elsewhere")
@@ -57,14 +57,14 @@ def filled(target: Path, root: Path) -> Iterator[Path]:
 
 
 def put(file: Path, name: Path, symbolic: bool) -> None:
-    """A link to the file, or to what it is itself a link to."""
+    """Make a link to the file, or to what it is itself a link to."""
     real = file.resolve()
     name.symlink_to(real) if symbolic else os.link(real, name)
 
 
 def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int:
-    """Make the links; the number of files they lead to. ValueError for what was asked, OSError from the file
-    system."""
+    """Make the links; return the number of files they lead to. ValueError for what was asked, OSError from
+    the file system."""
     files = sources(root)
     top = root / "train" if (root / "train").is_dir() else root
     if count < len(files):
@@ -88,8 +88,8 @@ def command(
     unit: str,
     arguments: Sequence[str] | None,
 ) -> int:
-    """The command line around `link`: parses, links, the exit code. `helps`: of FROM, TO and --count; `unit`:
-    of what `link` counts."""
+    """Run the command line around `link`: parse, link, return the exit code. `helps`: of FROM, TO and
+    --count; `unit`: of what `link` counts."""
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -57,7 +57,7 @@ class Pair:
 
 
 def read(folder: Path) -> tuple[str, list[Row]]:
-    """(name of the suite, rows). Raises UserError when the folder is neither a suite's nor a run's."""
+    """Return (name of the suite, rows). Raises UserError when the folder is neither a suite's nor a run's."""
     if not folder.is_dir():
         raise UserError(
             f"{folder}: no such folder; name one of python -m scripts.bench, or a run of train.py"
@@ -92,7 +92,7 @@ def read(folder: Path) -> tuple[str, list[Row]]:
 
 
 def pairs(suite: Suite, a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
-    """Every point of either, in A's order."""
+    """Pair every point of either, in A's order."""
     if len(a) == len(b) == 1:  # two runs of train.py, whatever they differ in
         return [_pair(suite, a[0]["point"], a[0], b[0])]
     points = [row["point"] for row in a] + [
@@ -105,7 +105,7 @@ def pairs(suite: Suite, a: Sequence[Row], b: Sequence[Row]) -> list[Pair]:
 
 
 def _known(suite: Suite, row: Row | None) -> float | None:
-    """The figure that is compared; None when the row has none."""
+    """Return the figure that is compared; None when the row has none."""
     return row["figures"].get(suite.rate) if row and row["status"] == "ok" else None
 
 
@@ -119,7 +119,7 @@ def _pair(suite: Suite, point: dict[str, Any], a: Row | None, b: Row | None) -> 
 
 
 def chance(found: Sequence[Pair]) -> list[str]:
-    """How often runs that are all alike do not overlap: of n and m of them the n are the slowest or the
+    """Say how often runs that are all alike do not overlap: of n and m of them the n are the slowest or the
     fastest."""
     counts = [
         [int(row["figures"]["repeats"]) for row in (pair.a, pair.b) if row] for pair in found if pair.judged

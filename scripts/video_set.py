@@ -53,8 +53,8 @@ def write(
     progress: bool = True,
     processes: int | None = None,
 ) -> bool:
-    """Make DEST/train/video/*.mp4; False when there are so many already. ValueError for what cannot be,
-    FileExistsError for other files."""
+    """Make DEST/train/video/*.mp4; return False when there are so many already. ValueError for what cannot
+    be, FileExistsError for other files."""
     kind = kind or Kind()
     dest = dest.resolve()
     if (

@@ -32,7 +32,8 @@ def kind_of(config: Config) -> TaskKind:
 
 def require_read(config: Config, kind: TaskKind) -> None:
     """Raise UserError for a setting that is not the default and means nothing to the task."""
-    defaults, chosen = Config().flat(), config.flat()
+    defaults = Config().flat()
+    chosen = config.flat()
     for name in GROUP_OF:
         if chosen[name] != defaults[name] and not kind.reads(name):
             readers = " or ".join(task for task in TASKS if kind_named(task).reads(name))

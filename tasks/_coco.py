@@ -25,7 +25,8 @@ KINDS = {"boxes": "bbox", "masks": "segm", "keypoints": "keypoints"}
 """What is scored -> COCO's name of it."""
 PREFIXES = {"boxes": "", "masks": "mask_", "keypoints": "keypoint_"}
 """What is scored -> how its figures' names begin."""
-LIKELY_KEYPOINTS, SIGMA = 17, 0.05
+LIKELY_KEYPOINTS = 17
+SIGMA = 0.05
 """COCO's own tolerances are of its 17 keypoints of a person; other sets get this one for each."""
 
 MANY = 20_000
@@ -99,7 +100,9 @@ class Scores:
         Those of which there was nothing to find are left out, but `ap`, which is nan then.
         """
         areas = AREAS.get(self.kind, AREAS["boxes"])
-        precision, recall = self.precision[..., -1], self.recall[..., -1]  # of all the detections that count
+        # of all the detections that count
+        precision = self.precision[..., -1]
+        recall = self.recall[..., -1]
         found = {
             "ap": _mean(precision[:, :, :, ALL]),
             "ap50": _mean(precision[IOU50, :, :, ALL]),
@@ -121,7 +124,7 @@ class Scores:
         return {prefix + name: value for name, value in found.items() if name == "ap" or not np.isnan(value)}
 
     def by_category(self) -> dict[int, float]:
-        """Category id -> AP, of those that there was something of."""
+        """Return category id -> AP, of the categories that have objects to find."""
         means = {
             int(category): _mean(self.precision[:, :, place, ALL, -1])
             for place, category in enumerate(self.category_ids)
@@ -200,7 +203,9 @@ def ground_truth(columns: Any, kind: str, categories: Array | None = None) -> di
 
 
 def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
-    """Polygons, or uncompressed run lengths; one without either is a polygon without an inside."""
+    """Return polygons, or uncompressed run lengths; an annotation with neither gets a polygon without an
+    inside.
+    """
     runs = columns.rle[columns.rle_offsets[place] : columns.rle_offsets[place + 1]]
     if len(runs):
         return {"size": size, "counts": runs.tolist()}
@@ -212,7 +217,7 @@ def _segmentation(columns: Any, place: int, size: list[int]) -> Any:
 
 
 def names(columns: Any) -> dict[int, str]:
-    """Category id -> its name."""
+    """Return category id -> its name."""
     return {
         int(category): columns.classes[number]
         for category, number in zip(columns.category_ids, columns.class_of, strict=True)
@@ -220,8 +225,9 @@ def names(columns: Any) -> dict[int, str]:
 
 
 def lines(scores: Scores, columns: Any) -> list[str]:
-    """The figures, then AP by category, for a person to read."""
-    figures, named = scores.figures(), names(columns)
+    """Write the figures, then AP by category, in lines for a person to read."""
+    figures = scores.figures()
+    named = names(columns)
     by_category = {named[category]: value for category, value in scores.by_category().items()}
     width = max(map(len, [*figures, *by_category]))
     told = {f"{scores.kind}:": figures, f"{scores.kind}, AP by class:": by_category}
@@ -268,10 +274,12 @@ def score(columns: Any, found: Detections, *, kind: str, evaluator: str, workers
 
 
 def _alike(sizes: Array, count: int) -> Array:
-    """The group of each of `sizes`, int: the largest first, each to the group with the least so far."""
-    groups, filled = np.zeros(len(sizes), np.int64), np.zeros(count)
+    """Group `sizes` alike, int [N]: the largest first, each to the group with the least so far."""
+    groups = np.zeros(len(sizes), np.int64)
+    filled = np.zeros(count)
     for place in np.argsort(-sizes, kind="stable"):
         groups[place] = filled.argmin()
+        # + 1, so that categories of which there is nothing are spread too
         filled[groups[place]] += sizes[place] + 1
     return groups
 
@@ -280,7 +288,8 @@ def _score(columns: Any, found: Detections, categories: Array, kind: str, evalua
     """Return the scores of these categories. What the evaluators print is caught."""
     package, holder, comparer = EVALUATORS[evaluator]
     with contextlib.redirect_stdout(io.StringIO()):
-        annotations, evaluation = _member(package, holder), _member(package, comparer)
+        annotations = _member(package, holder)
+        evaluation = _member(package, comparer)
         truth = ground_truth(columns, kind, categories)
         expected = _indexed(annotations, truth)
         detected = _indexed(annotations, {**truth, "annotations": _as_annotations(found, kind)})
@@ -312,18 +321,22 @@ def _indexed(annotations: Any, dataset: dict[str, Any]) -> Any:
 
 
 def _as_annotations(found: Detections, kind: str) -> list[dict[str, Any]]:
-    """What the evaluators' own loadRes makes of a results file: numbered from 1, with an area."""
+    """Return what the evaluators' own loadRes makes of a results file: numbered from 1, with an area."""
     if kind == "boxes":
-        extra, shapes, areas = "bbox", found.boxes.tolist(), found.boxes[:, 2] * found.boxes[:, 3]
+        extra = "bbox"
+        shapes = found.boxes.tolist()
+        areas = found.boxes[:, 2] * found.boxes[:, 3]
     elif kind == "masks":
         from pycocotools import mask as coder
 
-        extra, shapes = "segmentation", found.masks or []
+        extra = "segmentation"
+        shapes = found.masks or []
         # one at a time: of more than 255 it raises OverflowError (pycocotools 2.0.11 on NumPy 2)
         areas = np.array([coder.area(shape) for shape in shapes], np.float64)
     else:
         points = found.keypoints if found.keypoints is not None else np.zeros((0, LIKELY_KEYPOINTS, 3))
-        extra, shapes = "keypoints", points.reshape(len(points), 3 * points.shape[1]).tolist()
+        extra = "keypoints"
+        shapes = points.reshape(len(points), 3 * points.shape[1]).tolist()
         areas = np.ptp(points[:, :, 0], axis=1) * np.ptp(points[:, :, 1], axis=1)
     rows = zip(
         found.image_ids.tolist(),

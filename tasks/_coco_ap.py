@@ -51,9 +51,12 @@ class CocoAP:
         keypoints: bool = False,
         evaluator: str = "faster-coco-eval",
     ) -> None:
-        self._columns, self._source = columns, source
-        self._device, self._evaluator = device, evaluator
-        self._masks, self._keypoints = masks, keypoints
+        self._columns = columns
+        self._source = source
+        self._device = device
+        self._evaluator = evaluator
+        self._masks = masks
+        self._keypoints = keypoints
         self._kinds = ["boxes", *(["masks"] if masks else []), *(["keypoints"] if keypoints else [])]
         self._seen: list[Array] = []  # ids of images, int64
         self._valid = 0  # of those, the ones that could be decoded
@@ -104,6 +107,7 @@ class CocoAP:
         none = np.zeros(0, np.int64)
         not_finite = np.concatenate([none, *(ids[~finite.numpy()] for ids, finite in self._finite)])
         seen_here = np.concatenate([none, *self._seen])
+        # every rank takes part, and rank 0 alone has figures to make of it
         everyone = world.gather((seen_here, self._valid, self._found(not_finite), len(not_finite)))
         self._pending.clear()
         seen = np.concatenate([ids for ids, *_ in everyone])
@@ -164,15 +168,16 @@ class CocoAP:
         return Detections.joined(parts)
 
     def _boxes(self, rows: Rows, which: Array, corners: Array) -> Array:
-        """float64 [N, 4], x y width height within the image, of x0 y0 x1 y1 in the batch's pixels."""
+        """Turn x0 y0 x1 y1 in the batch's pixels into x y width height within the image, float64 [N, 4]."""
         ids = rows.ids[which]
         ends = geometry.boxes_to_image(rows, which, corners.astype(np.float64))
         limits = np.stack([self._columns.width[ids], self._columns.height[ids]], axis=1).astype(np.float64)
-        low, high = np.clip(ends[:, :2], 0.0, limits), np.clip(ends[:, 2:], 0.0, limits)
+        low = np.clip(ends[:, :2], 0.0, limits)
+        high = np.clip(ends[:, 2:], 0.0, limits)
         return np.concatenate([low, high - low], axis=1)
 
     def _encoded(self, output: dict[str, torch.Tensor], rows: Rows, place: int) -> list[Any]:
-        """Masks of one image at its own size."""
+        """Encode the masks of one image at its own size."""
         boxes = self._boxes(
             rows, np.full(len(output["scores"]), place), output["boxes"].float().cpu().numpy()
         )
@@ -206,7 +211,7 @@ class CocoAP:
 
 
 def spread(ids: Array, count: int) -> list[int]:
-    """At most `count` of `ids`, at equal distances, the first and the last among them."""
+    """Choose at most `count` of `ids`, at equal distances, the first and the last among them."""
     places = np.unique(np.linspace(0, len(ids) - 1, min(count, len(ids))).round().astype(np.int64))
     return [int(sample) for sample in ids[places]]
 
@@ -232,7 +237,7 @@ def _to_host(values: torch.Tensor) -> torch.Tensor:
 
 
 def _moved(rows: Rows, which: Array, points: Array) -> Array:
-    """Keypoints [N, K, 3] to the image's pixels, the third number as it is."""
+    """Move keypoints [N, K, 3] to the image's pixels, the third number as it is."""
     points = points.astype(np.float64)
     return np.concatenate([geometry.to_image(rows, which, points[:, :, :2]), points[:, :, 2:]], axis=2)
 

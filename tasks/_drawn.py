@@ -21,7 +21,8 @@ from tasks._coco import PREFIXES, Detections, Scores, names
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 SIDE = 320  # of a picture, pixels: two, ground truth and detections, lie side by side
-LEAST, MOST = 0.5, 20  # score of a detection that is drawn, and how many of an image
+LEAST = 0.5  # score of a detection that is drawn
+MOST = 20  # detections that are drawn of an image
 FALLBACK = 3  # the likeliest that are drawn where nothing has that score
 BAR = 16  # height of the line above a picture
 CURVES = (0, 2, 4, 5, 7, 9)  # overlaps of which there is a curve, places among 0.5, 0.55, ..., 0.95
@@ -29,7 +30,7 @@ GOLDEN = 0.618034  # steps of the hue: categories next to each other get differe
 
 
 def predictions(columns: Any, source: Source | None, found: Detections, samples: list[int]) -> Array | None:
-    """uint8 [n, H, W, 3]: of each sample ground truth, to its right detections.
+    """Draw, uint8 [n, H, W, 3], of each sample ground truth, and to its right detections.
 
     None when none can be read.
     """
@@ -47,7 +48,8 @@ def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array
         return None
     scale = min(SIDE / picture.width, SIDE / picture.height)
     small = picture.resize((max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)))
-    named, ids = names(columns), np.asarray(columns.category_ids)
+    named = names(columns)
+    ids = np.asarray(columns.category_ids)
     there = columns.annotations(sample)
     expected = [
         (box, int(ids[category]), named[int(ids[category])] + (" (crowd)" if crowd else ""))
@@ -80,9 +82,10 @@ def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array
 def _drawn(
     picture: Image.Image, boxes: list[tuple[Array, int, str]], across: float, down: float
 ) -> Image.Image:
-    """Boxes x y width height in pixels of the stored image, each with its category's colour and a text."""
+    """Draw boxes x y width height in the stored image's pixels, in its category's colour, with a text."""
     picture = picture.copy()
-    draw, font = ImageDraw.Draw(picture), ImageFont.load_default(10)
+    draw = ImageDraw.Draw(picture)
+    font = ImageFont.load_default(10)
     for box, category, text in reversed(boxes):  # the likeliest last, on top
         x0, y0, x1, y1 = (
             float(value)
@@ -107,7 +110,7 @@ def _colour(category: int) -> tuple[int, int, int]:
 
 
 def curves(scores: Scores) -> Array:
-    """uint8 [1, H, W, 3]: precision over recall, the mean over the categories, one curve an overlap."""
+    """Draw, uint8 [1, H, W, 3], precision over recall, the mean over the categories, one curve an overlap."""
     figure = Figure(figsize=(6, 4.2), dpi=100, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -22,7 +22,7 @@ P = TypeVar("P", bound=EpochPlan)
 def opened(
     config: Config, loader: str, kind: Kind, console: Any, model: ModelClasses | None = None
 ) -> dict[str, Split]:
-    """{"train": ..., "val": ...}. Raises UserError."""
+    """Open {"train": ..., "val": ...}. Raises UserError."""
     return open_splits(
         config.data,
         kind=kind,
@@ -42,11 +42,12 @@ def pair(
     validation: Any,
     **ranks: int,
 ) -> tuple[P, P]:
-    """The plans of training and of validation. `of(columns, policy, ...)` makes one.
+    """Make the plans of training and of validation. `of(columns, policy, ...)` makes one.
 
     Raises UserError when not even one step can be trained.
     """
-    load, steps = config.loading, config.optimisation
+    load = config.loading
+    steps = config.optimisation
     train = of(
         splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks
     )
@@ -60,7 +61,7 @@ def pair(
 
 
 def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy, ImagePolicy]:
-    """How images are framed in training, and in validation, where nothing is random."""
+    """Return how images are framed in training, and in validation, where nothing is random."""
     resize = settings.val_resize or round(native.size * native.zoom)
     training = ImagePolicy(
         window=settings.train_window,
@@ -74,7 +75,7 @@ def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy,
 
 
 def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPolicy:
-    """How clips are taken from videos; one policy says both, of training and of validation."""
+    """Return how clips are taken from videos; one policy says both, of training and of validation."""
     size = native.size
     return ClipPolicy(
         frames=clips.clip_frames,

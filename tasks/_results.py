@@ -71,7 +71,9 @@ class Results:
 
     @staticmethod
     def read(path: Path) -> Results:
-        """Raises UserError when it cannot be read, or is no list of entries with the same sort of shape."""
+        """Read a results file. Raises UserError when it cannot be read, or is no list of entries with the
+        same sort of shape.
+        """
         try:
             content = json.loads(path.read_bytes())
         except OSError as error:
@@ -141,7 +143,7 @@ class Results:
         return Detections.joined([found])
 
     def _whole(self, key: str) -> Array:
-        """Return whole numbers, int64 [N]"""
+        """Return whole numbers, int64 [N]."""
         values = [entry[key] for entry in self.entries]
         bad = np.array(
             [not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63 for value in values]
@@ -174,7 +176,7 @@ class Results:
         return np.array(values, np.float64).reshape(len(values), length)
 
     def _masks(self, columns: Any, samples: Array) -> list[dict[str, Any]]:
-        """Run lengths, compressed; of the size of their image."""
+        """Return run lengths, compressed, each of the size of its image."""
         sizes = np.stack([columns.height[samples], columns.width[samples]], axis=1).tolist()
         codes = []
         for place, (entry, size) in enumerate(zip(self.entries, sizes, strict=True)):
@@ -208,5 +210,5 @@ class Results:
 
 
 def _finite(value: Any) -> bool:
-    """A number that float64 has, neither NaN nor infinite; true is none."""
+    """Whether a value is a number that float64 has, neither NaN nor infinite; true is none."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max

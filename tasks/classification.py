@@ -45,7 +45,9 @@ class Classification:
     def __init__(
         self, labels: np.ndarray, *, label_smoothing: float = 0.0, auxiliary_weight: float = 0.0
     ) -> None:
-        self._labels, self._smoothing, self._auxiliary_weight = labels, label_smoothing, auxiliary_weight
+        self._labels = labels
+        self._smoothing = label_smoothing
+        self._auxiliary_weight = auxiliary_weight
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
         """Return {"labels": int64 [B]}, IGNORE where the row is padding."""
@@ -58,7 +60,7 @@ class Classification:
         return (images,)
 
     def losses(self, outputs: torch.Tensor | Sequence[torch.Tensor], batch: Batch) -> torch.Tensor:
-        """fp32 [B]; an output that is a tuple is (logits, auxiliary logits, ...)."""
+        """Return fp32 [B]; an output that is a tuple is (logits, auxiliary logits, ...)."""
         logits, *auxiliary = [outputs] if isinstance(outputs, torch.Tensor) else outputs
         losses = self._cross_entropy(logits, batch, self._smoothing)
         for head in auxiliary:
@@ -92,12 +94,14 @@ class TopK:
 
     def update(self, outputs: Any, batch: Batch) -> None:
         logits = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
-        labels, valid = batch.targets["labels"], batch.valid
+        labels = batch.targets["labels"]
+        valid = batch.valid
         finite = torch.isfinite(logits).all(dim=1)
         right = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
         ranked = right & finite[:, None]  # NaN is the largest value to topk
         losses = Classification._cross_entropy(logits, batch, 0.0)
         countable = torch.isfinite(losses) & (losses <= LARGEST_LOSS)
+        # whole numbers add up to the same sum in any order, and so on any number of ranks
         units = torch.where(countable, losses.double() / LOSS_UNIT, 0.0).round().long()
         self._counts += torch.stack(
             [

@@ -81,15 +81,20 @@ class Detection:
         source: Source | None = None,
     ) -> None:
         self._source = source
-        self._columns, self._masks, self._keypoints, self._training = columns, masks, keypoints, training
-        self._centred, self._evaluator = centred, evaluator
+        self._columns = columns
+        self._masks = masks
+        self._keypoints = keypoints
+        self._training = training
+        self._centred = centred
+        self._evaluator = evaluator
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return packed targets, as plan.targets has them.
 
         Masks and keypoints are there only where the module learns from them.
         """
-        masks, keypoints = self._masks and self._training, self._keypoints and self._training
+        masks = self._masks and self._training
+        keypoints = self._keypoints and self._training
         return packed(self._columns, rows, masks=masks, keypoints=keypoints, centred=self._centred)
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:
@@ -109,6 +114,7 @@ class Detection:
             kept = np.flatnonzero(rows.valid).tolist() or [0]
             cuts = [cuts[place] if rows.valid[place] else (0, 0) for place in kept]
             sizes = [sizes[place] for place in kept]
+            # left out, not masked: to the heads an image without boxes is background from edge to edge
             images = torch.stack([images[place] for place in kept]).contiguous(
                 memory_format=torch.channels_last
             )
@@ -202,7 +208,8 @@ class DetectionKind(TaskKind):
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         parts = _parts(config)
-        train, val = splits["train"].columns, splits["val"].columns
+        train = splits["train"].columns
+        val = splits["val"].columns
         centred = config.detection.augment in CENTRED
         validation: dict[str, Any] = {"evaluator": config.detection.evaluator, "source": splits["val"].source}
         return Detection(train, centred=centred, **parts), Detection(
@@ -228,7 +235,9 @@ class DetectionKind(TaskKind):
 
     def score(self, config: Config, console: Any) -> int | None:
         """Score the results file of --score against the annotations of --data. Raises UserError."""
-        file, root, evaluator = config.detection.score, config.data.data, config.detection.evaluator
+        file = config.detection.score
+        root = config.data.data
+        evaluator = config.detection.evaluator
         if file is None:
             return None
         if root is None:

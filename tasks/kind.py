@@ -72,7 +72,7 @@ class TaskKind(ABC):
 
     @property
     def loaders(self) -> Collection[str]:
-        """The names that --loader takes."""
+        """Return the names that --loader takes."""
         return OF_MEDIUM[self.medium].keys()
 
     def default_loader(self, *, gpu: bool, files: bool = True) -> str:

@@ -27,7 +27,7 @@ class Video(Classification):
     """contracts.Task of clips: the losses are those of image classification."""
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
-        """{"labels": int64 [B], IGNORE where the row is padding; "videos": int64 [B], -1 there}."""
+        """Return {"labels": int64 [B], IGNORE where the row is padding; "videos": int64 [B], -1 there}."""
         return {**super().targets(rows), "videos": rows.ids}
 
     def metric(self, device: torch.device) -> Metric:
@@ -43,7 +43,8 @@ class ViewMean:
     """
 
     def __init__(self, labels: np.ndarray, device: torch.device) -> None:
-        self._labels, self._device = np.asarray(labels), device
+        self._labels = np.asarray(labels)
+        self._device = device
         # int64 [n, C + 3]: logits in LOSS_UNIT, views, views left out, those of them that are no numbers
         self._sums: torch.Tensor | None = None
 
@@ -59,6 +60,7 @@ class ViewMean:
         units = torch.where(counted[:, None], logits / LOSS_UNIT, 0.0).round().long()
         counts = torch.stack([counted, batch.valid & ~countable, batch.valid & ~finite], dim=1)
         added = torch.cat([units, counts.long()], dim=1)
+        # padding has the id -1; what is added for it is 0 throughout
         self._sums.index_add_(0, batch.targets["videos"].clamp(min=0), added)
 
     def result(self, world: World) -> dict[str, float]:
@@ -67,6 +69,7 @@ class ViewMean:
         `samples` counts videos, `losses_not_finite` the views that were left out, `outputs_not_finite` the
         videos of which a view is no number. These are wrong, and so are videos without a view to sum.
         """
+        # a rank without a batch does not know how many classes there are
         width = max(world.gather(0 if self._sums is None else self._sums.shape[1]))
         own = np.zeros((len(self._labels), max(width, 3)), np.int64)
         if self._sums is not None:

@@ -39,8 +39,8 @@ def images(
     rank: int = 0,
     **files: Any,
 ) -> Any:
-    """An iterator over epochs of [{"images": [B, 3, size, size], "labels": int32 [B, 1]}], fp16 on a GPU and
-    fp32 on a CPU.
+    """Return an iterator over epochs of [{"images": [B, 3, size, size], "labels": int32 [B, 1]}], fp16 on a
+    GPU and fp32 on a CPU.
 
     `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `files` are
     `fn.readers.file`'s: file_root, or files and labels. The last batch of a shard is filled up. Raises
@@ -126,8 +126,8 @@ class Files:
 
 
 def loader(source: Files, *, size: int, threads: int, device: torch.device) -> Any:
-    """An iterator over epochs of [{"images": fp32 [B, 3, H, W], "labels": int64 [B, 1]}], on the GPU where
-    there is one."""
+    """Return an iterator over epochs of [{"images": fp32 [B, 3, H, W], "labels": int64 [B, 1]}], on the GPU
+    where there is one."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -170,8 +170,8 @@ def clips(
     world_size: int = 1,
     rank: int = 0,
 ) -> Any:
-    """An iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}]; the last of
-    a shard is filled up.
+    """Return an iterator over epochs of [{"clips": fp32 [B, 3, T, size, size], "labels": int32 [B, 1]}]; the
+    last of a shard is filled up.
 
     An epoch has, shuffled, every sequence that begins at frame 0, `step`, 2 * step, ... of a video. So it has
     one clip a video only where `step` is as long as the longest. `fn.readers.video` takes videos of constant
@@ -218,7 +218,7 @@ def clip_pipeline(
     shards: tuple[int, int],
     **options: Any,
 ) -> Any:
-    """The graph of `clips`, not yet built; `shards`: rank and ranks; `options` are the pipeline's."""
+    """Return the graph of `clips`, not yet built; `shards`: rank and ranks; `options` are the pipeline's."""
     from nvidia.dali import fn, pipeline_def, types
 
     read = partial(fn.experimental.readers.video, pad_mode="edge") if experimental else fn.readers.video

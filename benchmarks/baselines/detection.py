@@ -140,8 +140,8 @@ def model(arch: str) -> nn.Module:
 
 
 def loss_of(found: nn.Module, images: list[torch.Tensor], targets: list[Target]) -> torch.Tensor:
-    """The sum of the module's losses. Reads it back each step, as such loops do, to stop when it is no
-    number."""
+    """Return the sum of the module's losses. It is read back each step, as such loops do, to stop when it is
+    no number."""
     total = torch.stack(list(found(images, targets).values())).sum()
     if not math.isfinite(total.item()):
         raise ValueError("the loss is no number")

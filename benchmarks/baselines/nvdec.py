@@ -17,8 +17,8 @@ TOGETHER = 16
 def clips(
     codec: Any, files: Sequence[str], *, frames: int, stride: int, clips: int, threads: int, gpu: int
 ) -> Iterator[int]:
-    """Without end: the number of frames that were decoded of a clip, NV12 on the device, in any order of the
-    files.
+    """Yield without end the number of frames that were decoded of a clip, NV12 on the device, in any order of
+    the files.
 
     `frames` of it, 0 = all of the video; `clips` evenly spaced ones of each, or one at random for 0. The
     threads always have a next clip.

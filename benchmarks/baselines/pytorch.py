@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
 
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+MEAN = [0.485, 0.456, 0.406]
+STD = [0.229, 0.224, 0.225]
 
 
 class Images(Dataset[Any]):
@@ -88,7 +89,7 @@ class Clips(Dataset[Any]):
         return self.normalise(small.float() / 255).transpose(0, 1), self.labels[index // max(self.clips, 1)]
 
     def decoded(self, index: int) -> np.ndarray[Any, Any]:
-        """uint8 [T, H, W, 3], at most `frames` of them."""
+        """Return the frames of a clip, uint8 [T, H, W, 3], at most `frames` of them."""
         video, clip = divmod(index, max(self.clips, 1))
         place = clip / max(self.clips - 1, 1) if self.clips else random.random()
         return self.decode(self.files[video], self.frames, self.stride, place)
@@ -102,7 +103,8 @@ class Alone(Clips):
 
 
 def pyav_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[Any, Any]:
-    """See Decode. Seeks by time to the key frame before, and decodes from there."""
+    """Decode a clip with PyAV, as Decode says: seek by time to the key frame before, and decode from
+    there."""
     import av
 
     with av.open(path) as container:
@@ -127,7 +129,7 @@ def pyav_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[A
 
 
 def decord_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray[Any, Any]:
-    """See Decode."""
+    """Decode a clip with decord, as Decode says."""
     import decord
 
     reader = decord.VideoReader(path, num_threads=1)
@@ -138,13 +140,13 @@ def decord_clip(path: str, frames: int, stride: int, place: float) -> np.ndarray
 
 
 def shorter_side(size: int) -> int:
-    """To which a frame is resized before `size` x `size` pixels are cut out."""
+    """Return the shorter side that a frame is resized to before `size` x `size` pixels are cut out."""
     return round(size * 256 / 224)
 
 
 def transform(window: str, size: int) -> Any:
-    """`window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `size` in
-    pixels."""
+    """Return the transform of an image. `window` is stretch, random-resized or center (of a shorter side of
+    256 / 224 times `size`); `size` in pixels."""
     from torchvision import transforms
 
     first = {
@@ -165,7 +167,8 @@ def loader(
     rank: int = 0,
     samples: int | None = None,
 ) -> DataLoader[Any]:
-    """Whole batches in an order drawn for each epoch; `samples`: so many of them an epoch instead of all."""
+    """Return a loader of whole batches in an order drawn for each epoch; `samples`: so many of them an epoch
+    instead of all."""
     share: Sampler[int] | None = (
         DistributedSampler(data, world_size, rank, drop_last=True) if world_size > 1 else None
     )
@@ -184,7 +187,7 @@ def loader(
 def batches(
     loader: DataLoader[Any], device: torch.device, epoch: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Images and labels of one epoch, on the device."""
+    """Yield images and labels of one epoch, on the device."""
     if isinstance(loader.sampler, DistributedSampler):
         loader.sampler.set_epoch(epoch)
     for images, labels in loader:

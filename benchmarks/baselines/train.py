@@ -32,7 +32,7 @@ NOT_HERE = 77
 def dali_batches(
     root: Path, batch_size: int, threads: int, *, training: bool = True
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Normalised fp16 images and labels, for ever."""
+    """Yield normalised fp16 images and labels, for ever."""
     made = dali.images(
         window="random-resized" if training else "center",
         size=SIDE,
@@ -54,7 +54,7 @@ def dali_batches(
 def torchvision_batches(
     root: Path, batch_size: int, workers: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Normalised fp32 images and labels, for ever."""
+    """Yield normalised fp32 images and labels, for ever."""
     from torchvision import transforms
 
     steps = [
@@ -82,7 +82,7 @@ def torchvision_batches(
 
 
 def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """The network, and the loss of its next batch."""
+    """Return a classifier and a function that gives the loss of its next batch."""
     make = dali_batches if arguments.loader == "dali" else torchvision_batches
     batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
     model: nn.Module = (
@@ -147,7 +147,8 @@ def main() -> None:
         scaler.update()
 
     def run(seconds: float) -> tuple[int, float]:
-        """(samples, seconds) between two points at which the device was synchronised."""
+        """Train for so long and return (samples, seconds) between two points at which the device was
+        synchronised."""
         torch.cuda.synchronize()
         began = time.perf_counter()
         steps = 0
@@ -171,6 +172,7 @@ def main() -> None:
         torch.cuda.synchronize()
         return
 
+    # not measured: DALI's buffers grow, and kernels are picked, in the first seconds
     run(min(arguments.seconds, 15.0))
     windows = [run(max(2.0, arguments.seconds / 5)) for _ in range(5)]
     rates = sorted(samples / seconds for samples, seconds in windows)

@@ -26,7 +26,8 @@ class Row:
 
 
 def installed() -> dict[str, str]:
-    """Distribution -> version, of every one that is installed, names as pip writes them. Imports none."""
+    """Return distribution -> version, of every one that is installed, names as pip writes them. Imports
+    none."""
     return {
         str(dist.metadata["Name"]).lower().replace("_", "-"): dist.version
         for dist in metadata.distributions()
@@ -43,6 +44,6 @@ def has(module: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """An error as one short line."""
+    """Say an error as one short line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__

@@ -33,7 +33,8 @@ def dali() -> Row:
 
 
 def judge_dali(builds: dict[str, str], *, importable: bool, gpus: int, driver_cuda: int) -> Row:
-    """`builds`: distribution -> version; `driver_cuda`: major version, 0 when unknown."""
+    """Judge which DALI is installed. `builds`: distribution -> version; `driver_cuda`: major version, 0 when
+    unknown."""
     found = ", ".join(f"{name} {version}" for name, version in sorted(builds.items()))
     if len(builds) > 1:
         return Row(
@@ -82,7 +83,7 @@ def dali_gpu() -> Row:
 
 
 def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) -> Row:
-    """The mean colour that was decoded of an image that is COLOUR, or what went wrong instead."""
+    """Judge the mean colour that was decoded of an image that is COLOUR, or what went wrong instead."""
     consequence = f"{loader} fails: {instead}"
     if isinstance(decoded, str):
         return Row(found=decoded, state="bad", consequence=consequence)
@@ -95,7 +96,7 @@ def judge_pixels(decoded: tuple[float, ...] | str, loader: str, instead: str) ->
 
 
 def jpeg(width: int = 64, height: int = 48) -> bytes:
-    """A small image of COLOUR."""
+    """Return a small JPEG of COLOUR."""
     from PIL import Image
 
     buffer = io.BytesIO()
@@ -104,8 +105,8 @@ def jpeg(width: int = 64, height: int = 48) -> bytes:
 
 
 def decode(device: Any) -> tuple[float, ...] | str:
-    """The mean colour of `jpeg()` through loaders/images/_pipeline.py, or why it cannot be had. `device`
-    None: DALI on the CPU."""
+    """Return the mean colour of `jpeg()` through loaders/images/_pipeline.py, or why it cannot be had.
+    `device` None: DALI on the CPU."""
     import numpy as np
     import torch
 
@@ -163,7 +164,7 @@ def nvjpeg_engine() -> Row:
 
 
 def nvjpeg_library() -> Any:
-    """The first libnvjpeg that loads: of the packages, then of the system. None when there is none."""
+    """Return the first libnvjpeg that loads: of the packages, then of the system. None when there is none."""
     spec = util.find_spec("nvidia")
     packages = (spec.submodule_search_locations or ()) if spec else ()
     packaged = [str(path) for folder in packages for path in sorted(Path(folder).glob("*/lib/libnvjpeg.so*"))]
@@ -176,7 +177,7 @@ def nvjpeg_library() -> Any:
 
 
 def engines(library: Any) -> tuple[int, int, int]:
-    """(status of the hardware back end, engines, cores an engine), from nvJPEG itself."""
+    """Return (status of the hardware back end, engines, cores an engine), from nvJPEG itself."""
     handle = ctypes.c_void_p()
     count = ctypes.c_uint()
     cores = ctypes.c_uint()
@@ -190,7 +191,8 @@ def engines(library: Any) -> tuple[int, int, int]:
 
 
 def judge_engine(status: int, count: int, cores: int, *, capabilities: str | None) -> Row:
-    """`capabilities`: NVIDIA_DRIVER_CAPABILITIES, None outside NVIDIA's containers."""
+    """Judge nvJPEG's hardware engine. `capabilities`: NVIDIA_DRIVER_CAPABILITIES, None outside NVIDIA's
+    containers."""
     if status == 0 and count:
         found = f"{count} engine{'s' * (count > 1)}, {cores} core{'s' * (cores > 1)} each"
         return Row(
@@ -227,8 +229,8 @@ def nvdec() -> Row:
 
 
 def luma() -> float | str | None:
-    """Mean brightness of a video of COLOUR that NVDEC has decoded, or why it cannot be had; None when there
-    is nothing to try it with."""
+    """Return the mean brightness of a video of COLOUR that NVDEC has decoded, or why it cannot be had; None
+    when there is nothing to try it with."""
     import torch
     from av import VideoFrame
     from av.codec import CodecContext
@@ -265,7 +267,7 @@ def luma() -> float | str | None:
 
 
 def decoder_utilisation() -> int | None:
-    """Per cent of the first GPU's NVDEC, None where NVML does not say."""
+    """Return how busy the first GPU's NVDEC is, per cent; None where NVML does not say."""
     try:
         import pynvml
 
@@ -276,7 +278,8 @@ def decoder_utilisation() -> int | None:
 
 
 def judge_nvdec(*, loads: bool, used: int | None, codec: str | None, luma: float | str | None = None) -> Row:
-    """`loads`: libnvcuvid; `codec`: the version of PyNvVideoCodec; `luma`: see luma()."""
+    """Judge video decoding on the GPU. `loads`: libnvcuvid; `codec`: the version of PyNvVideoCodec; `luma`:
+    see luma()."""
     said = "utilisation cannot be read" if used is None else f"{used} % in use"
     found = (
         f"libnvcuvid {'loads' if loads else 'does not load'}, {said}, PyNvVideoCodec "
@@ -327,8 +330,8 @@ def reader() -> Row:
 
 
 def judge_reader(chosen: str, codec: str) -> Row:
-    """`chosen`: what `--reader auto` takes; `codec`: nvImageCodec's distribution, empty when there is
-    none."""
+    """Judge the decoder of JPEGs on the CPU. `chosen`: what `--reader auto` takes; `codec`: nvImageCodec's
+    distribution, empty when there is none."""
     if chosen == "nvimgcodec":
         found = (
             f"--reader auto takes nvimgcodec ({codec or 'bundled'}): decodes regions, PIL's pixels on a probe"
@@ -361,7 +364,7 @@ def decord() -> Row:
 
 
 def codecs() -> dict[str, bool]:
-    """Codec -> whether the libavcodec that is loaded has a decoder; empty when it cannot be asked."""
+    """Return codec -> whether the libavcodec that is loaded has a decoder; empty when it cannot be asked."""
     try:
         loaded = next(
             line.split()[-1]
@@ -377,7 +380,7 @@ def codecs() -> dict[str, bool]:
 
 
 def judge_decord(version: str, known: dict[str, bool]) -> Row:
-    """`known`: of its libavcodec, empty when that could not be asked."""
+    """Judge decord. `known`: codec -> whether its libavcodec has it, empty when that could not be asked."""
     missing = [name for name, there in known.items() if not there]
     there = " ".join(name for name in known if name not in missing) or "codecs unknown"
     if missing:

@@ -37,7 +37,7 @@ def cores() -> Row:
 
 
 def judge_cores(usable: float, of_machine: int, gpus: int) -> Row:
-    """`usable`: affinity or the container's quota."""
+    """Judge the CPU cores. `usable`: affinity or the container's quota."""
     found = f"{usable:.3g} usable" + (f" of the machine's {of_machine}" if of_machine > usable else "")
     if not gpus:
         said = (
@@ -71,7 +71,7 @@ def memory() -> Row:
 
 
 def judge_memory(ram_gib: float, of_machine_gib: float, gpus: int) -> Row:
-    """`ram_gib`: the machine's, or the container's limit."""
+    """Judge the main memory. `ram_gib`: the machine's, or the container's limit."""
     limited = ram_gib < of_machine_gib - 0.1
     found = f"{ram_gib:.1f} GiB" + (
         f", the container's limit (the machine has {of_machine_gib:.1f})" if limited else ""
@@ -99,7 +99,7 @@ def shm() -> Row:
 
 
 def judge_shm(free_mib: float, needed_mib: float, gpus: int) -> Row:
-    """`needed_mib`: of one rank with worker processes."""
+    """Judge /dev/shm. `needed_mib`: what is needed of it by one rank with worker processes."""
     found = f"{free_mib:,.0f} MiB free"
     if free_mib < needed_mib * max(gpus, 1):
         said = f"worker processes need {needed_mib:.0f} MiB a rank: docker run --shm-size=1g, or --workers 0"
@@ -147,7 +147,7 @@ def locked_memory() -> Row:
 
 
 def judge_locked_memory(soft: int, gpus: int, *, infiniband: bool) -> Row:
-    """CUDA's own page-locked memory does not count; what InfiniBand registers does."""
+    """Judge the limit of locked memory: CUDA's own does not count, what InfiniBand registers does."""
     found = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft / MIB:,.3g} MiB"
     if soft != resource.RLIM_INFINITY and gpus > 0 and infiniband:
         said = "NCCL over InfiniBand registers more: docker run --ulimit memlock=-1, or LimitMEMLOCK=infinity"
@@ -187,8 +187,8 @@ def environment() -> Row:
 
 
 def judge_environment(variables: Mapping[str, str]) -> Row:
-    """OMP_NUM_THREADS never fights: the process sets its own number of threads, and torchrun's 1 is meant for
-    others."""
+    """Judge the environment variables. OMP_NUM_THREADS never fights: the process sets its own number of
+    threads, and torchrun's 1 is meant for others."""
     found = (
         ", ".join(f"{name}={variables[name]}" for name in TOLD if name in variables) or "none of ours is set"
     )

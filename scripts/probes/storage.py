@@ -43,12 +43,13 @@ class Mount:
 
 
 def mount_of(folder: str, mountinfo: str) -> Mount | None:
-    """The mount that holds `folder` (absolute, without links), from the text of /proc/self/mountinfo: see
-    proc(5)."""
+    """Return the mount that holds `folder` (absolute, without links), from the text of /proc/self/mountinfo:
+    see proc(5)."""
     best: Mount | None = None
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")
-        left, right = before.split(), after.split()
+        left = before.split()
+        right = after.split()
         if len(left) < 5 or len(right) < 2:
             continue
         point = _unescaped(left[4])
@@ -112,8 +113,8 @@ class Pass:
 
 @cache
 def some_files(data: Path) -> list[str]:
-    """At most FILES regular files below `data`, of FOLDERS folders or more where there are so many, spread
-    evenly over what was found.
+    """List at most FILES regular files below `data`, of FOLDERS folders or more where there are so many,
+    spread evenly over what was found.
 
     Links to one file are one: read twice, it comes from the page cache. Two rows ask, and it may take as long
     as a row's reading.
@@ -216,7 +217,8 @@ def reading(data: Path) -> Row:
 
 
 def judge_reading(cold: Pass, warm: Pass) -> Row:
-    """`cold`: right after the files were dropped from the page cache, as far as that could be done."""
+    """Judge the speed of reading. `cold`: right after the files were dropped from the page cache, as far as
+    that could be done."""
     size_kib = cold.bytes / cold.files / 1024
     found = f"{cold.files} files of {size_kib:,.0f} KiB, one reader; page cache: {warm}; "
     if cold.cached is None or cold.cached > cold.files / 2:

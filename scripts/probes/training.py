@@ -71,7 +71,8 @@ def gpu() -> Row:
 
 
 def judge_gpu(on: Driver, visible: list[str], failure: str, torch_cuda: str | None) -> Row:
-    """`visible`: torch's GPUs; `failure`: what torch said, when it could not use one of them or has none."""
+    """Judge the GPUs. `visible`: torch's GPUs; `failure`: what torch said, when it could not use one of them
+    or has none."""
     driven = (
         f"driver {on.version} (CUDA {on.cuda[0]}.{on.cuda[1]})" if on.version else "driver unknown to NVML"
     )
@@ -175,7 +176,7 @@ NCCL_HANGS = f"several GPUs cannot train together: {P2P}"
 
 
 def judge_nccl(version: str, gpus: int, sums: list[float] | str) -> Row:
-    """`version`: empty when torch has none; `sums`: see summed(), empty when it was not tried."""
+    """Judge NCCL. `version`: empty when torch has none; `sums`: see summed(), empty when it was not tried."""
     state: State = "bad" if gpus > 1 else "warn"
     if not version:
         said = (
@@ -247,8 +248,8 @@ def apex() -> Row:
 
 
 def judge_apex(version: str | None, folders: list[Path], built: list[str]) -> Row:
-    """`folders`: of the package that `import apex` would take; `built`: NVIDIA's compiled extensions that are
-    there."""
+    """Judge apex. `folders`: of the package that `import apex` would take; `built`: NVIDIA's compiled
+    extensions that are there."""
     if not folders and version is None:
         return Row(
             found="not installed",
