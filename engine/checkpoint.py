@@ -199,7 +199,7 @@ class Resume:
         """Return the step of the checkpoint, 0 where --resume auto has found none; None for a fresh run."""
         return self.progress.step if self.content or self.auto else None
 
-    def fits(self, *, arch: str, classes: tuple[str, ...], manifest: str) -> None:
+    def fits(self, *, task: str, arch: str, classes: tuple[str, ...], manifest: str) -> None:
         """Read the checkpoint and compare it with this run. An evaluation may be of other data (`manifest`).
 
         Raises UserError where it cannot be read, or naming both values where it does not fit.
@@ -209,6 +209,8 @@ class Resume:
         content = self.content or contents.read(self.path)
         trained = content["classes"]
         from_weights = "" if self.evaluate else f"; --weights {self.path} starts from its weights alone"
+        # two tasks may have one architecture and the same classes, and their figures cannot be compared
+        self._same("task", content["config"].get("task", task), task, from_weights)
         self._same("architecture", content["arch"], arch, "")
         self._same("number of classes", len(trained), len(classes), from_weights)
         for there, here in zip(trained, classes, strict=True):

@@ -31,7 +31,7 @@ CONTENT: dict[str, Any] = {
     },
     "scaler": {},
     "progress": {"epoch": 2, "consumed": 640, "best": float("-inf")},
-    "config": {"optimizer": "sgd"},
+    "config": {"optimizer": "sgd", "task": "classification"},
     "used": {"image_size": 224},
 }
 
@@ -39,7 +39,7 @@ CONTENT: dict[str, Any] = {
 def read(path: Path, **fits: Any) -> dict[str, Any]:
     """The content of a checkpoint that fits."""
     resume = Resume(path=path)
-    resume.fits(**FITS | fits)
+    resume.fits(**{"task": "classification", **FITS, **fits})
     return resume.content
 
 
@@ -180,6 +180,7 @@ MANY = [f"class {i}" for i in range(1000)]
 @pytest.mark.parametrize(
     ("fits", "both"),
     [
+        ({"task": "rotation"}, ("task", "classification", "rotation")),
         ({"arch": "resnet50"}, ("architecture", "resnet18", "resnet50")),
         ({"classes": ["ant", "bee"]}, ("number of classes", "3", "2")),
         ({"classes": ["ant", "bee", "dog"]}, ("class", "cow", "dog")),
