@@ -84,8 +84,10 @@ def _require_forms(plan: EpochPlan, rows: Rows) -> None:
     inner |= dict.fromkeys(("regions", "windows", "places"), (4,))
     for name, dtype in DTYPES.items():
         value = getattr(rows, name)
-        if value is None:
+        if value is None and name not in ALWAYS:
             continue
+        if not isinstance(value, np.ndarray):
+            _fault(plan, name, f"they are a {type(value).__name__}, and have to be an array")
         if value.dtype != dtype:
             _fault(plan, name, f"they are {value.dtype}, and have to be {dtype}")
         if name != "ops" and value.shape != (count, *inner[name]):

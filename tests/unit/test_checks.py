@@ -92,6 +92,8 @@ FAULTS: dict[str, tuple[Change, dict[str, bool], str]] = {
     "window before its region": (at("windows", (3, 0), -0.01), {}, "windows .*: row 3"),
     "window beyond its region": (at("windows", (5, 3), 71.0), {}, "windows .*: row 5"),
     "window without rows": (at("windows", (5, 3), 0.0), {}, "windows .*: row 5"),
+    "no regions": (put("regions", None), {}, "regions .* NoneType, .* array"),
+    "listed turns": (put("turns", [0] * BATCH), {}, "turns .* list, .* array"),
     "float regions": (
         lambda framed: put("regions", framed["regions"].astype(float))(framed),
         {},
