@@ -12,7 +12,7 @@ import torch_files
 from contracts import UserError
 
 FORMAT = 2
-"""Of what is written. 2 has `used`, the settings as a run has used them; 1 had only what was asked for."""
+"""What is written has this format: 2 has `used`, the settings as a run used them; 1 had those asked for."""
 READ = (1, 2)
 WHERE = {"epoch", "consumed", "step", "dropped"}
 """Whole numbers of a checkpoint's progress."""

@@ -104,7 +104,7 @@ def test_an_earlier_format_is_rebuilt_with_a_word(home: Runner) -> None:
 
 
 def test_classes_are_matched_by_name(home: Runner) -> None:
-    """Of any of them, in any order; the checkpoint's numbers are what counts."""
+    """Any of the classes will do, in any order: the checkpoint's numbers are what counts."""
     parts = [{"blue": "blue", "white": "white"}, {"green": "green"}, {"red": "red"}]
     found = [
         figures(home, "--resume", "run/last.pt", "--data", selected(home, f"part-{i}", part))

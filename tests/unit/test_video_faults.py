@@ -76,7 +76,7 @@ def compared(path: Path, videos: Videos) -> tuple[int, list[int]]:
 
 
 def as_decoded(place: int, packet: Any) -> Any:
-    """As avi has it, and what is copied from there into other containers."""
+    """Give the packet the time that avi has for it, and that a copy into another container keeps."""
     packet.pts = packet.dts = place * packet.duration
     return packet
 
