@@ -17,6 +17,7 @@ from cli import Settings, flags, nearest
 from contracts import UserError
 
 PRESETS = Path(__file__).resolve().parent / "configs"
+
 Share = Annotated[FiniteFloat, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=8, le=65_536)]
 """Length in pixels."""
@@ -155,9 +156,9 @@ class Model(Settings):
     """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
     compile: bool = False
     """Compile the model with torch.compile."""
-    compile_mode: Literal["default", "reduce-overhead"] = "default"
-    """Mode of --compile true. reduce-overhead replays forward and backward as CUDA graphs, with one launch
-    each instead of hundreds: for small batches on a GPU."""
+    graphs: Literal["auto"] | bool = "auto"
+    """Replay the whole optimiser step as a CUDA graph, with one launch instead of hundreds. auto = on a GPU,
+    where every batch has the same shape (not for detectors) and nothing in the step makes the host wait."""
 
 
 class Optimisation(Settings):
@@ -337,7 +338,6 @@ def parse(argv: list[str]) -> Config:
     before = build(preset, origin=origin)
     config = build(flags(Config, argv, prog="train.py", default=before).flat(), origin="flags")
     _check_read(config, before)
-    _check_graphs(config)
     return config
 
 
@@ -385,20 +385,6 @@ def _check_read(config: Config, before: Config) -> None:
         if chosen[name] != preset[name] and chosen[other] not in (value, "auto"):
             flag, needs = (word.replace("_", "-") for word in (name, other))
             raise UserError(f"--{flag} is for --{needs} {value}, and this is --{needs} {chosen[other]}")
-
-
-def _check_graphs(config: Config) -> None:
-    flag = f"--compile-mode {config.model.compile_mode}"
-    if config.model.compile_mode == "default":
-        return
-    if not config.model.compile:
-        raise UserError(f"{flag} is for --compile true")
-    if config.optimisation.accumulate > 1:
-        raise UserError(
-            f"{flag} takes --accumulate 1, and got {config.optimisation.accumulate}: a graph writes its "
-            "gradients where those of the "
-            "micro-batch before are; --compile-mode default"
-        )
 
 
 def recipe(config: Config, arch: str) -> list[str]:

@@ -381,10 +381,6 @@ class Reported(Protocol):
     def loss_parts(self) -> bool:
         """Whether Task.parts names parts of the loss, which then have a chart."""
 
-    @property
-    def graphs(self) -> bool:
-        """Whether a training step can be a CUDA graph: every batch has the same shape."""
-
 
 class Pending(Protocol):
     """Figures of a validation that are being made by rank 0 while training goes on."""

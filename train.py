@@ -20,13 +20,13 @@ from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
 from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
 from dataset.sources import are_files  # noqa: E402
-from engine import memory, optimizers, precision  # noqa: E402
+from engine import graphed, memory, optimizers, precision  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
 from engine.validation import Validation  # noqa: E402
-from loaders import open_loader  # noqa: E402
+from loaders import first_batch, open_loader  # noqa: E402
 from models import Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from report import ceilings, record  # noqa: E402
@@ -62,7 +62,6 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
         splits = kind.splits(config, loader_name, console, start.classes(registry, arch))
         train_set = splits["train"].columns
-        source = splits["train"].source
         val = splits["val"]
         ranks = {"world_size": world.size, "rank": world.rank}
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **ranks)
@@ -78,7 +77,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
-            module=world.wrap(module, compiled=model.compile, mode=model.compile_mode),
+            module=world.wrap(module, compiled=model.compile),
             task=task,
             optimizer=optimizers.build(module, opt),
             optimisation=opt,
@@ -90,7 +89,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         pixels = Pixels(mean=native.mean, std=native.std, dtype=step.dtype)
         feed = Feed(
             plan=plan,
-            source=source,
+            source=splits["train"].source,
             columns=train_set,
             targets=task.targets,
             pixels=pixels,
@@ -102,12 +101,15 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         )
         of_val = {"plan": val_plan, "source": val.source, "columns": val.columns}
         val_feed = replace(feed, targets=val_task.targets, **of_val)
-        with memory.explained(step, load.batch_size, shape, world):
-            loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, feed))
         resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
+        stack.callback(step.forget)  # graphs hold NCCL, and a group with graphs does not end
+        asked = model.graphs if not run.evaluate else False
+        with memory.explained(step, load.batch_size, shape, world):  # a loader's threads break a capture
+            graphs = graphed.prepare(step, partial(first_batch, feed), world, asked, one_shape=kind.graphs)
+            loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, feed))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
         about = {"arch": arch, "loader": loader_name, "precision": precise, "image_size": native.size}
-        about |= {"workers": workers, "unit": kind.unit, **kind.facts(plan)}
+        about |= {"workers": workers, "unit": kind.unit, **graphs.facts(), **kind.facts(plan)}
         reporter = Reporter.opened(
             output,
             world=world,
@@ -120,10 +122,9 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
-        console.info(*(loader.notes if loader else ()), *start.told, *recipe(config, arch))
+        console.info(*(loader.notes if loader else ()), *start.told, *graphs.told, *recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
-        failed = Failures(split="train", samples=plan.samples, name_of=source.name, report=reporter)
         val_failed = Failures(split="val", samples=val_plan.samples, name_of=val.source.name, report=reporter)
         kept = start.kept(kind, val_plan, pixels, size=native.size, precision=precise)
         saved = {"ordering": plan.ordering, **identity, **kept}
@@ -144,7 +145,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
                 report=reporter,
             ),
             checkpoints=checkpoints,
-            failures=failed,
+            failures=Failures(split="train", samples=plan.samples, name_of=feed.source.name, report=reporter),
             report=reporter,
             meter=meter,
             profile=stack.enter_context(profile),

@@ -50,8 +50,9 @@ class Workers(Common):
     """Host memory that the GPU copies from: page-locked or not. Default: both with a GPU, else pageable."""
     image_sizes: tuple[PositiveInt, ...] = (224,)
     """Sides of the training images, pixels."""
-    compiled: tuple[Literal["eager", "default", "reduce-overhead"], ...] = (EAGER,)
-    """Eager, or --compile true in these modes: reduce-overhead is with CUDA graphs."""
+    steps: tuple[Literal["eager", "graphs", "compile", "compile+graphs"], ...] = ()
+    """How a step is launched: kernel by kernel (eager), as one CUDA graph, with torch.compile, with both.
+    Default: eager, and graphs with a GPU."""
     precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
     """auto = fp16 on a GPU."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
@@ -60,7 +61,7 @@ class Workers(Common):
     """More flags of train.py, for every point; better written last, after a bare --."""
 
 
-SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--compile-mode")
+SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--graphs")
 """Flags of train.py that are a point's."""
 
 
@@ -69,23 +70,27 @@ def points(settings: Workers) -> list[Point]:
     train.check(settings.flags, own=SET_HERE)
     workers = settings.workers or tuple(dict.fromkeys((1, default_workers())))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
+    steps = settings.steps or ((EAGER, "graphs") if torch.cuda.is_available() else (EAGER,))
     fixed = {"arch": settings.arch, "loader": settings.loader, "precision": settings.precision}
     # what is compared is measured one after the other: a machine's speed drifts
-    asked = itertools.product(settings.image_sizes, workers, settings.batch_sizes, memory, settings.compiled)
-    named = ("image_size", "workers", "batch_size", "memory", "compiled")
+    asked = itertools.product(settings.image_sizes, workers, settings.batch_sizes, memory, steps)
+    named = ("image_size", "workers", "batch_size", "memory", "step")
     return [fixed | dict(zip(named, values, strict=True)) for values in asked]
 
 
 def command(settings: Workers, point: Point, folder: Path) -> list[str]:
     """Return the command of train.py, as the suite `train` has it."""
     own = (
-        f"--workers {point['workers']} --image-size {point['image_size']} --pin-memory "
-        f"{str(point['memory'] == 'pinned').lower()}"
+        f"--workers {point['workers']} --image-size {point['image_size']} "
+        f"--pin-memory {_flag(point['memory'] == 'pinned')}"
     )
-    if point["compiled"] != EAGER:
-        own += f" --compile true --compile-mode {point['compiled']}"
+    own += f" --compile {_flag('compile' in point['step'])} --graphs {_flag('graphs' in point['step'])}"
     common = train.Train(data=settings.data, seconds=settings.seconds, flags=f"{own} {settings.flags}")
     return train.command(common, point | {"gpus": 1}, folder)
+
+
+def _flag(on: bool) -> str:
+    return str(on).lower()
 
 
 def read(point: Point, folder: Path) -> Measured:
@@ -119,8 +124,8 @@ def derive(rows: Sequence[Row]) -> list[Row]:
 
 
 def _of(row: Row) -> tuple[int, str]:
-    """Return image size, and how it is compiled: rows that have both in common are compared."""
-    return row["point"]["image_size"], row["point"].get("compiled", EAGER)
+    """Return image size, and how the step is launched: rows that have both in common are compared."""
+    return row["point"]["image_size"], row["point"].get("step", EAGER)
 
 
 def ceilings(rows: Sequence[Row]) -> dict[int, float]:
@@ -155,7 +160,7 @@ def _best(rows: Sequence[Row], name: str, figure: str) -> dict[Any, float]:
 
 
 def conclude(rows: Sequence[Row]) -> list[str]:
-    """Give the advice, an image size after the other, and within it how the model is compiled."""
+    """Give the advice, an image size after the other, and within it how the step is launched."""
     alike = _show.grouped([row for row in rows if row["status"] == "ok"], _of)
     sizes, modes = ({key[at] for key in alike} for at in (0, 1))
     said = []
@@ -173,8 +178,8 @@ def conclude(rows: Sequence[Row]) -> list[str]:
 
 
 def _faster(rows: Sequence[Row], eager: Sequence[Row]) -> list[str]:
-    """Return a line for each batch that was measured both ways: how many times the rate of eager compiling
-    makes."""
+    """Return a line for each batch that was measured both ways: how many times the rate of eager
+    this makes."""
     ours, theirs = (_best(its, "batch_size", "rate") for its in (rows, eager))
     if rows is eager or not (both := sorted(ours.keys() & theirs.keys())):
         return []
@@ -271,7 +276,7 @@ def _smallest(rows: Sequence[Row]) -> list[str]:
     if share < LAUNCHES:
         return [f"{said}: bound by the work itself."]
     if row["hardware"].get("gpu"):
-        graphs = "" if _of(row)[1] in GRAPHS else f", or {GRAPHS}"
+        graphs = "" if "graphs" in _of(row)[1] else f", or {GRAPHS}"
         return [
             f"{said}: bound by launches, and by kernels too small to fill the GPU: a larger batch{graphs}."
         ]

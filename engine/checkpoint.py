@@ -15,7 +15,7 @@ from torch import nn
 import torch_files
 from config import Data, Run
 from contracts import UserError
-from engine import contents
+from engine import contents, optimizers
 from engine.distributed import ProcessWorld
 from engine.instruments import Report
 from engine.step import Step
@@ -316,3 +316,4 @@ def load_optimizer(
         ) from None
     for group, settings in zip(optimizer.param_groups, own, strict=True):
         group.update(settings | {"params": group["params"]})
+    optimizers.make_state(optimizer)  # of a checkpoint of steps that were all skipped

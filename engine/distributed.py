@@ -165,14 +165,14 @@ class ProcessWorld:
             yield
         torch.cuda.current_stream().wait_stream(stream)
 
-    def wrap(self, module: nn.Module, *, compiled: bool, mode: str = "default") -> nn.Module:
-        """Return the module as the step calls it; `mode` is torch.compile's.
+    def wrap(self, module: nn.Module, *, compiled: bool) -> nn.Module:
+        """Return the module as the step calls it.
 
         Batch-norm statistics are each rank's own until validation.
         """
         called = module
         if compiled:
-            called = torch.compile(module, mode=mode)  # type: ignore[assignment]
+            called = torch.compile(module)  # type: ignore[assignment]
         if self.size == 1:
             return called
         where = [self.device] if self.device.type == "cuda" else None

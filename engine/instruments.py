@@ -82,7 +82,6 @@ class Report(Protocol):
         points: list[dict[str, float]],
         *,
         progress: Mapping[str, Any],
-        lr: float,
         skipped_steps: int,
         phases: dict[str, float],
         steps: list[dict[str, float]],

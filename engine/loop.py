@@ -178,24 +178,24 @@ class Training:
                         raise  # other ranks wait in their step, or this one is half done
                     loaders_error = error
                     break
-                self._count(outcome)
+                self._count(outcome, lr)
                 decided = self._vote()
                 # all but the last two steps: the host must not wait for the one it has just launched
                 if logging or self._recent.full():
-                    self._log(lr, everything=False)
+                    self._log(everything=False)
                 self._tell_window(closed)  # of the step before: now the device has something to do meanwhile
                 closed = self._closed(self.meter.point()) if decided["window"] else None
                 if decided["stop"] or self._enough():
                     break
                 if decided["save"]:
-                    self._log(lr)
+                    self._log()
                     self._tell_window(self._closed(self.meter.pause()))
                     self.save()
                     self._start_clocks()
             last = self.vote.drain()  # an epoch may be one step long
             self._time_is_up |= last["enough"]
             self._tell_window(closed)
-            self._log(lr)
+            self._log()
             self._tell_window(self._closed(self.meter.pause()))
         if loaders_error is not None:
             self.save()
@@ -213,8 +213,8 @@ class Training:
             self._seen.append(batch)
             yield batch
 
-    def _count(self, outcome: torch.Tensor) -> None:
-        """Count a step that was taken, and its batches."""
+    def _count(self, outcome: torch.Tensor, lr: float) -> None:
+        """Count a step that was taken with that learning rate, and its batches."""
         self.step.phases.step()
         self.progress.step += 1
         self.progress.consumed += self.plan.global_batch_size
@@ -223,7 +223,7 @@ class Training:
             self.meter.add(batch.delivered)
             self._read_bytes += self.bytes_of(batch.ids[batch.ids >= 0])
         ids = [batch.ids for batch in self._seen]
-        self._recent.add(self.progress.step, outcome, ids, self.step.loss_terms)
+        self._recent.add(self.progress.step, outcome, ids, self.step.loss_terms, lr)
         self.profile.step()
         self._epochs_last_batch = self._seen[-1]
         if self.progress.step == 1:
@@ -277,7 +277,7 @@ class Training:
 
     # -- telling ---------------------------------------------------------------------------------------------
 
-    def _log(self, lr: float, *, everything: bool = True) -> None:
+    def _log(self, *, everything: bool = True) -> None:
         """Tell the steps whose outcomes are there, or with `everything` wait for all of them."""
         points = self._recent.read(everything=everything)
         if not points:
@@ -296,7 +296,6 @@ class Training:
         self.report.train(
             points,
             progress=asdict(self.progress) | {"consumed": consumed},
-            lr=lr,
             skipped_steps=self._skipped_steps,
             phases=phases.read(),
             steps=phases.steps,  # of this read

@@ -40,6 +40,7 @@ def explained(step: Step, batch_size: int, shape: tuple[int, ...], world: World)
             raise
         failed = error.__traceback__
     traceback.clear_frames(failed)  # which hold what the step had made
+    step.forget()
     fits = largest_fit(step, batch_size, shape, world.device)
     if fits:
         advice = f"--batch-size {fits} fits"

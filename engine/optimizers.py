@@ -29,15 +29,49 @@ def build(module: nn.Module, optimisation: Optimisation) -> torch.optim.Optimize
         {"params": rest, "weight_decay": optimisation.norm_weight_decay},
     ]
     groups = [group for group in groups if group["params"]]
-    fused = all(p.is_cuda for p in weights)
+    device = trained[0].device if trained else torch.device("cpu")
+    on_gpu = device.type == "cuda"
+    for group in groups:
+        # a GPU reads it from memory when the step runs: a CUDA graph holds numbers of the host fast
+        group["lr"] = torch.tensor(optimisation.lr, device=device) if on_gpu else optimisation.lr
     if optimisation.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=optimisation.lr, fused=fused)
-    momentum = optimisation.momentum
-    nesterov = optimisation.nesterov and momentum > 0
-    sgd = torch.optim.SGD(groups, lr=optimisation.lr, momentum=momentum, nesterov=nesterov, fused=fused)
-    if momentum > 0:
-        # Fused SGD (torch 2.11 to 2.15) allocates these without writing them, and when the first steps are
-        # skipped because the loss scale is too high they stay so: ResNet-50 in fp16 was nan at step 3.
-        for parameter in (p for group in groups for p in group["params"]):
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, fused=on_gpu, capturable=on_gpu)
+    else:
+        momentum = optimisation.momentum
+        nesterov = optimisation.nesterov and momentum > 0
+        optimizer = torch.optim.SGD(groups, momentum=momentum, nesterov=nesterov, fused=on_gpu)
+    make_state(optimizer)
+    return optimizer
+
+
+def make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Make the state, zeros, of each parameter that has none: torch makes it in the first step.
+
+    A graph needs it before it is captured. And fused SGD (torch 2.11 to 2.15) allocates momenta without
+    writing them, and when the first steps are skipped because the loss scale is too high they stay so:
+    ResNet-50 in fp16 was nan at step 3.
+    """
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if isinstance(optimizer, torch.optim.AdamW):
+                state = optimizer.state[parameter]
+                device = parameter.device if group["capturable"] else "cpu"
+                state.setdefault("step", torch.zeros((), device=device))
+                state.setdefault("exp_avg", torch.zeros_like(parameter))
+                state.setdefault("exp_avg_sq", torch.zeros_like(parameter))
+            elif group["momentum"] > 0 and optimizer.state[parameter].get("momentum_buffer") is None:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of every group."""
+    for group in optimizer.param_groups:
+        set_group_lr(group, lr)
+
+
+def set_group_lr(group: dict[str, Any], lr: float) -> None:
+    """Set the learning rate of a group, in place where it lies on a device."""
+    if isinstance(group["lr"], torch.Tensor):
+        group["lr"].fill_(lr)
+    else:
+        group["lr"] = lr

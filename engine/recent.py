@@ -26,7 +26,7 @@ class Recent:
         cuda = world.device.type == "cuda"
         self._size = size + self.LEFT
         self._ring = torch.zeros(2 * self._size, 0, device=world.device)
-        self._steps: list[tuple[int, np.ndarray, torch.cuda.Event | None]] = []
+        self._steps: list[tuple[int, np.ndarray, torch.cuda.Event | None, float]] = []
         self._begin = 0  # slot of the first unread step in the ring
         self._loss_terms: tuple[str, ...] = ()
         self._world = world
@@ -40,23 +40,26 @@ class Recent:
         outcome: torch.Tensor,
         ids: list[np.ndarray],
         loss_terms: tuple[str, ...] = (),
+        lr: float = 0.0,
     ) -> None:
-        """Keep an `outcome` as Step returns it; `loss_terms` names what it has behind the first four."""
+        """Keep an `outcome` as Step returns it; `loss_terms` names what it has behind the first four. `lr` is
+        the learning rate of that step.
+        """
         self._loss_terms = loss_terms
         if self._ring.shape[1] != len(outcome):  # the first one says how many terms there are
             self._ring = outcome.new_zeros(len(self._ring), len(outcome))
         slot = (self._begin + len(self._steps)) % len(self._ring)
         self._ring[slot] = outcome
         done = self._stream.record_event() if self._stream else None
-        self._steps.append((step, np.concatenate(ids), done))
+        self._steps.append((step, np.concatenate(ids), done, lr))
 
     def full(self) -> bool:
         """Whether it must be read before the next step is added."""
         return len(self._steps) >= self._size
 
     def read(self, *, everything: bool = True) -> list[dict[str, float]]:
-        """Return one dict a step since the last read: step, loss, grad_norm, loss_scale, and the terms of the
-        loss by name.
+        """Return one dict a step since the last read: step, lr, loss, grad_norm, loss_scale, and the terms of
+        the loss by name.
 
         The loss and its terms are means over the valid samples of all ranks, nan in a step without one. All
         ranks call it together. Raises NotFinite, on every rank, naming the first step whose loss is not
@@ -82,8 +85,8 @@ class Recent:
         names = ("loss", *self._loss_terms)
         with np.errstate(invalid="ignore", divide="ignore"):  # a step without a valid sample
             means = {name: sums / valid for name, sums in zip(names, (loss, *terms), strict=True)}
-        numbers = [step for step, _, _ in steps]
-        columns = {"step": numbers, "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
+        numbers, _, _, rates = zip(*steps, strict=True)
+        columns = {"step": numbers, "lr": rates, "grad_norm": own[:, 2], "loss_scale": own[:, 3], **means}
         return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
     def _to_host(self, count: int, last: torch.cuda.Event | None) -> np.ndarray:

@@ -5,7 +5,8 @@ project.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,7 +15,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from config import Optimisation
 from contracts import Batch, Phases, Task, World
+from engine import optimizers
 from engine import precision as precisions
+
+
+class Replayed(Protocol):
+    """Micro-batches that were captured as CUDA graphs; see engine/graphed.py."""
+
+    def replay(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
+        """Do what `Step.micro_batch` does, with the numbers of this batch."""
 
 
 class Step:
@@ -23,7 +32,12 @@ class Step:
 
     Returns float32 [4 + P] on the device: sum of losses, valid samples (both of this rank), gradient norm
     (nan unless it was asked for or clips), loss scale before the update, and the sums of the P terms of the
-    loss, which `loss_terms` names.
+    loss, which `loss_terms` names. It may be written again by the next call.
+
+    The host decides nothing between the first kernel and the last: what depends on numbers, such as how many
+    samples are valid or whether a gradient has overflowed, is decided on the device. So the same code runs
+    eagerly and is captured as a CUDA graph, and every tensor that one step leaves for the next stays where it
+    is in memory.
     """
 
     def __init__(
@@ -47,14 +61,19 @@ class Step:
         self.precision = precision
         self.scaler = precisions.loss_scaler(precision, world.device)
         self.phases = phases
+        self.accumulate = optimisation.accumulate
+        self.clips = optimisation.clip_grad_norm > 0
+        self.world = world
         self.loss_terms: tuple[str, ...] = ()
-        self._accumulate = optimisation.accumulate
+        self.graphs: Replayed | None = None  # None: every kernel is launched by the host, one by one
         self._clip = optimisation.clip_grad_norm
-        self._world = world
         self._draw_key = draw_key
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._unscaled = torch.ones((), device=world.device)
         self._nan = torch.full((), torch.nan, device=world.device)
+        # of the micro-batches so far: sum of losses, valid samples, sums of the loss's terms
+        self._sums = torch.zeros(2, device=world.device)
+        self.scaler.scale(self._unscaled)  # the scaler makes its tensors when it is first used
 
     @property
     def dtype(self) -> str:
@@ -70,58 +89,71 @@ class Step:
         position: int,
         want_norm: bool = False,
     ) -> torch.Tensor:
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        loss_sum = valid = term_sums = torch.zeros((), device=self._world.device)
-        # the count of valid samples over all ranks, under way beside the backward pass
-        counting: dist.Work | None = None
-        complete = self._world.size == 1  # whether the host knows that every row of every rank has a sample
-        for micro in range(self._accumulate):
+        optimizers.set_lr(self.optimizer, lr)
+        for micro in range(self.accumulate):
             batch = next(batches)
             self.phases.mark("data_wait")
             # keyed by (seed, epoch, position, rank), so no generator state is saved
-            seed(self._draw_key(epoch, position, micro, self._world.rank), self._world.device)
-            last = micro + 1 == self._accumulate
-            complete = complete and is_complete(batch)
-            count = batch.valid.sum(dtype=torch.float32)
-            valid = valid + count
-            if last and self._world.size > 1:
-                # beside the backward pass; its outcome is needed after that
-                everyone = valid.clone()
-                counting = dist.all_reduce(everyone, async_op=True)
-            with self._gradients_stay_here() if not last else nullcontext():
-                with precisions.autocast(self.precision, self._world.device):
-                    outputs = self.module(*self.task.inputs(batch))
-                    losses = self.task.losses(outputs, batch)
-                self.phases.mark("forward")
-                own_loss = losses.sum()
-                # by rows, which the host knows: how many of all ranks are valid is known after the backward
-                # pass, and _rescale makes up for it
-                scaled = self.scaler.scale(own_loss / (len(batch.ids) * self._accumulate))
-                # from here on the loader's thread may go on: the backward pass does not need the
-                # interpreter's lock
+            seed(self._draw_key(epoch, position, micro, self.world.rank), self.world.device)
+            last = micro + 1 == self.accumulate
+            if self.graphs is None:
+                outcome = self.micro_batch(batch, last=last, want_norm=want_norm)
+            else:
+                outcome = self.graphs.replay(batch, last=last, want_norm=want_norm)
                 batch.launched()
-                scaled.backward()
-                self.phases.mark("backward")
-            loss_sum = loss_sum + own_loss.detach()
-            if terms := self.task.parts(outputs):
-                self.loss_terms = tuple(terms)
-                term_sums = term_sums + torch.stack([*terms.values()]) * count
+                self.phases.mark("graph")
             if batch.transfer is not None:
                 self.phases.span("transfer", *batch.transfer)
-        valid_of_all = valid
+        return outcome
+
+    def micro_batch(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
+        """Add the gradients of one batch; with the `last` one of a step, update the weights.
+
+        Returns what the step returns, of the micro-batches so far. This is what a graph captures.
+        """
+        count = batch.valid.sum(dtype=torch.float32)
+        # valid samples of the step over all ranks, under way beside the backward pass
+        everyones = self._sums[1] + count
+        counting: dist.Work | None = None
+        if last and self.world.size > 1:
+            counting = dist.all_reduce(everyones, async_op=True)
+        with self._gradients_stay_here() if not last else nullcontext():
+            with precisions.autocast(self.precision, self.world.device):
+                outputs = self.module(*self.task.inputs(batch))
+                losses = self.task.losses(outputs, batch)
+            self.phases.mark("forward")
+            own_loss = losses.sum()
+            # by rows, which the host knows: how many of all ranks are valid is known after the backward
+            # pass, and _rescale makes up for it
+            scaled = self.scaler.scale(own_loss / (len(batch.ids) * self.accumulate))
+            # from here on the loader's thread may go on: the backward pass does not need the
+            # interpreter's lock
+            batch.launched()
+            scaled.backward()
+            self.phases.mark("backward")
+        terms = self.task.parts(outputs)
+        if len(terms) != len(self.loss_terms):  # in the first step
+            self.loss_terms = tuple(terms)
+            self._sums = torch.cat([self._sums, self._sums.new_zeros(len(terms))])
+        self._sums += torch.stack([own_loss.detach(), count, *(term * count for term in terms.values())])
+        if not last:
+            return self._sums
         if counting is not None:
             counting.wait()
-            valid_of_all = everyone
-        norm = self._rescale(None if complete else valid_of_all, len(batch.ids), want_norm)
+        outcome = self._update(everyones, len(batch.ids), want_norm)
+        self.phases.mark("update")
+        return outcome
+
+    def _update(self, valid: torch.Tensor, batch_size: int, want_norm: bool) -> torch.Tensor:
+        """Move the weights by the gradients that are there, and forget these. Returns the step's outcome."""
+        norm = self._rescale(valid, batch_size, want_norm)
         # before the update, which moves the loss scale: the outcome has the one that this step used
-        outcome = torch.stack([loss_sum, valid, norm, self._loss_scale()])
-        if self.loss_terms:
-            outcome = torch.cat([outcome, term_sums])
+        outcome = torch.cat([self._sums[:2], torch.stack([norm, self._loss_scale()]), self._sums[2:]])
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.phases.mark("update")
+        # the next micro-batch adds to what is there, also in a graph: zeros in the same memory
+        self.optimizer.zero_grad(set_to_none=self.accumulate == 1)
+        self._sums.zero_()
         return outcome
 
     def _gradients_stay_here(self) -> AbstractContextManager[None]:
@@ -130,41 +162,34 @@ class Step:
             return self.module.no_sync()
         return nullcontext()
 
-    def _rescale(self, valid: torch.Tensor | None, batch_size: int, want_norm: bool) -> torch.Tensor:
-        """Turn the mean over rows into the mean over the valid samples of all ranks, then clip.
+    def _rescale(self, valid: torch.Tensor, batch_size: int, want_norm: bool) -> torch.Tensor:
+        """Turn the mean over rows into the mean over the `valid` samples of all ranks, then clip.
 
-        `valid` counts these; None says that every row has one. Returns the norm before clipping.
+        Returns the norm before clipping.
         """
         # first: norm and clipping are of true gradients, and what has overflowed is noted here, so that
         # scaler.step leaves the weights alone
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        factor = None
+        # backward() divided by rows and DDP by ranks; exactly 1 where every row has a sample; without a
+        # valid sample there is nothing to learn, and no division by 0
+        factor = torch.where(valid > 0, batch_size * self.accumulate * self.world.size / valid, 0.0)
         norm = self._nan
-        if valid is not None:
-            # backward() divided by rows and DDP by ranks; without a valid sample there is nothing to learn,
-            # and no division by 0
-            factor = torch.where(valid > 0, batch_size * self._accumulate * self._world.size / valid, 0.0)
-        if want_norm or self._clip > 0:
-            norm = torch.nn.utils.get_total_norm(gradients)
-            norm = norm if factor is None else norm * factor
-        if self._clip > 0:
-            clipped = torch.clamp(self._clip / (norm + 1e-6), max=1.0)
-            factor = clipped if factor is None else factor * clipped
-        if factor is not None:
-            torch._foreach_mul_(gradients, factor)
+        if want_norm or self.clips:
+            norm = torch.nn.utils.get_total_norm(gradients) * factor
+        if self.clips:
+            factor = factor * torch.clamp(self._clip / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_(gradients, factor)
         return norm
 
     def _loss_scale(self) -> torch.Tensor:
-        """Copy the loss scale, float32 [] on the device; 1 without one."""
+        """Return the loss scale, float32 [] on the device; 1 without one."""
         # the device tensor: get_scale() would wait for the device
         scale = self.scaler._scale if self.scaler.is_enabled() else None
-        return self._unscaled if scale is None else scale.clone()
+        return self._unscaled if scale is None else scale
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """List every tensor that a step changes and a later step reads; restored after a ceiling was
-        measured.
-        """
+        """List every tensor that a step changes and a later step reads. They stay the same objects."""
         states = self.optimizer.state.values()
         optimizer_state = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
         scaler_state: list[torch.Tensor] = []
@@ -173,14 +198,32 @@ class Step:
             scaler_state = [tensor for tensor in both if tensor is not None]
         return [*self.module.parameters(), *self.module.buffers(), *optimizer_state, *scaler_state]
 
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Put back, bit for bit and in place, what the steps inside have changed."""
+        tensors = self.state_tensors()
+        # on the host: the batch may have left the device no room for a second copy
+        saved = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+        lr = [float(group["lr"]) for group in self.optimizer.param_groups]
+        try:
+            yield
+        finally:
+            for tensor, before in zip(tensors, saved, strict=True):
+                tensor.detach().copy_(before)
+            for group, value in zip(self.optimizer.param_groups, lr, strict=True):
+                optimizers.set_group_lr(group, value)
 
-def is_complete(batch: Batch) -> bool:
-    """Whether every row of a batch has a sample, as far as the host knows."""
-    return batch.rows is not None and bool(batch.rows.valid.all())
+    def forget(self) -> None:
+        """Drop gradients and sums of a step that an error has cut short, and the graphs with their memory."""
+        self.graphs = None
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.scaler.is_enabled():
+            self.scaler._per_optimizer_states.clear()  # else the next unscale_ refuses to be the second one
+        self._sums.zero_()
 
 
 def seed(key: int, device: torch.device) -> None:
-    """Seed the host's generator and the device's.
+    """Seed the host's generator and the device's, which a graph's replay reads too.
 
     torch.manual_seed is for all kinds of accelerators, and formats the stack for each that is not here, in
     case it starts later.

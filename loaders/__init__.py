@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Literal
 
-from contracts import Feed, Loader, UserError
+from contracts import Batch, Feed, Loader, UserError
 
 
 class Undecodable(ValueError):
@@ -49,6 +49,12 @@ def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
     if not gpu:
         return "torchvision"
     return "dali-gpu" if files else "dali-fed"
+
+
+def first_batch(feed: Feed) -> Batch:
+    """Return noise with the shapes, dtypes and targets of the plan's first batch."""
+    with open_loader("synthetic", feed) as loader:
+        return next(loader.batches(0, 0))
 
 
 def opens_files(name: str) -> bool:

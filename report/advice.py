@@ -17,16 +17,14 @@ IDLE = 0.6
 FAR_BELOW = 0.5
 NEARLY = 0.75
 """Raise a loader ceiling below FAR_BELOW of the compute ceiling if the rate is above NEARLY of it."""
-GRAPHS = "--compile true --compile-mode reduce-overhead"
+GRAPHS = "--graphs true"
 READS_ON_CPU = ("torchvision", "dali-cpu")
 
 
-def advice(summary: Mapping[str, Any], *, graphs: bool = True) -> str:
-    """Say what to change first, from a run's `summary`; any section of it may be missing or None.
-
-    `graphs`: whether the task's steps can be CUDA graphs at all.
-    """
-    graphs = graphs and summary.get("compile") != "reduce-overhead" and summary.get("accumulate", 1) == 1
+def advice(summary: Mapping[str, Any]) -> str:
+    """Say what to change first, from a run's `summary`; any section of it may be missing or None."""
+    # off for another reason they cannot be had: too many shapes, or a step that waits for the device
+    graphs = summary.get("graphs_off") == "--graphs false"
     efficiency = summary.get("efficiency")
     ceiling = _section(summary, "ceiling")
     if _section(summary, "rate").get("steady") is None:

@@ -8,6 +8,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Protocol
@@ -32,18 +33,14 @@ class MeasuredStep(Protocol):
     """What is asked of a training step (engine/step.py), to measure it and put it back."""
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Return its optimiser, of which the learning rates and the state are put back."""
-
-    @property
     def phases(self) -> Phases:
         """Return the stopwatch of its phases."""
 
     def __call__(self, batches: Iterator[Batch], *, lr: float, epoch: int, position: int) -> object:
         """Take the batches of one step."""
 
-    def state_tensors(self) -> list[torch.Tensor]:
-        """List every tensor that a step changes and a later step reads."""
+    def preserved(self) -> AbstractContextManager[None]:
+        """Put back, bit for bit, what the steps inside have changed."""
 
 
 class DeviceWorld(World, Protocol):
@@ -137,11 +134,6 @@ def compute_ceiling(
     Whatever it changed is put back bit for bit. Raises Stopped once `stop` says so on some rank.
     """
     resident = [_copied(batch) for batch in batches]
-    # on the host: the batch may have left the device no room for a second copy
-    saved = [tensor.detach().to("cpu", copy=True) for tensor in step.state_tensors()]
-    # AdamW's, when every step so far was skipped for a loss scale that was too high
-    untouched = not step.optimizer.state
-    lr = [group["lr"] for group in step.optimizer.param_groups]
 
     def run(count: int) -> float:
         synchronise()
@@ -161,19 +153,14 @@ def compute_ceiling(
 
     step.phases.interrupt()
     try:
-        # each shape once before anything is timed: kernels are picked, and memory is taken, the first time
-        run(max(3, len(resident)))
-        guess = run(5) / 5
-        wanted = max(2, math.ceil(LEAST_S / guess / BLOCKS))
-        count = math.ceil(wanted / len(resident)) * len(resident)  # whole rounds
-        seconds = [run(count) for _ in range(BLOCKS)]
+        with step.preserved():
+            # each shape once before anything is timed: kernels are picked, memory is taken, the first time
+            run(max(3, len(resident)))
+            guess = run(5) / 5
+            wanted = max(2, math.ceil(LEAST_S / guess / BLOCKS))
+            count = math.ceil(wanted / len(resident)) * len(resident)  # whole rounds
+            seconds = [run(count) for _ in range(BLOCKS)]
     finally:
-        if untouched:
-            step.optimizer.state.clear()
-        for tensor, before in zip(step.state_tensors(), saved, strict=True):
-            tensor.detach().copy_(before)
-        for group, value in zip(step.optimizer.param_groups, lr, strict=True):
-            group["lr"] = value
         step.phases.interrupt()
         # no step of the training took these times
         step.phases.read()

@@ -295,7 +295,7 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
         *_clips(_section(summary, "clips")),
         *_detection(_section(summary, "detection")),
         *([("not decoded", f"{len(failed)} samples, see failed.txt")] if failed else []),
-        ("change first", advice(summary, graphs=task.graphs)),
+        ("change first", advice(summary)),
     ]
 
 

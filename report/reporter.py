@@ -158,15 +158,15 @@ class Reporter:
         points: list[dict[str, float]],
         *,
         progress: Mapping[str, Any],
-        lr: float,
         skipped_steps: int,
         phases: dict[str, float],
         steps: list[dict[str, float]],
     ) -> None:
         """Tell the steps since the last call.
 
-        `points`: step, loss, grad_norm, loss_scale of each step, and the terms of the loss by name. `phases`:
-        means, milliseconds a step; `steps`: the same of each step that the device has passed since, in order.
+        `points`: step, lr, loss, grad_norm, loss_scale of each step, and the terms of the loss by name.
+        `phases`: means, milliseconds a step; `steps`: the same of each step that the device has passed since,
+        in order.
         A loss is nan where no sample of the step was valid; it is left out of the mean.
         """
         last = points[-1]
@@ -185,7 +185,7 @@ class Reporter:
                 "consumed": progress["consumed"],
                 "losses": [point["loss"] for point in points],
                 **({"parts": means} if means else {}),
-                "lr": lr,
+                "lr": last["lr"],
                 "grad_norm": norm,
                 "loss_scale": last["loss_scale"],
                 "skipped_steps": skipped_steps,
@@ -197,7 +197,7 @@ class Reporter:
             {
                 "train/loss": loss,
                 **{f"loss/{name}": mean for name, mean in sorted(means.items())},
-                "train/lr": lr,
+                "train/lr": last["lr"],
                 "train/grad_norm": norm,
                 "train/loss_scale": last["loss_scale"],
                 "train/skipped_steps": skipped_steps,

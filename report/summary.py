@@ -19,9 +19,11 @@ from contracts import Array, Counts, Loader, World
 from report.hardware import hardware
 from report.meter import too_high
 
-PHASES = ("data_wait", "transfer", "forward", "backward", "update")
-"""Phases of a step, in their order; see report/phases.py."""
-NO_LOSS = {"step", "grad_norm", "loss_scale"}
+PHASES = ("data_wait", "transfer", "forward", "backward", "update", "graph")
+"""Phases of a step, in their order; see report/phases.py. A step that is a CUDA graph has `graph` in place of
+the three before it.
+"""
+NO_LOSS = {"step", "lr", "grad_norm", "loss_scale"}
 """Entries of a point of training beside the loss and its terms."""
 DETECTION = ("instances_per_image", "padding")
 """What tasks/detection.py says of its plan; told apart, beside the rate of instances."""
@@ -62,7 +64,7 @@ def describe(
     ]
     return {
         **about,
-        "compile": config.model.compile_mode if config.model.compile else None,
+        "compile": config.model.compile,
         "accumulate": accumulate,
         "command": shlex.join(sys.argv),
         "hardware": hardware(world.device, cores),

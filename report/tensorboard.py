@@ -37,7 +37,7 @@ SETTINGS: dict[str, type] = {
     "task": str,
     "reader": str,
     "compile": bool,
-    "compile_mode": str,
+    "graphs": bool,
     "accumulate": int,
     "image_size": int,
     "workers": int,

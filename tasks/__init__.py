@@ -40,10 +40,9 @@ def require_read(config: Config, kind: TaskKind) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} is for --task {readers}, and this is --task {kind.name}"
             )
-    if config.model.compile_mode == "reduce-overhead" and not kind.graphs:
-        flag = f"--compile-mode {config.model.compile_mode}"
+    if config.model.graphs is True and not kind.graphs:
         why = "its batches have many shapes, each would be a graph"
-        raise UserError(f"{flag} is not for --task {kind.name}: {why}; --compile-mode default")
+        raise UserError(f"--graphs true is not for --task {kind.name}: {why}; --graphs auto")
 
 
 def task_with_loader(name: str) -> str | None:

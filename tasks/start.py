@@ -23,7 +23,7 @@ STARTED_WITH = ("weights", "weights_backbone", "trainable_layers")
 """Settings that say where a training began; an evaluation begins from its end."""
 OF_A_MACHINE = (
     *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms"),
-    *("compile", "compile_mode", "evaluator", "score", "rescan", "manifest_dir"),
+    *("compile", "graphs", "evaluator", "score", "rescan", "manifest_dir"),
 )
 """Settings that a machine may have otherwise, without another figure."""
 NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo import OptimizedModule
 
-from config import Optimisation, parse
+from config import Optimisation
 from engine.distributed import ProcessWorld
 from engine.schedules import learning_rate
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
@@ -183,22 +183,6 @@ def test_the_module_that_a_step_calls_is_compiled() -> None:
     called = world.wrap(bare, compiled=True)
     assert isinstance(called, OptimizedModule) and called._orig_mod is bare
     assert world.wrap(bare, compiled=False) is bare
-
-
-def test_graphs_are_torch_compiles_own_mode(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def compiled(module: torch.nn.Module, mode: str) -> torch.nn.Module:
-        asked.append(mode)
-        return module
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    for argv in (["--compile", "true"], ["--compile", "true", "--compile-mode", "reduce-overhead"], []):
-        model = parse(argv).model
-        ProcessWorld(torch.device("cpu")).wrap(
-            torch.nn.Linear(2, 3), compiled=model.compile, mode=model.compile_mode
-        )
-    assert asked == ["default", "reduce-overhead"]
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -111,28 +110,6 @@ def test_a_compute_ceiling_leaves_no_trace(arch: str, device: torch.device) -> N
     assert len(after) == len(before)
     assert all(torch.equal(a, b) for a, b in zip(after, before, strict=True))
     assert lr == [group["lr"] for group in step.optimizer.param_groups]
-
-
-def test_graphs_change_no_number_but_by_rounding(device: torch.device) -> None:
-    """Batches lie at different addresses, and a ceiling between them puts the state back."""
-    world, images = ProcessWorld(device), made_batch(device, 64).images
-    batches = [replace(made_batch(device, 64), images=images.roll(shift, 0)) for shift in range(3)]
-
-    def losses(*, graphs: bool) -> list[float]:
-        step = made_step("resnet18", device, 64)
-        step.module = world.wrap(step.module, compiled=graphs, mode="reduce-overhead")
-        outcomes = []
-        for position in range(12):
-            if position == 8:
-                compute_ceiling(step, batches, accumulate=1, world=world, synchronise=world.synchronise)
-            outcomes.append(
-                step(itertools.repeat(batches[position % 3], 1), lr=0.001, epoch=0, position=position)
-            )
-        return [float(outcome[0] / outcome[1]) for outcome in outcomes]
-
-    eager, graphs = losses(graphs=False), losses(graphs=True)
-    assert len(set(eager)) > 6, "it learns, and batches differ"
-    assert graphs == pytest.approx(eager, abs=0.02)
 
 
 def launched(ranks: int, *flags: str) -> None:

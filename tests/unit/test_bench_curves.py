@@ -21,7 +21,7 @@ from tests.unit.test_report_tensorboard import provider
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "train": {"arch": "resnet18", "loader": "dali-gpu", "precision": "fp16", "gpus": 1},
-    "workers": {"image_size": 224, "workers": 1, "memory": "pinned", "compiled": "eager"},
+    "workers": {"image_size": 224, "workers": 1, "memory": "pinned", "step": "eager"},
     "loader": {"loader": "pytorch", "batch_size": 8},
     "slow-storage": {"method": "pytorch", "steps": 10},
     "max-batch": {"arch": "resnet18", "loader": "dali-gpu", "precision": "fp16"},

@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def row(
     gpu: str | None = "H",
     loader: str = "torchvision",
     repeats: int = 5,
-    compiled: str = "eager",
+    step: str = "eager",
 ) -> Row:
     point = {
         "loader": loader,
@@ -92,7 +93,7 @@ def row(
         "memory": memory,
         "workers": workers,
         "batch_size": batch,
-        "compiled": compiled,
+        "step": step,
     }
     parts = {"data_wait_ms": wait, "forward_ms": 3.0, "backward_ms": 5.0, "update_ms": 1.0}
     spread = {"rate": {"n": 5, "min": rate * 0.99, "max": rate * 1.01, "iqr": rate * 0.01}}
@@ -152,7 +153,7 @@ def row(
             [row(8, 90, ceiling=100), row(16, 180, ceiling=195)],
             "97% of its compute costs the same up to batch 16, the next that was measured: "
             "bound by launches, and by kernels too small to fill the GPU: "
-            "a larger batch, or --compile true --compile-mode reduce-overhead.",
+            "a larger batch, or --graphs true.",
         ),
         (
             [row(8, 90, ceiling=100, gpu=None), row(16, 180, ceiling=195, gpu=None)],
@@ -165,18 +166,12 @@ def row(
         (
             [
                 *(row(size, rate, ceiling=rate) for size, rate in ((8, 90), (16, 180))),
-                *(
-                    row(size, rate, ceiling=rate, compiled="reduce-overhead")
-                    for size, rate in ((8, 270), (16, 360))
-                ),
+                *(row(size, rate, ceiling=rate, step="graphs") for size, rate in ((8, 270), (16, 360))),
             ],
-            "reduce-overhead: 3.00 times the rate of eager at batch 8 (270 img/s).",
+            "graphs: 3.00 times the rate of eager at batch 8 (270 img/s).",
         ),
         (
-            [
-                row(size, rate, ceiling=rate, compiled="reduce-overhead")
-                for size, rate in ((8, 90), (16, 180))
-            ],
+            [row(size, rate, ceiling=rate, step="graphs") for size, rate in ((8, 90), (16, 180))],
             "too small to fill the GPU: a larger batch.",
         ),
         (
@@ -208,33 +203,20 @@ def test_no_sentence_without_figures_nor_about_what_was_not_varied() -> None:
     assert len(conclude([row(8, 90, ceiling=100)])) == 1, "only what bounds the smallest batch"
 
 
-def test_rows_that_are_compiled_otherwise_are_not_compared_by_their_batch() -> None:
+def test_rows_that_are_launched_otherwise_are_not_compared_by_their_batch() -> None:
     """Eager at 8 and graphs at 16 would make a step that costs nothing."""
-    eager, graphs = row(8, 90, ceiling=100), row(16, 900, ceiling=1000, compiled="reduce-overhead")
+    eager, graphs = row(8, 90, ceiling=100), row(16, 900, ceiling=1000, step="graphs")
     assert all("fixed" not in one["figures"] for one in derive([eager, graphs]))
     said = conclude([eager, graphs])
-    assert (
-        len(said) == 2
-        and said[0].startswith("eager: Batch 8")
-        and said[1].startswith("reduce-overhead: Batch 16")
-    )
+    assert len(said) == 2 and said[0].startswith("eager: Batch 8") and said[1].startswith("graphs: Batch 16")
 
 
-def test_a_compiled_point_says_so_to_train_py(tmp_path: Path) -> None:
-    settings = Workers(
-        loader="synthetic",
-        batch_sizes=(8,),
-        workers=(1,),
-        memory=("pinned",),
-        compiled=("eager", "default", "reduce-overhead"),
-    )
+def test_a_point_says_how_its_step_is_launched(tmp_path: Path) -> None:
+    ways: Any = ("eager", "graphs", "compile", "compile+graphs")
+    settings = Workers(loader="synthetic", batch_sizes=(8,), workers=(1,), memory=("pinned",), steps=ways)
     commands = [" ".join(workers.command(settings, point, tmp_path)) for point in points(settings)]
-    assert [re.findall(r"--compile-mode (\S+)", command) for command in commands] == [
-        [],
-        ["default"],
-        ["reduce-overhead"],
-    ]
-    assert ["--compile true" in command for command in commands] == [False, True, True]
+    asked = [re.findall(r"--(?:compile|graphs) (\w+)", command) for command in commands]
+    assert asked == [["false", "false"], ["false", "true"], ["true", "false"], ["true", "true"]]
 
 
 def test_the_fixed_share_is_beside_each_row_but_the_largest() -> None:

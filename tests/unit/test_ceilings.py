@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,6 @@ class FakeStep:
 
     def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self.seconds, self.sleep, self.calls = seconds, sleep, 0
-        self.optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
         self.phases = Phases(CPU)
         self.given: list[Batch] = []
 
@@ -88,8 +88,8 @@ class FakeStep:
         self.calls += 1
         self.sleep(self.seconds)
 
-    def state_tensors(self) -> list[torch.Tensor]:
-        return []
+    def preserved(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def nothing() -> None:
@@ -122,7 +122,6 @@ def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[
     assert found["steps"] * 0.02 >= 2.0, "at least two seconds"
     assert step.calls == found["steps"] + 8, "eight to warm up"
     assert len(step.given) == accumulate and all(batch.valid.all() for batch in step.given)
-    assert step.optimizer.param_groups[0]["lr"] == 0.5
     assert step.phases.read() == {}, "nothing of it is told as training"
 
 

@@ -220,7 +220,6 @@ def test_any_path_comes_back_from_yaml(path: str) -> None:
 
 # --- mistakes -----------------------------------------------------------------------------------------------
 
-COMPILED = ("--compile", "true", "--compile-mode")
 WRONG_FLAGS = [
     (["--batch-size", "0"], ["--batch-size", "0", "greater than 0"]),
     (["--batch-size", "-3"], ["--batch-size", "-3"]),
@@ -263,13 +262,8 @@ WRONG_FLAGS = [
         ["--clip-stride", "99999999999999999999", "--task", "video"],
         ["--clip-stride got 99999999999999999999", "1000000"],
     ),
-    ([*COMPILED, "fast"], ["--compile-mode", "fast", "reduce-overhead"]),
-    (["--compile-mode", "reduce-overhead"], ["--compile-mode reduce-overhead", "--compile true"]),
-    ([*COMPILED, "reduce-overhead", "--task", "detection"], ["--compile-mode default", "--task detection"]),
-    (
-        ["--compile", "true", "--compile-mode", "reduce-overhead", "--accumulate", "2"],
-        ["--accumulate 1", "got 2", "--compile-mode default"],
-    ),
+    (["--graphs", "fast"], ["--graphs", "fast", "auto"]),
+    (["--graphs", "true", "--task", "detection"], ["--graphs auto", "--task detection"]),
     (["--bach-size", "3"], ["--bach-size", "did you mean", "batch-size", "--help"]),
     (["--lr", "0.1", "stray"], ["stray"]),
     (["--seed", "-1"], ["--seed"]),

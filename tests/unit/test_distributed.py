@@ -82,7 +82,7 @@ def train(world: ProcessWorld) -> dict[str, Any]:
     """Three steps of as many micro-batches as there are, the ranks taking turns."""
     net, accumulate = Net(), len(VALID[0]) // world.size
     step = step_of(net, accumulate=accumulate, clip=0.5)
-    step._world = world
+    step.world = world
     step.module = world.wrap(net, compiled=False)
     outcomes = []
     for k, counted in enumerate(VALID):

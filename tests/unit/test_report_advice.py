@@ -19,6 +19,7 @@ def summary(
         "rate": {"steady": 100.0},
         "ceiling": {"compute": {"rate": 110.0}, "loader": {"rate": 120.0}},
         "bound": bound,
+        "graphs_off": "--graphs false",
         "efficiency": 0.9,
         "loader": "dali-gpu",
         "precision": "fp16",
@@ -53,22 +54,22 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("compute", gpu={"utilisation": 0.97}), "--compile true makes"),
     (
         summary("compute", gpu={"utilisation": 0.25}),
-        "busy 25% of its time, so it waits for launches: a larger --batch-size, or --compile true",
+        "busy 25% of its time, so it waits for launches: a larger --batch-size, or --graphs true",
     ),
     (
-        summary("compute", gpu={"utilisation": 0.25}, compile="reduce-overhead"),
+        summary("compute", gpu={"utilisation": 0.25}, compile=True, graphs_off=None),
         "it waits for launches: a larger --batch-size.",
     ),
     (
-        summary("compute", gpu={"utilisation": 0.25}, graphs=False),
+        summary("compute", gpu={"utilisation": 0.25}, graphs_off="many shapes"),
         "it waits for launches: a larger --batch-size.",
     ),
     (
-        summary("compute", compile="default", memory={"device_gib": 15.0}),
+        summary("compute", compile=True, memory={"device_gib": 15.0}),
         "124 GiB of its memory are free: a larger --batch-size",
     ),
-    (summary("compute", compile="default"), "more GPUs"),
-    (summary("compute", compile="reduce-overhead", memory=None), "more GPUs"),
+    (summary("compute", compile=True), "more GPUs"),
+    (summary("compute", compile=True, graphs_off=None, memory=None), "more GPUs"),
     (summary("compute", CPU, precision="fp32"), "a GPU, a smaller --image-size"),
     # the loader is
     (summary("loader", loader="torchvision"), "--loader dali-gpu"),
@@ -106,7 +107,6 @@ CASES: list[tuple[dict[str, Any], str]] = [
         summary("loader", CPU, clips=CLIPS, loader="pyav", busy=0.3),
         "70% of the CPU cores are idle: more --workers",
     ),
-    (summary("contention", busy=0.3, accumulate=4), "--loader dali-cpu"),
     (
         summary("contention", busy=0.1, clips=CLIPS, loader="nvdec", ceiling=SLOW_LOADER),
         "90% of the CPU cores are idle: --loader nvdec+pyav",
@@ -120,28 +120,28 @@ CASES: list[tuple[dict[str, Any], str]] = [
     (summary("contention", CPU, busy=1.0, workers=1), "they share the CPU cores, so try more cores"),
     (
         summary("contention", busy=0.95, workers=0),
-        "so try --compile true --compile-mode reduce-overhead (few launches), then more cores",
+        "so try --graphs true (few launches), then more cores",
     ),
     (
         summary("contention", busy=0.95, workers=16),
-        "fewer --workers and --compile true --compile-mode reduce-overhead (few launches",
+        "fewer --workers and --graphs true (few launches",
     ),
-    (summary("contention", busy=0.95, compile="reduce-overhead"), "fewer --workers, then more cores"),
-    (summary("contention", busy=0.95, graphs=False), "fewer --workers, then more cores"),
-    (summary("contention", busy=0.3), "--compile true --compile-mode reduce-overhead leaves few launches"),
+    (summary("contention", busy=0.95, compile=True, graphs_off=None), "fewer --workers, then more cores"),
+    (summary("contention", busy=0.95, graphs_off="many shapes"), "fewer --workers, then more cores"),
+    (summary("contention", busy=0.3), "--graphs true leaves few launches"),
     (
-        summary("contention", busy=0.3, compile="default"),
-        "--compile true --compile-mode reduce-overhead leaves few launches",
+        summary("contention", busy=0.3, compile=True),
+        "--graphs true leaves few launches",
     ),
-    (summary("contention", busy=0.3, compile="reduce-overhead"), "--loader dali-cpu"),
-    (summary("contention", busy=0.3, graphs=False), "--loader dali-cpu"),
-    (summary("contention", busy=0.3, compile="reduce-overhead", loader="torchvision"), "--profile true"),
+    (summary("contention", busy=0.3, compile=True, graphs_off=None), "--loader dali-cpu"),
+    (summary("contention", busy=0.3, graphs_off="many shapes"), "--loader dali-cpu"),
+    (summary("contention", busy=0.3, compile=True, graphs_off=None, loader="torchvision"), "--profile true"),
 ]
 
 
 @pytest.mark.parametrize(("case", "said"), CASES)
 def test_advice(case: dict[str, Any], said: str) -> None:
-    sentence = advice(case, graphs=case.get("graphs", True))  # of the task, and no key of a summary
+    sentence = advice(case)
     assert said in sentence
     assert sentence.endswith(".") and "\n" not in sentence
     assert "  " not in sentence

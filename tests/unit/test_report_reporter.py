@@ -79,12 +79,12 @@ def test_a_mean_over_no_loss_is_left_out(told: Told, samples: int) -> None:
 def test_a_loss_of_no_sample_does_not_count(told: Told) -> None:
     def train(*losses: float) -> str:
         points = [
-            {"step": step, "loss": loss, "grad_norm": math.nan, "loss_scale": 1.0}
+            {"step": step, "lr": 0.1, "loss": loss, "grad_norm": math.nan, "loss_scale": 1.0}
             for step, loss in enumerate(losses)
         ]
         progress = {"epoch": 0, "consumed": 8}
         with told.reporter.epoch(0, 1, 8, 0):
-            told.reporter.train(points, progress=progress, lr=0.1, skipped_steps=0, phases={}, steps=[])
+            told.reporter.train(points, progress=progress, skipped_steps=0, phases={}, steps=[])
         return told.stream.getvalue().splitlines()[-1]
 
     assert "loss" not in train(math.nan, math.nan)

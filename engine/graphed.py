@@ -1,0 +1,223 @@
+"""The whole optimiser step as CUDA graphs: captured once before training, replayed with every batch.
+
+    batch    -> copied into the batch that was captured, on the step's own stream
+    replay   -> forward, loss, backward, all-reduce, unscale, clip, update: one launch instead of hundreds
+
+A graph writes to the addresses that were captured, so whatever a step leaves for the next one stays where it
+is; engine/step.py keeps to that.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from contracts import Batch, UserError
+from engine.distributed import ProcessWorld
+from engine.step import Step
+
+WARM_UP = 3
+"""Steps before a capture: libraries pick kernels and take memory in the first, torch.compile compiles."""
+WARM_UP_OF_RANKS = 11
+"""DistributedDataParallel asks for as many: it arranges its buckets anew until then."""
+WAITS = "synchroniz"
+"""Is in torch's error when the host would wait for the device, which a graph cannot do."""
+
+
+class NoPhases:
+    """A contracts.Phases that measures nothing: an event inside of a graph has no time to be asked for."""
+
+    steps: Sequence[dict[str, float]] = ()
+
+    def mark(self, name: str) -> None:
+        """Do nothing."""
+
+
+class Graphs:
+    """The micro-batches of a step, captured: the last of a step with and without the gradient norm, and the
+    ones before.
+    """
+
+    def __init__(self, step: Step, static: Batch) -> None:
+        """Capture. `static` is the batch that replays read. Raises RuntimeError where CUDA cannot."""
+        self._static = static
+        self._graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
+        self._outcomes: dict[tuple[bool, bool], torch.Tensor] = {}
+        self._always_norm = step.clips
+        pool = torch.cuda.graph_pool_handle()  # one for all: no two of them run at the same time
+        variants = [(True, False)] if step.clips else [(True, False), (True, True)]
+        if step.accumulate > 1:
+            variants.append((False, False))
+        for last, want_norm in variants:
+            graph = torch.cuda.CUDAGraph()
+            stream = torch.cuda.current_stream()
+            # another thread's calls, such as those of NCCL's watchdog, are none of the graph's business
+            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                outcome = step.micro_batch(static, last=last, want_norm=want_norm)
+            self._graphs[last, want_norm] = graph
+            self._outcomes[last, want_norm] = outcome
+
+    def replay(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
+        """Do what Step.micro_batch does, with the numbers of `batch`. Its seed was set by the caller."""
+        captured = self._static
+        captured.images.copy_(batch.images)
+        small = [batch.sizes, batch.valid, *(batch.targets[name] for name in captured.targets)]
+        for there, here in zip(
+            [captured.sizes, captured.valid, *captured.targets.values()], small, strict=True
+        ):
+            there.copy_(here)
+        variant = last, want_norm and last and not self._always_norm
+        self._graphs[variant].replay()
+        return self._outcomes[variant]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of --graphs."""
+
+    why_not: str = ""  # "" where steps are graphs
+    warm_up_ms: dict[str, float] = field(default_factory=dict)  # phases of an eager step, measured before
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Return the line to say where a GPU's steps stay eager though nobody asked for that."""
+        unasked = self.why_not and torch.cuda.is_available() and not self.why_not.startswith("--")
+        return (f"steps are launched kernel by kernel: {self.why_not}",) if unasked else ()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a summary says of it."""
+        return {"graphs": not self.why_not, "graphs_off": self.why_not or None, "warm_up_ms": self.warm_up_ms}
+
+
+def prepare(
+    step: Step,
+    make_batch: Callable[[], Batch],
+    world: ProcessWorld,
+    asked: bool | str,
+    *,
+    one_shape: bool,
+) -> Outcome:
+    """Capture the step, where --graphs (`asked`: auto, True or False) and the task's shapes allow it.
+
+    `make_batch` makes a batch to throw away, as training will have them. Raises UserError where graphs were
+    asked for and cannot be.
+    """
+    if asked is False:
+        return Outcome(why_not="--graphs false")
+    if world.device.type != "cuda":
+        outcome = Outcome(why_not="there is no GPU")
+    elif not one_shape:
+        outcome = Outcome(why_not="batches of this task have many shapes, and each would be a graph")
+    else:
+        why, split = capture(step, make_batch(), world)
+        outcome = Outcome(why_not=why, warm_up_ms=split)
+    if asked is True and outcome.why_not:
+        raise UserError(f"--graphs true: {outcome.why_not}; --graphs false")
+    return outcome
+
+
+def capture(step: Step, batch: Batch, world: ProcessWorld) -> tuple[str, dict[str, float]]:
+    """Warm the step up on a batch that is thrown away, capture it, and put all that it changed back.
+
+    Returns why it cannot be captured, "" where it was, and the milliseconds of the phases of an eager step.
+    Every rank calls it, and all of them capture or none. The loader opens after this: its threads call CUDA,
+    and a call at the wrong time breaks a capture.
+    """
+    static = replace(
+        batch,
+        images=batch.images.clone(),  # keeps its memory format
+        sizes=batch.sizes.clone(),
+        valid=batch.valid.clone(),
+        targets={name: target.clone() for name, target in batch.targets.items()},
+        rows=None,  # numbers of the host would be those of this batch in every replay
+        host={},
+    )
+    with step.preserved():
+        why = _warm_up(step, static, WARM_UP if world.size == 1 else WARM_UP_OF_RANKS)
+        split = step.phases.read()
+        why = next(filter(None, world.gather(why)), "")
+        if not why:
+            with _unwatched(step):
+                gc.collect()  # what is left of the warm-up would stay beside the graph's own memory
+                why = _captured(step, static)
+            why = next(filter(None, world.gather(why)), "")
+    if why:
+        step.forget()
+    return why, split
+
+
+def _warm_up(step: Step, static: Batch, count: int) -> str:
+    """Take steps, and in the last one see whether the host has to wait for the device.
+
+    Returns where, "" if nowhere.
+    """
+    for at in range(count):
+        step.phases.interrupt()
+        last = at == count - 1
+        _refuse_waits(last)
+        try:
+            step(itertools.repeat(static), lr=0.0, epoch=0, position=0, want_norm=True)
+        except RuntimeError as error:
+            if not last or WAITS not in str(error):
+                raise
+            return f"the host waits for the device in the middle of a step ({_where(error)})"
+        finally:
+            _refuse_waits(False)
+        step.phases.step()
+        torch.cuda.synchronize()
+        if at < count - 2:
+            step.phases.read()  # of steps that chose kernels
+    return ""
+
+
+def _refuse_waits(on: bool) -> None:
+    """Have torch raise where the host would wait for the device, or no more."""
+    with warnings.catch_warnings():
+        # that it does not see all of them yet: what it misses, the capture itself refuses
+        warnings.filterwarnings("ignore", "Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error" if on else "default")
+
+
+def _captured(step: Step, static: Batch) -> str:
+    """Capture. Returns what CUDA said against it, "" where it did not."""
+    try:
+        step.graphs = Graphs(step, static)
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        raise  # engine/memory.py names a batch that fits
+    except RuntimeError as error:
+        # the generator is still in the capture, and would refuse to draw: give it a state that never was
+        device = step.world.device
+        fresh = torch.Generator(device).graphsafe_get_state()
+        torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+        return f"CUDA cannot capture it ({str(error).partition(chr(10))[0]})"
+    return ""
+
+
+def _where(error: BaseException) -> str:
+    """Return file and line of the last frame of an error that is not torch's own."""
+    frames = []
+    traceback = error.__traceback__
+    while traceback is not None:
+        frames.append((traceback.tb_frame.f_code.co_filename, traceback.tb_lineno))
+        traceback = traceback.tb_next
+    named = [(name, line) for name, line in frames if "/torch/" not in name] or frames
+    name, line = named[-1]
+    return f"{name.rpartition('/')[2]}, line {line}"
+
+
+@contextmanager
+def _unwatched(step: Step) -> Iterator[None]:
+    phases = step.phases
+    step.phases = NoPhases()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        step.phases = phases

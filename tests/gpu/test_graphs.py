@@ -1,0 +1,235 @@
+"""The step as a CUDA graph: the numbers of eager steps, and eager where it cannot be one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from config import Optimisation
+from contracts import Batch, UserError
+from engine import graphed, optimizers
+from engine.distributed import ProcessWorld
+from engine.step import Step
+from models import classification as registry
+from plan import draws
+from plan.targets import IGNORE
+from report.ceilings import compute_ceiling
+from report.phases import Phases
+from tasks.classification import Classification
+
+CLASSES = 5
+BATCH = 8
+SIDE = 64
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """cudnn.benchmark times kernels against each other, and picks another in another process."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.benchmark = before
+    torch.backends.cudnn.deterministic = False
+
+
+@pytest.fixture
+def world(device: torch.device) -> Iterator[ProcessWorld]:
+    world = ProcessWorld(device)
+    with world.own_stream():
+        yield world
+
+
+def made(world: ProcessWorld, arch: str | torch.nn.Module, precision: str = "fp16", **settings: Any) -> Step:
+    """Make a step as train.py composes it."""
+    torch.manual_seed(0)
+    module = arch
+    if isinstance(arch, str):
+        module, _ = registry.build(arch, classes=CLASSES, shape=(2, 3, SIDE, SIDE))
+    assert isinstance(module, torch.nn.Module)
+    module = module.to(world.device).to(memory_format=torch.channels_last).train()
+    optimisation = Optimisation(**{"lr": 0.01} | settings)
+    return Step(
+        module=world.wrap(module, compiled=False),
+        task=Classification(np.arange(BATCH) % CLASSES),
+        optimizer=optimizers.build(module, optimisation),
+        optimisation=optimisation,
+        precision=precision,
+        world=world,
+        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
+        phases=Phases(world.device),
+    )
+
+
+def batch_of(number: int, precision: str, device: torch.device) -> Batch:
+    """Return a batch at memory of its own; of every third, two rows are padding."""
+    generator = torch.Generator(device).manual_seed(number)
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    images = torch.randn(BATCH, 3, SIDE, SIDE, generator=generator, device=device).to(dtype)
+    valid = torch.arange(BATCH, device=device) < (BATCH - 2 if number % 3 == 2 else BATCH)
+    labels = (torch.arange(BATCH, device=device) + number) % CLASSES
+    return Batch(
+        images=images.to(memory_format=torch.channels_last),
+        sizes=torch.full((BATCH, 2), SIDE, device=device),
+        targets={"labels": torch.where(valid, labels, IGNORE)},
+        valid=valid,
+        ids=np.arange(BATCH) + BATCH * number,
+    )
+
+
+def trained(step: Step, precision: str, *, steps: int = 12, first: int = 0) -> np.ndarray:
+    """Return the outcomes of some steps, float32 [steps, 4]."""
+    outcomes = []
+    for at in range(first, first + steps):
+        micros = [
+            batch_of(at * step.accumulate + k, precision, step.world.device) for k in range(step.accumulate)
+        ]
+        outcome = step(iter(micros), lr=0.01 / (1 + at), epoch=0, position=at, want_norm=at % 4 == 0)
+        outcomes.append(outcome.clone())  # the next replay writes there
+    return torch.stack(outcomes).cpu().numpy()
+
+
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "sgd": ("resnet18", "fp16", {}),
+    "clipped": ("resnet18", "fp16", {"clip_grad_norm": 0.5}),
+    "accumulated": ("resnet18", "fp16", {"accumulate": 3}),
+    "adamw": ("resnet18", "fp16", {"optimizer": "adamw", "lr": 1e-3}),
+    "bf16": ("resnet18", "bf16", {}),
+    "fp32": ("resnet18", "fp32", {"accumulate": 2, "clip_grad_norm": 1.0}),
+    "dropout": ("mobilenet_v3_small", "fp16", {}),
+    "depth": ("efficientnet_b0", "fp16", {"accumulate": 2}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.usefixtures("deterministic")
+def test_bit_for_bit(case: str, world: ProcessWorld) -> None:
+    """Losses, norms and loss scales of graphs are those of eager steps, and so are weights and statistics.
+
+    Dropout and stochastic depth take their masks from the step's key in both.
+    """
+    arch, precision, settings = CASES[case]
+    eager = made(world, arch, precision, **settings)
+    expected = trained(eager, precision)
+    step = made(world, arch, precision, **settings)
+    before = [tensor.detach().clone() for tensor in step.state_tensors()]
+    why, split = graphed.capture(step, batch_of(99, precision, world.device), world)
+    assert not why
+    assert {"forward", "backward", "update"} <= split.keys()
+    assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
+    found = trained(step, precision, steps=6)
+    compute_ceiling(
+        step,
+        [batch_of(7, precision, world.device)],
+        accumulate=step.accumulate,
+        world=world,
+        synchronise=world.synchronise,
+    )
+    found = np.concatenate([found, trained(step, precision, steps=6, first=6)])
+    assert len(np.unique(found[:, 0])) > 6, "batches differ"
+    np.testing.assert_array_equal(found, expected)
+    for a, b in zip(step.state_tensors(), eager.state_tensors(), strict=True):
+        assert torch.equal(a, b)
+    step.forget()
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_every_step_has_another_mask(world: ProcessWorld) -> None:
+    """One batch, no learning: steps differ by dropout alone, and a key gives the same mask again."""
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(3 * SIDE * SIDE, CLASSES), torch.nn.Dropout(0.5)
+    )
+    step = made(world, net)
+    batch = batch_of(0, "fp16", world.device)
+    assert not graphed.capture(step, batch, world)[0]
+
+    def loss(position: int) -> float:
+        return float(step(iter([batch]), lr=0.0, epoch=0, position=position)[0])
+
+    losses = [loss(at) for at in range(6)]
+    assert len(set(losses)) == 6
+    assert loss(3) == losses[3]
+
+
+class Waits(torch.nn.Module):
+    """Reads a number from the device in the middle of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = torch.nn.Linear(3, CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(torch.nn.functional.dropout(images.float().mean((2, 3))))
+        return found * (1.0 if found.sum().item() < 1e9 else 0.5)
+
+
+class Synchronises(Waits):
+    """Waits for the whole device, which torch's own check does not see and a capture does not survive."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        torch.cuda.synchronize()
+        found: torch.Tensor = self.head(torch.nn.functional.dropout(images.float().mean((2, 3))))
+        return found
+
+
+@pytest.mark.parametrize(
+    ("net", "said"), [(Waits, "test_graphs.py, line"), (Synchronises, "CUDA cannot capture")]
+)
+def test_what_cannot_be_captured_trains_on_as_before(
+    net: type[torch.nn.Module], said: str, world: ProcessWorld
+) -> None:
+    torch.manual_seed(0)
+    module = net()
+    state = deepcopy(module.state_dict())
+    expected = trained(made(world, module), "fp16")
+    module.load_state_dict(state)
+    step = made(world, module)
+    noise = partial(batch_of, 99, "fp16", world.device)
+    outcome = graphed.prepare(step, noise, world, "auto", one_shape=True)
+    assert said in outcome.why_not
+    assert step.graphs is None
+    assert said in outcome.told[0]
+    np.testing.assert_array_equal(trained(step, "fp16"), expected)
+    with pytest.raises(UserError, match=r"--graphs true: .*--graphs false"):
+        graphed.prepare(made(world, net()), noise, world, True, one_shape=True)
+
+
+def test_a_step_whose_loss_scale_is_too_high_is_skipped(world: ProcessWorld) -> None:
+    step = made(world, "resnet18")
+    step.scaler.load_state_dict(step.scaler.state_dict() | {"scale": 2.0**40})
+    assert not graphed.capture(step, batch_of(0, "fp16", world.device), world)[0]
+    weights = next(step.module.parameters()).detach().clone()
+    outcomes = trained(step, "fp16", steps=2)
+    assert outcomes[:, 3].tolist() == [2.0**40, 2.0**39]
+    assert torch.equal(next(step.module.parameters()), weights)
+
+
+def test_memory_that_an_eager_step_would_not_take(world: ProcessWorld) -> None:
+    """Graph and eager reserve alike: the warm-up's memory goes back before the capture."""
+
+    def reserved(*, graph: bool) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        step = made(world, "resnet18")
+        batch = replace(batch_of(0, "fp16", world.device))
+        if graph:
+            assert not graphed.capture(step, batch, world)[0]
+            torch.cuda.reset_peak_memory_stats()
+        for at in range(4):
+            step(itertools.repeat(batch), lr=0.01, epoch=0, position=at)
+        found = torch.cuda.memory_reserved()
+        step.forget()
+        return found
+
+    eager = reserved(graph=False)
+    graphs = reserved(graph=True)
+    print(f"reserved: eager {eager / 2**20:.0f} MiB, graph {graphs / 2**20:.0f} MiB")
+    assert graphs < 1.5 * eager
