@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import weakref
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -40,8 +41,11 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
         held.append(weakref.ref(activations))
         raise error
 
+    taken = MagicMock()
+
     def largest_fit(*_: Any) -> int:
         assert held[0]() is None
+        taken.forget.assert_called_once_with()  # its gradients, and a graph's memory
         return 48
 
     monkeypatch.setattr(memory, "largest_fit", largest_fit)
@@ -50,7 +54,7 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
             UserError,
             match=r"--batch-size 64 does not fit \(.*memory\); --batch-size 48 fits, with --accumulate",
         ),
-        memory.explained(None, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))),  # type: ignore[arg-type]
+        memory.explained(taken, 64, (3, 32, 32), ProcessWorld(torch.device("cpu"))),
     ):
         step()
 
