@@ -26,7 +26,7 @@ from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
 from engine.validation import Validation  # noqa: E402
-from loaders import open_loader  # noqa: E402
+from loaders import open_loader, require_files  # noqa: E402
 from models import Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from report import ceilings, record  # noqa: E402
@@ -61,6 +61,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
     with ExitStack() as stack:
         stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
         splits = kind.splits(config, loader_name, console, start.classes(registry, arch))
+        require_files(loader_name, [split.source for split in splits.values()])  # not first in validation
         train_set = splits["train"].columns
         source = splits["train"].source
         val = splits["val"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Literal
 
-from contracts import Feed, Loader, UserError
+from contracts import Feed, Loader, Source, UserError
 
 
 class Undecodable(ValueError):
@@ -56,21 +57,28 @@ def opens_files(name: str) -> bool:
     return bool(import_module({**LOADERS, **CLIPS}[name]).OPENS_FILES)
 
 
+def require_files(name: str, sources: Iterable[Source]) -> None:
+    """Raise UserError where the loader of that name opens files itself, and a source has none."""
+    without = [source for source in sources if not source.files] if opens_files(name) else []
+    if not without:
+        return
+    others = [
+        other
+        for other in (LOADERS if name in LOADERS else CLIPS)
+        if other != "synthetic" and not opens_files(other)
+    ]
+    raise UserError(
+        f"--loader {name} opens each sample's own file, and {without[0].name(0)} is none; "
+        f"choose --loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
+    )
+
+
 def open_loader(name: str, feed: Feed) -> Loader:
     """Return the loader of that name, ready to give batches.
 
     Raises UserError where this machine cannot run it, and where it opens files and the source has none.
     """
-    if opens_files(name) and not feed.source.files:
-        others = [
-            other
-            for other in (LOADERS if name in LOADERS else CLIPS)
-            if other != "synthetic" and not opens_files(other)
-        ]
-        raise UserError(
-            f"--loader {name} opens each sample's own file, and this --source has none; "
-            f"choose --loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
-        )
+    require_files(name, [feed.source])
     module = import_module({**LOADERS, **CLIPS}[name])
     beside = name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)
