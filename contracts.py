@@ -415,8 +415,6 @@ class Metric(Protocol):
 class Task(Protocol):
     """What a batch means."""
 
-    best: Figure  # of Metric.result: picks best.pt
-
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return the host arrays that travel with the images.
 

@@ -19,7 +19,6 @@ import torch  # noqa: E402
 from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
 from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
-from dataset.sources import are_files  # noqa: E402
 from engine import memory, optimizers, precision  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
@@ -50,8 +49,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
     registry = kind.registry
     if (scored := kind.score(config, console)) is not None:
         return scored
-    files = config.data.data is None or are_files(config.data.source, config.data.data)
-    auto = kind.default_loader(gpu=DEVICE.type == "cuda", files=files)
+    auto = kind.default_loader(gpu=DEVICE.type == "cuda", files=kind.are_files(config))
     loader_name = one_of("--loader", load.loader, kind.loaders, auto=auto, elsewhere=task_with_loader)
     arch = one_of("--arch", model.arch or kind.arch, registry.names(), elsewhere=task_with_arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
@@ -137,6 +135,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             validation=Validation(
                 world=world,
                 task=val_task,
+                best=kind.figures[0],
                 precision=precise,
                 plan=val_plan,
                 open_loader=partial(open_loader, loader_name, val_feed) if config.data.data else None,

@@ -21,8 +21,6 @@ SOURCES = {
 
 Where --source auto finds nothing, the first one says what is missing.
 """
-PLACES = ("train", "val", "train2017", "val2017")
-"""What splits are called on disk, of labelled images and in COCO's layout."""
 
 
 class SourceModule(Protocol):
@@ -82,14 +80,6 @@ def choose_source(name: str, data: Path, place: str) -> str:
             f"choose one with --source {holding[0]}"
         )
     return holding[0] if holding else next(iter(SOURCES))
-
-
-def are_files(name: str, data: Path) -> bool:
-    """Whether each sample will be a file of its own, as far as names say: what --loader auto depends on."""
-    if name != "auto":
-        return source_named(name).FILES
-    others = [module for module in map(source_named, SOURCES) if not module.FILES]
-    return all(module.missing(data, place) for module in others for place in PLACES)
 
 
 def what_holds(name: str) -> str:

@@ -18,9 +18,9 @@ import torch
 from config import build
 from contracts import Feed, Source, Split, UserError
 from dataset.coco.scan import open_coco
-from dataset.sources import SOURCES, SourceModule, are_files, source_named
+from dataset.sources import SOURCES, SourceModule, source_named
 from dataset.sources.folder import Folder
-from dataset.splits import open_splits
+from dataset.splits import are_files, open_splits
 from loaders import CLIPS, LOADERS, default_loader, open_loader, opens_files
 from plan.boxes import DetectionPlan, DetectionPolicy
 from tests.conformance import placed, scenes, sources, toy
@@ -195,7 +195,8 @@ def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> No
         splits = opened(data, source)
         assert {type(split.source).__module__ for split in splits.values()} == {SOURCES[kind]}
         assert splits["val"].columns.classes == ("a", "b")
-        assert are_files(source, data) is source_named(kind).FILES
+        settings = build({"data": data, "source": source}).data
+        assert are_files(settings, "images") is source_named(kind).FILES
 
 
 def test_auto_refuses_when_two_fit(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         lambda: opened(data, "lmbd")
     )
     config = build({"data": data, "source": "toy"})
-    said = mistake(lambda: open_splits(config.data, kind="videos", loader="pyav", console=Console()))
+    said = mistake(lambda: open_splits(config.data, content="videos", loader="pyav", console=Console()))
     assert "--source toy is for images; videos are files" in said
 
 
@@ -308,7 +309,7 @@ def test_images_of_detection_come_from_a_source(name: str, tmp_path: Path) -> No
             file.unlink()
         (data / place).rmdir()
     config = build({"data": data, "manifest_dir": tmp_path / "cache"})
-    split = open_splits(config.data, kind="instances", loader=name, console=Console())["train"]
+    split = open_splits(config.data, content="instances", loader=name, console=Console())["train"]
     assert split.columns.fingerprint == folder.fingerprint and isinstance(split.source, toy.Memory)
     plan = DetectionPlan.of(
         folder, DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5), seed=3, batch_size=4

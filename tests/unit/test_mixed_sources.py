@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from config import build
+from dataset.sources import SOURCES
+from dataset.splits import SPLITS, Content, are_files
 from tests.end_to_end.runs import ROOT, draw
 
 PROGRAM = """
@@ -35,3 +40,34 @@ def test_a_loader_that_opens_files_asks_validation_too(tmp_path: Path) -> None:
     assert run.returncode == 2, run.stderr[-2000:] or run.stdout
     assert "--loader dali-cpu opens each sample's own file, and toy:a/000.jpg is none; choose" in run.stderr
     assert not (tmp_path / "run/metrics.jsonl").exists(), "nothing was trained before"
+
+
+@pytest.fixture
+def toy_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "toy", "tests.conformance.toy")
+
+
+@pytest.mark.parametrize(
+    ("content", "stray", "real"),
+    [
+        ("images", "val2017.toy", "val.toy"),
+        ("instances", "val.toy", "val2017.toy"),
+        ("videos", "val2017.toy", "val.toy"),
+    ],
+)
+def test_auto_asks_for_what_would_be_opened(
+    content: Content, stray: str, real: str, toy_source: None, tmp_path: Path
+) -> None:
+    """An archive beside the data is none of it."""
+    for name in (
+        "train/a/0.jpg",
+        "train2017/0.jpg",
+        *(f"annotations/instances_{each}2017.json" for each in SPLITS),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    settings = build({"data": tmp_path}).data
+    (tmp_path / stray).touch()
+    assert are_files(settings, content)
+    (tmp_path / real).touch()
+    assert are_files(settings, content) is (content == "videos")
