@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO, TypeVar
@@ -31,6 +31,19 @@ from contracts import Array
 
 class Rejected(Exception):
     """Why a file is no sample, in words for rejected.txt."""
+
+
+class NotWritten(OSError):
+    """A file of a scan under way could not be written: an error of the cache, and of no source."""
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Tell errors of the body apart from those of the source that is read around it: raise NotWritten."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(error.errno, error.strerror or str(error)) from error
 
 
 # raw files of a scan under way: bytes, [n + 1], [n]
@@ -266,7 +279,8 @@ class Rejects:
 
     def __call__(self, path: bytes, why: str) -> None:
         line = f"{printable(path)}\t{why}"
-        self.file.write(line + "\n")
+        with writing():
+            self.file.write(line + "\n")
         self.count += 1
         self.first = self.first or line.replace("\t", ": ")
 

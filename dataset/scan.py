@@ -4,8 +4,8 @@ list   -> paths, offsets, labels on disk    one pass over the folders; from here
 parse  -> a record for each file            processes, 500 files at a time
 keep   -> columns without the rejected      then sealed, renamed and made current
 
-`remembered` (the life of a scan), `read_headers` and `each_file` (the processes) also serve the scans of
-videos and of COCO's files.
+`remembered` (the life of a scan), `reading` (the errors of a source) and `each_file` (the processes) serve
+the scans of images, of videos and of COCO's files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +81,20 @@ def remembered(
         raise UserError(
             f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir"
         ) from error
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Raise an OSError of the body, which reads a source, as a UserError that names the data.
+
+    What the body cannot write stays a NotWritten, which `remembered` tells of the manifest.
+    """
+    try:
+        yield
+    except manifest.NotWritten:
+        raise
+    except OSError as error:
+        raise UserError(f"--data: {what} cannot be read: {error.strerror or error}") from error
 
 
 def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
@@ -175,9 +189,10 @@ class Parser:
             name = blob[start:end]
             try:
                 rows.append(self.read(name))
-            except Rejected as why:
+            except (Rejected, OSError) as why:
                 rows.append(self.left_out)
-                bad.append((self.shown(name), str(why)))
+                said = f"cannot be read: {why.strerror or why}" if isinstance(why, OSError) else str(why)
+                bad.append((self.shown(name), said))
         return self.pack(rows), bad
 
 

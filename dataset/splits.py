@@ -135,7 +135,7 @@ def open_splits(
     that was trained on classes of these names it is the only one that is opened, and has the model's classes.
     Raises UserError.
     """
-    if settings.data is None or content == "videos":
+    if settings.data is None:
         if loader != "synthetic":
             raise UserError(
                 f"--data is missing: --loader {loader} reads files; "

@@ -25,8 +25,8 @@ from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
 from dataset.entries import Entries
 from dataset.images.columns import HEADER, Header
 from dataset.images.scan import read_headers
-from dataset.manifest import Rejected, Rejects, create_column
-from dataset.scan import Progress, remembered
+from dataset.manifest import Rejected, Rejects, create_column, writing
+from dataset.scan import Progress, reading, remembered
 from dataset.sources import source_named
 
 MASKLESS = "its segmentation is left out, its box stays"
@@ -88,8 +88,11 @@ def open_coco(
     entries = kind.entries(real)
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
-        walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
-        known, told, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
+        with reading(file):
+            walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
+            known, told, categories = _read(
+                file, keypoints, _prefixes(root, real, folder), made, rejects, say
+            )
         names = _classes(file, categories, keypoints, classes)
         listed = _listed(file, folder, told, rejects)
         rows = np.fromfile(made / "file_list.annotations", ROW)
@@ -99,7 +102,8 @@ def open_coco(
         image_of = _places(listed.ids, rows["image_id"])
         if images:
             below = os.fsencode(folder) + b"/"
-            entries.remember(visits, [below, *(below + image.path for image in told)])
+            with reading(root):
+                entries.remember(visits, [below, *(below + image.path for image in told)])
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
             records = _headers(entries, listed, annotations, made, rejects, say)
@@ -141,13 +145,8 @@ def _read(
     categories: list[Category] = []
     where = os.fsencode(file)
     try:
-        # closed below: an error of writing is not one of this file
         # -sig: editors of Windows begin a file with a byte-order mark
-        text = open(file, encoding="utf-8-sig")  # noqa: SIM115
-    except OSError as error:
-        raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
-    try:
-        with text, _Writer(made) as writer:
+        with open(file, encoding="utf-8-sig") as text, _Writer(made) as writer:
             entries = annotation_file.entries(text, ("images", "annotations", "categories"))
             for number, (kind, entry) in enumerate(entries):
                 try:
@@ -181,10 +180,11 @@ class _Writer:
 
     def __init__(self, made: Path) -> None:
         self.opened = ExitStack()
-        self.files = {
-            name: self.opened.enter_context(open(made / f"file_list.{name}", "wb"))  # noqa: SIM115
-            for name in ("annotations", *RAGGED)
-        }
+        with writing():
+            self.files = {
+                name: self.opened.enter_context(open(made / f"file_list.{name}", "wb"))  # noqa: SIM115
+                for name in ("annotations", *RAGGED)
+            }
         self.rows: list[tuple[Any, ...]] = []
         self.polygons = array("q")
         self.points = array("d")
@@ -207,18 +207,19 @@ class _Writer:
             self.flush()
 
     def flush(self) -> None:
-        np.array(self.rows, ROW).tofile(self.files["annotations"])
-        self.rows.clear()
-        for name in RAGGED:
-            values = getattr(self, name)
-            values.tofile(self.files[name])
-            del values[:]
+        with writing():
+            np.array(self.rows, ROW).tofile(self.files["annotations"])
+            self.rows.clear()
+            for name in RAGGED:
+                values = getattr(self, name)
+                values.tofile(self.files[name])
+                del values[:]
 
     def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with self.opened:
+        with writing(), self.opened:
             self.flush()
 
 

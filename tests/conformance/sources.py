@@ -78,6 +78,12 @@ def bytes_are_those_written(split: Split, files: Files) -> None:
     assert read == Counter((name.partition("/")[0], content) for name, content in files.items())
 
 
+def names_ascend(split: Split, files: Files) -> None:
+    """Samples are numbered by the bytes of their names, so that the order of an epoch is any source's."""
+    names = [split.columns.entry(sample) for sample in range(len(files))]
+    assert names == sorted(names)
+
+
 def columns_and_bytes_agree(split: Split, files: Files) -> None:
     """Sample i of the columns is sample i of the source: size and shape are of the bytes that it reads."""
     for sample in range(len(files)):

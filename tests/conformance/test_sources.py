@@ -17,6 +17,7 @@ import torch
 
 from config import build
 from contracts import Feed, Source, Split, UserError
+from dataset import walk
 from dataset.coco.scan import open_coco
 from dataset.sources import SOURCES, SourceModule, source_named
 from dataset.sources.folder import Folder
@@ -77,6 +78,7 @@ CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
     "names": sources.names_tell_samples_apart,
     "bytes": sources.bytes_are_those_written,
     "columns": sources.columns_and_bytes_agree,
+    "order": sources.names_ascend,
     "size": sources.another_size_is_refused,
     "processes": sources.processes_and_threads_read_alike,
     "files": sources.samples_are_files_where_it_says_so,
@@ -176,6 +178,17 @@ def test_faults_around_a_source_are_refused(tmp_path: Path) -> None:
         assert raised(sources.samples_are_files_where_it_says_so, replace(split, source=source), WRITTEN)
     gone = replace(split, source=sources.Nameless(split.columns))
     assert raised(sources.what_is_gone_is_named, gone, WRITTEN, LAYOUTS["folder"].lose)
+
+
+def test_names_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as a source lists them that writes them itself."""
+
+    def written(labels: dict[bytes, int], made: Path) -> None:
+        names = sorted(labels, reverse=True)
+        walk.write_file_list(names, made, [labels[name] for name in names])
+
+    monkeypatch.setattr(walk, "write_labelled", written)
+    assert raised(sources.names_ascend, stored("toy", tmp_path / "data")(), WRITTEN)
 
 
 # --- which source it is -------------------------------------------------------------------------------------

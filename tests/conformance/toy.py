@@ -78,14 +78,13 @@ def open(
 ) -> Split:
     data = data.resolve()
     stored = STORED[data, place]
-    names = sorted(stored)
     held = Held(data, f"{place}.toy", stored)
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
-        own = [os.fsdecode(name.partition(b"/")[0]) for name in names]
-        labels = walk.numbered(sorted(set(own)), classes, f"{data} has class")
-        walk.write_file_list(names, made, [labels[name] for name in own])
-        held.remember(visits, names)
+        own = {name: os.fsdecode(name.partition(b"/")[0]) for name in stored}
+        labels = walk.numbered(sorted(set(own.values())), classes, f"{data} has class")
+        walk.write_labelled({name: labels[label] for name, label in own.items()}, made)
+        held.remember(visits, list(stored))
         return labels
 
     columns = open_images(
