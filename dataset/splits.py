@@ -20,7 +20,7 @@ from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
 from dataset.model_classes import ModelClasses
 from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
-from dataset.sources.folder import Folder, open_one
+from dataset.sources.folder import Folder
 from dataset.videos.synthetic import SyntheticVideos
 
 Content = Literal["images", "videos", "instances", "keypoints"]
@@ -85,12 +85,15 @@ def are_files(settings: DataSettings, content: Content) -> bool:
     return True
 
 
-def open_split(root: Path, *, cache: Path | None = None) -> Split:
-    """Open one folder root/<class>/*, scanned once and found again in milliseconds.
+def open_split(root: Path, *, source: str = "auto", cache: Path | None = None) -> Split:
+    """Open one split of images with a label, scanned once and found again in milliseconds.
 
-    For a loader in one's own loop.
+    For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
+    SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. Raises UserError.
     """
-    return open_one(root, cache=cache_folder(cache))
+    data, place = os.path.split(os.path.abspath(root))
+    module = source_named(choose_source(source, Path(data), place))
+    return module.open(Path(data), place, cache=cache_folder(cache))
 
 
 class DataSettings(Protocol):

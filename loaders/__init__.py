@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 from typing import Literal
 
 from contracts import Feed, Loader, Source, UserError
+from plan.checks import Checked, Stored
+from plan.epoch import EpochPlan
 
 
 class Undecodable(ValueError):
@@ -76,9 +79,20 @@ def require_files(name: str, sources: Iterable[Source]) -> None:
 def open_loader(name: str, feed: Feed) -> Loader:
     """Return the loader of that name, ready to give batches.
 
-    Raises UserError where this machine cannot run it, and where it opens files and the source has none.
+    Raises UserError where this machine cannot run it, where it opens files and the source has none, and where
+    the plan has no batch.
     """
     require_files(name, [feed.source])
+    if not feed.plan.steps():
+        raise UserError(
+            f"the plan has no batch: a step takes {feed.plan.global_batch_size} samples, "
+            f"and there are {feed.plan.samples}; a smaller batch_size"
+        )
+    if not isinstance(feed.plan, EpochPlan):  # which checks what it draws itself
+        columns = feed.columns
+        segments = (columns.first, columns.frames) if len(feed.plan.sample_shape) == 4 else None
+        stored = Stored(heights=columns.height, widths=columns.width, segments=segments)
+        feed = replace(feed, plan=Checked(plan=feed.plan, stored=stored))
     module = import_module({**LOADERS, **CLIPS}[name])
     beside = name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)

@@ -96,14 +96,9 @@ def missing(data: Path, place: str) -> str:
     return f"class folders in {place}/" if others else ""
 
 
-def open(data: Path, place: str, **how: Any) -> Split:
+def open(data: Path, place: str, *, read_delay_s: float = 0.0, **how: Any) -> Split:
     """Open the images of data/place/<class>/, as dataset.sources.SourceModule says. Raises UserError."""
-    return open_one(data / place, **how)
-
-
-def open_one(root: Path, *, read_delay_s: float = 0.0, **how: Any) -> Split:
-    """Open the images of root/<class>/. `how` is open_folder's. Raises UserError."""
-    columns = open_folder(root, **how)
+    columns = open_folder(data / place, **how)
     return Split(columns=columns, source=source(columns, read_delay_s))
 
 

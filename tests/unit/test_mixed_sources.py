@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from config import build
+from contracts import UserError
 from dataset.sources import SOURCES
-from dataset.splits import SPLITS, Content, are_files
+from dataset.splits import SPLITS, Content, are_files, open_split
+from tests.conformance import toy
 from tests.end_to_end.runs import ROOT, draw
+from tests.unit.folders import JPEG, fill
 
 PROGRAM = """
 import sys
@@ -71,3 +74,15 @@ def test_auto_asks_for_what_would_be_opened(
     assert are_files(settings, content)
     (tmp_path / real).touch()
     assert are_files(settings, content) is (content == "videos")
+
+
+@pytest.mark.parametrize("source", ["auto", "toy"])
+def test_a_split_of_an_own_loop_is_of_any_source(source: str, toy_source: None, tmp_path: Path) -> None:
+    data = fill(tmp_path / "data", {"train.toy": b""})
+    toy.STORED[data.resolve(), "train"] = {b"b/0.jpg": JPEG, b"a/0.jpg": JPEG}
+    split = open_split(data / "train", source=source, cache=tmp_path / "cache")
+    assert isinstance(split.source, toy.Memory) and split.columns.classes == ("a", "b")
+    with pytest.raises(UserError, match="train does not exist"):
+        open_split(data / "train", source="folder", cache=tmp_path / "cache")
+    with pytest.raises(UserError, match="--source got 'tow', which is unknown"):
+        open_split(data / "train", source="tow", cache=tmp_path / "cache")
