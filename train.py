@@ -35,7 +35,7 @@ from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe  # noqa: E402
-from tasks import compared, kind_of, task_with_arch, task_with_loader  # noqa: E402
+from tasks import compared, kind_of, tables, task_with_arch, task_with_loader  # noqa: E402
 from tasks.start import Start  # noqa: E402
 
 
@@ -164,7 +164,7 @@ def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
-        config = parse(sys.argv[1:])
+        config = parse(sys.argv[1:], tables())
         resume = Resume.find(config.run, weights=config.model.weights)
         start = Start.of(config, given(sys.argv[1:]), resume.content, path=resume.path, origin=resume.origin)
         return train(start.config, start, resume, world, Console(enabled=world.rank == 0))

@@ -35,7 +35,7 @@ _HOLDS: dict[Content, str] = {
 Open = Callable[..., Split]
 
 
-def _holds(content: Content, source: str) -> str:
+def holds(content: Content, source: str) -> str:
     """Return what --data must be, in words."""
     return _HOLDS[content] if content in _HOLDS else what_holds(source)
 
@@ -142,7 +142,7 @@ def open_splits(
         if loader != "synthetic":
             raise UserError(
                 f"--data is missing: --loader {loader} reads files; "
-                f"{_holds(content, settings.source)}, or --loader synthetic"
+                f"{holds(content, settings.source)}, or --loader synthetic"
             )
         return synthetic(content)
     splits: dict[str, Split] = {}
@@ -196,6 +196,12 @@ def _warn_of_classes(columns: Any, content: Content, console: Console) -> None:
             )
 
 
+def require_splits(settings: DataSettings, content: Content) -> None:
+    """Raise UserError unless both splits are there, as far as names of files tell: nothing is scanned."""
+    if settings.data is not None:
+        _openers(settings, settings.data, content, train=True)
+
+
 def _openers(
     settings: DataSettings, root: Path, content: Content, *, train: bool
 ) -> tuple[dict[str, Open], str]:
@@ -218,19 +224,19 @@ def _openers(
 def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> Open:
     if content == "instances" or content == "keypoints":
         return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
-    holds = _holds(content, settings.source)
+    must_be = holds(content, settings.source)
     if not root.is_dir():
         raise UserError(
-            f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {holds}"
+            f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
         )
     if not os.access(root, os.X_OK):
-        raise UserError(f"--data {root}: may not be entered; it must be {holds}")
+        raise UserError(f"--data {root}: may not be entered; it must be {must_be}")
     if content == "videos":
         _require_files(settings.source)
-        return partial(_open_videos, _list_or_folder(root, split, holds))
+        return partial(_open_videos, _list_or_folder(root, split, must_be))
     module = source_named(choose_source(settings.source, root, split))
     if lacking := module.missing(root, split):
-        raise UserError(f"--data {root}: has no {lacking}; it must be {holds}")
+        raise UserError(f"--data {root}: has no {lacking}; it must be {must_be}")
     return partial(module.open, root, split)
 
 
@@ -283,7 +289,7 @@ def list_of(root: Path, split: str) -> Path | None:
     )
 
 
-def _list_or_folder(root: Path, split: str, holds: str) -> Path:
+def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
     """Return the list of a split of videos, or its folder. Raises UserError."""
     if found := list_of(root, split):
         if found.is_dir():
@@ -295,7 +301,7 @@ def _list_or_folder(root: Path, split: str, holds: str) -> Path:
     if (root / split).exists():
         return root / split
     raise UserError(
-        f"--data {root}: has no {split}/ folder; it must be {holds}; docs/video.md says how the "
+        f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
         "lists of UCF101, HMDB51 and Something-Something become such"
     )
 

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks._suite import class_folders, medium_of
+from benchmarks.train import require_data
 from config import build
 from contracts import UserError
 from dataset.sources import SOURCES
 from dataset.splits import SPLITS, Content, are_files, open_split
+from scripts.probes import storage
 from tests.conformance import toy
 from tests.end_to_end.runs import ROOT, draw
 from tests.unit.folders import JPEG, fill
@@ -20,6 +23,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from dataset.sources import SOURCES
+from scripts.probes import storage
 from tests.conformance import toy
 SOURCES["toy"] = "tests.conformance.toy"
 data = Path(sys.argv[sys.argv.index("--data") + 1]).resolve()
@@ -86,3 +90,21 @@ def test_a_split_of_an_own_loop_is_of_any_source(source: str, toy_source: None, 
         open_split(data / "train", source="folder", cache=tmp_path / "cache")
     with pytest.raises(UserError, match="--source got 'tow', which is unknown"):
         open_split(data / "train", source="tow", cache=tmp_path / "cache")
+
+
+def test_suites_of_files_refuse_what_is_none(toy_source: None, tmp_path: Path) -> None:
+    data = fill(tmp_path / "data", {"train.toy": b"", "val.toy": b""})
+    with pytest.raises(UserError, match="train is read as toy, and this suite measures files: unpack it"):
+        class_folders(data)
+    require_data(data, ["torchvision"], config=build({"source": "toy"}))
+    with pytest.raises(UserError, match="has no train/ folder; it must be a folder with train/<class>"):
+        require_data(data, ["torchvision"], config=build({"source": "folder"}))
+    row = storage.reading(data)
+    assert (row.state, row.found) == ("ok", "train is read as toy: not timed")
+
+
+def test_suites_of_loaders_ask_the_task() -> None:
+    assert [medium_of(task) for task in ("classification", "video")] == ["images", "videos"]
+    for task, said in (("detection", "a label alone"), ("video2", "did you mean video")):
+        with pytest.raises(UserError, match=said):
+            medium_of(task)
