@@ -189,10 +189,12 @@ class Parser:
             name = blob[start:end]
             try:
                 rows.append(self.read(name))
-            except (Rejected, OSError) as why:
+            except Rejected as why:
                 rows.append(self.left_out)
-                said = f"cannot be read: {why.strerror or why}" if isinstance(why, OSError) else str(why)
-                bad.append((self.shown(name), said))
+                bad.append((self.shown(name), str(why)))
+            except OSError as error:  # the storage's fault, and not the entry's
+                shown = manifest.printable(self.shown(name))
+                raise UserError(f"--data: {shown} cannot be read: {error.strerror or error}") from error
         return self.pack(rows), bad
 
 

@@ -145,8 +145,13 @@ def _read(
     categories: list[Category] = []
     where = os.fsencode(file)
     try:
+        # closed below: an error of writing is not one of this file
         # -sig: editors of Windows begin a file with a byte-order mark
-        with open(file, encoding="utf-8-sig") as text, _Writer(made) as writer:
+        text = open(file, encoding="utf-8-sig")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
+    try:
+        with text, _Writer(made) as writer:
             entries = annotation_file.entries(text, ("images", "annotations", "categories"))
             for number, (kind, entry) in enumerate(entries):
                 try:

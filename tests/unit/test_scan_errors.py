@@ -60,16 +60,14 @@ def test_an_error_while_names_are_listed(listed: Callable[[Path], None], said: s
         open_images(data, Files(data), list_files, key=[], where="", cache=tmp_path / "cache")
 
 
-def test_an_entry_that_cannot_be_read_is_left_out(tmp_path: Path) -> None:
+def test_an_entry_that_the_storage_does_not_give_ends_the_scan(tmp_path: Path) -> None:
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         walk.write_labelled({b"b/0.jpg": 1, b"a/1.jpg": 0, b"a/0.jpg": 0}, made)
         return {"a": 0, "b": 1}
 
     data = fill(tmp_path / "data", {"a/0.jpg": JPEG, "a/1.jpg": JPEG, "b/0.jpg": JPEG})
-    found = open_images(data, Flaky(data), list_files, key=[], where="", cache=tmp_path / "cache")
-    assert [found.entry(sample) for sample in range(len(found))] == [b"a/1.jpg"]
-    left_out = (found.folder / "rejected.txt").read_text().splitlines()
-    assert [line.partition("\t")[2] for line in left_out[:2]] == ["cannot be read: Input/output error"] * 2
+    with pytest.raises(UserError, match=r"^--data: .*a/0\.jpg cannot be read: Input/output error$"):
+        open_images(data, Flaky(data), list_files, key=[], where="", cache=tmp_path / "cache")
 
 
 def test_annotations_and_images_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
