@@ -91,9 +91,9 @@ def open_split(root: Path, *, source: str = "auto", cache: Path | None = None) -
     For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
     SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. Raises UserError.
     """
-    data, place = os.path.split(os.path.abspath(root))
-    module = source_named(choose_source(source, Path(data), place))
-    return module.open(Path(data), place, cache=cache_folder(cache))
+    data, name = os.path.split(os.path.abspath(root))
+    module = source_named(choose_source(source, Path(data), name))
+    return module.open(Path(data), name, cache=cache_folder(cache))
 
 
 class DataSettings(Protocol):
@@ -242,10 +242,10 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
 
 def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> str:
     """Return the name of the source of a split's images. Raises UserError."""
-    place: str = split
+    name: str = split
     if content != "images":
-        _, place = annotation_file.find(root, split, keypoints=content == "keypoints", images=False)
-    return choose_source(settings.source, root, place)
+        _, name = annotation_file.find(root, split, keypoints=content == "keypoints", images=False)
+    return choose_source(settings.source, root, name)
 
 
 def _annotated_opener(

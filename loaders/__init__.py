@@ -16,7 +16,7 @@ class Undecodable(ValueError):
     """An image, or frames of a video, that this reader cannot give; PIL, or pyav, then has the last word."""
 
 
-LOADERS = {
+IMAGE_LOADERS = {
     "synthetic": "loaders.synthetic",
     "torchvision": "loaders.images.torchvision",
     "dali-cpu": "loaders.images.dali_cpu",
@@ -28,7 +28,7 @@ LOADERS = {
 A module's OPENS_FILES says whether its decoder opens the samples' files itself, so that it needs a source of
 files.
 """
-CLIPS = {
+VIDEO_LOADERS = {
     "pyav": "loaders.videos.pyav",
     "decord": "loaders.videos.decord",
     "torchcodec": "loaders.videos.torchcodec",
@@ -40,16 +40,18 @@ CLIPS = {
 """Loaders of videos: name -> module, imported when asked for."""
 Medium = Literal["images", "videos"]
 OF_MEDIUM: dict[Medium, dict[str, str]] = {
-    "images": LOADERS,
-    "videos": {**CLIPS, "synthetic": LOADERS["synthetic"]},
+    "images": IMAGE_LOADERS,
+    "videos": {**VIDEO_LOADERS, "synthetic": IMAGE_LOADERS["synthetic"]},
 }
 """What the files hold -> the loaders of them, as a task names its table."""
+_MODULES = {**IMAGE_LOADERS, **VIDEO_LOADERS}
+"""Name -> module, of all loaders."""
 
 
 def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
     """Return what --loader auto is for such data; `files`: each sample is a file of its own."""
     if medium == "videos":
-        return "nvdec+pyav" if files and gpu and import_module(CLIPS["nvdec"]).usable() else "pyav"
+        return "nvdec+pyav" if files and gpu and import_module(VIDEO_LOADERS["nvdec"]).usable() else "pyav"
     if not gpu:
         return "torchvision"
     return "dali-gpu" if files else "dali-fed"
@@ -57,7 +59,7 @@ def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
 
 def opens_files(name: str) -> bool:
     """Whether the decoder of a loader opens the samples' files itself."""
-    return bool(import_module({**LOADERS, **CLIPS}[name]).OPENS_FILES)
+    return bool(import_module(_MODULES[name]).OPENS_FILES)
 
 
 def require_files(name: str, sources: Iterable[Source]) -> None:
@@ -67,7 +69,7 @@ def require_files(name: str, sources: Iterable[Source]) -> None:
         return
     others = [
         other
-        for other in (LOADERS if name in LOADERS else CLIPS)
+        for other in (IMAGE_LOADERS if name in IMAGE_LOADERS else VIDEO_LOADERS)
         if other != "synthetic" and not opens_files(other)
     ]
     raise UserError(
@@ -93,6 +95,6 @@ def open_loader(name: str, feed: Feed) -> Loader:
         segments = (columns.first, columns.frames) if len(feed.plan.sample_shape) == 4 else None
         stored = Stored(heights=columns.height, widths=columns.width, segments=segments)
         feed = replace(feed, plan=Checked(plan=feed.plan, stored=stored))
-    module = import_module({**LOADERS, **CLIPS}[name])
+    module = import_module(_MODULES[name])
     beside = name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)

@@ -44,10 +44,10 @@ class Stored:
     segments: tuple[Array, Array] | None = None
 
 
-def require_places(plan: Plan, places: Array) -> None:
-    """Raise FaultyPlan unless these are places of an epoch's order, int64 [B]."""
-    if not (isinstance(places, np.ndarray) and places.dtype == np.int64 and places.ndim == 1):
-        _fault(plan, "places of its order", f"they are {_form(places)}, and have to be int64 [n]")
+def require_items(plan: Plan, items: Array) -> None:
+    """Raise FaultyPlan unless these are items of an epoch, as EpochPlan counts them, int64 [n]."""
+    if not (isinstance(items, np.ndarray) and items.dtype == np.int64 and items.ndim == 1):
+        _fault(plan, "an order", f"it is {_form(items)}, and has to be int64 [n]")
 
 
 def require_ids(plan: Plan, stored: Stored, ids: Array) -> None:
@@ -131,8 +131,8 @@ class _CheckedRows(Sequence[Rows]):
         # padding has no id by which its numbers could be held against a column, and is what a real row is
         real = rows.ids[rows.valid]
         require_ids(plan, self._checked.stored, real)
-        arrays = {column.name: getattr(rows, column.name) for column in fields(rows)}
-        cut = {name: value[rows.valid] for name, value in arrays.items() if isinstance(value, np.ndarray)}
+        columns: dict[str, Any] = {column.name: getattr(rows, column.name) for column in fields(rows)}
+        cut = {name: value[rows.valid] for name, value in columns.items() if isinstance(value, np.ndarray)}
         if len(real):
             require_sound(plan, self._checked.stored, replace(rows, **cut), real)
         return rows

@@ -23,7 +23,9 @@ other threads stand still.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
-    """The base of all plans: a rank's share of an epoch's order. A *place* is sample * views + view."""
+    """The base of all plans: a rank's share of an epoch's order. An *item* is one
+    view of a sample, as the number sample * views + view.
+    """
 
     seed: int
     batch_size: int
@@ -124,29 +126,29 @@ class EpochPlan(ABC):
             )
 
     def rows(self, epoch: int, first: int) -> _EpochRows:
-        """Return this rank's micro-batches behind `first` samples (validation: places) of the epoch."""
+        """Return this rank's micro-batches behind `first` samples (validation: items) of the epoch."""
         ordered = np.asarray(self.ordered(epoch))
-        checks.require_places(self, ordered)
+        checks.require_items(self, ordered)
         return _EpochRows(self, epoch, first, ordered)
 
     def ordered(self, epoch: int) -> Array:
-        """Return int64, the places of an epoch in their order."""
+        """Return int64, the items of an epoch in their order."""
         if self.training:
             return order.order(self.seed, epoch, self.samples)
         return np.arange(self.samples * self.views, dtype=np.int64)
 
-    def draw(self, epoch: int, places: Array, count: int = 0) -> Rows:
-        """Return the rows of any places, padded with id -1 to `count`, or to the batch size.
+    def draw(self, epoch: int, items: Array, count: int = 0) -> Rows:
+        """Return the rows of any items, padded with id -1 to `count`, or to the batch size.
 
         Raises FaultyPlan: here alone are rows made, and so here are they checked.
         """
-        real = len(places)
+        real = len(items)
         count = count or self.batch_size
         if real < count:
             # padding repeats a real row, so that whoever decodes it finds numbers that are sound
-            places = np.concatenate([places, np.full(count - real, places[-1] if real else 0)])
-        checks.require_places(self, places)
-        ids, views = np.divmod(places, self.views)
+            items = np.concatenate([items, np.full(count - real, items[-1] if real else 0)])
+        checks.require_items(self, items)
+        ids, views = np.divmod(items, self.views)
         valid = np.arange(len(ids)) < real
         heights, widths = self.stored
         stored = checks.Stored(heights=heights, widths=widths, segments=self.segments)

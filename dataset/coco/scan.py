@@ -83,9 +83,9 @@ def open_coco(
     folder and file_name. The rest is as in dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
-    kind = source_named(source)
-    file, folder = find(root, split, keypoints=keypoints, images=images and kind.FILES)
-    entries = kind.entries(real)
+    module = source_named(source)
+    file, folder = find(root, split, keypoints=keypoints, images=images and module.FILES)
+    entries = module.entries(real)
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         with reading(file):
@@ -153,12 +153,12 @@ def _read(
     try:
         with text, _Writer(made) as writer:
             entries = annotation_file.entries(text, ("images", "annotations", "categories"))
-            for number, (kind, entry) in enumerate(entries):
+            for number, (key, entry) in enumerate(entries):
                 try:
-                    if kind == "images":
+                    if key == "images":
                         known.append(annotation_file.image_id(entry))
                         images.append(annotation_file.image(entry, prefixes))
-                    elif kind == "annotations":
+                    elif key == "annotations":
                         found = annotation_file.annotation(entry, keypoints=keypoints)
                         writer.add(found)
                         if found.fault:
@@ -166,11 +166,11 @@ def _read(
                     else:
                         categories.append(annotation_file.category(entry, keypoints=keypoints))
                 except Rejected as why:
-                    if kind == "categories":
+                    if key == "categories":
                         raise UserError(
                             f"--data: {file}: category {annotation_file.id_of(entry)}: {why}"
                         ) from None
-                    rejects(where, f"{kind[:-1]} {annotation_file.id_of(entry)}: {why}")
+                    rejects(where, f"{key[:-1]} {annotation_file.id_of(entry)}: {why}")
                 if number % 1000 == 0:
                     say(writer.annotations, 0, "reading annotations")
     except NotCoco as error:

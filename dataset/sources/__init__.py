@@ -29,7 +29,7 @@ class SourceModule(Protocol):
     FILES: bool  # each sample is a file of its own, so that decoders which open files themselves can be used
     HOLDS: str  # what --data must be, in words that follow "it must be"
 
-    def missing(self, data: Path, place: str) -> str:
+    def missing(self, data: Path, split: str) -> str:
         """Return what `data` lacks to hold the split of that name in this form, or "" when it is there.
 
         The words follow "has no". Looks at names alone: --source auto asks every source.
@@ -38,7 +38,7 @@ class SourceModule(Protocol):
     def open(
         self,
         data: Path,
-        place: str,
+        split: str,
         *,
         classes: Sequence[str] | None = None,
         cache: Path,
@@ -66,17 +66,17 @@ def source_named(name: str) -> SourceModule:
     return cast(SourceModule, import_module(SOURCES[name]))
 
 
-def choose_source(name: str, data: Path, place: str) -> str:
+def choose_source(name: str, data: Path, split: str) -> str:
     """Return the source that --source `name` is for a split: of auto, the one that holds it.
 
     Raises UserError where several do.
     """
     if name != "auto":
         return name
-    holding = [each for each in SOURCES if not source_named(each).missing(data, place)]
+    holding = [each for each in SOURCES if not source_named(each).missing(data, split)]
     if len(holding) > 1:
         raise UserError(
-            f"--data {data}: {place} can be read as {' and as '.join(holding)}; "
+            f"--data {data}: {split} can be read as {' and as '.join(holding)}; "
             f"choose one with --source {holding[0]}"
         )
     return holding[0] if holding else next(iter(SOURCES))

@@ -22,7 +22,7 @@ from dataset.coco.scan import open_coco
 from dataset.sources import SOURCES, SourceModule, source_named
 from dataset.sources.folder import Folder
 from dataset.splits import are_files, open_splits
-from loaders import CLIPS, LOADERS, default_loader, open_loader, opens_files
+from loaders import IMAGE_LOADERS, VIDEO_LOADERS, default_loader, open_loader, opens_files
 from plan.boxes import DetectionPlan, DetectionPolicy
 from tests.conformance import placed, scenes, sources, toy
 from tests.conformance.checks import raises
@@ -270,18 +270,18 @@ def test_batches_of_another_sample_are_refused(small: Scene) -> None:
     )
 
 
-NAMES = sorted({*LOADERS, *CLIPS})
+NAMES = sorted({*IMAGE_LOADERS, *VIDEO_LOADERS})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loader_takes_bytes_or_says_which_does(name: str, small: Scene, quick_clips: Scene) -> None:
     """What opens files itself refuses at once; what does not gives the batches that it gives of files."""
-    feed = (small if name in LOADERS else quick_clips).feed(batch_size=5, training=False)
+    feed = (small if name in IMAGE_LOADERS else quick_clips).feed(batch_size=5, training=False)
     other = replace(feed, source=held(feed.columns, feed.source))
     if opens_files(name):
         said = mistake(lambda: open_loader(name, other))
         assert name in said and (
-            "dali-fed" in said and "torchvision" in said if name in LOADERS else "pyav" in said
+            "dali-fed" in said and "torchvision" in said if name in IMAGE_LOADERS else "pyav" in said
         )
         return
     same_batches(partial(open_loader, name), feed, other)
@@ -298,7 +298,7 @@ def test_files_are_opened_by_those_that_say_so() -> None:
         "pyav",
     }
     for name in NAMES:
-        assert isinstance(importlib.import_module({**LOADERS, **CLIPS}[name]).OPENS_FILES, bool)
+        assert isinstance(importlib.import_module({**IMAGE_LOADERS, **VIDEO_LOADERS}[name]).OPENS_FILES, bool)
 
 
 def test_what_auto_is_without_files() -> None:

@@ -248,8 +248,8 @@ class Misplaced(ImagePlan):
         ([0, 1, 2, 3, 4, COUNT], f"row 5 of 6, id {COUNT}: the columns have samples 0 to {COUNT - 1}"),
         ([0, -1, 2, 3, 4, 5], "row 1 of 6, id -1"),
         ([0, 1, 2, 3, 4, 1], "sample 1 came 2 times, and has 1 views"),
-        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], r"they are float64 \[6\], and have to be int64"),
-        (None, r"they are object \[\]"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], r"it is float64 \[6\], and has to be int64"),
+        (None, r"it is object \[\]"),
     ],
 )
 def test_ids_outside_and_twice(order: Any, words: str) -> None:
@@ -257,7 +257,7 @@ def test_ids_outside_and_twice(order: Any, words: str) -> None:
     plan = Misplaced(
         heights=good.heights, widths=good.widths, policy=POLICY, seed=0, batch_size=BATCH, order=order
     )
-    with pytest.raises(FaultyPlan, match=f"^Misplaced draws (ids|places of its order) that .*: {words}"):
+    with pytest.raises(FaultyPlan, match=f"^Misplaced draws (ids|an order) that .*: {words}"):
         plan.rows(0, 0)[0]
 
 

@@ -19,7 +19,7 @@ from cli import nearest, one_of
 from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse
 from contracts import UserError
 from dataset.sources import SOURCES
-from loaders import CLIPS, LOADERS
+from loaders import IMAGE_LOADERS, VIDEO_LOADERS
 from tasks import TASKS, kind_of, tables, task_with_arch
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -428,7 +428,7 @@ def test_help_names_what_the_tables_have(
     with pytest.raises(SystemExit):
         parse(["--help"], tables())
     words = set(re.findall(r"[\w+-]+", capsys.readouterr().out))
-    assert {*SOURCES, *TASKS, *LOADERS, *CLIPS} <= words
+    assert {*SOURCES, *TASKS, *IMAGE_LOADERS, *VIDEO_LOADERS} <= words
 
 
 STABLE = """config task data source arch loader reader batch-size val-batch-size accumulate epochs steps
