@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import tyro
@@ -22,15 +22,25 @@ from contracts import UserError
 class Settings(BaseModel):
     """Settings are frozen and keyword-only, and refuse unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 Flags = TypeVar("Flags", bound=Settings)
 
 
-def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None = None) -> Flags:
+def flags(
+    cls: type[Flags],
+    argv: list[str],
+    *,
+    prog: str,
+    default: Flags | None = None,
+    tables: Mapping[str, Iterable[str]] | None = None,
+) -> Flags:
     """Return the settings that flags ask for; a group's settings have no prefix. Raises UserError; --help
-    prints and exits 0."""
+    prints and exits 0.
+
+    `tables`: in the docstrings of settings "{name}" stands for what the table of that name has.
+    """
     for word, value in zip(argv, (*argv[1:], None), strict=False):
         # as a path it would be the current folder
         if word.startswith("--") and (value == "" or word.endswith("=")):
@@ -40,7 +50,7 @@ def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None
     groups = [group for group in groups if issubclass(group, Settings)]
     known = {name: info for group in (groups or [cls]) for name, info in group.model_fields.items()}
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), _told(known, tables or {}):
             return tyro.cli(
                 cls,
                 args=_spelled_out(
@@ -59,6 +69,21 @@ def flags(cls: type[Flags], argv: list[str], *, prog: str, default: Flags | None
         if stop.code in (0, None):
             raise
         raise UserError(_one_line(said.getvalue(), known)) from None
+
+
+@contextlib.contextmanager
+def _told(known: Mapping[str, Any], tables: Mapping[str, Iterable[str]]) -> Iterator[None]:
+    """Put the names of the tables into the docstrings of settings while the body runs."""
+    texts = {name: info.description or "" for name, info in known.items()}
+    try:
+        for name, text in texts.items():
+            for table, names in tables.items():
+                text = text.replace(f"{{{table}}}", ", ".join(names))
+            known[name].description = text
+        yield
+    finally:
+        for name, text in texts.items():
+            known[name].description = text
 
 
 def _spelled_out(argv: list[str], switches: set[str]) -> list[str]:

@@ -7,6 +7,7 @@ the room's table.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -32,7 +33,7 @@ class Data(Settings):
     instead, train.csv and val.csv, with lines 'path label' or 'path label start end'. For detectors it has
     COCO's layout: train2017/, val2017/, annotations/. Not needed with --loader synthetic."""
     source: str = "auto"
-    """What the images of --data lie in: folder; auto = what is found there."""
+    """What the images of --data lie in: {sources}; auto = what is found there."""
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""
@@ -117,9 +118,9 @@ class Loading(Settings):
     """The loader, its workers and its batches."""
 
     loader: str = "auto"
-    """synthetic, torchvision, dali-cpu, dali-gpu, dali-fed; auto = dali-gpu with a GPU, else torchvision.
-    Videos: pyav, decord, torchcodec, nvdec, nvdec+pyav, nvdec+decord, dali-video, synthetic; auto =
-    nvdec+pyav where the GPU's engines can be used, else pyav."""
+    """Images: {image loaders}; auto = dali-gpu with a GPU (dali-fed, where samples are no files of their
+    own), else torchvision. Videos: {video loaders}; auto = nvdec+pyav where the GPU's engines can be used,
+    else pyav."""
     reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"
     """Decoder of the torchvision loader; auto = the fastest whose pixels are PIL's, bit for bit."""
     batch_size: PositiveInt = 64
@@ -143,8 +144,7 @@ class Model(Settings):
     """The model and its task."""
 
     task: str = "classification"
-    """Meaning of a batch. classification: images with a label; detection: images with boxes; video: clips of
-    videos with a label."""
+    """Meaning of a batch: {tasks}."""
     arch: str | None = None
     """Architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its
     name there. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos r3d_18."""
@@ -328,15 +328,16 @@ def read_preset(path: Path) -> dict[str, Any]:
     return content
 
 
-def parse(argv: list[str]) -> Config:
+def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) -> Config:
     """Return the settings: flags over the preset that --config names over the defaults. Raises UserError;
     --help prints and exits 0.
 
-    tasks.kind_of tells whether --task is known and reads what is set.
+    `tables` are those of the rooms, for --help (tasks.tables). tasks.kind_of tells whether --task is known
+    and reads what is set.
     """
     preset, origin = _preset_of(argv)
     before = build(preset, origin=origin)
-    config = build(flags(Config, argv, prog="train.py", default=before).flat(), origin="flags")
+    config = build(flags(Config, argv, prog="train.py", default=before, tables=tables).flat(), origin="flags")
     _check_read(config, before)
     return config
 

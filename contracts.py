@@ -101,7 +101,7 @@ class Rows:
         return self.canvas or (int(self.sizes[:, 0].max()), int(self.sizes[:, 1].max()))
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     """Do nothing: `launched` of a loader that has no thread."""
 
 
@@ -125,7 +125,7 @@ class Batch:
     host: dict[str, Array] = field(default_factory=dict)
     transfer: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the copy to the device, timed
     # call it, or not, when you need the interpreter no more for a while: the loader then goes on
-    launched: Callable[[], None] = nothing
+    launched: Callable[[], None] = do_nothing
 
     @property
     def delivered(self) -> int:
@@ -410,8 +410,6 @@ class Metric(Protocol):
 
 class Task(Protocol):
     """What a batch means."""
-
-    best: Figure  # of Metric.result: picks best.pt
 
     def targets(self, rows: Rows) -> dict[str, Array]:
         """Return the host arrays that travel with the images.

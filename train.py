@@ -19,14 +19,13 @@ import torch  # noqa: E402
 from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
 from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
-from dataset.sources import are_files  # noqa: E402
 from engine import graphed, memory, optimizers, precision  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
 from engine.step import Step  # noqa: E402
 from engine.validation import Validation  # noqa: E402
-from loaders import first_batch, open_loader  # noqa: E402
+from loaders import first_batch, open_loader, require_files  # noqa: E402
 from models import Unusable  # noqa: E402
 from plan import draws  # noqa: E402
 from report import ceilings, record  # noqa: E402
@@ -36,7 +35,7 @@ from report.phases import Phases  # noqa: E402
 from report.profile import profiler  # noqa: E402
 from report.reporter import Reporter  # noqa: E402
 from report.summary import describe  # noqa: E402
-from tasks import compared, kind_of, task_with_arch, task_with_loader  # noqa: E402
+from tasks import compared, kind_of, tables, task_with_arch, task_with_loader  # noqa: E402
 from tasks.start import Start  # noqa: E402
 
 
@@ -50,8 +49,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
     registry = kind.registry
     if (scored := kind.score(config, console)) is not None:
         return scored
-    files = config.data.data is None or are_files(config.data.source, config.data.data)
-    auto = kind.default_loader(gpu=DEVICE.type == "cuda", files=files)
+    auto = kind.default_loader(gpu=DEVICE.type == "cuda", files=kind.are_files(config))
     loader_name = one_of("--loader", load.loader, kind.loaders, auto=auto, elsewhere=task_with_loader)
     arch = one_of("--arch", model.arch or kind.arch, registry.names(), elsewhere=task_with_arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
@@ -61,6 +59,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
     with ExitStack() as stack:
         stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
         splits = kind.splits(config, loader_name, console, start.classes(registry, arch))
+        require_files(loader_name, [split.source for split in splits.values()])  # not first in validation
         train_set = splits["train"].columns
         val = splits["val"]
         ranks = {"world_size": world.size, "rank": world.rank}
@@ -137,6 +136,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             validation=Validation(
                 world=world,
                 task=val_task,
+                best=kind.figures[0],
                 precision=precise,
                 plan=val_plan,
                 open_loader=partial(open_loader, loader_name, val_feed) if config.data.data else None,
@@ -165,7 +165,7 @@ def main() -> int:
     world = ProcessWorld(DEVICE)
     try:
         signal.signal(signal.SIGINT, INTERRUPT)
-        config = parse(sys.argv[1:])
+        config = parse(sys.argv[1:], tables())
         resume = Resume.find(config.run, weights=config.model.weights)
         start = Start.of(config, given(sys.argv[1:]), resume.content, path=resume.path, origin=resume.origin)
         return train(start.config, start, resume, world, Console(enabled=world.rank == 0))

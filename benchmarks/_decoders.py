@@ -215,7 +215,7 @@ def _dali_train(files: Files, parts: Iterator[Rows], threads: int) -> Iterator[l
     prepare = PathPreparer(files.feed(PART * threads))
     runner = Runner(
         partial(build, batch_size=PART * threads, threads=threads, device=None, reads=True),
-        warm=prepare.nothing(),
+        warm=prepare.blank(),
         diagnose=prepare.diagnose,
         again=lambda batch, known: prepare(batch.rows, known),
     )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from benchmarks._suite import Column, Point, Row, Suite, merged, name_of, said_o
 from report.meter import STEAL
 from report.record import replace
 from report.tensorboard import Board
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LONGEST = 200
 """Letters of why a row has no figure."""
@@ -196,7 +199,7 @@ def _machine(hardware: dict[str, Any]) -> str:
     )
 
 
-def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Any, *, write: bool = True) -> None:
+def show(suite: Suite, rows: Sequence[Row], folder: Path, console: Console, *, write: bool = True) -> None:
     """Print the table; with `write`, write table.md, plots/*.png and the TensorBoard runs."""
     from rich.table import Table
     from rich.text import Text
@@ -232,7 +235,7 @@ def printable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Any) -> list[Path]:
+def _plotted(suite: Suite, rows: Sequence[Row], folder: Path, console: Console) -> list[Path]:
     good = [row for row in rows if row["figures"] and row["status"] != "short"]
     if not good:
         return []
@@ -337,7 +340,7 @@ class Left:
 
 
 @contextmanager
-def progress(console: Any, title: str) -> Iterator[Callable[[int, int, str], None]]:
+def progress(console: Console, title: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show points (or searches) done of all, the time left, and a line for each point; without a terminal the
     lines alone."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn

@@ -41,6 +41,7 @@ from benchmarks._suite import (
     figures_of,
     in_own_process,
     measuring,
+    medium_of,
     ranks,
     require_gpus,
 )
@@ -51,11 +52,11 @@ from report import hardware
 from report.meter import Meter, spread
 from tasks import kind_named, task_with_loader
 
-BASELINES = {"classification": images.BASELINES, "video": videos.BASELINES}
-"""--task -> what is written by hand, with PyTorch on the CPU and with DALI's own readers."""
+BASELINES = {"images": images.BASELINES, "videos": videos.BASELINES}
+"""Medium -> what is written by hand, with PyTorch on the CPU and with DALI's own readers."""
 DEFAULTS = {
-    "classification": {"batch_size": 32, "image_size": 640},
-    "video": {"batch_size": 8, "image_size": 224},
+    "images": {"batch_size": 32, "image_size": 640},
+    "videos": {"batch_size": 8, "image_size": 224},
 }
 NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
 """The beginning or end of a loader's name -> the module that such a loader needs."""
@@ -68,18 +69,18 @@ HEAD = 1 << 16
 LEAST_S = 2.0
 """A window below this says little of a steady rate."""
 POINT = {
-    "classification": {"batch_size", "image_size", "window", "workers", "reader"},
-    "video": {"batch_size", "image_size", "workers", "clip_frames", "clip_stride", "clips"},
+    "images": {"batch_size", "image_size", "window", "workers", "reader"},
+    "videos": {"batch_size", "image_size", "workers", "clip_frames", "clip_stride", "clips"},
 }
-"""--task -> the settings that are a point's."""
+"""Medium -> the settings that are a point's."""
 
 
 class Loader(Common):
     """Loaders alone: the rate and the time to pass once over a folder, per loader and number of GPUs, beside
     PyTorch's and DALI's own."""
 
-    task: Literal["classification", "video"] = "classification"
-    """Images, or clips of videos."""
+    task: str = "classification"
+    """Task of train.py, of images with a label or of clips of videos."""
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*; of videos also with a list, train.csv."""
     loaders: tuple[str, ...] = ("auto",)
@@ -113,10 +114,11 @@ class Loader(Common):
 
 
 def points(settings: Loader) -> list[Point]:
-    class_folders(settings.data, task=settings.task)
+    medium = medium_of(settings.task)
+    class_folders(settings.data, medium=medium)
     devices = torch.cuda.device_count()
     require_gpus(settings.gpus, devices)
-    same = settled(settings).model_dump(include=POINT[settings.task])
+    same = settled(settings).model_dump(include=POINT[medium])
     names = expanded("--loaders", settings.loaders, devices, task=settings.task)
     return [{"loader": name, "gpus": gpus, **same} for gpus, name in itertools.product(settings.gpus, names)]
 
@@ -124,7 +126,9 @@ def points(settings: Loader) -> list[Point]:
 def settled(settings: Loader) -> Loader:
     """Return the settings with what the task sets where the user does not."""
     missing = {
-        name: value for name, value in DEFAULTS[settings.task].items() if getattr(settings, name) is None
+        name: value
+        for name, value in DEFAULTS[medium_of(settings.task)].items()
+        if getattr(settings, name) is None
     }
     return settings.model_copy(update=missing)
 
@@ -142,11 +146,15 @@ def expanded(
 
     `more` are names besides the loaders; by default the baselines.
     """
-    by_hand = (*BASELINES[task], *(videos.ALONE if task == "video" else ())) if more is None else more
-    known = (*by_hand, *kind_named(task).loaders)
+    kind = kind_named(task)
+    of_videos = kind.medium == "videos"
+    by_hand = (*BASELINES[kind.medium], *(videos.ALONE if of_videos else ())) if more is None else more
+    known = (*by_hand, *kind.loaders)
     never = ("synthetic", *videos.ALONE)
     auto = [
-        name for name in known if name not in never and "nvdec+" not in name and _runs(name, task, devices)
+        name
+        for name in known
+        if name not in never and "nvdec+" not in name and _runs(name, devices, of_videos=of_videos)
     ]
     return list(
         dict.fromkeys(
@@ -159,10 +167,10 @@ def expanded(
     )
 
 
-def _runs(name: str, task: str, devices: int) -> bool:
+def _runs(name: str, devices: int, *, of_videos: bool) -> bool:
     """Whether what a loader needs is installed here."""
     needed = [module for part, module in NEEDS.items() if name.startswith(part) or name.endswith(part)]
-    on_gpu = name.startswith(ON_GPU) or (task == "video" and name in videos.DALI)
+    on_gpu = name.startswith(ON_GPU) or (of_videos and name in videos.DALI)
     return all(map(_installed, needed)) and bool(devices or not on_gpu)
 
 
@@ -172,7 +180,8 @@ def _installed(module: str) -> bool:
 
 
 def command(settings: Loader, point: Point, folder: Path) -> list[str]:
-    found = settled(settings).model_copy(update={"data": class_folders(settings.data, task=settings.task)})
+    data = class_folders(settings.data, medium=medium_of(settings.task))
+    found = settled(settings).model_copy(update={"data": data})
     python, *words = in_own_process("benchmarks.loader")(found, point, folder)
     return [python, *ranks(point["gpus"]), *words]
 
@@ -180,11 +189,11 @@ def command(settings: Loader, point: Point, folder: Path) -> list[str]:
 def measure(settings: Loader, point: Point, folder: Path) -> Measured:
     device = prepare_process()
     world = ProcessWorld(device)
-    data = (videos.open_split if settings.task == "video" else open_split)(
-        class_folders(settings.data, task=settings.task)
-    )
+    medium = medium_of(settings.task)
+    of_videos = medium == "videos"
+    data = (videos.open_split if of_videos else open_split)(class_folders(settings.data, medium=medium))
     files = len(data.columns)
-    whole = files * max(settings.clips, 1) if settings.task == "video" else files
+    whole = files * max(settings.clips, 1) if of_videos else files
     with ExitStack() as stack:
         stack.enter_context(world.joined())
         stack.enter_context(world.own_stream())
@@ -193,7 +202,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         stack.callback(load.stop)
         meter.resume(epoch=0)  # the first pass includes the start of the loader
         more: videos.Tell | None
-        if settings.task == "video":
+        if of_videos:
             epochs, more = stack.enter_context(videos.opened(settings, point["loader"], data, world))
         else:
             epochs = stack.enter_context(images.opened(settings, point["loader"], data, world))

@@ -154,10 +154,10 @@ def training_samples(data: Path | None) -> int:
 
 
 def points(settings: MaxBatch) -> list[Point]:
-    require_data(settings.data, settings.loaders)
+    flags = check(settings.flags, by_hand=settings.by_hand, more=("--workers",), own=("--val-batch-size",))
+    require_data(settings.data, settings.loaders, flags)
     if settings.by_hand and settings.data is None:
         raise UserError("--by-hand reads files: --data is missing")
-    check(settings.flags, by_hand=settings.by_hand, more=("--workers",), own=("--val-batch-size",))
     if settings.by_hand:
         require_same_pixels("classification", settings.archs)
     return follow(settings, [])

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import psutil
@@ -38,6 +38,7 @@ from benchmarks._suite import (
     figures_of,
     in_own_process,
     measuring,
+    medium_of,
 )
 from benchmarks.loader import expanded
 from config import NotNegative
@@ -60,7 +61,7 @@ LAYOUT = {
         "rate": ["rate"],
     }
 }
-BATCH_SIZES = {"classification": 64, "video": 8}
+BATCH_SIZES = {"images": 64, "videos": 8}
 CLIPS = ("clip_frames", "clip_stride", "clips")
 """Settings of videos alone."""
 
@@ -68,8 +69,8 @@ CLIPS = ("clip_frames", "clip_stride", "clips")
 class Soak(Common):
     """Many epochs with a loader: does anything grow, does the rate fall?"""
 
-    task: Literal["classification", "video"] = "classification"
-    """Images, or clips of videos."""
+    task: str = "classification"
+    """Task of train.py, of images with a label or of clips of videos."""
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*, images or videos, or with a list of videos, train.csv; an
     epoch is one pass over it."""
@@ -202,16 +203,17 @@ def reading(device: Any) -> dict[str, float | None]:
 
 
 def points(settings: Soak) -> list[Point]:
-    class_folders(settings.data, task=settings.task)
+    medium = medium_of(settings.task)
+    class_folders(settings.data, medium=medium)
     if (judged := settings.epochs - settings.warm_epochs) < JUDGED:
         got = f"--epochs {settings.epochs} with --warm-epochs {settings.warm_epochs}"
         raise UserError(f"{got} leaves {judged} epochs to judge, it takes {JUDGED}; more --epochs")
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=(), task=settings.task)
     same: Point = {
-        "batch_size": settings.batch_size or BATCH_SIZES[settings.task],
+        "batch_size": settings.batch_size or BATCH_SIZES[medium],
         "image_size": settings.image_size,
     }
-    if settings.task == "video":
+    if medium == "videos":
         same |= {name: getattr(settings, name) for name in CLIPS}
     return [{"loader": loader, **same} for loader in loaders]
 
@@ -222,8 +224,9 @@ def feed_of(settings: Soak, point: Point, world: World) -> Feed:
     from plan.images import ImagePlan, ImagePolicy
     from tasks.classification import Classification
 
-    root = class_folders(settings.data, task=settings.task)
-    if settings.task == "video":
+    medium = medium_of(settings.task)
+    root = class_folders(settings.data, medium=medium)
+    if medium == "videos":
         clips = videos.open_split(root)
         settings = settings.model_copy(update={"batch_size": point["batch_size"]})
         return videos.feed_of(settings, videos.plan_of(settings, clips.columns, world), clips, world)
@@ -298,7 +301,7 @@ def measure(
         **{one: values[-1] for one, values in warm.items() if one != "rate"},
         **{one: busy[one] for one in LOADS},
         "epochs": settings.epochs,
-        **({"unit": videos.KIND.unit} if settings.task == "video" else {}),
+        **({"unit": videos.KIND.unit} if medium_of(settings.task) == "videos" else {}),
     }
     _show.hparams(board, SUITE.name, point, figures)
     board.close(finished=not said)

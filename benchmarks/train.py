@@ -19,17 +19,18 @@ from benchmarks import _plots, _show
 from benchmarks._suite import LEAST, ROOT, Column, Common, Measured, Point, Row, Suite, ranks, require_gpus
 from benchmarks.baselines import train as loop_by_hand
 from cli import one_of
-from config import parse
+from config import Config, parse
 from contracts import RateWindow, UserError
+from dataset.splits import holds, require_splits
 from engine import precision
 from engine.distributed import default_workers
 from report.meter import bound, spread, steady
 from report.tensorboard import SETTINGS, Board, metrics
-from tasks import compared, kind_named, kind_of
+from tasks import TASKS, compared, kind_named, kind_of
 
 BY_HAND = "by hand: "
 BY_HAND_OF = {"classification": ("dali", "torchvision"), "detection": ("torchvision",), "video": ()}
-"""--task -> the loops of benchmarks/baselines/train.py."""
+"""--task -> the loops of benchmarks/baselines/train.py; another task has none."""
 OWN = {
     f"--{name}"
     for name in (
@@ -67,6 +68,7 @@ ARCHS = {
     "video": ("r3d_18",),
 }
 BATCH_SIZES = {"classification": (64, 256, 512), "detection": (16,), "video": (8, 16)}
+"""--task -> what is measured where none is asked for; of another task its own default."""
 MORE = {"clips": ("frames_per_s", "decoded_per_delivered"), "detection": ("instances_per_s", "padding")}
 """Part of a summary that one task has -> its figures."""
 CHECK_FAILED = "check failed"
@@ -78,7 +80,7 @@ class Train(Common):
     """Rate, ceilings, efficiency and bound of training, per architecture, batch size, loader and
     precision."""
 
-    task: Literal["classification", "detection", "video"] = "classification"
+    task: str = "classification"
     """Task of the run, as --task of train.py."""
     data: Path | None = None
     """Folder as --data of train.py for the task. Not needed with --loaders synthetic."""
@@ -111,9 +113,9 @@ def check(
     by_hand: bool = False,
     more: tuple[str, ...] = (),
     own: tuple[str, ...] = (),
-) -> None:
-    """Raise UserError for flags of train.py that do not parse, or that a suite sets itself: OWN, and its
-    `own`.
+) -> Config:
+    """Return the settings of these flags of train.py. Raises UserError for flags that do not parse, or that a
+    suite sets itself: OWN, and its `own`.
 
     `by_hand`: also for those that the loop by hand would do without; `more` are flags that the suite gives to
     both.
@@ -126,7 +128,8 @@ def check(
     taken = sorted({*names} & {*OWN, *own})
     if taken:
         raise UserError(f"{taken[0]} behind -- is what the suite sets itself; use its own flags")
-    kind_of(parse(["--task", task, *given]))
+    config = parse(["--task", task, *given])
+    kind_of(config)
     apart = [name for name in names if name not in (*SAME_WORK, *more)] if by_hand else []
     if apart:
         allowed = ", ".join((*SAME_WORK, *more))
@@ -134,21 +137,20 @@ def check(
             f"{apart[0]} behind -- with --by-hand: the loop by hand does not take it; leave out one of them, "
             f"or use {allowed}"
         )
+    return config
 
 
-def require_data(data: Path | None, loaders: Collection[str], task: str = "classification") -> None:
-    """Raise UserError when there is nothing for them to train on; train.py says the rest of it."""
-    train = "train2017" if task == "detection" else "train"
-    holds = (
-        "train2017/, val2017/ and annotations/"
-        if task == "detection"
-        else "train/<class>/* and val/<class>/*"
-    )
-    if data is None and {*loaders} != {"synthetic"}:
-        raise UserError(f"--data is missing: a folder with {holds}, or the loader synthetic alone")
-    lists = ("", ".csv", ".txt") if task == "video" else ("",)
-    if data is not None and not any((data / f"{train}{ending}").exists() for ending in lists):
-        raise UserError(f"--data {data}: has no {train}/ folder; it must hold {holds}")
+def require_data(data: Path | None, loaders: Collection[str], config: Config) -> None:
+    """Raise UserError when there is nothing for them to train on, as far as names of files tell.
+
+    `config` are the other settings of the runs.
+    """
+    content = kind_of(config).content(config)
+    if data is not None:
+        require_splits(config.data.model_copy(update={"data": data}), content)
+    elif {*loaders} != {"synthetic"}:
+        must_be = holds(content, config.data.source)
+        raise UserError(f"--data is missing: {must_be}, or the loader synthetic alone")
 
 
 def require_same_pixels(task: str, archs: Sequence[str]) -> None:
@@ -162,16 +164,17 @@ def require_same_pixels(task: str, archs: Sequence[str]) -> None:
 
 
 def points(settings: Train) -> list[Point]:
-    task = settings.task
+    task = one_of("--task", settings.task, TASKS)
     kind = kind_named(task)
-    archs = ARCHS[task] if settings.archs is None else settings.archs
+    archs = ARCHS.get(task, (kind.arch,)) if settings.archs is None else settings.archs
+    batch_sizes = settings.batch_sizes or BATCH_SIZES.get(task, (Config().loading.batch_size,))
     for arch in archs:
         one_of("--archs", arch, kind.registry.names())
     if settings.by_hand:
         require_same_pixels(task, archs)
     for name in settings.by_hand:
-        if name not in BY_HAND_OF[task]:
-            allowed = " or ".join(BY_HAND_OF[task])
+        if name not in (loops := BY_HAND_OF.get(task, ())):
+            allowed = " or ".join(loops)
             raise UserError(
                 f"--by-hand {name}: there is no such loop for --task {task}; "
                 f"{f'take {allowed}' if allowed else 'it has none'}"
@@ -180,14 +183,13 @@ def points(settings: Train) -> list[Point]:
     auto = kind.default_loader(gpu=device.type == "cuda")
     loaders = [one_of("--loaders", name, kind.loaders, auto=auto) for name in settings.loaders]
     require_gpus(settings.gpus, torch.cuda.device_count())
-    require_data(settings.data, settings.loaders, task)
-    check(settings.flags, task=task, by_hand=bool(settings.by_hand))
+    require_data(
+        settings.data, settings.loaders, check(settings.flags, task=task, by_hand=bool(settings.by_hand))
+    )
     precisions = [precision.choose(name, device, on_cpu=kind.cpu_precision) for name in settings.precisions]
     named = ("arch", "batch_size", "loader", "precision", "gpus")
     found = []
-    for arch, size in itertools.product(
-        archs, BATCH_SIZES[task] if settings.batch_sizes is None else settings.batch_sizes
-    ):
+    for arch, size in itertools.product(archs, batch_sizes):
         ours = itertools.product([arch], [size], loaders, precisions, settings.gpus)
         # right behind its own: a machine's speed drifts
         others = itertools.product([arch], [size], [BY_HAND + how for how in settings.by_hand], ["fp16"], [1])

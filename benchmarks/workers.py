@@ -66,8 +66,7 @@ SET_HERE = ("--workers", "--image-size", "--pin-memory", "--compile", "--graphs"
 
 
 def points(settings: Workers) -> list[Point]:
-    train.require_data(settings.data, [settings.loader])
-    train.check(settings.flags, own=SET_HERE)
+    train.require_data(settings.data, [settings.loader], train.check(settings.flags, own=SET_HERE))
     workers = settings.workers or tuple(dict.fromkeys((1, default_workers())))
     memory = settings.memory or (("pinned", "pageable") if torch.cuda.is_available() else ("pageable",))
     steps = settings.steps or ((EAGER, "graphs") if torch.cuda.is_available() else (EAGER,))

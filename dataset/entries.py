@@ -29,7 +29,7 @@ class Entries(Protocol):
     def opened(self, name: bytes) -> AbstractContextManager[tuple[int, ReadAt]]:
         """Open an entry: its size in bytes, and what reads a range of them.
 
-        Raises Rejected when the entry cannot be read.
+        Raises Rejected when the entry cannot be read, and OSError when the storage fails: that ends the scan.
         """
 
     def shown(self, name: bytes) -> bytes:

@@ -19,7 +19,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, TextIO, TypeVar
@@ -33,11 +33,24 @@ class Rejected(Exception):
     """Why a file is no sample, in words for rejected.txt."""
 
 
+class NotWritten(OSError):
+    """A file of a scan under way could not be written: an error of the cache, and of no source."""
+
+
+@contextlib.contextmanager
+def writing() -> Iterator[None]:
+    """Tell errors of the body apart from those of the source that is read around it: raise NotWritten."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(error.errno, error.strerror or str(error)) from error
+
+
 # raw files of a scan under way: bytes, [n + 1], [n]
 FILE_LIST = {"paths": np.uint8, "offsets": np.int64, "labels": np.int32}
 
 
-class Unusable(Exception):
+class NoManifest(Exception):
     """The folder holds no manifest of this version, or a damaged one. Not for users: a scan makes it anew."""
 
 
@@ -113,21 +126,21 @@ class Manifest:
 
     @classmethod
     def open(cls: type[S], folder: Path) -> S:
-        """Map the columns of a scan. Raises Unusable when anything about them is not as it was written."""
+        """Map the columns of a scan. Raises NoManifest when anything about them is not as it was written."""
         hold = _hold(folder)
         try:
             about = json.loads((folder / "manifest.json").read_text())
             if about["version"] != cls.VERSION:
-                raise Unusable(f"version {about['version']}, not {cls.VERSION}")
+                raise NoManifest(f"version {about['version']}, not {cls.VERSION}")
             columns = {
                 name: _column(folder, name, dtype, about["columns"][name])
                 for name, dtype in cls.COLUMNS.items()
             }
             if len(columns["size"]) != about["samples"]:
-                raise Unusable(f"{len(columns['size'])} sizes of {about['samples']} samples")
+                raise NoManifest(f"{len(columns['size'])} sizes of {about['samples']} samples")
             for offsets, cut in cls.RAGGED.items():
                 if any(columns[offsets][-1] != len(columns[name]) for name in cut):
-                    raise Unusable(f"{offsets} does not fit {' and '.join(cut)}")
+                    raise NoManifest(f"{offsets} does not fit {' and '.join(cut)}")
             opened = cls(
                 folder=folder,
                 root=Path(about["root"]),
@@ -138,7 +151,7 @@ class Manifest:
             )
         except (OSError, ValueError, LookupError, TypeError, EOFError) as error:
             os.close(hold)
-            raise Unusable(f"{folder}: {error}") from error
+            raise NoManifest(f"{folder}: {error}") from error
         except BaseException:
             os.close(hold)
             raise
@@ -154,7 +167,7 @@ def _hold(folder: Path) -> int:
     try:
         descriptor = os.open(folder / "manifest.json", os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise Unusable(f"{folder}: {error.strerror}") from None
+        raise NoManifest(f"{folder}: {error.strerror}") from None
     with contextlib.suppress(OSError):  # a file system without locks; there `sweep` removes nothing
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     return descriptor
@@ -164,14 +177,14 @@ def _column(folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, A
     path = folder / f"{name}.npy"
     status = path.stat()
     if status.st_size != expected["bytes"]:
-        raise Unusable(f"{path} has {status.st_size} bytes, not {expected['bytes']}")
+        raise NoManifest(f"{path} has {status.st_size} bytes, not {expected['bytes']}")
     # Reading every column would take a second for ten million samples, so only what was written to since, or
     # copied, is read.
     if status.st_mtime_ns != expected["mtime_ns"] and _digest(path) != expected["digest"]:
-        raise Unusable(f"{path} has other contents than were written")
+        raise NoManifest(f"{path} has other contents than were written")
     values = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     if values.dtype != dtype or values.shape[:1] != (expected["length"],):
-        raise Unusable(f"{path} holds {values.dtype} {values.shape}, not {expected['length']} of {dtype}")
+        raise NoManifest(f"{path} holds {values.dtype} {values.shape}, not {expected['length']} of {dtype}")
     return values
 
 
@@ -183,11 +196,11 @@ def create_column(folder: Path, name: str, dtype: np.dtype[Any], length: int, *i
     return made
 
 
-def seal(folder: Path, kind: type[Manifest], *, root: Path, classes: Sequence[str], rejected: int) -> None:
+def seal(folder: Path, table: type[Manifest], *, root: Path, classes: Sequence[str], rejected: int) -> None:
     """Describe the finished columns of a folder and bring everything in it to the disk."""
     columns = {}
     fingerprint = hashlib.blake2b(json.dumps(list(classes)).encode(), digest_size=16)
-    for name in kind.COLUMNS:
+    for name in table.COLUMNS:
         path = folder / f"{name}.npy"
         _sync(path)  # before its date is read: writing back what was mapped may change it
         values = np.load(path, mmap_mode="r")
@@ -198,10 +211,10 @@ def seal(folder: Path, kind: type[Manifest], *, root: Path, classes: Sequence[st
             "mtime_ns": status.st_mtime_ns,
             "digest": _digest(path),
         }
-        if name in kind.FINGERPRINT:
+        if name in table.FINGERPRINT:
             fingerprint.update(memoryview(values))
     about = {
-        "version": kind.VERSION,
+        "version": table.VERSION,
         "root": str(root),
         "fingerprint": fingerprint.hexdigest(),
         "classes": list(classes),
@@ -266,7 +279,8 @@ class Rejects:
 
     def __call__(self, path: bytes, why: str) -> None:
         line = f"{printable(path)}\t{why}"
-        self.file.write(line + "\n")
+        with writing():
+            self.file.write(line + "\n")
         self.count += 1
         self.first = self.first or line.replace("\t", ": ")
 

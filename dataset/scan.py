@@ -4,8 +4,8 @@ list   -> paths, offsets, labels on disk    one pass over the folders; from here
 parse  -> a record for each file            processes, 500 files at a time
 keep   -> columns without the rejected      then sealed, renamed and made current
 
-`remembered` (the life of a scan), `read_headers` and `each_file` (the processes) also serve the scans of
-videos and of COCO's files.
+`remembered` (the life of a scan), `reading` (the errors of a source) and `each_file` (the processes) serve
+the scans of images, of videos and of COCO's files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -39,7 +39,7 @@ Fill = Callable[[Path, Rejects, "list[walk.Visit]", Progress], Sequence[str]]
 
 
 def remembered(
-    kind: type[S],
+    table: type[S],
     data: Path,
     key: list[Any],
     fill: Fill,
@@ -74,13 +74,27 @@ def remembered(
     try:
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home, say):
-            found = _reopen(kind, home, root, after=called if rescan else 0.0)
-            return found if found is not None else _scan(kind, home, root, fill, say)
+            found = _reopen(table, home, root, after=called if rescan else 0.0)
+            return found if found is not None else _scan(table, home, root, fill, say)
     except OSError as error:
         said = error.strerror or str(error)
         raise UserError(
             f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir"
         ) from error
+
+
+@contextmanager
+def reading(what: object) -> Iterator[None]:
+    """Raise an OSError of the body, which reads a source, as a UserError that names the data.
+
+    What the body cannot write stays a NotWritten, which `remembered` tells of the manifest.
+    """
+    try:
+        yield
+    except manifest.NotWritten:
+        raise
+    except OSError as error:
+        raise UserError(f"--data: {what} cannot be read: {error.strerror or error}") from error
 
 
 def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
@@ -92,16 +106,16 @@ def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
         return lock.acquire()
 
 
-def _reopen(kind: type[S], home: Path, real: Path, after: float) -> S | None:
+def _reopen(table: type[S], home: Path, real: Path, after: float) -> S | None:
     """Return the current scan if it is whole, newer than `after` (s since 1970), and no folder changed."""
-    with suppress(OSError, ValueError, TypeError, LookupError, manifest.Unusable):
+    with suppress(OSError, ValueError, TypeError, LookupError, manifest.NoManifest):
         folder = _current(home)
         root = os.fsencode(real)
         seen = json.loads((folder / "visited.json").read_text())
         if seen["finished"] > after and all(
             list(walk.visit(root, os.fsencode(visit[0]))[0]) == visit for visit in seen["folders"]
         ):
-            return kind.open(folder)
+            return table.open(folder)
     return None
 
 
@@ -112,7 +126,7 @@ def _current(home: Path) -> Path:
     return home
 
 
-def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S:
+def _scan(table: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S:
     manifest.sweep(home, keep=_current(home))  # it stays until there is another: this scan may be interrupted
     stamp = f"{time.time_ns():x}-{os.getpid()}"
     made = home / f"tmp-{stamp}"
@@ -125,12 +139,12 @@ def _scan(kind: type[S], home: Path, root: Path, fill: Fill, say: Progress) -> S
         (made / "visited.json").write_text(json.dumps({"finished": time.time(), "folders": visits}))
         for path in made.glob("file_list.*"):
             path.unlink()
-        manifest.seal(made, kind, root=root, classes=classes, rejected=rejects.count)
+        manifest.seal(made, table, root=root, classes=classes, rejected=rejects.count)
         folder = manifest.publish(home, made, f"scan-{stamp}")
     except BaseException:  # Ctrl-C too: nothing half is left
         shutil.rmtree(made, ignore_errors=True)
         raise
-    opened = kind.open(folder)
+    opened = table.open(folder)
     manifest.sweep(home, keep=folder)
     return opened
 
@@ -178,6 +192,9 @@ class Parser:
             except Rejected as why:
                 rows.append(self.left_out)
                 bad.append((self.shown(name), str(why)))
+            except OSError as error:  # the storage's fault, and not the entry's
+                shown = manifest.printable(self.shown(name))
+                raise UserError(f"--data: {shown} cannot be read: {error.strerror or error}") from error
         return self.pack(rows), bad
 
 
@@ -211,12 +228,12 @@ def nothing_found(wanted: Literal["image", "video"], where: str, rejects: Reject
     if not rejects.count:
         return UserError(f"--data: no {wanted} in {where}: no file is there")
     told = f"--data: no {wanted} in {where}; left out: {rejects.count}, first {rejects.first}"
-    kind = (mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or "").partition("/")[0]
+    medium = (mimetypes.guess_type(rejects.first.partition(": ")[0])[0] or "").partition("/")[0]
     other = {
         "image": "; images are read without --task video",
         "video": "; videos are read with --task video",
     }
-    return UserError(told + (other.get(kind, "") if kind != wanted else ""))
+    return UserError(told + (other.get(medium, "") if medium != wanted else ""))
 
 
 def _throttled(progress: Progress | None) -> Progress:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,15 +18,16 @@ from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
 from dataset.model_classes import ModelClasses
+from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
-from dataset.sources.folder import Folder, open_one
+from dataset.sources.folder import Folder
 from dataset.videos.synthetic import SyntheticVideos
 
-Kind = Literal["images", "videos", "instances", "keypoints"]
+Content = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
 SPLITS: tuple[Literal["train", "val"], ...] = ("train", "val")
 _COCO = "a folder in COCO's layout: train2017/, val2017/ and annotations/"
-_HOLDS: dict[Kind, str] = {
+_HOLDS: dict[Content, str] = {
     "videos": "a folder with train/<class>/* and val/<class>/*, or the lists train.csv and val.csv",
     "instances": _COCO,
     "keypoints": _COCO,
@@ -33,9 +35,9 @@ _HOLDS: dict[Kind, str] = {
 Open = Callable[..., Split]
 
 
-def _holds(kind: Kind, source: str) -> str:
+def holds(content: Content, source: str) -> str:
     """Return what --data must be, in words."""
-    return _HOLDS[kind] if kind in _HOLDS else what_holds(source)
+    return _HOLDS[content] if content in _HOLDS else what_holds(source)
 
 
 class NoBytes:
@@ -68,15 +70,33 @@ def cache_folder(chosen: Path | None) -> Path:
     return chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturate"
 
 
-def open_split(root: Path, *, cache: Path | None = None) -> Split:
-    """Open one folder root/<class>/*, scanned once and found again in milliseconds.
+def are_files(settings: DataSettings, content: Content) -> bool:
+    """Whether each sample of both splits will be a file of its own: what --loader auto depends on.
 
-    For a loader in one's own loop.
+    Looks at names alone, of what would be opened: anything else below --data does not matter. What cannot be
+    opened counts as files, and `open_splits` says what is wrong with it.
     """
-    return open_one(root, cache=cache_folder(cache))
+    if settings.data is None or content == "videos":
+        return True
+    for split in SPLITS:
+        with suppress(UserError):
+            if not source_named(_source_of(settings, settings.data, split, content)).FILES:
+                return False
+    return True
 
 
-class Data(Protocol):
+def open_split(root: Path, *, source: str = "auto", cache: Path | None = None) -> Split:
+    """Open one split of images with a label, scanned once and found again in milliseconds.
+
+    For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
+    SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. Raises UserError.
+    """
+    data, name = os.path.split(os.path.abspath(root))
+    module = source_named(choose_source(source, Path(data), name))
+    return module.open(Path(data), name, cache=cache_folder(cache))
+
+
+class DataSettings(Protocol):
     """What to open: config.Data, or anything with these fields."""
 
     @property
@@ -89,15 +109,28 @@ class Data(Protocol):
     def rescan(self) -> bool: ...
 
 
+class Console(Protocol):
+    """What opening data asks of a console. Implemented by report/console.py."""
+
+    def info(self, *lines: str) -> None:
+        """Say what is good to know."""
+
+    def warn(self, line: str) -> None:
+        """Say what may be a mistake."""
+
+    def counting(self, what: str) -> AbstractContextManager[Progress]:
+        """Show the progress of a scan of `what` while the body runs."""
+
+
 def open_splits(
-    settings: Data,
+    settings: DataSettings,
     *,
-    kind: Kind = "images",
+    content: Content = "images",
     loader: str,
     read_delay_s: float = 0.0,
     evaluate: bool = False,
     model: ModelClasses | None = None,
-    console: Any,
+    console: Console,
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
@@ -109,12 +142,12 @@ def open_splits(
         if loader != "synthetic":
             raise UserError(
                 f"--data is missing: --loader {loader} reads files; "
-                f"{_holds(kind, settings.source)}, or --loader synthetic"
+                f"{holds(content, settings.source)}, or --loader synthetic"
             )
-        return synthetic(kind)
+        return synthetic(content)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
-    openers, without = _openers(settings, settings.data, kind, train=not evaluate)
+    openers, without = _openers(settings, settings.data, content, train=not evaluate)
     if model is not None:
         openers = {"val": openers["val"]}
         without = ""
@@ -132,14 +165,14 @@ def open_splits(
         if columns.rejected:
             console.warn(f"{split}: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
         if split == "train":
-            _warn_of_classes(columns, kind, console)
+            _warn_of_classes(columns, content, console)
         classes = columns.classes
     if model is not None:
         splits["val"] = _under(model, splits["val"], console)
     return {split: splits.get(split, splits["val"]) for split in SPLITS}
 
 
-def _under(model: ModelClasses, split: Split, console: Any) -> Split:
+def _under(model: ModelClasses, split: Split, console: Console) -> Split:
     """Return the split with the class numbers of a model. Raises UserError for a class that it has not."""
     numbers, said, doubtful = model.numbers(split.columns.class_names)
     if said:
@@ -147,14 +180,14 @@ def _under(model: ModelClasses, split: Split, console: Any) -> Split:
     return replace(split, columns=split.columns.numbered(numbers, model.names))
 
 
-def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
+def _warn_of_classes(columns: Any, content: Content, console: Console) -> None:
     """Warn of training data with a single class, or with classes that have no video."""
-    if kind in ("images", "videos") and len(columns.classes) == 1:
+    if content in ("images", "videos") and len(columns.classes) == 1:
         console.warn(
             f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; "
             "is --data a folder too high?"
         )
-    if kind == "videos":
+    if content == "videos":
         empty = np.flatnonzero(np.bincount(columns.label, minlength=len(columns.classes)) == 0)
         if len(empty):
             console.warn(
@@ -163,7 +196,15 @@ def _warn_of_classes(columns: Any, kind: Kind, console: Any) -> None:
             )
 
 
-def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[dict[str, Open], str]:
+def require_splits(settings: DataSettings, content: Content) -> None:
+    """Raise UserError unless both splits are there, as far as names of files tell: nothing is scanned."""
+    if settings.data is not None:
+        _openers(settings, settings.data, content, train=True)
+
+
+def _openers(
+    settings: DataSettings, root: Path, content: Content, *, train: bool
+) -> tuple[dict[str, Open], str]:
     """Return what opens each split, and why there is none for train; no split is scanned yet.
 
     Without `train` it may be missing. Raises UserError.
@@ -172,7 +213,7 @@ def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[di
     without = ""
     for split in SPLITS:
         try:
-            found[split] = _opener(settings, root, split, kind)
+            found[split] = _opener(settings, root, split, content)
         except UserError as mistake:
             if train or split != "train":
                 raise
@@ -180,26 +221,36 @@ def _openers(settings: Data, root: Path, kind: Kind, *, train: bool) -> tuple[di
     return found, without
 
 
-def _opener(settings: Data, root: Path, split: Literal["train", "val"], kind: Kind) -> Open:
-    if kind == "instances" or kind == "keypoints":
-        return _annotated_opener(settings, root, split, keypoints=kind == "keypoints")
-    holds = _holds(kind, settings.source)
+def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> Open:
+    if content == "instances" or content == "keypoints":
+        return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
+    must_be = holds(content, settings.source)
     if not root.is_dir():
         raise UserError(
-            f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {holds}"
+            f"--data {root}: {'is a file' if root.exists() else 'no such folder'}; it must be {must_be}"
         )
     if not os.access(root, os.X_OK):
-        raise UserError(f"--data {root}: may not be entered; it must be {holds}")
-    if kind == "videos":
+        raise UserError(f"--data {root}: may not be entered; it must be {must_be}")
+    if content == "videos":
         _require_files(settings.source)
-        return partial(_open_videos, _list_or_folder(root, split, holds))
+        return partial(_open_videos, _list_or_folder(root, split, must_be))
     module = source_named(choose_source(settings.source, root, split))
     if lacking := module.missing(root, split):
-        raise UserError(f"--data {root}: has no {lacking}; it must be {holds}")
+        raise UserError(f"--data {root}: has no {lacking}; it must be {must_be}")
     return partial(module.open, root, split)
 
 
-def _annotated_opener(settings: Data, root: Path, split: Literal["train", "val"], *, keypoints: bool) -> Open:
+def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> str:
+    """Return the name of the source of a split's images. Raises UserError."""
+    name: str = split
+    if content != "images":
+        _, name = annotation_file.find(root, split, keypoints=content == "keypoints", images=False)
+    return choose_source(settings.source, root, name)
+
+
+def _annotated_opener(
+    settings: DataSettings, root: Path, split: Literal["train", "val"], *, keypoints: bool
+) -> Open:
     """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
     file, folder = annotation_file.find(root, split, keypoints=keypoints, images=False)
     name = choose_source(settings.source, root, folder)
@@ -238,7 +289,7 @@ def list_of(root: Path, split: str) -> Path | None:
     )
 
 
-def _list_or_folder(root: Path, split: str, holds: str) -> Path:
+def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
     """Return the list of a split of videos, or its folder. Raises UserError."""
     if found := list_of(root, split):
         if found.is_dir():
@@ -250,21 +301,21 @@ def _list_or_folder(root: Path, split: str, holds: str) -> Path:
     if (root / split).exists():
         return root / split
     raise UserError(
-        f"--data {root}: has no {split}/ folder; it must be {holds}; docs/video.md says how the "
+        f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
         "lists of UCF101, HMDB51 and Something-Something become such"
     )
 
 
-def synthetic(kind: Kind = "images") -> dict[str, Split]:
+def synthetic(content: Content = "images") -> dict[str, Split]:
     """Return two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
-    if kind == "instances" or kind == "keypoints":
+    if content == "instances" or content == "keypoints":
         columns: list[Any] = [
-            SyntheticInstances.of(samples, keypoints=kind == "keypoints")
+            SyntheticInstances.of(samples, keypoints=content == "keypoints")
             for samples in (COCO_TRAIN, COCO_VAL)
         ]
     else:
         columns = [
-            (SyntheticVideos if kind == "videos" else SyntheticImages)(samples)
+            (SyntheticVideos if content == "videos" else SyntheticImages)(samples)
             for samples in (TRAIN_SAMPLES, VAL_SAMPLES)
         ]
     return {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
 from contracts import UserError
-from dataset.manifest import FILE_LIST, printable
+from dataset.manifest import FILE_LIST, printable, writing
 
 # a folder's path below the root (os.fsdecode), its date of change in ns, its inode
 Visit = tuple[str, int, int]
@@ -68,17 +68,19 @@ def list_files(
     # a link to one of these leads back to itself: it would be followed for ever
     outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
     with ExitStack() as stack:
-        paths, offsets, ids = (
-            stack.enter_context(open(made / f"file_list.{name}", "wb")) for name in FILE_LIST
-        )
-        offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
+        with writing():
+            paths, offsets, ids = (
+                stack.enter_context(open(made / f"file_list.{name}", "wb")) for name in FILE_LIST
+            )
+            offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
         # with the slash, as the paths of their files sort: a-b/ comes before a/
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
-                paths.write(b"".join(files))
                 ends = end + np.cumsum([len(file) for file in files], dtype=FILE_LIST["offsets"])
-                offsets.write(ends.tobytes())
-                ids.write(np.full(len(files), labels[name], FILE_LIST["labels"]).tobytes())
+                with writing():
+                    paths.write(b"".join(files))
+                    offsets.write(ends.tobytes())
+                    ids.write(np.full(len(files), labels[name], FILE_LIST["labels"]).tobytes())
                 total += len(files)
                 end = int(ends[-1])
                 say(total, 0, "listing files")
@@ -112,11 +114,21 @@ def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) ->
 
 def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None) -> None:
     """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
-    (made / "file_list.paths").write_bytes(b"".join(files))
-    np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
-    np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(
-        made / "file_list.labels"
-    )
+    with writing():
+        (made / "file_list.paths").write_bytes(b"".join(files))
+        np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
+        np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(
+            made / "file_list.labels"
+        )
+
+
+def write_labelled(labels: Mapping[bytes, int], made: Path) -> None:
+    """Write made/file_list.* for names with their labels, in the order of the names' bytes.
+
+    So a sample has the same number whatever order its source lists it in.
+    """
+    names = sorted(labels)
+    write_file_list(names, made, [labels[name] for name in names])
 
 
 def settle(changed_ns: int) -> None:

@@ -256,8 +256,8 @@ class Resume:
         begun = self.content.get("ordering", ordering)
         if begun != ordering and self.progress.consumed:
             report.warn(
-                f"--resume: this epoch was begun in another order ({begun}; now {ordering}): "
-                "some of its samples come twice, some not at all"
+                f"--resume: the order is not the checkpoint's ({begun}; now {ordering}): "
+                "of this epoch's samples some come twice, some not at all"
             )
 
     def changed(self, config: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import Counts, Loader, Plan, Task, UserError
+from contracts import Counts, Figure, Loader, Plan, Task, UserError
 from engine import checkpoint, memory
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld, Vote
@@ -45,6 +45,7 @@ class Validation:
 
     world: ProcessWorld
     task: Task
+    best: Figure  # picks best.pt
     precision: str
     plan: Plan
     open_loader: Callable[[], Loader] | None  # None: there is no data to validate on
@@ -163,7 +164,7 @@ class Validation:
         if self.not_finite:
             count = f"{self.not_finite:,} of {result['samples']:,} samples"
             self.report.warn(f"val: the output is no number for {count}: they count as wrong, {NO_BEST}")
-        best = self.task.best
+        best = self.best
         # nan is an AP where there is nothing to find
         figure = float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))
         is_better = figure > progress.best if best.larger_is_better else figure < progress.best

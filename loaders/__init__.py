@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from importlib import import_module
 from typing import Literal
 
-from contracts import Batch, Feed, Loader, UserError
+from contracts import Batch, Feed, Loader, Source, UserError
+from plan.checks import Checked, Stored
+from plan.epoch import EpochPlan
 
 
 class Undecodable(ValueError):
     """An image, or frames of a video, that this reader cannot give; PIL, or pyav, then has the last word."""
 
 
-LOADERS = {
+IMAGE_LOADERS = {
     "synthetic": "loaders.synthetic",
     "torchvision": "loaders.images.torchvision",
     "dali-cpu": "loaders.images.dali_cpu",
@@ -24,7 +28,7 @@ LOADERS = {
 A module's OPENS_FILES says whether its decoder opens the samples' files itself, so that it needs a source of
 files.
 """
-CLIPS = {
+VIDEO_LOADERS = {
     "pyav": "loaders.videos.pyav",
     "decord": "loaders.videos.decord",
     "torchcodec": "loaders.videos.torchcodec",
@@ -36,16 +40,18 @@ CLIPS = {
 """Loaders of videos: name -> module, imported when asked for."""
 Medium = Literal["images", "videos"]
 OF_MEDIUM: dict[Medium, dict[str, str]] = {
-    "images": LOADERS,
-    "videos": {**CLIPS, "synthetic": LOADERS["synthetic"]},
+    "images": IMAGE_LOADERS,
+    "videos": {**VIDEO_LOADERS, "synthetic": IMAGE_LOADERS["synthetic"]},
 }
 """What the files hold -> the loaders of them, as a task names its table."""
+_MODULES = {**IMAGE_LOADERS, **VIDEO_LOADERS}
+"""Name -> module, of all loaders."""
 
 
 def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
     """Return what --loader auto is for such data; `files`: each sample is a file of its own."""
     if medium == "videos":
-        return "nvdec+pyav" if files and gpu and import_module(CLIPS["nvdec"]).usable() else "pyav"
+        return "nvdec+pyav" if files and gpu and import_module(VIDEO_LOADERS["nvdec"]).usable() else "pyav"
     if not gpu:
         return "torchvision"
     return "dali-gpu" if files else "dali-fed"
@@ -59,24 +65,42 @@ def first_batch(feed: Feed) -> Batch:
 
 def opens_files(name: str) -> bool:
     """Whether the decoder of a loader opens the samples' files itself."""
-    return bool(import_module({**LOADERS, **CLIPS}[name]).OPENS_FILES)
+    return bool(import_module(_MODULES[name]).OPENS_FILES)
+
+
+def require_files(name: str, sources: Iterable[Source]) -> None:
+    """Raise UserError where the loader of that name opens files itself, and a source has none."""
+    without = [source for source in sources if not source.files] if opens_files(name) else []
+    if not without:
+        return
+    others = [
+        other
+        for other in (IMAGE_LOADERS if name in IMAGE_LOADERS else VIDEO_LOADERS)
+        if other != "synthetic" and not opens_files(other)
+    ]
+    raise UserError(
+        f"--loader {name} opens each sample's own file, and {without[0].name(0)} is none; "
+        f"choose --loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
+    )
 
 
 def open_loader(name: str, feed: Feed) -> Loader:
     """Return the loader of that name, ready to give batches.
 
-    Raises UserError where this machine cannot run it, and where it opens files and the source has none.
+    Raises UserError where this machine cannot run it, where it opens files and the source has none, and where
+    the plan has no batch.
     """
-    if opens_files(name) and not feed.source.files:
-        others = [
-            other
-            for other in (LOADERS if name in LOADERS else CLIPS)
-            if other != "synthetic" and not opens_files(other)
-        ]
+    require_files(name, [feed.source])
+    if not feed.plan.steps():
         raise UserError(
-            f"--loader {name} opens each sample's own file, and this --source has none; "
-            f"choose --loader {' or '.join(others)}, which take bytes, or unpack the data into folders"
+            f"the plan has no batch: a step takes {feed.plan.global_batch_size} samples, "
+            f"and there are {feed.plan.samples}; a smaller batch_size"
         )
-    module = import_module({**LOADERS, **CLIPS}[name])
+    if not isinstance(feed.plan, EpochPlan):  # which checks what it draws itself
+        columns = feed.columns
+        segments = (columns.first, columns.frames) if len(feed.plan.sample_shape) == 4 else None
+        stored = Stored(heights=columns.height, widths=columns.width, segments=segments)
+        feed = replace(feed, plan=Checked(plan=feed.plan, stored=stored))
+    module = import_module(_MODULES[name])
     beside = name.partition("+")[2]
     return module.open(feed, beside) if beside else module.open(feed)

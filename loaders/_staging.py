@@ -32,7 +32,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from contracts import Array, Batch, Counts, Feed, Rows, nothing
+from contracts import Array, Batch, Counts, Feed, Rows, do_nothing
 from loaders._ops import images_shape, operated, turned
 
 Item = TypeVar("Item")
@@ -58,7 +58,7 @@ class Staged:
     batch: Batch
     ready: torch.cuda.Event | None = None
     done: torch.cuda.Event | None = None
-    count: Callable[[], None] = nothing  # called when it is handed over: what is staged ahead may never be
+    count: Callable[[], None] = do_nothing  # called when it is handed over: what is staged ahead may never be
 
 
 @dataclass
@@ -301,7 +301,7 @@ def without(rows: Rows, failed: Sequence[int]) -> Array:
     return valid
 
 
-def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = nothing) -> Generator[Batch]:
+def hand_over(staged: Iterator[Staged], launched: Callable[[], None] = do_nothing) -> Generator[Batch]:
     """Yield batches to the consumer's thread, and to the stream that is current there: see contracts.Batch.
 
     The host waits for the step of two batches ago, which bounds how far it runs ahead of the device.

@@ -1,24 +1,22 @@
 """What a plan has drawn, held against what every loader relies on. Knows no loader, and draws nothing.
 
 A loader decodes what it is told. Told nonsense, one would call a good file damaged, another end inside of its
-decoder, a third deliver other pixels. So a faulty plan is stopped where its rows are made (EpochPlan.draw),
-with a FaultyPlan that names it.
+decoder, a third deliver other pixels. So a FaultyPlan that names it stops a faulty plan where its rows are
+made (EpochPlan.draw), or, where it does not derive from EpochPlan, where a loader takes them (Checked).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import Any, NoReturn, overload
 
 import numpy as np
 
-from contracts import Array, FaultyPlan, Rows
+from contracts import Array, FaultyPlan, Plan, Rows
 from plan.geometry import TRANSPOSE, TURNS
 from plan.ops import NUMBERS
-
-if TYPE_CHECKING:
-    from plan.epoch import EpochPlan
 
 ROUNDING = 1e-6
 """Pixels by which a window may lie outside of its region: its edges are products of ratios."""
@@ -36,11 +34,33 @@ ALWAYS = {"regions", "windows", "turns"}
 """What `frame` has to return."""
 
 
-def require_ids(plan: EpochPlan, ids: Array) -> None:
-    """Raise FaultyPlan unless the columns have all of `ids`, int64 [B], none more often than it has views."""
-    samples = len(plan.stored[0])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What the columns say of the samples: which numbers of a row can be followed."""
+
+    heights: Array  # [n], pixels that regions lie in; of videos as displayed
+    widths: Array
+    # the first frame of each sample in its video, and how many it has, both [n]; None of images
+    segments: tuple[Array, Array] | None = None
+
+
+def require_items(plan: Plan, items: Array) -> None:
+    """Raise FaultyPlan unless these are items of an epoch, as EpochPlan counts them, int64 [n]."""
+    if not (isinstance(items, np.ndarray) and items.dtype == np.int64 and items.ndim == 1):
+        _fault(plan, "an order", f"it is {_form(items)}, and has to be int64 [n]")
+
+
+def require_ids(plan: Plan, stored: Stored, ids: Array) -> None:
+    """Raise FaultyPlan unless the columns have all of `ids`, int64 [B]."""
+    if not (isinstance(ids, np.ndarray) and ids.dtype == np.int64 and ids.ndim == 1):
+        _fault(plan, "ids", f"they are {_form(ids)}, and have to be int64 [B]")
+    samples = len(stored.heights)
     inside = (ids >= 0) & (ids < samples)
     _require(plan, ids, "ids", inside, lambda i: f"the columns have samples 0 to {samples - 1}")
+
+
+def require_once(plan: Plan, ids: Array) -> None:
+    """Raise FaultyPlan for an id that comes more often than a sample has views."""
     ordered = np.sort(ids)
     again = ordered[plan.views :] == ordered[: -plan.views]
     if np.count_nonzero(again):
@@ -49,21 +69,23 @@ def require_ids(plan: EpochPlan, ids: Array) -> None:
         _fault(plan, "ids", f"sample {sample} came {times} times, and has {plan.views} views")
 
 
-def require_fields(plan: EpochPlan, names: Collection[str]) -> None:
-    """Raise FaultyPlan unless these are the fields that `frame` returns."""
-    if unknown := sorted(set(names) - DTYPES.keys() - {"canvas"}):
+def require_fields(plan: Plan, framed: Any) -> None:
+    """Raise FaultyPlan unless this is what `frame` returns: the fields of Rows by their names."""
+    if not isinstance(framed, Mapping):
+        _fault(plan, "a frame", f"it is a {type(framed).__name__}, and has to be a mapping of fields")
+    if unknown := sorted(map(str, framed.keys() - DTYPES.keys() - {"canvas"})):
         _fault(plan, unknown[0], f"`frame` returns {', '.join(DTYPES)} and canvas")
-    if missing := sorted(ALWAYS - set(names)):
+    if missing := sorted(ALWAYS - framed.keys()):
         _fault(plan, missing[0], "`frame` does not return it")
 
 
-def require_sound(plan: EpochPlan, rows: Rows, ids: Array) -> None:
+def require_sound(plan: Plan, stored: Stored, rows: Rows, ids: Array) -> None:
     """Raise FaultyPlan unless a loader can follow the rows.
 
     `ids`: int64 [B], the sample whose numbers a row has, of padding too.
     """
     _require_forms(plan, rows)
-    _require_framing(plan, rows, ids)
+    _require_framing(plan, stored, rows, ids)
     _require_outputs(plan, rows, ids)
     if (rows.ops is not None) != plan.operates:
         has = "none" if rows.ops is None else "some"
@@ -72,7 +94,51 @@ def require_sound(plan: EpochPlan, rows: Rows, ids: Array) -> None:
         _require_operations(plan, rows.ops, ids)
 
 
-def _require_forms(plan: EpochPlan, rows: Rows) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """A contracts.Plan whose rows are checked as they are drawn; all else it has is `plan`'s."""
+
+    plan: Plan
+    stored: Stored
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plan, name)
+
+    def rows(self, epoch: int, first: int) -> Sequence[Rows]:
+        """Return the plan's rows; drawing one raises FaultyPlan where no loader could follow it."""
+        return _CheckedRows(self, self.plan.rows(epoch, first))
+
+
+class _CheckedRows(Sequence[Rows]):
+    """Lazy, as the rows of the plan may be."""
+
+    def __init__(self, checked: Checked, drawn: Sequence[Rows]) -> None:
+        self._checked = checked
+        self._drawn = drawn
+
+    def __len__(self) -> int:
+        return len(self._drawn)
+
+    @overload
+    def __getitem__(self, index: int) -> Rows: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Rows]: ...
+    def __getitem__(self, index: int | slice) -> Rows | list[Rows]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        rows = self._drawn[index]
+        plan = self._checked.plan
+        # padding has no id by which its numbers could be held against a column, and is what a real row is
+        real = rows.ids[rows.valid]
+        require_ids(plan, self._checked.stored, real)
+        columns: dict[str, Any] = {column.name: getattr(rows, column.name) for column in fields(rows)}
+        cut = {name: value[rows.valid] for name, value in columns.items() if isinstance(value, np.ndarray)}
+        if len(real):
+            require_sound(plan, self._checked.stored, replace(rows, **cut), real)
+        return rows
+
+
+def _require_forms(plan: Plan, rows: Rows) -> None:
     """Check dtypes and shapes; from then on the fields can be compared."""
     count = len(rows.ids)
     of_clips = len(plan.sample_shape) == 4
@@ -96,13 +162,13 @@ def _require_forms(plan: EpochPlan, rows: Rows) -> None:
             _fault(plan, name, f"they have shape {value.shape}, and have to be ({count}, slots, 1 + numbers)")
 
 
-def _require_framing(plan: EpochPlan, rows: Rows, ids: Array) -> None:
+def _require_framing(plan: Plan, stored: Stored, rows: Rows, ids: Array) -> None:
     """Check that regions lie in the stored images, and windows in their regions; neither may be empty.
 
     NaN fails every comparison.
     """
     require = partial(_require, plan, ids)
-    heights, widths = (np.asarray(column[ids]) for column in plan.stored)
+    heights, widths = (np.asarray(column[ids]) for column in (stored.heights, stored.widths))
     # axes: [B], edge by edge, since NumPy is slow where the inner axis has two numbers
     x0, y0, x1, y1 = regions = rows.regions.T
     for good in (rows.regions >= 0, x0 < x1, y0 < y1, x1 <= widths, y1 <= heights):
@@ -118,9 +184,13 @@ def _require_framing(plan: EpochPlan, rows: Rows, ids: Array) -> None:
     if rows.frames is not None:
         frames = rows.frames
         require("frames", frames >= 0, lambda i: f"{_of(frames[i])}; the first of a video is 0")
+        if stored.segments is not None:
+            first, count = (np.asarray(column[ids]) for column in stored.segments)
+            last = first + count - 1
+            require("frames", frames <= last[:, None], lambda i: f"{_of(frames[i])}; the last is {last[i]}")
 
 
-def _require_outputs(plan: EpochPlan, rows: Rows, ids: Array) -> None:
+def _require_outputs(plan: Plan, rows: Rows, ids: Array) -> None:
     """Check sizes, canvas, turns and places, and what the plan says that its batches have in common."""
     require = partial(_require, plan, ids)
     sizes = rows.sizes
@@ -146,7 +216,7 @@ def _require_outputs(plan: EpochPlan, rows: Rows, ids: Array) -> None:
             _fault(plan, "places", "some leave a part of the canvas free, and the plan's `filled` is True")
 
 
-def _require_operations(plan: EpochPlan, ops: Array, ids: Array) -> None:
+def _require_operations(plan: Plan, ops: Array, ids: Array) -> None:
     """Check that every slot has an operation that there is, with all of its numbers."""
     require = partial(_require, plan, ids)
     which = ops[:, :, 0]
@@ -158,15 +228,21 @@ def _require_operations(plan: EpochPlan, ops: Array, ids: Array) -> None:
             _fault(plan, "ops", f"operation {operation} takes {count} numbers, and has {ops.shape[2] - 1}")
 
 
-def _require(plan: EpochPlan, ids: Array, field: str, good: Array, why: Callable[[int], str]) -> None:
+def _require(plan: Plan, ids: Array, field: str, good: Array, why: Callable[[int], str]) -> None:
     """Raise FaultyPlan for the first row of which `good`, bool [B] or [B, K], is not all True."""
     if np.count_nonzero(good) < good.size:  # the fastest way to ask: this is done for every batch
         i = int(good.reshape(len(good), -1).all(axis=1).argmin())
         _fault(plan, field, f"row {i} of {len(good)}, id {ids[i]}: {why(i)}")
 
 
-def _fault(plan: EpochPlan, field: str, found: str) -> NoReturn:
+def _fault(plan: Plan, field: str, found: str) -> NoReturn:
     raise FaultyPlan(f"{type(plan).__name__} draws {field} that no loader can follow: {found}")
+
+
+def _form(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return f"a {type(value).__name__}"
 
 
 def _of(numbers: Array) -> str:

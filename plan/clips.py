@@ -194,6 +194,10 @@ class ClipPlan(EpochPlan):
     def stored(self) -> tuple[Array, Array]:
         return self.columns.height, self.columns.width
 
+    @property
+    def segments(self) -> tuple[Array, Array]:
+        return self.columns.first, self.columns.frames
+
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         heights, widths = (np.asarray(column[ids]) for column in self.stored)
         clip, crop = np.divmod(views, self.policy.crops)

@@ -23,7 +23,9 @@ other threads stand still.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
-    """The base of all plans: a rank's share of an epoch's order. A *place* is sample * views + view."""
+    """The base of all plans: a rank's share of an epoch's order. An *item* is one
+    view of a sample, as the number sample * views + view.
+    """
 
     seed: int
     batch_size: int
@@ -73,6 +75,11 @@ class EpochPlan(ABC):
         """Return heights and widths, pixels [n], that regions lie in; of videos as displayed."""
 
     @property
+    def segments(self) -> tuple[Array, Array] | None:
+        """Return the first frame of each sample in its video, and how many it has, [n]; None of images."""
+        return None
+
+    @property
     def together(self) -> int:
         """Return how many micro-batches are drawn at once."""
         return max(TOGETHER // self.batch_size, 1)
@@ -119,32 +126,39 @@ class EpochPlan(ABC):
             )
 
     def rows(self, epoch: int, first: int) -> _EpochRows:
-        """Return this rank's micro-batches behind `first` samples (validation: places) of the epoch."""
-        return _EpochRows(self, epoch, first, self.ordered(epoch))
+        """Return this rank's micro-batches behind `first` samples (validation: items) of the epoch."""
+        ordered = np.asarray(self.ordered(epoch))
+        checks.require_items(self, ordered)
+        return _EpochRows(self, epoch, first, ordered)
 
     def ordered(self, epoch: int) -> Array:
-        """Return int64, the places of an epoch in their order."""
+        """Return int64, the items of an epoch in their order."""
         if self.training:
             return order.order(self.seed, epoch, self.samples)
         return np.arange(self.samples * self.views, dtype=np.int64)
 
-    def draw(self, epoch: int, places: Array, count: int = 0) -> Rows:
-        """Return the rows of any places, padded with id -1 to `count`, or to the batch size.
+    def draw(self, epoch: int, items: Array, count: int = 0) -> Rows:
+        """Return the rows of any items, padded with id -1 to `count`, or to the batch size.
 
-        Raises FaultyPlan. Here alone are rows made, and so here alone are they checked.
+        Raises FaultyPlan: here alone are rows made, and so here are they checked.
         """
-        real = len(places)
+        real = len(items)
         count = count or self.batch_size
         if real < count:
             # padding repeats a real row, so that whoever decodes it finds numbers that are sound
-            places = np.concatenate([places, np.full(count - real, places[-1] if real else 0)])
-        ids, views = np.divmod(places, self.views)
+            items = np.concatenate([items, np.full(count - real, items[-1] if real else 0)])
+        checks.require_items(self, items)
+        ids, views = np.divmod(items, self.views)
         valid = np.arange(len(ids)) < real
-        checks.require_ids(self, ids[:real])  # first: `frame` reads columns at these
-        framed = {"sizes": np.full((len(ids), 2), self.image_size, np.int64), **self.frame(epoch, ids, views)}
+        heights, widths = self.stored
+        stored = checks.Stored(heights=heights, widths=widths, segments=self.segments)
+        checks.require_ids(self, stored, ids[:real])  # first: `frame` reads columns at these
+        checks.require_once(self, ids[:real])
+        framed = self.frame(epoch, ids, views)
         checks.require_fields(self, framed)
-        rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **framed)
-        checks.require_sound(self, rows, ids)
+        sizes = np.full((len(ids), 2), self.image_size, np.int64)
+        rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **{"sizes": sizes, **framed})
+        checks.require_sound(self, stored, rows, ids)
         return rows
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from contracts import Batch, Loader, Phases, Plan, World, nothing
+from contracts import Batch, Loader, Phases, Plan, World, do_nothing
 from report.meter import spread
 
 LEAST_S = 2.0
@@ -241,5 +241,5 @@ def _copied(batch: Batch) -> Batch:
         targets={name: value.clone() for name, value in batch.targets.items()},
         valid=torch.ones_like(batch.valid),
         transfer=None,
-        launched=nothing,
+        launched=do_nothing,
     )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 
 from cli import one_of
 from config import GROUP_OF, Config
 from contracts import UserError
+from dataset.sources import SOURCES
+from loaders import OF_MEDIUM
 from tasks.kind import TaskKind
 
 TASKS = {
@@ -15,6 +18,12 @@ TASKS = {
     "video": "tasks.video",
 }
 """--task -> module that has its tasks.kind.TaskKind as KIND; imported when asked for."""
+
+
+def tables() -> dict[str, Iterable[str]]:
+    """Return the names that settings may have, as config.py's docstrings call their tables."""
+    images = OF_MEDIUM["images"]
+    return {"tasks": TASKS, "sources": SOURCES, "image loaders": images, "video loaders": OF_MEDIUM["videos"]}
 
 
 def kind_named(task: str) -> TaskKind:

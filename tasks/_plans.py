@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from config import Augmentation, Clips, Config, Detection
 from contracts import Split, UserError
 from dataset.model_classes import ModelClasses
-from dataset.splits import Kind, open_splits
+from dataset.splits import Console, Content, open_splits
 from models import Native
 from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
@@ -20,12 +20,12 @@ P = TypeVar("P", bound=EpochPlan)
 
 
 def opened(
-    config: Config, loader: str, kind: Kind, console: Any, model: ModelClasses | None = None
+    config: Config, loader: str, content: Content, console: Console, model: ModelClasses | None = None
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}. Raises UserError."""
     return open_splits(
         config.data,
-        kind=kind,
+        content=content,
         loader=loader,
         read_delay_s=config.loading.read_delay_ms / 1e3,
         evaluate=config.run.evaluate,

@@ -12,6 +12,7 @@ import torch.nn.functional as functional
 from config import Config
 from contracts import Batch, Figure, Metric, Rows, Split, Task, World
 from dataset.model_classes import ModelClasses
+from dataset.splits import Console
 from models import Native, Registry
 from models import classification as architectures
 from plan.images import ImagePlan
@@ -19,9 +20,8 @@ from plan.targets import IGNORE, label_targets
 from tasks._plans import image_policies, opened, pair
 from tasks.kind import Splits, TaskKind
 
-TOP1 = Figure(name="top1", title="top-1", unit="%", chart="accuracy", compared=True)
 FIGURES = (
-    TOP1,
+    Figure(name="top1", title="top-1", unit="%", chart="accuracy", compared=True),
     Figure(name="top5", title="top-5", unit="%", chart="accuracy", compared=True),
     Figure(name="loss", title="loss", chart="loss", compared=True, larger_is_better=False),
     Figure(name="samples"),
@@ -39,8 +39,6 @@ class Classification:
 
     `auxiliary_weight` weighs the losses of outputs after the first.
     """
-
-    best = TOP1
 
     def __init__(
         self, labels: np.ndarray, *, label_smoothing: float = 0.0, auxiliary_weight: float = 0.0
@@ -141,9 +139,9 @@ class ClassificationKind(TaskKind):
     figures: tuple[Figure, ...] = FIGURES
 
     def splits(
-        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:
-        return opened(config, loader, "images", console, model)
+        return opened(config, loader, self.content(config), console, model)
 
     def plans(
         self, config: Config, splits: Splits, native: Native, **ranks: int

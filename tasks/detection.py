@@ -14,7 +14,7 @@ from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError
 from dataset.coco.scan import open_coco
 from dataset.model_classes import ModelClasses
-from dataset.splits import Kind, cache_folder
+from dataset.splits import Console, Content, cache_folder
 from models import Native, Registry
 from models import detection as architectures
 from plan.boxes import CENTRED, DetectionPlan, padding
@@ -26,7 +26,6 @@ from tasks._results import Results
 from tasks.kind import Splits, TaskKind
 
 ARCH = "fasterrcnn_resnet50_fpn_v2"
-AP = Figure(name="ap", title="AP", unit="%", chart="AP", compared=True)
 
 
 def _more(prefix: str, places: Sequence[str], chart: str = "") -> Iterator[Figure]:
@@ -35,7 +34,7 @@ def _more(prefix: str, places: Sequence[str], chart: str = "") -> Iterator[Figur
 
 
 FIGURES = (
-    AP,
+    Figure(name="ap", title="AP", unit="%", chart="AP", compared=True),
     Figure(name="ap50", title="AP50", unit="%", chart="AP", compared=True),
     Figure(name="ap75", title="AP75", unit="%", chart="AP"),
     *_more("ap_", ("small", "medium", "large"), "AP by size"),
@@ -66,8 +65,6 @@ class Detection:
     a validation draws; without it none are drawn. `centred`: crops keep the boxes whose middle is inside, as
     DetectionPolicy.centred says.
     """
-
-    best = AP
 
     def __init__(
         self,
@@ -171,8 +168,11 @@ class DetectionKind(TaskKind):
     loss_parts = True
     graphs = False  # as many shapes as canvases
 
+    def content(self, config: Config) -> Content:
+        return "keypoints" if _parts(config)["keypoints"] else "instances"
+
     def splits(
-        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:
         """Open both. Raises UserError.
 
@@ -181,8 +181,7 @@ class DetectionKind(TaskKind):
         """
         _coco.require(config.detection.evaluator)
         parts = _parts(config)
-        kind: Kind = "keypoints" if parts["keypoints"] else "instances"
-        found = opened(config, loader, kind, console, model)
+        found = opened(config, loader, self.content(config), console, model)
         if not np.array_equal(found["train"].columns.keypoint_name, found["val"].columns.keypoint_name):
             raise UserError(
                 "--data: the categories of validation name other keypoints than those of training, "
@@ -233,7 +232,7 @@ class DetectionKind(TaskKind):
         )
         return {"instances_per_image": boxes / max(len(rows) * plan.batch_size, 1), "padding": padding(rows)}
 
-    def score(self, config: Config, console: Any) -> int | None:
+    def score(self, config: Config, console: Console) -> int | None:
         """Score the results file of --score against the annotations of --data. Raises UserError."""
         file = config.detection.score
         root = config.data.data
@@ -268,7 +267,7 @@ class DetectionKind(TaskKind):
         return 0
 
 
-def _with_masks(columns: Any, arch: str, console: Any) -> Any:
+def _with_masks(columns: Any, arch: str, console: Console) -> Any:
     """Return the columns without usable boxes that lack a segmentation. Raises UserError if none is left."""
     usable = np.asarray(columns.usable)
     # one run alone is of pixels outside
@@ -288,7 +287,7 @@ def _with_masks(columns: Any, arch: str, console: Any) -> Any:
     return replace(columns, usable=masked)
 
 
-def _warn_of_nothing(columns: Any, console: Any) -> None:
+def _warn_of_nothing(columns: Any, console: Console) -> None:
     """Warn of a set without an annotation to find: regions of many are none."""
     if np.asarray(columns.crowd).all():
         console.warn(

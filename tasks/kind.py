@@ -9,6 +9,7 @@ from typing import Any
 from config import COMMON, GROUP_OF, Config
 from contracts import Array, Figure, Plan, Split, Task
 from dataset.model_classes import ModelClasses
+from dataset.splits import Console, Content, are_files
 from loaders import OF_MEDIUM, Medium, default_loader
 from models import Native, Registry
 
@@ -33,7 +34,7 @@ class TaskKind(ABC):
 
     @abstractmethod
     def splits(
-        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:
         """Open {"train": ..., "val": ...}: columns and the bytes behind them. Raises UserError.
 
@@ -66,9 +67,17 @@ class TaskKind(ABC):
         """Return how many bytes the files of these samples have; 0 = not known."""
         return int(columns.size[ids].sum())
 
-    def score(self, config: Config, console: Any) -> int | None:
+    def score(self, config: Config, console: Console) -> int | None:
         """Do what the settings ask for in place of a run, and return the exit code; None: they do not."""
         return None
+
+    def content(self, config: Config) -> Content:
+        """Return what the data set holds, which says how --data is read."""
+        return self.medium
+
+    def are_files(self, config: Config) -> bool:
+        """Return whether each sample will be a file of its own, which --loader auto depends on."""
+        return are_files(config.data, self.content(config))
 
     @property
     def loaders(self) -> Collection[str]:

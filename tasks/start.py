@@ -15,6 +15,7 @@ import config as schema
 from config import Config
 from contracts import Pixels, UserError
 from dataset.model_classes import ModelClasses
+from dataset.splits import Console
 from models import Native, Registry, Unusable
 from plan import draws
 from tasks.kind import TaskKind
@@ -99,7 +100,12 @@ class Start:
         return ModelClasses(names=names, origin=self.origin, published=True) if names else None
 
     def network(
-        self, registry: Registry, arch: str, shape: tuple[int, ...], heads: Mapping[str, Any], console: Any
+        self,
+        registry: Registry,
+        arch: str,
+        shape: tuple[int, ...],
+        heads: Mapping[str, Any],
+        console: Console,
     ) -> nn.Module:
         """Build the network for batches of `shape`, with its weights, or with those that the seed draws.
 

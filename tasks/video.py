@@ -10,6 +10,7 @@ import torch
 from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Split, Task, World
 from dataset.model_classes import ModelClasses
+from dataset.splits import Console
 from dataset.videos.columns import Videos
 from models import Native, Registry
 from models import video as architectures
@@ -113,10 +114,10 @@ class VideoKind(TaskKind):
     unread = ("train_window", "val_window", "crop_scale", "crop_ratio", "reader", "decode_threads")
 
     def splits(
-        self, config: Config, loader: str, console: Any, model: ModelClasses | None = None
+        self, config: Config, loader: str, console: Console, model: ModelClasses | None = None
     ) -> dict[str, Split]:
         """Open both, and say which videos are shorter than a clip. Raises UserError."""
-        found = opened(config, loader, "videos", console, model)
+        found = opened(config, loader, self.content(config), console, model)
         clips = config.clips
         span = (clips.clip_frames - 1) * clips.clip_stride
         only = {"val": found["val"]} if found["train"] is found["val"] else found

@@ -41,22 +41,22 @@ def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> t
     Without `images` that folder need not exist.
     """
     real = Path(os.path.realpath(root))
-    kind = "person_keypoints" if keypoints else "instances"
-    wanted = f"COCO's layout has {split}2017/ and annotations/{kind}_{split}2017.json"
+    stem = "person_keypoints" if keypoints else "instances"
+    wanted = f"COCO's layout has {split}2017/ and annotations/{stem}_{split}2017.json"
     folder = real / "annotations"
     if not folder.is_dir():
         what = f"{root} has no folder annotations" if real.is_dir() else f"{root} is no folder"
         raise UserError(f"--data: {what}; {wanted}")
-    found = {path.stem[len(kind) + 1 :]: path for path in sorted(folder.glob(f"{kind}_{split}*.json"))}
+    found = {path.stem[len(stem) + 1 :]: path for path in sorted(folder.glob(f"{stem}_{split}*.json"))}
     if f"{split}2017" in found:
         found = {f"{split}2017": found[f"{split}2017"]}
     if not found:
-        raise UserError(f"--data: {root}/annotations has no {kind}_{split}*.json; {wanted}")
+        raise UserError(f"--data: {root}/annotations has no {stem}_{split}*.json; {wanted}")
     if len(found) > 1:
         names = ", ".join(path.name for path in found.values())
         raise UserError(
             f"--data: {root}/annotations has {names}; leave one of them, or name the one "
-            f"{kind}_{split}2017.json"
+            f"{stem}_{split}2017.json"
         )
     ((name, file),) = found.items()
     if images and not (real / name).is_dir():

@@ -25,8 +25,8 @@ from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
 from dataset.entries import Entries
 from dataset.images.columns import HEADER, Header
 from dataset.images.scan import read_headers
-from dataset.manifest import Rejected, Rejects, create_column
-from dataset.scan import Progress, remembered
+from dataset.manifest import Rejected, Rejects, create_column, writing
+from dataset.scan import Progress, reading, remembered
 from dataset.sources import source_named
 
 MASKLESS = "its segmentation is left out, its box stays"
@@ -83,13 +83,16 @@ def open_coco(
     folder and file_name. The rest is as in dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
-    kind = source_named(source)
-    file, folder = find(root, split, keypoints=keypoints, images=images and kind.FILES)
-    entries = kind.entries(real)
+    module = source_named(source)
+    file, folder = find(root, split, keypoints=keypoints, images=images and module.FILES)
+    entries = module.entries(real)
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
-        walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
-        known, told, categories = _read(file, keypoints, _prefixes(root, real, folder), made, rejects, say)
+        with reading(file):
+            walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
+            known, told, categories = _read(
+                file, keypoints, _prefixes(root, real, folder), made, rejects, say
+            )
         names = _classes(file, categories, keypoints, classes)
         listed = _listed(file, folder, told, rejects)
         rows = np.fromfile(made / "file_list.annotations", ROW)
@@ -99,7 +102,8 @@ def open_coco(
         image_of = _places(listed.ids, rows["image_id"])
         if images:
             below = os.fsencode(folder) + b"/"
-            entries.remember(visits, [below, *(below + image.path for image in told)])
+            with reading(root):
+                entries.remember(visits, [below, *(below + image.path for image in told)])
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
             records = _headers(entries, listed, annotations, made, rejects, say)
@@ -149,12 +153,12 @@ def _read(
     try:
         with text, _Writer(made) as writer:
             entries = annotation_file.entries(text, ("images", "annotations", "categories"))
-            for number, (kind, entry) in enumerate(entries):
+            for number, (key, entry) in enumerate(entries):
                 try:
-                    if kind == "images":
+                    if key == "images":
                         known.append(annotation_file.image_id(entry))
                         images.append(annotation_file.image(entry, prefixes))
-                    elif kind == "annotations":
+                    elif key == "annotations":
                         found = annotation_file.annotation(entry, keypoints=keypoints)
                         writer.add(found)
                         if found.fault:
@@ -162,11 +166,11 @@ def _read(
                     else:
                         categories.append(annotation_file.category(entry, keypoints=keypoints))
                 except Rejected as why:
-                    if kind == "categories":
+                    if key == "categories":
                         raise UserError(
                             f"--data: {file}: category {annotation_file.id_of(entry)}: {why}"
                         ) from None
-                    rejects(where, f"{kind[:-1]} {annotation_file.id_of(entry)}: {why}")
+                    rejects(where, f"{key[:-1]} {annotation_file.id_of(entry)}: {why}")
                 if number % 1000 == 0:
                     say(writer.annotations, 0, "reading annotations")
     except NotCoco as error:
@@ -181,10 +185,11 @@ class _Writer:
 
     def __init__(self, made: Path) -> None:
         self.opened = ExitStack()
-        self.files = {
-            name: self.opened.enter_context(open(made / f"file_list.{name}", "wb"))  # noqa: SIM115
-            for name in ("annotations", *RAGGED)
-        }
+        with writing():
+            self.files = {
+                name: self.opened.enter_context(open(made / f"file_list.{name}", "wb"))  # noqa: SIM115
+                for name in ("annotations", *RAGGED)
+            }
         self.rows: list[tuple[Any, ...]] = []
         self.polygons = array("q")
         self.points = array("d")
@@ -207,18 +212,19 @@ class _Writer:
             self.flush()
 
     def flush(self) -> None:
-        np.array(self.rows, ROW).tofile(self.files["annotations"])
-        self.rows.clear()
-        for name in RAGGED:
-            values = getattr(self, name)
-            values.tofile(self.files[name])
-            del values[:]
+        with writing():
+            np.array(self.rows, ROW).tofile(self.files["annotations"])
+            self.rows.clear()
+            for name in RAGGED:
+                values = getattr(self, name)
+                values.tofile(self.files[name])
+                del values[:]
 
     def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        with self.opened:
+        with writing(), self.opened:
             self.flush()
 
 

@@ -16,7 +16,7 @@ from dataset.entries import Entries
 from dataset.images import headers
 from dataset.images.columns import COLUMNS, HEADER, Header, Images
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing_found, remembered
+from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered
 from machine import cores
 
 CHUNK = 500  # images a task
@@ -26,7 +26,8 @@ LEFT_OUT = Header(-1, 0, 0, 0, 0, 0)
 FileLister = Callable[[Path, Rejects, "list[walk.Visit]", Progress], "dict[str, int]"]
 """(made, rejects, visits, say) -> the label of each class name.
 
-Writes made/file_list.* and adds to `visits` what shows a change.
+Writes made/file_list.*, by dataset.walk.write_labelled, which sorts the names by their bytes, and adds to
+`visits` what shows a change. Raises UserError, or OSError where the storage fails.
 """
 
 
@@ -56,7 +57,8 @@ def open_images(
     real = Path(os.path.realpath(data))
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
-        labels = list_files(made, rejects, visits, say)
+        with reading(data):
+            labels = list_files(made, rejects, visits, say)
         records = read_headers(entries, made, workers, rejects, say)
         used = _keep(entries, where, labels, classes, records, made, rejects)
         return used if classes is None else classes

@@ -21,8 +21,6 @@ SOURCES = {
 
 Where --source auto finds nothing, the first one says what is missing.
 """
-PLACES = ("train", "val", "train2017", "val2017")
-"""What splits are called on disk, of labelled images and in COCO's layout."""
 
 
 class SourceModule(Protocol):
@@ -31,7 +29,7 @@ class SourceModule(Protocol):
     FILES: bool  # each sample is a file of its own, so that decoders which open files themselves can be used
     HOLDS: str  # what --data must be, in words that follow "it must be"
 
-    def missing(self, data: Path, place: str) -> str:
+    def missing(self, data: Path, split: str) -> str:
         """Return what `data` lacks to hold the split of that name in this form, or "" when it is there.
 
         The words follow "has no". Looks at names alone: --source auto asks every source.
@@ -40,7 +38,7 @@ class SourceModule(Protocol):
     def open(
         self,
         data: Path,
-        place: str,
+        split: str,
         *,
         classes: Sequence[str] | None = None,
         cache: Path,
@@ -68,28 +66,20 @@ def source_named(name: str) -> SourceModule:
     return cast(SourceModule, import_module(SOURCES[name]))
 
 
-def choose_source(name: str, data: Path, place: str) -> str:
+def choose_source(name: str, data: Path, split: str) -> str:
     """Return the source that --source `name` is for a split: of auto, the one that holds it.
 
     Raises UserError where several do.
     """
     if name != "auto":
         return name
-    holding = [each for each in SOURCES if not source_named(each).missing(data, place)]
+    holding = [each for each in SOURCES if not source_named(each).missing(data, split)]
     if len(holding) > 1:
         raise UserError(
-            f"--data {data}: {place} can be read as {' and as '.join(holding)}; "
+            f"--data {data}: {split} can be read as {' and as '.join(holding)}; "
             f"choose one with --source {holding[0]}"
         )
     return holding[0] if holding else next(iter(SOURCES))
-
-
-def are_files(name: str, data: Path) -> bool:
-    """Whether each sample will be a file of its own, as far as names say: what --loader auto depends on."""
-    if name != "auto":
-        return source_named(name).FILES
-    others = [module for module in map(source_named, SOURCES) if not module.FILES]
-    return all(module.missing(data, place) for module in others for place in PLACES)
 
 
 def what_holds(name: str) -> str:

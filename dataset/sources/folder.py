@@ -77,13 +77,13 @@ class Folder:
             raise UserError(f"a file of --data changed size: {said}; {MEND}")
 
 
-def missing(data: Path, place: str) -> str:
+def missing(data: Path, split: str) -> str:
     """Return what is not there: a folder of that name, or folders and images in it."""
-    folder = data / place
+    folder = data / split
     if not os.path.lexists(folder):
-        return f"{place}/ folder"
+        return f"{split}/ folder"
     if not folder.is_dir():
-        return f"folder {place}/, but a file of that name"
+        return f"folder {split}/, but a file of that name"
     others = False
     try:
         with os.scandir(folder) as found:
@@ -93,17 +93,12 @@ def missing(data: Path, place: str) -> str:
                 others = True
     except OSError:
         return ""  # the scan will say why, and also of an empty folder
-    return f"class folders in {place}/" if others else ""
+    return f"class folders in {split}/" if others else ""
 
 
-def open(data: Path, place: str, **how: Any) -> Split:
-    """Open the images of data/place/<class>/, as dataset.sources.SourceModule says. Raises UserError."""
-    return open_one(data / place, **how)
-
-
-def open_one(root: Path, *, read_delay_s: float = 0.0, **how: Any) -> Split:
-    """Open the images of root/<class>/. `how` is open_folder's. Raises UserError."""
-    columns = open_folder(root, **how)
+def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Split:
+    """Open the images of data/split/<class>/, as dataset.sources.SourceModule says. Raises UserError."""
+    columns = open_folder(data / split, **how)
     return Split(columns=columns, source=source(columns, read_delay_s))
 
 

@@ -12,7 +12,7 @@ from contracts import Array, UserError
 from dataset import walk
 from dataset.entries import Files
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing_found, remembered
+from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered
 from dataset.videos.columns import RECORD, Videos
 from dataset.videos.file_list import SAMPLE, read_list
 from dataset.videos.packets import LEFT_OUT, Times, read
@@ -47,16 +47,19 @@ def open_videos(
     root = real.parent if listed else real
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
-        walk.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
+        with reading(data):
+            walk.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
         if listed:
-            files, samples, used = read_list(real, classes)
+            with reading(data):
+                files, samples, used = read_list(real, classes)
+                walk.remember_folders(visits, root, files)
             walk.write_file_list(files, made)
-            walk.remember_folders(visits, root, files)
             total = len(files)
             labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
             labels = walk.labels(real, classes, "videos")
-            total = walk.list_files(real, labels, made, visits, rejects, say)
+            with reading(data):
+                total = walk.list_files(real, labels, made, visits, rejects, say)
             samples = np.zeros(total, SAMPLE)
             samples["file"] = np.arange(total)
             samples["end"] = np.inf

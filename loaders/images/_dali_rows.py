@@ -115,7 +115,7 @@ def whole_image(data: bytes, columns: Any, sample: int) -> Array:
     return exactly(READERS["pil"](), data, (0, 0, int(columns.width[sample]), int(columns.height[sample])))
 
 
-def nothing(batch_size: int, size: tuple[int, int]) -> Rows:
+def blank_rows(batch_size: int, size: tuple[int, int]) -> Rows:
     """Return rows without a sample, whose outputs are height x width `size`."""
     zeros = np.zeros((batch_size, 4))
     return Rows(
@@ -204,10 +204,10 @@ class PathPreparer:
         arrays = numbers(rows, absent, placed=self.placed)
         return Prepared(rows, data, **arrays, failed=tuple(failed), own_bytes=own, files=files)
 
-    def nothing(self) -> Prepared:
+    def blank(self) -> Prepared:
         """Return a batch of placeholders."""
         side = self._image_size
-        return self(nothing(self._batch_size, (side, side)), Known())
+        return self(blank_rows(self._batch_size, (side, side)), Known())
 
     def diagnose(self, prepared: Prepared) -> set[int]:
         """Return the ids that PIL cannot decode either. Raises UserError for a file gone or changed."""

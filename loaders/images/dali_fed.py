@@ -24,8 +24,8 @@ from loaders._workers import Workers
 from loaders.images._dali_rows import (
     Known,
     Prepared,
+    blank_rows,
     encoded,
-    nothing,
     numbers,
     placeholder,
     plain,
@@ -116,7 +116,7 @@ class DaliFed(Staging):
                 placed=self._placed,
             ),
             warm=self._prepare(
-                nothing(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, Known()
+                blank_rows(feed.plan.batch_size, (side, side)), [b""] * feed.plan.batch_size, Known()
             ),
             diagnose=self._diagnose,
             again=lambda batch, known: self._prepare(batch.rows, batch.data, known, batch.failed),

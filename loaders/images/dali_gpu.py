@@ -41,7 +41,7 @@ class DaliGpu(Staging):
                 read_delay_s=feed.source.read_delay_s,
                 placed=self._prepare.placed,
             ),
-            warm=self._prepare.nothing(),
+            warm=self._prepare.blank(),
             diagnose=self._prepare.diagnose,
             again=lambda batch, known: self._prepare(batch.rows, known),
             output_stream=self._gpu.raw_stream,

@@ -30,7 +30,7 @@ from loaders.videos._planes import compile_kernels
 from loaders.videos._pool import Pool
 from loaders.videos._reading import Read, ReadAhead, ReadClip
 from loaders.videos._worker import LOST, REFUSED, Decoding, MakeReader, Told, count, reason, slot_shape
-from loaders.videos.exact import kind, notes
+from loaders.videos.exact import notes, sort_of
 from loaders.videos.pyav import Pyav
 from plan.geometry import largest_upright, upright
 
@@ -134,7 +134,7 @@ class _Thread:
         good = np.delete(np.arange(len(places)), told.lost)
         for place, clip in zip(places[good].tolist(), pixels[good], strict=True):
             out[place] = torch.from_numpy(clip).to(out.device)
-        sort = kind(self._columns, sample) + ("" if refused is None else REFUSED)
+        sort = sort_of(self._columns, sample) + ("" if refused is None else REFUSED)
         refusals = told.refusals | ({sort: refused} if refused is not None and len(good) else {})
         return told._replace(lost=places[told.lost].tolist(), fallbacks=[sort] * len(good), refusals=refusals)
 
@@ -294,7 +294,7 @@ class MixedLoader(Staging):
             self._learn("worker", told)
             left_out = unit.places[told.lost]
             samples = rows.ids[np.setdiff1d(unit.places[rows.valid[unit.places]], left_out)].tolist()
-            unable = [kind(self._feed.columns, sample) for sample in samples if not self._able[sample]]
+            unable = [sort_of(self._feed.columns, sample) for sample in samples if not self._able[sample]]
             # the device was not asked for these: who decodes them on the CPU, and why, is no news
             lost = {sort: why for sort, why in told.refusals.items() if sort.endswith(LOST)}
             units.append(told._replace(fallbacks=unable, refusals=lost) if unable else told)

@@ -233,8 +233,8 @@ def colour(
 
 def compile_kernels() -> None:
     """Compile the kernels before workers are forked, which then have them: about a second, once a process."""
-    for kind in (np.uint8, np.uint16):
-        plane = Plane(np.zeros(64, kind), 8, 8, 8)
+    for dtype in (np.uint8, np.uint16):
+        plane = Plane(np.zeros(64, dtype), 8, 8, 8)
         picture = Picture((plane, plane, plane))
         Fitter(picture, np.array([0, 0, 8, 8]), np.array([0.0, 0, 8, 8]), (4, 4)).fill(
             np.empty((4, 4, 3), np.uint8), picture

@@ -74,45 +74,13 @@ def _fit(
     # the samples of chroma lie two by two
     y_begin, y_step, y_low, y_high = y_begin / 2, y_step / 2, y_low // 2, (y_high + 1) // 2
     x_begin, x_step, x_low, x_high = x_begin / 2, x_step / 2, x_low // 2, (x_high + 1) // 2
-    u = (
-        _resampled(
-            luma + chroma,
-            row,
-            2,
-            y,
-            x,
-            inside,
-            y_begin,
-            y_step,
-            y_low,
-            y_high,
-            x_begin,
-            x_step,
-            x_low,
-            x_high,
-        )
-        - middle
-    )
-    v = (
-        _resampled(
-            luma + chroma + 1,
-            row,
-            2,
-            y,
-            x,
-            inside,
-            y_begin,
-            y_step,
-            y_low,
-            y_high,
-            x_begin,
-            x_step,
-            x_low,
-            x_high,
-        )
-        - middle
-    )
-    place = out + frame * picture + origin + y * down + x * across
-    tl.store(place, _level(level + rv * v), mask=inside)
-    tl.store(place + 1, _level(level + gu * u + gv * v), mask=inside)
-    tl.store(place + 2, _level(level + bu * u), mask=inside)
+    blue = luma + chroma
+    red = blue + 1
+    u = _resampled(blue, row, 2, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high)
+    v = _resampled(red, row, 2, y, x, inside, y_begin, y_step, y_low, y_high, x_begin, x_step, x_low, x_high)
+    u = u - middle
+    v = v - middle
+    target = out + frame * picture + origin + y * down + x * across
+    tl.store(target, _level(level + rv * v), mask=inside)
+    tl.store(target + 1, _level(level + gu * u + gv * v), mask=inside)
+    tl.store(target + 2, _level(level + bu * u), mask=inside)

@@ -25,7 +25,7 @@ from loaders import Undecodable
 from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 from loaders.videos._planes import Fitter, Picture, compile_kernels
-from loaders.videos.exact import exact, kind, notes
+from loaders.videos.exact import exact, notes, sort_of
 from plan.geometry import largest_upright, upright
 
 
@@ -231,7 +231,7 @@ class Decoding:
                 delivered += rows.frames[places].size
             except (Undecodable, OSError) as error:
                 lost += same
-                refusals.setdefault(kind(self._feed.columns, sample) + LOST, reason("pyav", error))
+                refusals.setdefault(sort_of(self._feed.columns, sample) + LOST, reason("pyav", error))
         return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
 
     def _decode(
@@ -252,7 +252,7 @@ class Decoding:
                 refused = reason(self._backend, error)
         assert self._pyav is not None, "pyav is exact for everything"
         decoded = self._fill(self._pyav, sample, path, rows, places, out)
-        sort = kind(self._feed.columns, sample)
+        sort = sort_of(self._feed.columns, sample)
         if refused is not None:
             sort += REFUSED
             refusals.setdefault(sort, refused)

@@ -92,7 +92,7 @@ def notes(backend: str, columns: Any, able: Array) -> list[str]:
 
     One more says how many have pixels that are not square. `able`: bool by sample, those it is exact for.
     """
-    sorts = Counter(kind(columns, sample) for sample in np.flatnonzero(~able).tolist())
+    sorts = Counter(sort_of(columns, sample) for sample in np.flatnonzero(~able).tolist())
     said = [
         f"{count:,} of {len(columns):,} videos are {sort}: decoded by pyav, {backend} is not exact there"
         for sort, count in sorts.items()
@@ -114,7 +114,7 @@ def late(columns: Any, ids: Array) -> Array:
     return found
 
 
-def kind(columns: Any, sample: int) -> str:
+def sort_of(columns: Any, sample: int) -> str:
     """Return the sort of a file, as a person would say it."""
     words = [f"{CODECS[columns.codec[sample]]} in {CONTAINERS[columns.container[sample]]}"]
     words += [

@@ -280,8 +280,8 @@ def planes(frame: av.VideoFrame, turns: int) -> Picture:
     )
 
 
-def _plane(plane: Any, kind: type[np.unsignedinteger[Any]], channels: int = 1) -> Plane:
-    data = np.frombuffer(plane, kind)
+def _plane(plane: Any, dtype: type[np.unsignedinteger[Any]], channels: int = 1) -> Plane:
+    data = np.frombuffer(plane, dtype)
     return Plane(data, plane.line_size // data.itemsize, plane.height, plane.width, channels)
 
 

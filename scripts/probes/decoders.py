@@ -111,11 +111,11 @@ def decode(device: Any) -> tuple[float, ...] | str:
     import torch
 
     from contracts import Pixels, UserError
-    from loaders.images._dali_rows import Prepared, nothing
+    from loaders.images._dali_rows import Prepared, blank_rows
     from loaders.images._pipeline import Runner, build
 
     image = Prepared(
-        nothing(1, (16, 16)),
+        blank_rows(1, (16, 16)),
         [np.frombuffer(jpeg(), np.uint8)],
         starts=np.array([[0, 0]], np.int32),
         shapes=np.array([[48, 64]], np.int32),

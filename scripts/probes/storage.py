@@ -199,6 +199,13 @@ def read(paths: list[str], limit_s: float = LIMIT_S) -> Pass:
 
 
 def reading(data: Path) -> Row:
+    from dataset.sources import choose_source, source_named
+
+    for place in ("train", "train2017"):
+        source = choose_source("auto", data, place)
+        if not source_named(source).FILES:
+            said = "this row times samples that are files: watch the first epoch's rate"
+            return Row(found=f"{place} is read as {source}: not timed", state="ok", consequence=said)
     paths = some_files(data)
     if not paths:
         said = "a run finds nothing to train on: --data FOLDER, one with train/<class>/* and val/<class>/*"

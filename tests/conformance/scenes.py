@@ -18,7 +18,7 @@ import torch
 
 from contracts import Feed, Loader, Pixels
 from dataset.sources.folder import Folder, open_folder
-from loaders import CLIPS, OF_MEDIUM, open_loader
+from loaders import OF_MEDIUM, VIDEO_LOADERS, open_loader
 from plan.epoch import EpochPlan
 from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
@@ -60,7 +60,7 @@ class Backend:
     clips: bool = False  # whether it is given videos
 
     def __str__(self) -> str:
-        return f"{self.name}-clips" if self.clips and self.name not in CLIPS else self.name
+        return f"{self.name}-clips" if self.clips and self.name not in VIDEO_LOADERS else self.name
 
     @property
     def open(self) -> Open:

@@ -41,15 +41,15 @@ class Layout:
     lose: Callable[[Any, int], object]
 
 
-def write_toy(data: Path, place: str, files: Files) -> None:
+def write_toy(data: Path, split: str, files: Files) -> None:
     """Keep the files in memory, under the name that a small file stands for."""
-    fill(data, {f"{place}.toy": b"toy"})
-    toy.STORED[data.resolve(), place] = {os.fsencode(name): content for name, content in files.items()}
+    fill(data, {f"{split}.toy": b"toy"})
+    toy.STORED[data.resolve(), split] = {os.fsencode(name): content for name, content in files.items()}
 
 
 LAYOUTS = {
     "folder": Layout(
-        write=lambda data, place, files: fill(data / place, dict(files)),
+        write=lambda data, split, files: fill(data / split, dict(files)),
         lose=lambda source, sample: os.unlink(source.path(sample)),
     ),
     "toy": Layout(
@@ -76,6 +76,12 @@ def bytes_are_those_written(split: Split, files: Files) -> None:
     assert len(source) == len(columns) == len(files)
     read = Counter((columns.classes[columns.label[i]], source.read(i)) for i in range(len(source)))
     assert read == Counter((name.partition("/")[0], content) for name, content in files.items())
+
+
+def names_ascend(split: Split, files: Files) -> None:
+    """Samples are numbered by the bytes of their names, so that the order of an epoch is any source's."""
+    names = [split.columns.entry(sample) for sample in range(len(files))]
+    assert names == sorted(names)
 
 
 def columns_and_bytes_agree(split: Split, files: Files) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from contracts import Loader, UserError
-from loaders import CLIPS, LOADERS, OF_MEDIUM, Medium, open_loader
+from loaders import IMAGE_LOADERS, OF_MEDIUM, VIDEO_LOADERS, Medium, open_loader
 from tests.conformance.scenes import (
     CPU,
     DECODE_ON_GPU,
@@ -31,7 +31,10 @@ def test_every_loader_of_the_table_is_tested() -> None:
         table = {name for name in OF_MEDIUM[medium] if not (lacking and name.endswith(lacking))}
         assert {backend.name for backend in backends(torch.device("cuda"), files=False, clips=clips)} == table
         assert {backend.name for backend in backends(CPU, files=False, clips=clips)} == table - set(NEED_GPU)
-    assert {*NO_FILES, *NEED_GPU, *DECODE_ON_GPU, *READ_IN_THREADS, *MAY_LACK} <= {*LOADERS, *CLIPS}
+    assert {*NO_FILES, *NEED_GPU, *DECODE_ON_GPU, *READ_IN_THREADS, *MAY_LACK} <= {
+        *IMAGE_LOADERS,
+        *VIDEO_LOADERS,
+    }
 
 
 def test_loaders_keep_the_contract(any_backend: Backend, quick: Scene) -> None:
@@ -40,7 +43,7 @@ def test_loaders_keep_the_contract(any_backend: Backend, quick: Scene) -> None:
         assert loader.in_flight >= 0
 
 
-@pytest.mark.parametrize("name", sorted({*NEED_GPU} & {*LOADERS}))
+@pytest.mark.parametrize("name", sorted({*NEED_GPU} & {*IMAGE_LOADERS}))
 def test_a_loader_that_needs_a_gpu_says_which_do_not(name: str, small: Scene) -> None:
     feed = dataclasses.replace(small.feed(), device=CPU)
     with pytest.raises(UserError) as caught:

@@ -17,11 +17,12 @@ import torch
 
 from config import build
 from contracts import Feed, Source, Split, UserError
+from dataset import walk
 from dataset.coco.scan import open_coco
-from dataset.sources import SOURCES, SourceModule, are_files, source_named
+from dataset.sources import SOURCES, SourceModule, source_named
 from dataset.sources.folder import Folder
-from dataset.splits import open_splits
-from loaders import CLIPS, LOADERS, default_loader, open_loader, opens_files
+from dataset.splits import are_files, open_splits
+from loaders import IMAGE_LOADERS, VIDEO_LOADERS, default_loader, open_loader, opens_files
 from plan.boxes import DetectionPlan, DetectionPolicy
 from tests.conformance import placed, scenes, sources, toy
 from tests.conformance.checks import raises
@@ -77,6 +78,7 @@ CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
     "names": sources.names_tell_samples_apart,
     "bytes": sources.bytes_are_those_written,
     "columns": sources.columns_and_bytes_agree,
+    "order": sources.names_ascend,
     "size": sources.another_size_is_refused,
     "processes": sources.processes_and_threads_read_alike,
     "files": sources.samples_are_files_where_it_says_so,
@@ -178,6 +180,17 @@ def test_faults_around_a_source_are_refused(tmp_path: Path) -> None:
     assert raised(sources.what_is_gone_is_named, gone, WRITTEN, LAYOUTS["folder"].lose)
 
 
+def test_names_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as a source lists them that writes them itself."""
+
+    def written(labels: dict[bytes, int], made: Path) -> None:
+        names = sorted(labels, reverse=True)
+        walk.write_file_list(names, made, [labels[name] for name in names])
+
+    monkeypatch.setattr(walk, "write_labelled", written)
+    assert raised(sources.names_ascend, stored("toy", tmp_path / "data")(), WRITTEN)
+
+
 # --- which source it is -------------------------------------------------------------------------------------
 
 
@@ -195,7 +208,8 @@ def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> No
         splits = opened(data, source)
         assert {type(split.source).__module__ for split in splits.values()} == {SOURCES[kind]}
         assert splits["val"].columns.classes == ("a", "b")
-        assert are_files(source, data) is source_named(kind).FILES
+        settings = build({"data": data, "source": source}).data
+        assert are_files(settings, "images") is source_named(kind).FILES
 
 
 def test_auto_refuses_when_two_fit(tmp_path: Path) -> None:
@@ -224,7 +238,7 @@ def test_what_is_not_there(tmp_path: Path) -> None:
         lambda: opened(data, "lmbd")
     )
     config = build({"data": data, "source": "toy"})
-    said = mistake(lambda: open_splits(config.data, kind="videos", loader="pyav", console=Console()))
+    said = mistake(lambda: open_splits(config.data, content="videos", loader="pyav", console=Console()))
     assert "--source toy is for images; videos are files" in said
 
 
@@ -256,18 +270,18 @@ def test_batches_of_another_sample_are_refused(small: Scene) -> None:
     )
 
 
-NAMES = sorted({*LOADERS, *CLIPS})
+NAMES = sorted({*IMAGE_LOADERS, *VIDEO_LOADERS})
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loader_takes_bytes_or_says_which_does(name: str, small: Scene, quick_clips: Scene) -> None:
     """What opens files itself refuses at once; what does not gives the batches that it gives of files."""
-    feed = (small if name in LOADERS else quick_clips).feed(batch_size=5, training=False)
+    feed = (small if name in IMAGE_LOADERS else quick_clips).feed(batch_size=5, training=False)
     other = replace(feed, source=held(feed.columns, feed.source))
     if opens_files(name):
         said = mistake(lambda: open_loader(name, other))
         assert name in said and (
-            "dali-fed" in said and "torchvision" in said if name in LOADERS else "pyav" in said
+            "dali-fed" in said and "torchvision" in said if name in IMAGE_LOADERS else "pyav" in said
         )
         return
     same_batches(partial(open_loader, name), feed, other)
@@ -284,7 +298,7 @@ def test_files_are_opened_by_those_that_say_so() -> None:
         "pyav",
     }
     for name in NAMES:
-        assert isinstance(importlib.import_module({**LOADERS, **CLIPS}[name]).OPENS_FILES, bool)
+        assert isinstance(importlib.import_module({**IMAGE_LOADERS, **VIDEO_LOADERS}[name]).OPENS_FILES, bool)
 
 
 def test_what_auto_is_without_files() -> None:
@@ -308,7 +322,7 @@ def test_images_of_detection_come_from_a_source(name: str, tmp_path: Path) -> No
             file.unlink()
         (data / place).rmdir()
     config = build({"data": data, "manifest_dir": tmp_path / "cache"})
-    split = open_splits(config.data, kind="instances", loader=name, console=Console())["train"]
+    split = open_splits(config.data, content="instances", loader=name, console=Console())["train"]
     assert split.columns.fingerprint == folder.fingerprint and isinstance(split.source, toy.Memory)
     plan = DetectionPlan.of(
         folder, DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5), seed=3, batch_size=4

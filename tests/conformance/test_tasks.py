@@ -80,7 +80,7 @@ FAULTS: dict[str, tuple[Case, str]] = {
     "no such architecture": (planted(arch="resnet19"), "entry"),
     "a group that all read": (planted(groups=("loading",)), "entry"),
     "a figure twice": (planted(figures=(*FIGURES, Figure(name="top1"))), "entry"),
-    "another best": (planted(task={"best": FIGURES[2]}), "entry"),
+    "no figure to lead the table": (planted(figures=FIGURES[3:]), "entry"),
     "reads everything": (planted(reads=lambda name: True), "settings"),
     "labels of padding": (
         planted(task={"targets": lambda task, rows: {"labels": np.maximum(rows.ids, 0)}}),

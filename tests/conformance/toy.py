@@ -19,7 +19,7 @@ from dataset.scan import Progress
 FILES = False
 HOLDS = "a folder with train.toy and val.toy"
 STORED: dict[tuple[Path, str], dict[bytes, bytes]] = {}
-"""(data, place) -> the bytes of each name: class/name of labelled images, place/file_name of COCO's."""
+"""(data, split) -> the bytes of each name: class/name of labelled images, split/file_name of COCO's."""
 
 
 class Memory:
@@ -69,27 +69,26 @@ class Held:
         walk.remember(visits, os.fsencode(self.data), os.fsencode(self.mark))
 
 
-def missing(data: Path, place: str) -> str:
-    return "" if (data / f"{place}.toy").exists() else f"{place}.toy"
+def missing(data: Path, split: str) -> str:
+    return "" if (data / f"{split}.toy").exists() else f"{split}.toy"
 
 
 def open(
-    data: Path, place: str, *, classes: Sequence[str] | None = None, read_delay_s: float = 0.0, **how: Any
+    data: Path, split: str, *, classes: Sequence[str] | None = None, read_delay_s: float = 0.0, **how: Any
 ) -> Split:
     data = data.resolve()
-    stored = STORED[data, place]
-    names = sorted(stored)
-    held = Held(data, f"{place}.toy", stored)
+    stored = STORED[data, split]
+    held = Held(data, f"{split}.toy", stored)
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
-        own = [os.fsdecode(name.partition(b"/")[0]) for name in names]
-        labels = walk.numbered(sorted(set(own)), classes, f"{data} has class")
-        walk.write_file_list(names, made, [labels[name] for name in own])
-        held.remember(visits, names)
+        own = {name: os.fsdecode(name.partition(b"/")[0]) for name in stored}
+        labels = walk.numbered(sorted(set(own.values())), classes, f"{data} has class")
+        walk.write_labelled({name: labels[label] for name, label in own.items()}, made)
+        held.remember(visits, list(stored))
         return labels
 
     columns = open_images(
-        data, held, list_files, key=["toy", place], where=f"{data}/{place}.toy", classes=classes, **how
+        data, held, list_files, key=["toy", split], where=f"{data}/{split}.toy", classes=classes, **how
     )
     return Split(columns=columns, source=Memory(columns, stored, read_delay_s))
 

@@ -43,8 +43,6 @@ class Guess(Classification):
     """contracts.Task: the squared error of a class's number. Targets, inputs and probe are those of
     classification."""
 
-    best = RMSE
-
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
         return torch.where(batch.valid, (outputs[:, 0].float() - batch.targets["labels"]) ** 2, 0.0)
 

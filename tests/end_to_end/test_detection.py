@@ -224,7 +224,7 @@ def test_an_epoch_in_another_order_is_said(train: Runner, shapes: Path) -> None:
         .out
     )
     assert (
-        "this epoch was begun in another order (seed 0, sizes of flip 64 96; now seed 0, sizes of multiscale"
+        "the order is not the checkpoint's (seed 0, sizes of flip 64 96; now seed 0, sizes of multiscale"
         in " ".join(said.split())
     )
 

@@ -14,7 +14,7 @@ import pytest
 
 from contracts import UserError
 from dataset.videos.scan import open_videos
-from loaders import CLIPS
+from loaders import VIDEO_LOADERS
 from tests.unit.video_files import Video, make
 
 FRAMES = 48
@@ -119,7 +119,7 @@ class Made:
 
 def reader(backend: str, columns: Any) -> Any:
     """The loaders.videos._worker.Reader that the loader of this name gives to its ClipLoader; else skip."""
-    module = import_module(CLIPS[backend])
+    module = import_module(VIDEO_LOADERS[backend])
     if not hasattr(module, "ClipLoader"):
         pytest.skip("decodes on a GPU: tests/gpu/test_clips.py")
     with mock.patch.object(module, "ClipLoader", lambda feed, name, make_reader, make_pyav: make_reader):

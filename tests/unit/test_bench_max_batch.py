@@ -211,7 +211,8 @@ def test_a_precision_is_named_as_by_hand_has_it(
 def test_by_hand_gets_the_workers_and_refuses_other_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "train").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
     settings = MaxBatch(data=tmp_path, loaders=("synthetic",), by_hand=True, flags="--workers 3")
     with pytest.raises(UserError, match="--image-size behind -- with --by-hand"):
         max_batch.points(settings.model_copy(update={"flags": "--workers 3 --image-size 96"}))

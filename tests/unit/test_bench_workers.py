@@ -20,7 +20,8 @@ from report.tensorboard import SETTINGS
 
 
 def test_points_cross_everything_and_commands_carry_it(tmp_path: Path) -> None:
-    (tmp_path / "train").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / split).mkdir()
     settings = Workers(
         data=tmp_path,
         batch_sizes=(8, 16),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from contracts import FaultyPlan, UserError
+from contracts import FaultyPlan, Feed, UserError
+from dataset.splits import NoBytes
+from loaders import open_loader
 from loaders._ops import OPERATIONS
 from plan import ops
 from plan.clips import ClipPlan
@@ -244,15 +248,75 @@ class Misplaced(ImagePlan):
         ([0, 1, 2, 3, 4, COUNT], f"row 5 of 6, id {COUNT}: the columns have samples 0 to {COUNT - 1}"),
         ([0, -1, 2, 3, 4, 5], "row 1 of 6, id -1"),
         ([0, 1, 2, 3, 4, 1], "sample 1 came 2 times, and has 1 views"),
+        ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], r"it is float64 \[6\], and has to be int64"),
+        (None, r"it is object \[\]"),
     ],
 )
-def test_ids_outside_and_twice(order: list[int], words: str) -> None:
+def test_ids_outside_and_twice(order: Any, words: str) -> None:
     good = faulty(lambda framed: None)
     plan = Misplaced(
         heights=good.heights, widths=good.widths, policy=POLICY, seed=0, batch_size=BATCH, order=order
     )
-    with pytest.raises(FaultyPlan, match=f"^Misplaced draws ids that no loader can follow: {words}"):
+    with pytest.raises(FaultyPlan, match=f"^Misplaced draws (ids|an order) that .*: {words}"):
         plan.rows(0, 0)[0]
+
+
+@pytest.mark.parametrize("framed", [None, [("regions", 0)]])
+def test_a_frame_that_is_no_mapping(framed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Faulty, "frame", lambda *_: framed)
+    with pytest.raises(FaultyPlan, match=r"^Faulty draws a frame .* has to be a mapping of fields"):
+        faulty(put("turns", 0)).rows(0, 0)[0]
+
+
+class Own:
+    """contracts.Plan of someone who has written all of it; one of its batches is spoiled."""
+
+    def __init__(self, plan: ImagePlan, change: Change) -> None:
+        self._plan = plan
+        self._change = change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._plan, name)
+
+    def rows(self, epoch: int, first: int) -> list[Any]:
+        drawn = list(self._plan.rows(epoch, first))
+        changes: dict[str, Any] = {name: getattr(drawn[1], name).copy() for name in ("ids", "windows")}
+        self._change(changes)
+        return [drawn[0], replace(drawn[1], **changes), *drawn[2:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (at("windows", (2, 0), np.nan), r"windows .*row 2 of 6, id \d+"),
+        (at("ids", 3, COUNT), f"ids .*row 3 of 6, id {COUNT}"),
+        (lambda framed: framed.update(ids=framed["ids"] + 0.0), "ids .*they are float64"),
+    ],
+)
+def test_a_plan_that_derives_from_none_of_ours_is_checked_at_the_door(change: Change, words: str) -> None:
+    plan = faulty(lambda framed: None)
+    columns = SimpleNamespace(height=plan.heights, width=plan.widths)
+    feed = Feed(
+        plan=Own(plan, change),
+        source=NoBytes(COUNT),
+        columns=columns,
+        targets=lambda rows: {},
+        device=torch.device("cpu"),
+        workers=0,
+    )
+    with open_loader("synthetic", feed) as loader:
+        batches = loader.batches(0, 0)
+        assert len(next(batches).ids) == BATCH
+        with pytest.raises(FaultyPlan, match=f"^Own draws {words}"):
+            list(batches)
+
+
+def test_opening_refuses_a_plan_without_a_batch() -> None:
+    """Else a loop of one's own would pass over nothing, and end well."""
+    plan = replace(faulty(lambda framed: None), batch_size=COUNT + 1)
+    feed: Any = SimpleNamespace(plan=plan, source=NoBytes(COUNT))
+    with pytest.raises(UserError, match=f"no batch: a step takes {COUNT + 1} samples, .* {COUNT};"):
+        open_loader("synthetic", feed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +337,7 @@ class FaultyClips(ClipPlan):
     [
         (lambda framed: framed.pop("frames"), "a plan of clips says which"),
         (at("frames", (2, 1), -1), r"row 2 of 6, id \d+: \[.*-1.*\]; the first of a video is 0"),
+        (at("frames", (2, 1), 10**6), r"row 2 of 6, id \d+: \[.*1e\+06.*\]; the last is \d+"),
         (
             lambda framed: put("frames", framed["frames"][:, 1:])(framed),
             r"shape \(6, 3\), and have to be \(6, 4\)",

@@ -21,12 +21,12 @@ import torch
 from contracts import Batch, Feed, Pixels, Rows, UserError
 from dataset.sources.folder import Folder
 from dataset.videos.columns import RECORD
-from loaders import CLIPS, Undecodable, open_loader
+from loaders import VIDEO_LOADERS, Undecodable, open_loader
 from loaders._workers import part_of
 from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._worker import LOST, REASON, REFUSED, ClipLoader, Decoding, passed, reason
-from loaders.videos.exact import exact, kind
+from loaders.videos.exact import exact, sort_of
 from loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.test_clip_readers import patterns
@@ -151,7 +151,7 @@ def shows_what_is_asked(loader: Any, given: Feed, kinds: Made, epoch: int = 0) -
             assert shown == asked, kinds.names[batch.ids[place]]
 
 
-@pytest.mark.parametrize("backend", CLIPS)
+@pytest.mark.parametrize("backend", VIDEO_LOADERS)
 def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
     reader(backend, made.videos)  # or skip
     given = feed(made.videos)
@@ -159,7 +159,7 @@ def test_every_clip_of_every_kind(made: Made, backend: str) -> None:
         for epoch in (0, 1):
             shows_what_is_asked(loader, given, made, epoch)
         claimed = exact(backend, made.videos, np.arange(len(made.videos)))
-        others = {kind(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
+        others = {sort_of(made.videos, sample) for sample in np.flatnonzero(~claimed).tolist()}
         told = dict(loader.counts.fallbacks)
         # decord refuses the one in fragments
         assert others <= set(told) and set(told) - others <= {"h264 in mp4, refused"}
@@ -179,7 +179,7 @@ def test_a_backend_without_a_claim_leaves_everything_to_pyav(made: Made) -> None
     assert loader.notes and all("decoded by pyav, toy is not exact there" in note for note in loader.notes)
 
 
-@pytest.mark.parametrize("backend", CLIPS)
+@pytest.mark.parametrize("backend", VIDEO_LOADERS)
 def test_backends_agree(made: Made, backend: str) -> None:
     reader(backend, made.videos)
     given = feed(made.videos)
@@ -211,7 +211,7 @@ def test_views_of_a_clip_are_decoded_once(made: Made) -> None:
     )
     assert asked == [rows.frames[0].tolist()]
     instead = Decoding(given, "toy", Pyav, Counted)(one, slot)
-    assert instead.fallbacks == [kind(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
+    assert instead.fallbacks == [sort_of(made.videos, int(one.ids[0]))] * 3, "clips are counted, not calls"
     clips = slot.reshape(3, T, SIZE, SIZE, 3)
     for clip in clips:
         np.testing.assert_array_equal(clip, clips[0])
@@ -255,7 +255,7 @@ def test_a_reader_that_gives_fewer_frames_fills_no_clip(made: Made) -> None:
     assert [why for why in told.refusals.values() if "frames came" in why]
 
 
-@pytest.mark.parametrize("backend", CLIPS)
+@pytest.mark.parametrize("backend", VIDEO_LOADERS)
 def test_a_frame_of_another_size_is_none(made: Made, backend: str) -> None:
     """A stream may change its size; its windows are for the one in the manifest."""
     read = reader(backend, made.videos)
@@ -290,7 +290,7 @@ def spoiled(folder: Path, spoil: Callable[[bytes], bytes]) -> Made:
     return kinds
 
 
-@pytest.mark.parametrize("backend", CLIPS)
+@pytest.mark.parametrize("backend", VIDEO_LOADERS)
 @pytest.mark.parametrize("damage", ["zeros", "noise"])
 def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: Path) -> None:
     """Half of the files are damaged from their middle on, without a change of size."""
@@ -318,7 +318,7 @@ def test_damage_that_is_noticed_is_masked(backend: str, damage: str, tmp_path: P
                         assert all(found in (-1, frame) for found, frame in pairs), kinds.names[sample]
         told = loader.counts.fallbacks
         assert backend != "pyav" or not told
-        lost = {kind(kinds.videos, sample) + LOST for sample in failed}
+        lost = {sort_of(kinds.videos, sample) + LOST for sample in failed}
         assert set(loader.counts.refusals) == lost | {words for words in told if words.endswith(REFUSED)}
         assert all(loader.counts.refusals[words].startswith("pyav: ") for words in lost)
     assert failed and not any(sample % 2 for sample in failed)

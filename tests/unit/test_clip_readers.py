@@ -17,12 +17,12 @@ import pytest
 
 from dataset.videos.columns import CODECS, CONTAINERS
 from dataset.videos.scan import open_videos
-from loaders import CLIPS, Undecodable
+from loaders import VIDEO_LOADERS, Undecodable
 from loaders.videos import pyav
 from loaders.videos._packets import Packets, chosen
 from loaders.videos._planes import Fitter, Picture
 from loaders.videos.dali_video import Cutting
-from loaders.videos.exact import EXACT, exact, kind, late
+from loaders.videos.exact import EXACT, exact, late, sort_of
 from loaders.videos.pyav import Pyav, planes
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import make, number
@@ -119,7 +119,7 @@ def test_a_codec_that_damage_has_made_unknown(tmp_path: Path) -> None:
 
 def test_every_reader_has_its_line() -> None:
     """Without one pyav would decode everything, and what the reader does would never be seen."""
-    assert {name.partition("+")[0] for name in CLIPS} == {"pyav", *EXACT}
+    assert {name.partition("+")[0] for name in VIDEO_LOADERS} == {"pyav", *EXACT}
 
 
 @pytest.mark.parametrize("backend", EXACT)
@@ -301,7 +301,7 @@ def test_real_files(backend: str, tmp_path: Path) -> None:
 
 
 def test_kinds_are_said_as_a_person_would(made: Made) -> None:
-    words = {name: kind(made.videos, sample) for sample, name in enumerate(made.names)}
+    words = {name: sort_of(made.videos, sample) for sample, name in enumerate(made.names)}
     assert words["h264.mp4"] == "h264 in mp4"
     assert words["h264-refresh.ts"] == "h264 in ts, gradual refresh"
     assert words["h264-90.mp4"] == "h264 in mp4, rotated"

@@ -198,7 +198,7 @@ def test_what_is_no_fault_of_the_files(
     Failing.made.clear()
     runner = Runner(
         partial(Failing, error, batch_size=batch_size, threads=3),
-        warm=prepare.nothing(),
+        warm=prepare.blank(),
         diagnose=lambda batch: set(),
         again=lambda batch, known: prepare(batch.rows, known),
     )

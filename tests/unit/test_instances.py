@@ -21,7 +21,7 @@ from contracts import UserError
 from dataset.coco.columns import Instances, categories_of, class_names, class_numbers, images_with, mirrored
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
-from dataset.manifest import Unusable
+from dataset.manifest import NoManifest
 from tests.unit.coco_files import document, write, write_coco
 
 COCO_IDS = [
@@ -214,7 +214,7 @@ def test_another_length_is_noticed(column: str, data: Path) -> None:
     folder = opened(data).folder
     values = np.load(folder / f"{column}.npy")
     np.save(folder / f"{column}.npy", np.concatenate([values, values[-1:]]))
-    with pytest.raises(Unusable, match=column):
+    with pytest.raises(NoManifest, match=column):
         Instances.open(folder)
 
 
@@ -226,7 +226,7 @@ def test_another_shape_is_noticed(data: Path) -> None:
     np.save(path, np.load(path).ravel())
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert path.stat().st_size == before.st_size
-    with pytest.raises(Unusable, match=r"boxes\.npy holds float64"):
+    with pytest.raises(NoManifest, match=r"boxes\.npy holds float64"):
         Instances.open(folder)
 
 

@@ -90,9 +90,7 @@ class Toy:
             **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}},
         )
         world = ProcessWorld(torch.device("cpu"))
-        task: Any = SimpleNamespace(
-            best=Figure(name="ap"), metric=lambda device: metric, inputs=lambda batch: (batch.images,)
-        )
+        task: Any = SimpleNamespace(metric=lambda device: metric, inputs=lambda batch: (batch.images,))
         checkpoints = Checkpoints(folder=folder, world=world, module=self.module, step=step, about={})
 
         def failures(split: str) -> Failures:
@@ -106,6 +104,7 @@ class Toy:
             validation=Validation(
                 world=world,
                 task=task,
+                best=Figure(name="ap"),
                 precision="fp32",
                 plan=plan,
                 open_loader=lambda: validating,

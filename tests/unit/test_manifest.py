@@ -22,7 +22,7 @@ import pytest
 from contracts import UserError
 from dataset import manifest
 from dataset.images.columns import Images
-from dataset.manifest import Unusable
+from dataset.manifest import NoManifest
 from dataset.sources.folder import Folder, open_folder
 from tests.unit.folders import JPEG, PNG, fill, names, scanned
 
@@ -162,7 +162,7 @@ def test_a_damaged_manifest_is_made_anew(file: str, damage: str, root: Path, cac
     del found
     DAMAGES[damage](folder / file)
     if file.endswith("npy") or file == "manifest.json":
-        with pytest.raises(Unusable):
+        with pytest.raises(NoManifest):
             Images.open(folder)
     after, again = scanned(lambda say: open_folder(root, cache=cache, progress=say))
     assert again

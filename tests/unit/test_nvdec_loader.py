@@ -21,12 +21,12 @@ import pytest
 import torch
 
 from contracts import UserError
-from loaders import CLIPS, default_loader, open_loader
+from loaders import VIDEO_LOADERS, default_loader, open_loader
 from loaders.videos import _packets, _reading
 from loaders.videos._deal import Pace, Unit
 from loaders.videos._engines import capabilities, within
 from loaders.videos._worker import LOST, REFUSED
-from loaders.videos.exact import exact, kind
+from loaders.videos.exact import exact, sort_of
 from loaders.videos.nvdec import loader
 from tests.conformance.turning import rows_are_changed
 from tests.unit.clip_kinds import KINDS, Made
@@ -135,7 +135,7 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
             failed |= set(batch.failed)
             for place in np.flatnonzero(batch.valid.numpy()).tolist():
                 sample = int(batch.ids[place])
-                by_pyav[kind(kinds.videos, sample)] += not able[sample]
+                by_pyav[sort_of(kinds.videos, sample)] += not able[sample]
                 shown, asked = shown_and_asked(batch, kinds, place)
                 assert shown == asked or not sample % 2
         told = {sort: why for sort, why in loading.counts.refusals.items() if sort.endswith(LOST)}
@@ -144,7 +144,7 @@ def test_damage_is_failed_once_pyav_has_said_so(tmp_path: Path) -> None:
         }
     assert fallbacks == +by_pyav, "clips that it decoded, not those that it lost"
     assert failed and not any(sample % 2 for sample in failed)
-    assert {*told} == {kind(kinds.videos, sample) + LOST for sample in failed} and all(
+    assert {*told} == {sort_of(kinds.videos, sample) + LOST for sample in failed} and all(
         why.startswith("pyav: ") for why in told.values()
     )
     assert not able[sorted(failed)].all(), "one that the engines were not asked for"
@@ -258,7 +258,7 @@ def test_closing_does_not_wait_for_a_read_that_hangs(made: Made, monkeypatch: py
 
 def test_without_a_gpu(made: Made) -> None:
     for name in ("nvdec", "nvdec+pyav", "nvdec+decord"):
-        assert name in CLIPS
+        assert name in VIDEO_LOADERS
         with pytest.raises(UserError, match="needs an NVIDIA GPU"):
             open_loader(name, feed(made.videos))
     with pytest.raises(UserError, match="no engine"):

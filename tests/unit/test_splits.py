@@ -17,7 +17,7 @@ from dataset.coco.columns import Instances
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
-from dataset.splits import Kind, cache_folder, open_split, open_splits
+from dataset.splits import Content, cache_folder, open_split, open_splits
 from dataset.videos.synthetic import SyntheticVideos
 from tasks.video import KIND
 from tests.unit.coco_files import document, write, write_coco
@@ -40,6 +40,8 @@ class Console:
     def warn(self, line: str) -> None:
         self.warnings.append(line)
 
+    def info(self, *lines: str) -> None: ...
+
 
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -56,7 +58,7 @@ def opened(
     data: Path | None,
     *,
     videos: bool = False,
-    kind: Kind | None = None,
+    content: Content | None = None,
     loader: str = "pyav",
     console: Console | None = None,
     **settings: Any,
@@ -65,7 +67,7 @@ def opened(
     config = build({"data": data, "manifest_dir": cache, "read_delay_ms": 500.0, **settings})
     return open_splits(
         config.data,
-        kind=kind or ("videos" if videos else "images"),
+        content=content or ("videos" if videos else "images"),
         loader=loader,
         read_delay_s=config.loading.read_delay_ms / 1e3,
         evaluate=config.run.evaluate,
@@ -135,25 +137,25 @@ def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str
     )
 
 
-@pytest.mark.parametrize("kind", ["images", "videos", "instances"])
-def test_an_evaluation_needs_no_training_data(data: Path, video: Path, kind: Kind) -> None:
-    if kind == "instances":
+@pytest.mark.parametrize("content", ["images", "videos", "instances"])
+def test_an_evaluation_needs_no_training_data(data: Path, video: Path, content: Content) -> None:
+    if content == "instances":
         write_coco(data, splits={"val2017": 4})
     else:
         fill(data, {"val/ant/0.jpg": JPEG, "val/bee/0.jpg": JPEG})
         put(video, data / "val" / "ant" / "a.mp4", data / "val" / "bee" / "b.mp4")
     console = Console()
-    splits = opened(data, kind=kind, evaluate=True, console=console)
+    splits = opened(data, content=content, evaluate=True, console=console)
     assert splits["train"] is splits["val"] and len(splits["val"].columns) == (
-        4 if kind == "instances" else 2
+        4 if content == "instances" else 2
     )
     assert any(
         line.startswith("train: not read, the classes are those of val; --data") for line in console.warnings
     )
     assert console.counted == ["val"]
-    mistake(data, kind=kind)
-    shutil.rmtree(data / ("val2017" if kind == "instances" else "val"))
-    mistake(data, kind=kind, evaluate=True)
+    mistake(data, content=content)
+    shutil.rmtree(data / ("val2017" if content == "instances" else "val"))
+    mistake(data, content=content, evaluate=True)
 
 
 def test_a_list_and_a_folder(data: Path, video: Path) -> None:
@@ -167,26 +169,26 @@ def test_a_list_and_a_folder(data: Path, video: Path) -> None:
     assert (splits["train"].columns.label.tolist(), splits["val"].columns.label.tolist()) == ([0, 1], [1])
 
 
-@pytest.mark.parametrize(("videos", "kind"), [(False, SyntheticImages), (True, SyntheticVideos)])
-def test_no_data(videos: bool, kind: type) -> None:
+@pytest.mark.parametrize(("videos", "columns"), [(False, SyntheticImages), (True, SyntheticVideos)])
+def test_no_data(videos: bool, columns: type) -> None:
     splits = opened(None, videos=videos, loader="synthetic")
     assert all(len(split.source) == len(split.columns) for split in splits.values())
-    assert all(type(split.columns) is kind for split in splits.values())
+    assert all(type(split.columns) is columns for split in splits.values())
     assert len(splits["train"].columns) > len(splits["val"].columns)
 
 
-@pytest.mark.parametrize("kind", ["instances", "keypoints"])
-def test_annotated_images(data: Path, kind: Kind, synced: list[str]) -> None:
+@pytest.mark.parametrize("content", ["instances", "keypoints"])
+def test_annotated_images(data: Path, content: Content, synced: list[str]) -> None:
     """COCO's layout; the bytes of its images are read as those of any folder."""
     write_coco(data)
     (data / "val2017" / "000000002000.jpg").write_bytes(b"no image")
     console = Console()
-    splits = opened(data, kind=kind, console=console)
+    splits = opened(data, content=content, console=console)
     for split, images in (("train", 8), ("val", 4)):
         columns = splits[split].columns
         assert isinstance(columns, Instances) and len(columns) == images
         assert columns.classes == splits["train"].columns.classes and columns.keypoints.shape[1] == (
-            5 if kind == "keypoints" else 0
+            5 if content == "keypoints" else 0
         )
         assert splits[split].source.read(1) == Path(os.fsdecode(columns.path(1))).read_bytes()
     assert console.counted == ["train", "val"]
@@ -194,15 +196,15 @@ def test_annotated_images(data: Path, kind: Kind, synced: list[str]) -> None:
     assert warning.startswith("val: 1 left out, named in ")
 
 
-@pytest.mark.parametrize("kind", ["instances", "keypoints"])
-def test_no_annotated_images(kind: Kind) -> None:
-    splits = opened(None, kind=kind, loader="synthetic")
+@pytest.mark.parametrize("content", ["instances", "keypoints"])
+def test_no_annotated_images(content: Content) -> None:
+    splits = opened(None, content=content, loader="synthetic")
     assert [len(split.columns) for split in splits.values()] == [118_287, 5_000]
     for split in splits.values():
         columns: Any = split.columns
         assert type(columns) is SyntheticInstances and split.source.name(7) == "synthetic-7"
-        assert columns.keypoints.shape[1] == (17 if kind == "keypoints" else 0)
-    line = mistake(None, kind=kind)
+        assert columns.keypoints.shape[1] == (17 if content == "keypoints" else 0)
+    line = mistake(None, content=content)
     assert (
         "--data is missing" in line and "train2017/, val2017/ and annotations/, or --loader synthetic" in line
     )
@@ -213,10 +215,10 @@ def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
     written = document(data, "val2017")
     written["categories"].pop()
     write(data, "val2017", written)
-    assert "missing: 1 person" in mistake(data, kind="instances")
+    assert "missing: 1 person" in mistake(data, content="instances")
     (data / "annotations" / "instances_val2017.json").unlink()
     console = Console()
-    assert "has no instances_val*.json" in mistake(data, kind="instances", console=console)
+    assert "has no instances_val*.json" in mistake(data, content="instances", console=console)
     assert console.counted == [], "nothing is scanned before both are there"
 
 
