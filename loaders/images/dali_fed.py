@@ -102,6 +102,7 @@ class DaliFed(Staging):
             workers=feed.workers,
             batch_size=feed.plan.batch_size,
             part_bytes=lambda rows: _room(feed, rows),
+            name_of=feed.source.name,
         )
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
         self._placed = not feed.plan.filled
@@ -124,6 +125,9 @@ class DaliFed(Staging):
             output_stream=self._gpu.raw_stream if self._gpu else None,
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
+
+    def awaited(self) -> str:
+        return self._workers.awaited()
 
     def close(self) -> None:
         self._workers.stop()

@@ -49,8 +49,12 @@ class TorchvisionLoader(Staging):
             part_rows=min(max(PART_PIXELS // math.prod(largest[1:]), 1), PART),
             row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,
+            name_of=feed.source.name,
         )
         self.in_flight = self._workers.in_flight + 2
+
+    def awaited(self) -> str:
+        return self._workers.awaited()
 
     def close(self) -> None:
         self._workers.stop()

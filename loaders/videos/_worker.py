@@ -135,8 +135,12 @@ class ClipLoader(Staging):
             part_rows=feed.plan.same_frames,  # they meet in one worker, which decodes them once
             row_bytes=lambda rows: math.prod(slot_shape(rows)[1:]),
             pinned=feed.device.type == "cuda" and feed.pinned,
+            name_of=feed.source.name,
         )
         self.in_flight = self._workers.in_flight + 2
+
+    def awaited(self) -> str:
+        return self._workers.awaited()
 
     def close(self) -> None:
         self._workers.stop()
