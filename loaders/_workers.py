@@ -206,12 +206,13 @@ class Workers:
 
     def awaited(self) -> str:
         """Return which worker is waited for, and its files; "" where there is none. For any thread."""
-        iterator = getattr(self._loader, "_iterator", None)
+        iterator: Any = getattr(self._loader, "_iterator", None)
+        processes = getattr(iterator, "_workers", [])
         try:
-            (worker, *_) = iterator._task_info[iterator._rcvd_idx]
-            process = iterator._workers[worker]
-        except (AttributeError, LookupError, ValueError):  # it moves on meanwhile, or there are no processes
-            return ""
+            worker = iterator._task_info[iterator._rcvd_idx][0]
+            process = processes[worker]
+        except (AttributeError, LookupError):  # all of them at the beginning of an epoch
+            return f"workers (pid {', '.join(str(each.pid) for each in processes)})" if processes else ""
         files = self._marks.files(worker, self._sampler.oldest())
         return f"worker {worker} (pid {process.pid}), busy with {files}"
 
