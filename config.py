@@ -212,6 +212,9 @@ class Run(Settings):
     output: Path | None = None
     """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json. Default: a new one below
     runs/."""
+    timeout_minutes: Annotated[FiniteFloat, Field(gt=0, le=100_000)] = 10.0
+    """Minutes that a rank waits for others, to begin with and in a step, before the run ends with a line that
+    names them."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed: the key of every random number of the run."""
     resume: str | None = None

@@ -343,6 +343,12 @@ class Loader(Protocol):
     reader: str  # name of the decoder that it chose; "" where there is no choice
     counts: Counts  # of the batches handed over; stays 0 in loaders of images; a ceiling puts it back
 
+    def awaited(self) -> str:
+        """Return what a batch that does not come waits for, such as a worker and its files; "" = unknown.
+
+        It may be called from any thread.
+        """
+
     def close(self) -> None:
         """End every thread, process and buffer within seconds, whatever state the loader is in.
 

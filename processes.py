@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Generic, TypeVar
 
 from contracts import UserError
@@ -143,6 +143,29 @@ def starting(stop: Stop, who: str) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def killed_if_late(processes: Sequence[Any]) -> Iterator[None]:
+    """Kill worker processes that were told to end, and have not when twice their GRACE_S is over.
+
+    One may be stopped. What runs inside waits for them.
+    """
+
+    def kill() -> None:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+
+    timer = threading.Timer(2 * GRACE_S, kill)
+    with suppress(RuntimeError):  # no thread for it: they are waited for
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if timer.is_alive():
+            timer.join()
+
+
 def _limit(number: int | None) -> str:
     """Name the limit that kept a process from being started, so that it can be raised; `number` is an
     errno."""
@@ -188,7 +211,8 @@ def results(
         raise
     finally:
         if pool is not None:
-            pool.shutdown(wait=begun and not (threads and stop.said), cancel_futures=True)
+            with killed_if_late([*(getattr(pool, "_processes", None) or {}).values()]):
+                pool.shutdown(wait=begun and not (threads and stop.said), cancel_futures=True)
 
 
 def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R]:

@@ -67,7 +67,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
         shape = plan.sample_shape
         torch.backends.cudnn.benchmark = plan.resident == 1  # its search begins anew with each shape
-        stack.enter_context(world.joined())  # after the scans: joining has a time-out
+        stack.enter_context(world.joined(run.timeout_minutes))  # after the scans: joining has a time-out
         stack.enter_context(world.own_stream())  # before Phases, whose timeline is the stream of now
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}

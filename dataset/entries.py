@@ -11,10 +11,11 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import storage
 from dataset import walk
-from dataset.manifest import Rejected
+from dataset.manifest import Rejected, printable
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> that many bytes of an entry, or fewer where it ends before."""
@@ -39,6 +40,25 @@ class Entries(Protocol):
         """Add to `visits` the files or folders below the scan's root that show a later change of entries."""
 
 
+def unreadable(path: bytes, error: Any) -> Rejected | storage.StorageFault:
+    """Return what a scan raises for an OSError, or PyAV's error, of a file."""
+    if storage.failed(error) or (isinstance(error, PermissionError) and _shut_in(path)):
+        return storage.end_scan(error, printable(path))
+    broken = os.path.islink(path) and not os.path.exists(path)
+    return Rejected("broken link" if broken else f"cannot be read: {error.strerror}")
+
+
+def _shut_in(path: bytes) -> bool:
+    """Whether a file may not be read since one of its folders may not be entered."""
+    try:
+        os.stat(path)
+    except PermissionError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 class Files:
     """Entries that are files: a name is a path below `root`."""
 
@@ -53,21 +73,21 @@ class Files:
     def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
         """Open a file.
 
-        Whatever the storage says of it, now or when a range is read, is raised as Rejected.
+        What is wrong with it, now or when a range is read, is raised as Rejected, and StorageFault where it
+        is not this file's fault.
         """
         path = self.shown(name)
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not stop the scan
         except OSError as error:
-            broken = os.path.islink(path) and not os.path.exists(path)
-            raise Rejected("broken link" if broken else f"cannot be read: {error.strerror}") from None
+            raise unreadable(path, error) from None
         try:
             status = os.fstat(file)
             if not stat.S_ISREG(status.st_mode):
                 raise Rejected("no regular file")
             yield status.st_size, lambda offset, length: os.pread(file, length, offset)
         except OSError as error:
-            raise Rejected(f"cannot be read: {error.strerror}") from None
+            raise unreadable(path, error) from None
         finally:
             os.close(file)
 

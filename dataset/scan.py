@@ -11,6 +11,7 @@ the scans of images, of videos and of COCO's files.
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import json
 import mimetypes
@@ -30,6 +31,7 @@ import filelock
 import numpy as np
 
 import processes
+import storage
 from contracts import UserError
 from dataset import manifest, walk
 from dataset.manifest import FILE_LIST, Rejected, Rejects, S
@@ -77,10 +79,20 @@ def remembered(
             found = _reopen(table, home, root, after=called if rescan else 0.0)
             return found if found is not None else _scan(table, home, root, fill, say)
     except OSError as error:
-        said = error.strerror or str(error)
-        raise UserError(
-            f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir"
-        ) from error
+        raise _unwritten(error, cache, home) from error
+
+
+def _unwritten(error: OSError, cache: Path, home: Path) -> UserError:
+    """Return what ends a scan by an error that is no single file's: of the manifest, the data, the limits."""
+    named = os.fsencode(error.filename or b"") if isinstance(error.filename, str | bytes) else b""
+    if named and not named.startswith(os.fsencode(home)) and storage.failed(error):
+        return storage.end_scan(error, manifest.printable(named))
+    said = error.strerror or str(error)
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return UserError(f"the scan cannot open its files: {said}; raise ulimit -n")
+    return UserError(
+        f"the manifest cannot be written to {cache}: {said}; choose another folder with --manifest-dir"
+    )
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+import storage
 from contracts import UserError
 from dataset.manifest import FILE_LIST, printable, writing
 
@@ -25,13 +27,23 @@ def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> 
     """
     try:
         names = sorted(
-            name for name in os.listdir(root) if not name.startswith(".") and os.path.isdir(root / name)
+            name for name in os.listdir(root) if not name.startswith(".") and is_folder(root / name)
         )
     except OSError as error:
         raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
     if not names:
         raise UserError(f"--data: {root} has no class folders; {files} are expected in {root}/<class>/")
     return numbered(names, classes, f"{root} has class folder", files)
+
+
+def is_folder(path: str | bytes | Path) -> bool:
+    """Whether a path is a folder, or a link to one. Raises StorageFault: no answer is not a no."""
+    try:
+        return stat.S_ISDIR(os.stat(path).st_mode)
+    except OSError as error:
+        if storage.failed(error):
+            raise storage.end_scan(error, printable(os.fsencode(path))) from None
+        return False
 
 
 def numbered(
@@ -94,8 +106,11 @@ def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
 
 
 def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
-    """Add a folder, or a file, of which any later change is to be seen. Raises OSError."""
-    visits.append(visit(root, name)[0])
+    """Add a folder, or a file, of which any later change is to be seen. Raises UserError."""
+    try:
+        visits.append(visit(root, name)[0])
+    except OSError as error:
+        raise storage.end_scan(error, printable(os.path.join(root, name))) from None
     settle(visits[-1][1])
 
 
@@ -104,7 +119,7 @@ def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) ->
     below = set[bytes]()
     for own in {os.path.dirname(file) for file in files}:
         name = own
-        while name and not os.path.isdir(os.path.join(os.fsencode(root), name)):
+        while name and not is_folder(os.path.join(os.fsencode(root), name)):
             name = os.path.dirname(name)  # where it would be put
         if name in (own, b"") or name.strip(b"./"):  # above the root anything may change
             below.add(name)
@@ -146,8 +161,8 @@ def walk(
     """Yield the files below root/folder, relative to root, in the order of their bytes, a piece at a time.
 
     Follows links, but not to a folder that the link lies in; `outside` are those above root/folder. Hidden
-    files and folders are passed over. What is no file, and folders that cannot be listed, go to `reject`;
-    every folder seen is added to `visits`.
+    files and folders are passed over. What is no file, and folders that are gone by now, go to `reject`;
+    every folder seen is added to `visits`. Raises StorageFault for a folder that may not be listed.
     """
     above = list(outside)  # (device, inode) of the folders that we are in
     stack: list[tuple[bytes, Iterator[bytes]]] = []
@@ -164,7 +179,10 @@ def walk(
                     stack.append((entering + b"/", iter(_names_in(root, entering, reject))))
                     above.append(which)
             except OSError as error:
-                reject(root + b"/" + entering, f"folder cannot be listed: {error.strerror}")
+                path = root + b"/" + entering
+                if storage.lost(error, folder=True):
+                    raise storage.end_scan(error, printable(path)) from None
+                reject(path, f"folder cannot be listed: {error.strerror}")
             entering = None
             continue
         prefix, names = stack[-1]
@@ -199,5 +217,7 @@ def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
                 else:
                     reject(entry.path, "no regular file")
             except OSError as error:  # for example a link to itself
+                if storage.failed(error):
+                    raise
                 reject(entry.path, f"cannot be read: {error.strerror}")
     return sorted(names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -53,6 +54,7 @@ class Checkpoints:
     # arch, classes, manifest, ordering, config (what was asked for) and used (what came of it): what Resume
     # compares, and an evaluation begins from
     about: dict[str, Any]
+    writing: threading.Lock = field(default_factory=threading.Lock)  # held while a file is written
 
     def content(self, progress: Progress) -> dict[str, Any]:
         """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live
@@ -73,7 +75,8 @@ class Checkpoints:
         failure = None
         if content is not None:
             try:
-                write(self.folder / name, content)
+                with self.writing:
+                    write(self.folder / name, content)
             except UserError as error:
                 failure = str(error)
         # all ranks fail alike: one that went on would wait for rank 0 in its next step

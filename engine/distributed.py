@@ -5,11 +5,14 @@ torch.distributed.
 from __future__ import annotations
 
 import os
+import socket
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 # before libgomp is loaded: a thread that waits must not spin on the core a loader's worker needs
@@ -22,13 +25,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from contracts import UserError
+from engine.peers import Peers, is_gone
 from machine import cores
 
 ALONE_AFTER_S = 5.0
 """Rank 0 needs at most this long to meet and say an error that every rank meets."""
 
-GONE = "Connection reset by peer", "Connection closed by peer", "Broken pipe"
-"""Words in an error of gloo's, by which ranks vote in every step, when a rank's process is no more."""
+MARGIN_S = 60.0
+"""Seconds by which a collective waits longer than engine/watch.py, which says who is waited for."""
 MOST_WORKERS_A_CORE = 64
 MOST_WORKERS = 256
 """More workers a rank than the larger of these two are a slip: processes would be forked for minutes."""
@@ -67,6 +71,13 @@ def leave(code: int) -> None:
     sys.exit(code)
 
 
+def leave_within(seconds: float, code: int) -> None:
+    """End the process after so many seconds, if it has not ended by itself."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
 def default_workers(ranks: int = 1) -> int:
     """Return how many worker processes each of `ranks` on this machine starts: its share of the cores, less
     one.
@@ -84,6 +95,22 @@ class ProcessWorld:
         self.size = int(os.environ.get("WORLD_SIZE", 1))
         self.local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self.device = device
+        self.timeout_s = 600.0
+        self._peers: Peers | None = None
+
+    @property
+    def named(self) -> str:
+        """Return what messages call this rank."""
+        return f"rank {self.rank} on {socket.gethostname()}"
+
+    def beat(self, waits: str) -> None:
+        """Tell the other ranks that this one lives, and what it waits for; from one thread alone."""
+        if self._peers is not None:
+            self._peers.beat(waits)
+
+    def blame(self) -> str:
+        """Return which ranks do not answer, or what they wait for."""
+        return "" if self._peers is None else self._peers.blame()
 
     def workers(self, asked: int | None) -> int:
         """Return how many workers this rank starts: as asked, or its share of the cores less one.
@@ -99,21 +126,28 @@ class ProcessWorld:
         return asked
 
     @contextmanager
-    def joined(self) -> Iterator[None]:
+    def joined(self, timeout_minutes: float = 10.0) -> Iterator[None]:
         """Let the ranks know each other inside. Call it once the data is scanned: joining has a time-out."""
+        self.timeout_s = 60 * timeout_minutes
         if self.size == 1:
             yield
             return
+        self._peers = Peers(rank=self.rank, size=self.size, timeout_s=self.timeout_s)
         shared_gpu = self.device.type == "cuda" and self.local_size > torch.cuda.device_count()
-        if self.device.type == "cuda" and not shared_gpu:
-            dist.init_process_group("cpu:gloo,cuda:nccl", device_id=self.device)
-        else:  # NCCL refuses two ranks on one GPU
-            dist.init_process_group("gloo")
+        with_nccl = self.device.type == "cuda" and not shared_gpu  # which refuses two ranks on one GPU
         try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if with_nccl else "gloo",
+                store=self._peers.store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(seconds=self.timeout_s + MARGIN_S),
+                device_id=self.device if with_nccl else None,
+            )
             yield
         except RuntimeError as error:
-            if any(sign in str(error) for sign in GONE):
-                why = "its own line or the system's log says why"
+            if is_gone(error):
+                why = f"{self.blame()}; its own line or the system's log says why"
                 raise UserError(f"another rank has ended: {why}; go on with --resume auto") from None
             raise
         dist.destroy_process_group()  # not after an error: another rank may be waiting inside a collective

@@ -16,13 +16,19 @@ from config import Optimisation, Run
 from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
-from engine.distributed import ProcessWorld, Vote
+from engine.distributed import ProcessWorld, Vote, leave, leave_within
 from engine.failures import Failures
 from engine.instruments import MeasureCeilings, Meter, Profile, Report
+from engine.peers import is_gone
 from engine.recent import Recent
+from engine.rescue import Rescue
 from engine.step import Step
-from engine.stop import StopRequest
+from engine.stop import Asked, StopRequest
 from engine.validation import Validation
+from engine.watch import Watch, WatchedLoader
+
+CLOSING_S = 4.0
+"""Seconds that closing may take in a run that was asked to stop: a thread may hang in a read."""
 
 
 class ClosedWindow(NamedTuple):
@@ -56,6 +62,11 @@ class Training:
 
     def __post_init__(self) -> None:
         self.vote = Vote(self.world)
+        accumulate = self.optimisation.accumulate
+        self.rescue = Rescue(self.checkpoints, self.world, accumulate=accumulate)
+        self.watch = Watch(
+            world=self.world, stop=self.stop, rescue=self._rescued, writing=self.checkpoints.writing
+        )
         self._recent = Recent(self.run.log_every, self.world)
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False
@@ -78,16 +89,20 @@ class Training:
 
     def fit(self) -> bool:
         """Train to the end. Returns False when a signal ended it early; a checkpoint was then written."""
-        with self.validation.cancelled_on_error():
+        with self.validation.cancelled_on_error(), self.watch.running():
             try:
                 return self._fit()
             except NotFinite:  # on every rank
                 self.validation.settle(self.progress)
                 raise
+            except RuntimeError as error:
+                if is_gone(error):
+                    self._leave_alone()
+                raise
 
     def validate(self) -> bool:
         """Validate, tell the figures, and keep nothing. Returns False when a signal came."""
-        with self.validation.cancelled_on_error():
+        with self.validation.cancelled_on_error(), self.watch.running():
             passed = self._start_validation(None)
             self.validation.settle(self.progress)
         return passed
@@ -98,7 +113,9 @@ class Training:
         Raises NotFinite where an evaluation's outputs were no numbers.
         """
         if not finished:
-            return 128 + max(self.world.gather(self.stop.signal or 0))
+            code = 128 + max(self.world.gather(self.stop.signal or 0))
+            leave_within(CLOSING_S, code)
+            return code
         if self.run.evaluate and self.validation.not_finite:
             count = f"{self.validation.not_finite:,} samples"
             raise NotFinite(f"--evaluate: the output is no number for {count}")
@@ -130,6 +147,17 @@ class Training:
             self._measure_ceilings(self._ceilings_batch)
         return True
 
+    def _rescued(self) -> bool:
+        """Save the last whole step without the other ranks; from any thread. Returns whether it was."""
+        # until a validation's figures are known, last.pt resumes into it
+        return not self.validation.unsettled and self.rescue.save()
+
+    def _leave_alone(self) -> None:
+        """Save what this rank alone can, when another one has gone; leave if the run was asked to stop."""
+        self._rescued()
+        if self.stop():
+            leave(128 + (self.stop.signal or 0))
+
     def _next_epoch(self) -> Progress:
         """Return where the run is once this epoch is over; its tail is dropped."""
         now = self.progress
@@ -150,13 +178,14 @@ class Training:
         if steps == 0:
             return True
         assert self.loader is not None
-        batches = self._remembering(self.loader.batches(progress.epoch, progress.consumed))
+        batches = self._remembering(self.watch.batches(self.loader, progress.epoch, progress.consumed))
         self._failed_in_epoch = set()
         self.checkpoints.module.train()
         self._start_clocks()
         # without the tail, which is no whole step
         trained = progress.consumed + steps * self.plan.global_batch_size
-        with self.report.epoch(progress.epoch, self.optimisation.epochs, trained, progress.consumed):
+        told = self.report.epoch(progress.epoch, self.optimisation.epochs, trained, progress.consumed)
+        with told, self.watch.steps():
             closed: ClosedWindow | None = None
             decided = {"stop": False}
             loaders_error: UserError | None = None
@@ -165,6 +194,7 @@ class Training:
                 lr = schedules.learning_rate(epoch, self.optimisation)
                 logging = (progress.step + 1) % self.run.log_every == 0
                 self._seen = []
+                self.rescue.begin(progress)
                 try:
                     outcome = self.step(
                         batches,
@@ -173,9 +203,14 @@ class Training:
                         position=progress.consumed,
                         want_norm=logging,
                     )
+                except Asked:  # alone: where others wait in their step, the watch ends the process
+                    self.rescue.undo()
+                    decided = {"stop": True}
+                    break
                 except UserError as error:  # a file of the data is gone, or a worker
                     if self.plan.global_batch_size > self.plan.batch_size:
-                        raise  # other ranks wait in their step, or this one is half done
+                        self._rescued()  # other ranks wait in their step, or this one is half done
+                        raise
                     loaders_error = error
                     break
                 self._count(outcome, lr)
@@ -218,6 +253,8 @@ class Training:
         self.step.phases.step()
         self.progress.step += 1
         self.progress.consumed += self.plan.global_batch_size
+        self.rescue.done(self.progress)
+        self.watch.beat()
         for batch in self._seen:
             self._failed_in_epoch.update(batch.failed)
             self.meter.add(batch.delivered)
@@ -261,15 +298,19 @@ class Training:
         """Measure and tell. Returns False when a signal came."""
         assert self.loader is not None
         self.report.info("measuring the two ceilings: the step alone, the loader alone")
-        found = self.measure_ceilings(
-            batch,
-            epoch=self.progress.epoch + 1,
-            stop=self.stop,
-            step=self.step,
-            loader=self.loader,
-            plan=self.plan,
-            world=self.world,
-        )
+        self.rescue.end()
+        try:
+            found = self.measure_ceilings(
+                batch,
+                epoch=self.progress.epoch + 1,
+                stop=self.stop,
+                step=self.step,
+                loader=WatchedLoader(self.loader, self.watch),
+                plan=self.plan,
+                world=self.world,
+            )
+        except Asked:
+            return False
         if found is None:
             return False
         self.report.ceilings(compute=found["compute"], loader=found["loader"], step=self.progress.step)
@@ -334,11 +375,13 @@ class Training:
         return self._start_validation(resumes_at)
 
     def _start_validation(self, best_resumes_at: Progress | None) -> bool:
+        self.rescue.end()  # last.pt resumes into the validation
         return self.validation.start(
             self.progress,
             best_resumes_at=best_resumes_at,
             vote=self.vote,
             stop=self.stop,
+            watch=self.watch,
         )
 
     def _save_due(self) -> bool:

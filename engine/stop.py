@@ -14,6 +14,10 @@ sent to all.
 """
 
 
+class Asked(Exception):
+    """A run was asked to stop while it waited for a batch that does not come."""
+
+
 class StopRequest:
     """SIGTERM or Ctrl-C as a flag: calling it says whether one has come.
 
@@ -22,7 +26,9 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.gives_up = False  # whether a wait that may be given up is to end by the next signal
         self._heard_s = 0.0
+        self._may_give_up = False
 
     def __call__(self) -> bool:
         return self.signal is not None
@@ -40,22 +46,36 @@ class StopRequest:
                 for number, handler in before.items():
                     signal.signal(number, handler)
 
+    @contextmanager
+    def may_give_up(self) -> Iterator[None]:
+        """Let what is waited for inside be given up: then Asked is raised there."""
+        self._may_give_up = True
+        try:
+            if self.gives_up:
+                raise Asked
+            yield
+        finally:
+            self._may_give_up = False
+
     def _hear(self, number: int, _frame: object) -> None:
+        if self.gives_up and self._may_give_up:
+            raise Asked
         if self.signal is None:
             self.signal = number
             self._heard_s = time.monotonic()
             later = f"Ctrl-C {ECHO_S:.0f} s from now or later ends without a checkpoint"
-            _say(f"stopping after this step; {later}")
+            if int(os.environ.get("RANK", 0)) == 0:  # once, and not on every rank
+                say(f"stopping after this step; {later}")
         elif number == signal.SIGINT and time.monotonic() - self._heard_s > ECHO_S:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)  # closing may hang too
-            _say("ending now, without a checkpoint")
+            if int(os.environ.get("RANK", 0)) == 0:
+                say("ending now, without a checkpoint")
             raise KeyboardInterrupt
 
 
-def _say(line: str) -> None:
-    """Say a line once, and not on every rank."""
-    if int(os.environ.get("RANK", 0)) == 0:
-        with suppress(OSError):
-            # past Python's streams, in whose middle the signal may have come
-            os.write(2, f"train.py: {line}\n".encode())
+def say(line: str) -> None:
+    """Say a line at any moment, in any thread."""
+    with suppress(OSError):
+        # past Python's streams, in whose middle a signal may have come
+        os.write(2, f"train.py: {line}\n".encode(errors="replace"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from engine.distributed import ProcessWorld, Vote
 from engine.evaluate import Outcome, evaluate
 from engine.failures import Failures
 from engine.instruments import Report
+from engine.stop import Asked
+from engine.watch import Watch
 
 NO_BEST = "and such a network does not become best.pt; does --precision fp32 mend it?"
 
@@ -78,6 +80,7 @@ class Validation:
         best_resumes_at: Progress | None,
         vote: Vote,
         stop: Callable[[], bool],
+        watch: Watch,
     ) -> bool:
         """Pass over the validation set once; settle, unless the figures are made in the background.
 
@@ -92,16 +95,23 @@ class Validation:
             self.open_loader() as loader,  # for the pass alone: it holds no memory while training runs
             self.report.validation(self.plan.samples * self.plan.views) as advance,
         ):
-            outcome = evaluate(
-                self.checkpoints.module,
-                loader.batches(0, 0),
-                task=self.task,
-                precision=self.precision,
-                world=self.world,
-                vote=vote,
-                stop=stop,
-                advance=advance,
-            )
+
+            def beat(samples: int) -> None:
+                watch.beat()
+                advance(samples)
+
+            outcome = None
+            with watch.steps(), suppress(Asked):
+                outcome = evaluate(
+                    self.checkpoints.module,
+                    watch.batches(loader, 0, 0),
+                    task=self.task,
+                    precision=self.precision,
+                    world=self.world,
+                    vote=vote,
+                    stop=stop,
+                    advance=beat,
+                )
             if outcome is not None:
                 self._unsettled = self._remembered(outcome, loader, progress, best_resumes_at)
             notes = loader.notes

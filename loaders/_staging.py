@@ -430,6 +430,9 @@ class Staging:
         self._handed = hand_over(iter(self._ahead), self._ahead.release)
         return self._handed
 
+    def awaited(self) -> str:
+        return ""
+
     def close(self) -> None:
         self._stop()
         self._stager.close()

@@ -21,6 +21,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -35,9 +36,10 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from contracts import Array, Rows, UserError
+from loaders._reads import Marks
 from machine import memory_bytes
 from plan.geometry import upright
-from processes import Stop, begin, starting
+from processes import Stop, begin, killed_if_late, starting
 
 PREFETCH = 4
 """Parts under way a worker."""
@@ -46,6 +48,8 @@ PART = 32
 HELD = 3
 """Slots that the consumer may still read while workers fill the others."""
 FEWER = "ask for fewer, or for smaller samples: --image-size, of clips --clip-frames"
+LOOK_S = 0.2
+"""How often whoever waits for a worker looks whether it lives, and whether all were told to end."""
 QUEUES_BYTES = 16 << 20
 """What the DataLoader's own queues and semaphores take of /dev/shm, at most."""
 
@@ -114,7 +118,9 @@ class Workers:
         part_rows: int = PART,
         row_bytes: Callable[[Rows], int] | None = None,
         pinned: bool = False,
+        name_of: Callable[[int], str] = str,
     ) -> None:
+        """Fork the workers. `name_of` a sample's id is what messages call it."""
         require_shared_memory(QUEUES_BYTES if workers else 0)
         self.part_rows = min(part_rows, batch_size)
         self.part_bytes = part_bytes(self.part_rows)
@@ -130,6 +136,7 @@ class Workers:
             pinned=pinned,
         )
         self._stop = Stop()
+        self._marks = Marks(workers, name_of)
         self._row_bytes = row_bytes
         self._sampler = _PartSampler(self._count, self.part_rows, self._room)
         self._loader: _Loader | None = _Loader(
@@ -140,9 +147,10 @@ class Workers:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH if workers else None,
-            worker_init_fn=partial(begin_worker, self._stop, os.getpid()) if workers else None,
+            worker_init_fn=partial(_begin, self._marks, self._stop, os.getpid()) if workers else None,
             multiprocessing_context="fork" if workers else None,
         )
+        self._loader.stop = self._stop
         if workers:
             # By who opens the loader, and not by its thread: a child takes apart what the other threads have
             # as thread-local variables, and
@@ -178,6 +186,7 @@ class Workers:
                 if kind == "mistake":
                     raise value
                 said.append(value)
+                self._sampler.came()
             yield slot, self._sampler.sent.popleft(), said
 
     def stop(self) -> None:
@@ -190,30 +199,33 @@ class Workers:
         loader = self._loader
         self._loader = None
         if loader is not None and (iterator := getattr(loader, "_iterator", None)) is not None:
-            # it has no public name: PyTorch calls it when the garbage collector finds the iterator
-            iterator._shutdown_workers()
+            with killed_if_late(iterator._workers):
+                # it has no public name: PyTorch calls it when the garbage collector finds the iterator
+                iterator._shutdown_workers()
         self._memory.close()
+
+    def awaited(self) -> str:
+        """Return which worker is waited for, and its files; "" where there is none. For any thread."""
+        iterator: Any = getattr(self._loader, "_iterator", None)
+        processes = getattr(iterator, "_workers", [])
+        try:
+            worker = iterator._task_info[iterator._rcvd_idx][0]
+            process = processes[worker]
+        except (AttributeError, LookupError):  # all of them at the beginning of an epoch
+            return f"workers (pid {', '.join(str(each.pid) for each in processes)})" if processes else ""
+        files = self._marks.files(worker, self._sampler.oldest())
+        return f"worker {worker} (pid {process.pid}), busy with {files}"
 
     def _died(self) -> str:
         """Return how a worker process ended that nobody had told to; empty where none has."""
-        processes = (
-            () if self._stop.said else getattr(getattr(self._loader, "_iterator", None), "_workers", ())
-        )
-        ended = next((process for process in processes if process.exitcode is not None), None)
-        if ended is None:
-            return ""
-        code = ended.exitcode
-        how = (
-            f"was ended by signal {-code}, {signal.strsignal(-code)}"
-            if code < 0
-            else f"ended with exit code {code}"
-        )
-        short = (
-            "; the system kills workers when memory is short: fewer --workers need less"
-            if code == -signal.SIGKILL
-            else ""
-        )
-        return f"a worker process (pid {ended.pid}) {how}{short}; go on with --resume auto"
+        iterator = getattr(self._loader, "_iterator", None)
+        processes = () if self._stop.said or iterator is None else getattr(iterator, "_workers", ())
+        for worker, process in enumerate(processes):
+            if process.exitcode is not None:
+                had = min((at for at, task in iterator._task_info.items() if task == (worker,)), default=None)
+                files = self._marks.files(worker, None if had is None else self._sampler.asked.get(had))
+                return died(process, files)
+        return ""
 
     def _room(self, rows: Rows) -> int:
         """Return the bytes that a whole part of this batch takes."""
@@ -225,7 +237,26 @@ class Workers:
         return self._memory.pinned
 
 
+class _Results(_MultiProcessingDataLoaderIter):
+    """Looks more often than PyTorch's 5 s whether workers live, and does not wait for those told to end."""
+
+    def __init__(self, loader: Any, stop: Stop) -> None:
+        self._stop = stop
+        super().__init__(loader)
+
+    def _try_get_data(self, timeout: float = LOOK_S) -> tuple[bool, Any]:
+        if self._stop.said:
+            raise RuntimeError("the workers were told to end")
+        found: tuple[bool, Any] = super()._try_get_data(timeout)
+        return found
+
+
 class _Loader(DataLoader[Any]):
+    stop: Stop
+
+    def _get_iterator(self) -> Any:
+        return _Results(self, self.stop) if self.num_workers else super()._get_iterator()
+
     def check_worker_number_rationality(self) -> None:
         """Do not warn of more workers than cores: those that wait for the storage need none."""
 
@@ -277,18 +308,31 @@ class _PartSampler:
     def start(self, rows: Sequence[Rows]) -> None:
         self._rows = rows
         self.sent: deque[Rows] = deque()  # batches that are under way
+        self.asked: dict[int, Array] = {}  # number of a part that is under way -> ids of its samples
 
     def parts(self, batch_size: int) -> int:
         return -(-batch_size // self._part_rows)
 
+    def came(self) -> None:
+        """Forget the part that was waited for: they come in order."""
+        self.asked.pop(next(iter(self.asked)))
+
+    def oldest(self) -> Array | None:
+        """Return the ids of the part that is waited for; None where nothing is under way."""
+        return next(iter(list(self.asked.values())), None)
+
     def __iter__(self) -> Iterator[tuple[int, int, int, Rows]]:
         sent = self.sent
+        asked = self.asked
+        number = 0
         for at in range(len(self._rows)):
             sent.append(self._rows[at])
             rows = upright(sent[-1])
             room = self._room(rows)  # of a whole part: the last one, which may be smaller, begins there too
             for part in range(self.parts(len(rows))):
                 its = part_of(rows, part * self._part_rows, (part + 1) * self._part_rows)
+                asked[number] = its.ids[its.valid]
+                number += 1
                 yield at % self._slots, part * room, (part + 1) * room, its
 
     def __len__(self) -> int:
@@ -329,7 +373,45 @@ class _PartDataset(Dataset[Any]):
             return "mistake", mistake
 
 
-def begin_worker(stop: Stop, parent: int, _number: int = 0) -> None:
+def died(process: Any, files: str) -> str:
+    """Return how a worker process ended that nobody had told to, what it had, and what to do."""
+    code = process.exitcode
+    how = (
+        f"was ended by signal {-code}, {signal.strsignal(-code)}"
+        if code < 0
+        else f"ended with exit code {code}"
+    )
+    advice = (
+        "the system kills workers when memory is short: "
+        "a file that takes much should go, and fewer --workers need less"
+        if code == -signal.SIGKILL
+        else "if it ends there again, take that file away"
+    )
+    return (
+        f"a worker process (pid {process.pid}) {how}, busy with {files}; {advice}; go on with --resume auto"
+    )
+
+
+def first_ended(processes: Sequence[Any]) -> Any:
+    """Return the process that has ended; None if there is none within a second.
+
+    Its pipes are closed before it can be asked how it has ended.
+    """
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        for process in processes:
+            if process.exitcode is not None:
+                return process
+        time.sleep(0.01)
+    return None
+
+
+def _begin(marks: Marks, stop: Stop, parent: int, number: int) -> None:
+    marks.own(number)
+    begin_worker(stop, parent)
+
+
+def begin_worker(stop: Stop, parent: int) -> None:
     """Prepare a worker process; called in it before anything else."""
     # workers share the cores: threads of torch's own in each of them would only take turns
     torch.set_num_threads(1)

@@ -42,6 +42,9 @@ class Synthetic:
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         return hand_over(self._staged(rows) for rows in self._feed.plan.rows(epoch, first))
 
+    def awaited(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Do nothing: nothing runs."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import mimetypes
 import os
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import storage
 from contracts import Array, Split, UserError
 from dataset import walk
 from dataset.entries import Files
@@ -54,10 +56,12 @@ class Folder:
         """
         expected = int(self.manifest.size[sample])
         try:
-            file = os.open(self.path(sample), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise UserError(f"a file of --data is gone: {self.name(sample)}; {MEND}") from None
+            # not blocking: a pipe in its place must not stop the run
+            file = os.open(self.path(sample), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise self._changed(sample, error) from None
         try:
+            require_regular(os.fstat(file), self.path(sample))
             data = os.read(file, expected + 1)  # one byte more: a file that grew shows itself
             while len(data) < expected and (piece := os.read(file, expected + 1 - len(data))):
                 data += piece
@@ -69,12 +73,28 @@ class Folder:
             time.sleep(self.read_delay_s)
         return data
 
+    def _changed(self, sample: int, error: OSError) -> Exception:
+        """Return what `read` raises for a file that cannot be opened."""
+        return error if storage.failed(error) else changed(self.path(sample), error)
+
     def check(self, sample: int, size: int) -> None:
         """Raise UserError when `size` bytes is not what the manifest recorded."""
         expected = int(self.manifest.size[sample])
         if size != expected:
             said = f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
             raise UserError(f"a file of --data changed size: {said}; {MEND}")
+
+
+def changed(path: bytes, error: OSError) -> UserError:
+    """Return the line for a file that was there when it was scanned, and is gone or locked."""
+    how = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read any more ({error.strerror})"
+    return UserError(f"a file of --data {how}: {printable(path)}; {MEND}")
+
+
+def require_regular(status: os.stat_result, path: bytes) -> None:
+    """Raise UserError where a pipe, or another such thing that may be waited for, is in a file's place."""
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"a file of --data is no regular file any more: {printable(path)}; {MEND}")
 
 
 def missing(data: Path, split: str) -> str:

@@ -20,7 +20,9 @@ import av.logging
 import numpy as np
 from av.stream import Discard, Disposition
 
+import storage
 from contracts import Array
+from dataset.entries import unreadable
 from dataset.manifest import Rejected
 from dataset.videos.columns import CODECS, CONTAINERS, FULL_RANGE, PIXELS, RECORD, Flags
 from dataset.videos.container import HEAD, declared_bytes, is_mp4_or_mkv, open_video, read_packets
@@ -73,34 +75,42 @@ LEFT_OUT = Times((-1, *[0] * (len(RECORD.names or ()) - 1)), np.zeros(0, np.int6
 def read(path: bytes) -> Times:
     """Return what the packets of one file say.
 
-    Raises Rejected, and nothing else, when it is no video that can be played from its first frame.
+    Raises Rejected when it is no video that can be played from its first frame, and StorageFault where that
+    is not the file's fault.
     """
     try:
-        status = os.stat(path)
+        with suppress(av.error.FFmpegError, Rejected):
+            return _read(path)
+        # FFmpeg takes some errors of a read for the file's end, and says EIO of some damage
+        if os.path.isfile(path):
+            storage.read_through(path)
+        return _read(path)
+    except av.error.FFmpegError as error:
+        raise Rejected(f"cannot be read: {error.strerror}") from None
     except OSError as error:
-        raise Rejected(
-            "broken link" if os.path.islink(path) else f"cannot be read: {error.strerror}"
-        ) from None
+        raise unreadable(path, error) from None
+
+
+def _read(path: bytes) -> Times:
+    """Do what `read` does. Raises OSError and what PyAV raises too."""
+    status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
         raise Rejected("no regular file")
     if not status.st_size:
         raise Rejected("empty file")
-    try:
-        with open(path, "rb") as plain:
-            head = plain.read(HEAD)
-        declared = declared_bytes(head)
-        if declared is not None and status.st_size < declared:
-            raise Rejected(f"cut short: {status.st_size:,} of {declared:,} bytes")
-        if is_mp4_or_mkv(head):
-            with open_video(path, known=True, raw=True) as file:
-                if (quick := _times(file, path, status.st_size, quick=True)) is not None:
-                    return quick
-        with open_video(path) as file:
-            whole = _times(file, path, status.st_size, quick=False)
-            assert whole is not None
-            return whole
-    except (av.error.FFmpegError, OSError) as error:
-        raise Rejected(f"cannot be read: {error.strerror}") from None
+    with open(path, "rb") as plain:
+        head = plain.read(HEAD)
+    declared = declared_bytes(head)
+    if declared is not None and status.st_size < declared:
+        raise Rejected(f"cut short: {status.st_size:,} of {declared:,} bytes")
+    if is_mp4_or_mkv(head):
+        with open_video(path, known=True, raw=True) as file:
+            if (quick := _times(file, path, status.st_size, quick=True)) is not None:
+                return quick
+    with open_video(path) as file:
+        whole = _times(file, path, status.st_size, quick=False)
+        assert whole is not None
+        return whole
 
 
 def _times(file: Any, path: bytes, size: int, *, quick: bool) -> Times | None:

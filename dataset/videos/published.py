@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import storage
 from contracts import UserError
 from dataset.manifest import printable
 
@@ -68,7 +69,9 @@ def _stems(folder: Path) -> dict[str, str]:
     """The files of a folder: name without its ending -> name."""
     try:
         return {name.rpartition(".")[0]: name for name in os.listdir(folder)}
-    except OSError:
+    except OSError as error:
+        if storage.lost(error, folder=True):
+            raise storage.end_scan(error, str(folder)) from None
         return {}
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from contracts import Array, Feed, FileSource, Rows, UserError
 from loaders import Undecodable
+from loaders._reads import read
 from loaders._workers import some
 from loaders.images.decoders import PNG, READERS, exactly, plain_jpeg
 from plan.geometry import upright
@@ -210,12 +211,12 @@ class PathPreparer:
         return self(blank_rows(self._batch_size, (side, side)), Known())
 
     def diagnose(self, prepared: Prepared) -> set[int]:
-        """Return the ids that PIL cannot decode either. Raises UserError for a file gone or changed."""
+        """Return the ids that PIL cannot decode either. Raises UserError for a file that cannot be had."""
         found = set()
         for sample in prepared.rows.ids[prepared.own_bytes]:
             try:
-                whole_image(self._source.read(int(sample)), self._columns, int(sample))
-            except (Undecodable, OSError):
+                whole_image(read(self._source, int(sample)), self._columns, int(sample))
+            except Undecodable:
                 found.add(int(sample))
         return found
 
@@ -234,10 +235,7 @@ class PathPreparer:
         """Write the sample's pixels as PNG. Raises Undecodable, and UserError when there is no room."""
         self._made += 1
         path = Path(self._folder.name, f"{self._made}.png")
-        try:
-            content = encoded(whole_image(self._source.read(sample), self._columns, sample))
-        except OSError as error:
-            raise Undecodable(str(error)) from error
+        content = encoded(whole_image(read(self._source, sample), self._columns, sample))
         try:
             path.write_bytes(content)
         except OSError as error:

@@ -26,6 +26,8 @@ HARDWARE_SHARE = 0.65
 """
 FANCY_UPSAMPLING = False
 """Whether nvJPEG smooths chroma as libjpeg does."""
+ATTEMPTS = 3
+"""Times that a batch is given to DALI again in which nothing is wrong with any file."""
 REFUSED_ALL = 64
 """Files in a row that fail alone, from which on it is not they: DALI has to start anew behind each."""
 
@@ -191,6 +193,7 @@ class Runner:
             self._pipeline = None
 
     def _outputs(self, waiting: deque[Prepared]) -> Any:
+        attempts = 0
         while True:
             try:
                 with memory_named():
@@ -200,7 +203,9 @@ class Runner:
             self._pipeline = None  # after an error it is of no use
             bad = set().union(*(self._diagnose(batch) for batch in waiting)) - self.known.bad
             odd = set() if bad else set().union(*(self._refused(batch) for batch in waiting)) - self.known.odd
-            if not bad and not odd:
+            attempts += 1
+            # storage that failed DALI may have answered since: nothing is wrong with the files then
+            if not bad and not odd and attempts > ATTEMPTS:
                 raise RuntimeError(f"DALI failed, and can decode every file of the batch by itself: {why}")
             self.known.bad |= bad
             self.known.odd |= odd

@@ -19,6 +19,7 @@ from dataset.images.headers import JPEG, parse
 from dataset.manifest import Rejected
 from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
+from loaders._reads import read
 from loaders._staging import Staged, Staging, without
 from loaders._workers import Workers
 from loaders.images._dali_rows import (
@@ -74,10 +75,10 @@ class Reading:
             if rows.valid[i]:
                 sample = int(rows.ids[i])
                 try:
-                    data = self._source.read(sample)
+                    data = read(self._source, sample)
                     if not plain(self._columns, rows.ids[i : i + 1])[0] or not intact(data):
                         data = encoded(whole_image(data, self._columns, sample))
-                except (Undecodable, OSError):
+                except Undecodable:
                     data = b""
                     failed.append(sample)
             if end + len(data) <= len(slot):
@@ -101,6 +102,7 @@ class DaliFed(Staging):
             workers=feed.workers,
             batch_size=feed.plan.batch_size,
             part_bytes=lambda rows: _room(feed, rows),
+            name_of=feed.source.name,
         )
         self._gpu = GpuOutputs(feed, self._stager) if feed.device.type == "cuda" else None
         self._placed = not feed.plan.filled
@@ -123,6 +125,9 @@ class DaliFed(Staging):
             output_stream=self._gpu.raw_stream if self._gpu else None,
         )
         self.in_flight = self._workers.in_flight + DEPTH + 2
+
+    def awaited(self) -> str:
+        return self._workers.awaited()
 
     def close(self) -> None:
         self._workers.stop()

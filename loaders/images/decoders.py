@@ -179,16 +179,27 @@ def exactly(decode: Decode, data: bytes, region: Region) -> Array:
     return pixels
 
 
-def decode_many(decode: Decode, datas: Sequence[bytes], regions: Sequence[Region]) -> list[Array | None]:
-    """Decode each region, None where this decoder gives none; at once where the decoder can."""
+def _nobody(_place: int) -> None:
+    """Do nothing: nobody asks which image is being decoded."""
+
+
+def decode_many(
+    decode: Decode, datas: Sequence[bytes], regions: Sequence[Region], begun: Callable[[int], None] = _nobody
+) -> list[Array | None]:
+    """Decode each region, None where this decoder gives none; at once where the decoder can.
+
+    `begun` is told the place of each one that is begun, and -1 for all at once.
+    """
     found: list[Array | None] = []
+    begun(-1)
     try:
         if datas and isinstance(decode, _NvImageCodec):
             found = decode.many(datas, regions)
     except RuntimeError:  # one of them, it does not say which
         found = []
     if not found:
-        for data, region in zip(datas, regions, strict=True):
+        for place, (data, region) in enumerate(zip(datas, regions, strict=True)):
+            begun(place)
             try:
                 found.append(decode(data, region))
             except Exception:  # decoders raise what they like on damaged files

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 
 from contracts import Feed, Rows
 from loaders import Undecodable
+from loaders._reads import NONE, mark, read
 from loaders._staging import Staged, Staging, without
 from loaders._workers import PART, Workers
 from loaders.images.decoders import (
@@ -49,8 +49,12 @@ class TorchvisionLoader(Staging):
             part_rows=min(max(PART_PIXELS // math.prod(largest[1:]), 1), PART),
             row_bytes=lambda rows: 3 * math.prod(rows.padded),
             pinned=feed.device.type == "cuda" and feed.pinned,
+            name_of=feed.source.name,
         )
         self.in_flight = self._workers.in_flight + 2
+
+    def awaited(self) -> str:
+        return self._workers.awaited()
 
     def close(self) -> None:
         self._workers.stop()
@@ -86,8 +90,7 @@ class Decoding:
         failed = []
         files: dict[int, bytes] = {}
         for i in np.flatnonzero(rows.valid).tolist():
-            with suppress(OSError):
-                files[i] = self._source.read(int(rows.ids[i]))
+            files[i] = read(self._source, int(rows.ids[i]))
         regions = {
             i: (int(x0), int(y0), int(x1), int(y1))
             for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)
@@ -97,14 +100,18 @@ class Decoding:
             for i, is_plain in zip(files, plain_jpeg(self._columns, rows.ids[list(files)]), strict=True)
             if is_plain
         ]
-        decoded = decode_many(self._decode, [files[i] for i in plain], [regions[i] for i in plain])
+        decoded = decode_many(
+            self._decode,
+            [files[i] for i in plain],
+            [regions[i] for i in plain],
+            begun=lambda place: mark(int(rows.ids[plain[place]]) if place >= 0 else NONE),
+        )
         pixels = dict(zip(plain, decoded, strict=True))
         places = rows.placed.tolist()
         for i in np.flatnonzero(rows.valid).tolist():
             left, top, right, bottom = places[i]
             try:
-                if i not in files:
-                    raise Undecodable("cannot be read")
+                mark(int(rows.ids[i]))
                 region = pixels.get(i)
                 if region is None or region.shape[:2] != (
                     regions[i][3] - regions[i][1],

@@ -194,6 +194,7 @@ class MixedLoader(Staging):
                 workers=workers,
                 slot_bytes=self._views * math.prod(largest_upright(feed.plan)),
                 pinned=feed.device.type == "cuda" and feed.pinned,
+                name_of=feed.source.name,
             )
         # clips that workers have ready lie in batches far ahead; what counts is how many batches they would
         # fill
@@ -206,6 +207,10 @@ class MixedLoader(Staging):
         self._threads = ThreadPoolExecutor(
             threads, "saturate-device", initializer=_enter, initargs=(feed.device,)
         )
+
+    def awaited(self) -> str:
+        readers = self._reads.awaited()
+        return readers or ("" if self._pool is None else self._pool.awaited())
 
     def close(self) -> None:
         # first of all: threads that wait for a reader or a worker then meet an error, and so can be joined

@@ -18,15 +18,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from contracts import Array, Rows, UserError
-from loaders._workers import Shared, Work, begin_worker
-from processes import Stop, starting
+from loaders._reads import NONE, Marks, mark
+from loaders._workers import LOOK_S, Shared, Work, begin_worker, died, first_ended
+from processes import Stop, killed_if_late, starting
 
 QUEUED = 2
 """Units that wait for a worker, so that none waits for this process."""
 SLOTS = 4
 """Slots a worker: one that it fills, and those of units begun early (_deal.EARLY), which wait for a batch."""
-LOOK_S = 0.2
-"""How often whoever waits looks whether it is in vain."""
 
 
 class Given(Protocol):
@@ -50,8 +49,12 @@ class Pool:
         slot_bytes: int,
         pinned: bool,
         slots: int | None = None,
+        name_of: Callable[[int], str] = str,
     ) -> None:
-        """Fork the workers. `slots`: default SLOTS for each of them, and one for each unit that waits."""
+        """Fork the workers. `slots`: default SLOTS for each of them, and one for each unit that waits.
+
+        `name_of` a sample's id is what messages call it.
+        """
         self._limit = workers + QUEUED
         self._memory = Shared(
             slots or SLOTS * workers + QUEUED, slot_bytes, f"--workers {workers}", pinned=pinned
@@ -65,10 +68,15 @@ class Pool:
         self._running = 0
         self._unused: set[int] = set()  # slots whose unit is done, and has not been released
         self._broken: BaseException | None = None
-        start = make_work, self._memory, self._stop, os.getpid()
+        self._died = ""
+        self._marks = Marks(workers, name_of)
+        fork = multiprocessing.get_context("fork")
+        start = make_work, self._memory, (self._marks, fork.Value("i")), self._stop, os.getpid()
         with starting(self._stop, f"--workers {workers}"):
-            self._executor = ProcessPoolExecutor(workers, multiprocessing.get_context("fork"), _enter, start)
+            self._executor = ProcessPoolExecutor(workers, fork, _enter, start)
             self._executor.submit(_ready)  # forks all of them
+        # the executor forgets them when it ends, which is when they are asked for
+        self._processes = list(self._executor._processes.values())
         self._memory.pin()
 
     @property
@@ -127,11 +135,13 @@ class Pool:
             if unit.done.done():
                 return unit.done.result()
             raise self._broken or RuntimeError("the workers were told to end")
-        except BrokenExecutor:
-            raise UserError(
-                "a worker process for clips was killed, as the system does when memory is short: "
-                "fewer --workers need less"
-            ) from None
+        except BrokenExecutor as error:
+            raise UserError(self._died or str(error)) from None
+
+    def awaited(self) -> str:
+        """Return what the workers are busy with; "" where none is. For any thread."""
+        busy = self._marks.busy()
+        return f"workers busy with {', '.join(busy)}" if busy else ""
 
     def release(self, slot: int) -> None:
         """Free a slot: nothing reads it any more."""
@@ -147,10 +157,16 @@ class Pool:
     def close(self) -> None:
         """End the worker processes. Then give the memory back."""
         self.stop()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        with killed_if_late(self._processes):
+            self._executor.shutdown(wait=True, cancel_futures=True)
         self._memory.close()
 
     def _give_up(self, error: BaseException) -> None:
+        if isinstance(error, BrokenExecutor) and not self._died and not self._stop.said:
+            # now: the executor ends the others next
+            ended = first_ended(self._processes)
+            if ended is not None:
+                self._died = died(ended, self._marks.files(self._marks.place(ended.pid)))
         self._broken = self._broken or error
         self._stop.now()
 
@@ -187,10 +203,17 @@ _make: Callable[[], Work] | None = None
 _memory: Shared | None = None
 
 
-def _enter(make_work: Callable[[], Work], memory: Shared, stop: Stop, parent: int) -> None:
+def _enter(
+    make_work: Callable[[], Work], memory: Shared, marks: tuple[Marks, Any], stop: Stop, parent: int
+) -> None:
+    """Prepare a worker process. `marks` come with the shared number of those that have their place there."""
     global _make, _memory
     _make = make_work
     _memory = memory
+    its, placed = marks
+    with placed.get_lock():
+        its.own(placed.value)
+        placed.value += 1
     begin_worker(stop, parent)
 
 
@@ -204,4 +227,7 @@ def _do(rows: Rows, slot: int) -> Any:
     assert _make is not None and _memory is not None
     if _work is None:
         _work = _make()
-    return _work(rows, _memory.slots[slot])
+    try:
+        return _work(rows, _memory.slots[slot])
+    finally:
+        mark(NONE)

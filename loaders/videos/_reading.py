@@ -87,6 +87,7 @@ class ReadAhead:
                 slots=2 * threads + workers,
                 slot_bytes=min(int(feed.columns.size.max(initial=1)), MOST_BYTES),
                 pinned=False,
+                name_of=feed.source.name,
             )
 
     def begin(self) -> None:
@@ -114,6 +115,10 @@ class ReadAhead:
             yield Read(self._pool.slots[slot][:size] if large is None else large, about)
         finally:
             self._pool.release(slot)
+
+    def awaited(self) -> str:
+        """Return what the workers are busy with."""
+        return "" if self._pool is None else self._pool.awaited()
 
     def stop(self) -> None:
         """Tell the workers to end; whoever waits for one then meets an error within seconds."""

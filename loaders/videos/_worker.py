@@ -18,10 +18,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from contracts import Array, Feed, Loader, Rows, UserError
+import storage
+from contracts import Array, Feed, Loader, Rows
 from dataset.manifest import printable
-from dataset.sources.folder import MEND
+from dataset.sources.folder import changed, require_regular
 from loaders import Undecodable
+from loaders._reads import mark, read
 from loaders._staging import Staged, Staging
 from loaders._workers import Workers
 from loaders.videos._planes import Fitter, Picture, compile_kernels
@@ -133,8 +135,12 @@ class ClipLoader(Staging):
             part_rows=feed.plan.same_frames,  # they meet in one worker, which decodes them once
             row_bytes=lambda rows: math.prod(slot_shape(rows)[1:]),
             pinned=feed.device.type == "cuda" and feed.pinned,
+            name_of=feed.source.name,
         )
         self.in_flight = self._workers.in_flight + 2
+
+    def awaited(self) -> str:
+        return self._workers.awaited()
 
     def close(self) -> None:
         self._workers.stop()
@@ -183,13 +189,15 @@ def checked(source: Any, sample: int) -> Any:
     That is `read_delay_s` later than the storage told. Raises UserError.
     """
     if not source.files:
-        return memoryview(source.read(sample))
+        return memoryview(read(source, sample))
     path: bytes = source.path(sample)
+    mark(sample)
     try:
-        size = os.stat(path).st_size
-    except FileNotFoundError:
-        raise UserError(f"a file of --data is gone: {printable(path)}; {MEND}") from None
-    source.check(sample, size)
+        status = storage.patiently(partial(os.stat, path), partial(source.name, sample))
+    except OSError as error:
+        raise changed(path, error) from None
+    require_regular(status, path)
+    source.check(sample, status.st_size)
     if source.read_delay_s:
         time.sleep(source.read_delay_s)
     return path
@@ -224,8 +232,9 @@ class Decoding:
             clips[int(rows.ids[place]), rows.frames[place].tobytes()].append(place)
         for (sample, _), same in clips.items():
             places = np.array(same)
+            again = partial(self._decode_or_read, sample, rows, places, out, refusals)
             try:
-                sorts, passed_through = self._decode(sample, rows, places, out, refusals)
+                sorts, passed_through = storage.patiently(again, partial(self._feed.source.name, sample))
                 fell_back += sorts
                 decoded += passed_through
                 delivered += rows.frames[places].size
@@ -234,14 +243,25 @@ class Decoding:
                 refusals.setdefault(sort_of(self._feed.columns, sample) + LOST, reason("pyav", error))
         return Told(lost, fell_back, decoded, delivered, time.monotonic() - began, refusals)
 
-    def _decode(
+    def _decode_or_read(
         self, sample: int, rows: Rows, places: Array, out: Array, refusals: dict[str, str]
+    ) -> tuple[list[str], int]:
+        """Do what `_decode` does. Raises OSError where it is the storage that a decoder has failed of."""
+        path = checked(self._feed.source, sample)
+        try:
+            return self._decode(sample, path, rows, places, out, refusals)
+        except (Undecodable, OSError):
+            if self._feed.source.files:
+                storage.read_through(path)
+            raise
+
+    def _decode(
+        self, sample: int, path: bytes, rows: Rows, places: Array, out: Array, refusals: dict[str, str]
     ) -> tuple[list[str], int]:
         """Fill the places of a sample; pyav has the last word.
 
         Returns the sort of file, once for each, if pyav did it, and the frames decoded.
         """
-        path = checked(self._feed.source, sample)
         refused = None
         if exact(self._backend, self._feed.columns, np.array([sample]))[0]:
             try:

@@ -40,6 +40,9 @@ class Plain:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def awaited(self) -> str:
+        return ""
+
     def close(self) -> None:
         """Nothing runs."""
 
@@ -289,6 +292,9 @@ class Leaks:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def awaited(self) -> str:
+        return ""
 
     def close(self) -> None:
         self.inner.close()

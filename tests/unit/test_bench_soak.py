@@ -119,6 +119,9 @@ class Leaks:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def awaited(self) -> str:
+        return ""
+
     def close(self) -> None:
         self.inner.close()
         for file in self.files:

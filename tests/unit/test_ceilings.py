@@ -314,6 +314,9 @@ class FakeLoader:
         except GeneratorExit:
             self.abandoned += 1
 
+    def awaited(self) -> str:
+        return ""
+
     def close(self) -> None:
         pass
 

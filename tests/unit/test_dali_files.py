@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import storage
 from contracts import UserError
 from dataset.images.columns import CHROMA, FORMATS
 from loaders import open_loader
@@ -115,7 +116,7 @@ def test_bytes_that_are_others_than_the_scan_has_seen(tmp_path: Path) -> None:
         assert batch.failed == (3,)
 
 
-def test_storage_that_fails_costs_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_storage_that_fails_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     feed = made(tmp_path, 4, 0).feed()
     rows = feed.plan.rows(0, 0)[0]
     prepare = PathPreparer(feed)
@@ -124,7 +125,9 @@ def test_storage_that_fails_costs_the_sample(tmp_path: Path, monkeypatch: pytest
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(feed.source, "read", fails)
-    assert sorted(prepare(rows, Known()).failed) == sorted(rows.ids[rows.valid].tolist())
+    monkeypatch.setattr(storage, "PAUSES_S", ())
+    with pytest.raises(UserError, match=r"I/O error: .* cannot be read: Input/output error"):
+        prepare(rows, Known())
     prepare.close()
 
 

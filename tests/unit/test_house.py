@@ -21,14 +21,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MAY_IMPORT: dict[str, set[str]] = {
     "contracts": set(),
     "machine": set(),
+    "storage": {"contracts"},
     "torch_files": set(),
     "models": {"torch_files"},
     "cli": {"contracts"},  # its errors are UserErrors
     "config": {"cli", "contracts"},
     "processes": {"contracts", "machine"},
     "plan": {"contracts"},
-    "dataset": {"contracts", "machine", "processes", "plan.draws"},
-    "loaders": {"contracts", "machine", "processes", "dataset", "plan"},
+    "dataset": {"contracts", "machine", "processes", "storage", "plan.draws"},
+    "loaders": {"contracts", "machine", "processes", "storage", "dataset", "plan"},
     "tasks": {"cli", "config", "contracts", "models", "machine", "processes", "dataset", "plan", "loaders"},
     "engine": {"torch_files", "config", "contracts", "machine", "processes"},
     "report": {"config", "contracts", "machine", "processes"},

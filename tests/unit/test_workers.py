@@ -140,9 +140,10 @@ def test_a_part_knows_its_batchs_canvas() -> None:
 
 def feed_of(size: tuple[int, int], *, batch_size: int, workers: int) -> Any:
     nothing: Any = None
+    source: Any = SimpleNamespace(name=str)
     plan: Any = SimpleNamespace(batch_size=batch_size, sample_shape=(3, *size), transposes=False)
     device = torch.device("cpu")
-    return Feed(plan=plan, source=nothing, columns=nothing, targets=nothing, device=device, workers=workers)
+    return Feed(plan=plan, source=source, columns=nothing, targets=nothing, device=device, workers=workers)
 
 
 @pytest.mark.parametrize(

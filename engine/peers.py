@@ -1,0 +1,132 @@
+"""The other ranks of a run: how they meet, and which of them has gone, or is waited for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from contracts import UserError
+
+BEAT_S = 1.0
+"""How often a rank says that it lives."""
+ANSWERS_S = 8.0
+"""In which the store of what ranks have said must answer; rank 0 has it, or torchrun."""
+LOOK_S = 0.1
+GONE = (
+    "Connection reset by peer",
+    "Connection closed by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "NCCL communicator was aborted",
+)
+"""Words in an error of gloo's, by which ranks vote in every step, or NCCL's, when a rank does not answer."""
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether an error says that another rank's process is no more, or does not answer."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
+
+
+class Peers:
+    """All ranks of a run that have met, each on its host. A rank `beat`s from a thread of its own."""
+
+    def __init__(self, *, rank: int, size: int, timeout_s: float) -> None:
+        """Meet the others by the variables that torchrun sets. Raises UserError after `timeout_s`."""
+        self.rank = rank
+        self.size = size
+        self.timeout_s = timeout_s
+        self.host = socket.gethostname()
+        self.store = self._store()
+        self._of_thread = self.store.clone()
+        self._beats = 0
+        self.hosts = self._met()
+
+    def beat(self, waits: str) -> None:
+        """Say that this rank lives, and what its main thread waits for: "" for nothing of its own."""
+        self._beats += 1
+        self._of_thread.set(f"beat/{self.rank}", f"{self._beats} {waits}")
+
+    def blame(self) -> str:
+        """Return which ranks have gone or are stopped, and what the others say that they wait for."""
+        found: list[str] = []
+        asking = threading.Thread(target=lambda: found.append(self._blame()), daemon=True)
+        asking.start()
+        asking.join(ANSWERS_S)
+        return found[0] if found else f"rank 0 on {self.hosts[0]} does not answer"
+
+    def _blame(self) -> str:
+        keys = [f"beat/{rank}" for rank in range(self.size)]
+        store = self.store.clone()
+        before = store.multi_get(keys)
+        time.sleep(3 * BEAT_S)
+        after = store.multi_get(keys)
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        silent = [self._named(rank) for rank in others if before[rank] == after[rank]]
+        if silent:
+            return f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+        waits = {rank: after[rank].decode().partition(" ")[2] for rank in others}
+        waiting = [f"{self._named(rank)} waits for {what}" for rank, what in waits.items() if what]
+        return "; ".join(waiting) or "all ranks live, and do not meet"
+
+    def _named(self, rank: int) -> str:
+        return f"rank {rank} on {self.hosts[rank]}"
+
+    def _store(self) -> Any:
+        address = os.environ.get("MASTER_ADDR", "localhost")
+        port = int(os.environ.get("MASTER_PORT", "29500"))
+        # torchrun has a store of its own, in which an earlier attempt's keys may lie
+        of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        has_it = self.rank == 0 and not of_torchrun
+        if not has_it and not self._is_there(address, port):
+            raise self._alone([0], f"at {address}:{port}")
+        try:
+            store = dist.TCPStore(
+                address,
+                port,
+                self.size,
+                has_it,
+                timedelta(seconds=self.timeout_s),
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            if has_it and "EADDRINUSE" in str(error):
+                raise UserError(f"MASTER_PORT {port} is taken on {self.host}; set another") from None
+            raise self._alone([0], f"at {address}:{port}") from None
+        return dist.PrefixStore(f"saturate/{attempt}", store)
+
+    def _is_there(self, address: str, port: int) -> bool:
+        """Wait for who has the store; torch itself would say pages of each attempt."""
+        until = time.monotonic() + self.timeout_s
+        while time.monotonic() < until:
+            with suppress(OSError), socket.create_connection((address, port), timeout=2.0):
+                return True
+            time.sleep(LOOK_S)
+        return False
+
+    def _met(self) -> list[str]:
+        """Wait for every rank, and return its host."""
+        self.store.set(f"host/{self.rank}", self.host)
+        self.store.set(f"beat/{self.rank}", "0 ")
+        until = time.monotonic() + self.timeout_s
+        keys = [f"host/{rank}" for rank in range(self.size)]
+        while not self.store.check(keys):
+            if time.monotonic() > until:
+                missing = [rank for rank in range(self.size) if not self.store.check([keys[rank]])]
+                raise self._alone(missing, "and its own line or its host's log says why")
+            time.sleep(LOOK_S)
+        return [host.decode() for host in self.store.multi_get(keys)]
+
+    def _alone(self, missing: list[int], where: str) -> UserError:
+        named = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        waited = f"rank {self.rank} on {self.host} has waited {self.timeout_s / 60:.3g} minutes"
+        return UserError(
+            f"{waited} (--timeout-minutes) for rank {named} of {self.size}, which has not come, {where}"
+        )

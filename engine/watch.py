@@ -1,0 +1,204 @@
+"""A thread that sees whether a run goes on, whatever its main thread hangs in, and what it waits for.
+
+A main thread that waits in a library, for another rank or for the device, hears no signal: Python's handlers
+run in it alone. The system tells this thread of them through a pipe.
+
+    waits 30 s for a batch             one line: rank, worker, file
+    asked to stop, and waits           alone: the wait ends, and the run saves as usual
+                                       else: rank 0 saves its last whole step, and all leave
+    other ranks do not come            after --timeout-minutes the same, with a line that names them
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from contracts import Batch, Counts, Loader
+from engine.distributed import ProcessWorld
+from engine.stop import StopRequest, say
+
+SAID_S = 30.0
+"""Seconds without a batch that are told of."""
+GIVES_UP_S = 1.0
+"""Seconds that a run which was asked to stop waits for a batch."""
+LEAVES_S = 3.0
+"""Seconds, or two steps, after which a run that was asked to stop leaves without meeting the other ranks."""
+SLOW_S = 10.0
+"""The same where it is not in a step or a batch of validation."""
+LOOK_S = 0.2
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class WatchedLoader:
+    """A contracts.Loader whose batches are waited for under a Watch."""
+
+    def __init__(self, loader: Loader, watch: Watch) -> None:
+        self._loader = loader
+        self._watch = watch
+        self.in_flight = loader.in_flight
+        self.notes = loader.notes
+        self.reader = loader.reader
+
+    @property
+    def counts(self) -> Counts:
+        return self._loader.counts
+
+    @counts.setter
+    def counts(self, counts: Counts) -> None:
+        self._loader.counts = counts
+
+    def batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        return self._watch.batches(self._loader, epoch, first)
+
+    def awaited(self) -> str:
+        return self._loader.awaited()
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def __enter__(self) -> WatchedLoader:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+@dataclass(kw_only=True)
+class Watch:
+    """The watch of one run. `rescue` saves its last whole step, from any thread, and says whether it did."""
+
+    world: ProcessWorld
+    stop: StopRequest
+    rescue: Callable[[], bool]
+    writing: threading.Lock  # held while a checkpoint is written, which may take its time
+    leave: Callable[[int], None] = os._exit
+
+    _beat_s: float = field(default=0.0, init=False)  # when the run went on last
+    _step_s: float = field(default=0.0, init=False)  # how long that had taken
+    _in_steps: bool = field(default=False, init=False)
+    _waits: Loader | None = field(default=None, init=False)  # whose batch the main thread waits for
+    _since_s: float = field(default=0.0, init=False)
+    _has_said: bool = field(default=False, init=False)
+
+    # -- called by the main thread ---------------------------------------------------------------------------
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Watch inside."""
+        reads, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        ended = threading.Event()
+        main = threading.main_thread()
+        here = threading.current_thread() is main
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False) if here else -1
+        self._beat_s = time.monotonic()
+        thread = threading.Thread(target=self._run, args=(reads, ended, main.ident), daemon=True)
+        thread.name = "saturate-watch"
+        thread.start()
+        try:
+            yield
+        finally:
+            if here:
+                signal.set_wakeup_fd(before)
+            ended.set()
+            os.write(writes, b"\0")
+            thread.join(1.0)  # it may be saving, for good
+            os.close(reads)
+            os.close(writes)
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Say that the run goes on step by step inside, or batch by batch, and `beat`s."""
+        self._step_s = 0.0
+        self._in_steps = True
+        try:
+            yield
+        finally:
+            self._in_steps = False
+            self.beat()
+
+    def beat(self) -> None:
+        """Say that the run goes on."""
+        now = time.monotonic()
+        self._step_s = now - self._beat_s
+        self._beat_s = now
+
+    def batches(self, loader: Loader, epoch: int, first: int) -> Iterator[Batch]:
+        """Yield a loader's batches. Raises Asked where one does not come, and the run is asked to stop."""
+        batches = iter(loader.batches(epoch, first))
+        while True:
+            self._since_s = time.monotonic()
+            self._waits = loader
+            self._has_said = False
+            try:
+                with self.stop.may_give_up():
+                    batch = next(batches, None)
+            finally:
+                self._waits = None
+            if batch is None:
+                return
+            yield batch
+
+    # -- the thread ------------------------------------------------------------------------------------------
+
+    def _run(self, reads: int, ended: threading.Event, main: int) -> None:
+        heard: tuple[int, float] | None = None
+        beaten_s = 0.0
+        while not ended.is_set():
+            ready, _, _ = select.select([reads], [], [], LOOK_S)
+            numbers = [number for number in os.read(reads, 4096) if number in SIGNALS] if ready else []
+            now = time.monotonic()
+            if heard is None and numbers:
+                heard = numbers[0], now
+            if now - beaten_s > 1.0:
+                beaten_s = now
+                self.world.beat(self._awaited() if self._waits is not None else "")
+            self._tell(now)
+            if self.writing.locked():
+                continue
+            if heard is not None:
+                self._let_go(heard, now, main)
+            elif self.world.size > 1 and now - self._beat_s > self.world.timeout_s:
+                self._give_up_others()
+
+    def _tell(self, now: float) -> None:
+        if self._waits is not None and not self._has_said and now - self._since_s > SAID_S:
+            self._has_said = True
+            say(f"{self.world.named} has waited {SAID_S:.0f} s for a batch: {self._awaited()}")
+
+    def _let_go(self, heard: tuple[int, float], now: float, main: int) -> None:
+        """End a wait, or the process, once it was asked to stop and does not get there."""
+        number, heard_s = heard
+        quiet_s = now - max(self._beat_s, heard_s)
+        alone = self.world.size == 1
+        if self._waits is not None and alone and not self.stop.gives_up and quiet_s > GIVES_UP_S:
+            self.stop.gives_up = True
+            signal.pthread_kill(main, number)  # its handler raises Asked there
+        most_s = max(LEAVES_S, 2 * self._step_s) if self._in_steps else SLOW_S
+        if quiet_s > most_s and (not alone or self._waits is not None):
+            waits = f"waits for {self._awaited()}" if self._waits is not None else "cannot meet the others"
+            self._leave(128 + number, f"{self.world.named} {waits}")
+
+    def _give_up_others(self) -> None:
+        """End this process, whose peers do not come."""
+        waits = self._waits is not None
+        why = f"{self.world.named} waits for {self._awaited()}" if waits else self.world.blame()
+        minutes = f"{self.world.timeout_s / 60:.3g} minutes (--timeout-minutes)"
+        self._leave(2, f"{self.world.named} has not gone on for {minutes}: {why}")
+
+    def _leave(self, code: int, line: str) -> None:
+        saved = self.rescue()
+        say(f"{line}; {'its last whole step is saved' if saved else 'nothing more is saved'}")
+        self.leave(code)
+
+    def _awaited(self) -> str:
+        loader = self._waits
+        found: Any = loader.awaited() if loader is not None else ""
+        return found or "a batch"

@@ -1,0 +1,82 @@
+"""Reading a sample, with patience for storage that fails; and which sample a worker process is busy with.
+
+A worker that hangs or is killed tells nobody what it was doing, so it marks that in shared memory before.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+import storage
+from contracts import Array, Source, UserError
+
+SAID = 3
+"""Most files that a message names."""
+NONE = -1
+"""The mark of a worker that is busy with no single sample."""
+
+
+def read(source: Source, sample: int) -> bytes:
+    """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
+    mark(sample)
+    try:
+        return storage.patiently(partial(source.read, sample), partial(source.name, sample))
+    except OSError as error:  # no storage's
+        raise UserError(f"{source.name(sample)} cannot be read any more: {error.strerror or error}") from None
+
+
+class Marks:
+    """What each worker process is busy with, in memory that is mapped before they are forked.
+
+    `name_of` a sample's id is what messages call it.
+    """
+
+    def __init__(self, workers: int, name_of: Callable[[int], str]) -> None:
+        self._name_of = name_of
+        memory = np.frombuffer(mmap.mmap(-1, 16 * max(workers, 1)), np.int64)
+        self._samples: Array = memory[: len(memory) // 2]
+        self._pids: Array = memory[len(memory) // 2 :]
+        self._samples[:] = NONE
+
+    def own(self, worker: int) -> None:
+        """Let `mark` write into the place of this process, which is the worker of that number."""
+        global _mine
+        _mine = self._samples[worker : worker + 1]
+        self._pids[worker] = os.getpid()
+
+    def place(self, pid: int) -> int:
+        """Return the number of the worker that is this process."""
+        return int(np.argmax(self._pids == pid))
+
+    def busy(self) -> list[str]:
+        """Return the names of what workers are busy with, of some of them."""
+        samples = self._samples[self._samples != NONE]
+        return [self._name_of(int(sample)) for sample in samples[:SAID]]
+
+    def files(self, worker: int, given: Array | None = None) -> str:
+        """Return the names of what a worker is busy with: one, or some of those that it was given."""
+        sample = int(self._samples[worker])
+        if sample != NONE and (given is None or sample in given):
+            return self._name_of(sample)
+        if given is None or not len(given):
+            return "no file"
+        return some_names(self._name_of, given)
+
+
+def some_names(name_of: Callable[[int], str], samples: Array) -> str:
+    """Return the first names of some samples, and how many there are."""
+    names = ", ".join(name_of(int(sample)) for sample in samples[:SAID])
+    return names if len(samples) <= SAID else f"{names} or another of {len(samples)} files"
+
+
+_mine: Array = np.zeros(1, np.int64)  # of a process that is no worker, nobody looks at it
+
+
+def mark(sample: int) -> None:
+    """Say which sample this process is busy with from now on."""
+    _mine[0] = sample

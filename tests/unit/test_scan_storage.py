@@ -1,0 +1,115 @@
+"""Storage that fails during a scan: one line, nothing is kept, and the next scan finds everything."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contracts import UserError
+from dataset.coco import annotation_file
+from dataset.coco.scan import open_coco
+from dataset.sources.folder import open_folder
+from dataset.videos import packets
+from dataset.videos.scan import open_videos
+from tests.unit.coco_files import write_coco
+from tests.unit.video_files import make
+
+Open = Callable[[Path, Path], Any]
+
+
+def failing(call: str, part: bytes, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a call of os fail for every path with that part, and pread for all files."""
+    real = getattr(os, call)
+
+    def fails(path: Any, *more: Any, **named: Any) -> Any:
+        if call == "pread" if isinstance(path, int) else part in os.fsencode(path):
+            raise OSError(number, os.strerror(number))
+        return real(path, *more, **named)
+
+    monkeypatch.setattr(os, call, fails)
+
+
+def ends_without_a_trace(open_: Open, data: Path, cache: Path, named: str) -> None:
+    """A scan of data that the storage fails of: one line, and no manifest or part of one."""
+    with pytest.raises(UserError) as caught:
+        open_(data, cache)
+    said = str(caught.value)
+    assert "I/O error: --data: " in said and named in said and "\n" not in said
+    assert not list(cache.rglob("manifest.json")) and not list(cache.rglob("tmp-*"))
+
+
+@pytest.mark.parametrize(
+    ("call", "number"),
+    [("open", errno.EMFILE), ("pread", errno.EIO), ("stat", errno.ETIMEDOUT), ("scandir", errno.ESTALE)],
+    ids=["open", "pread", "stat", "scandir"],
+)
+def test_images(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    whole = len(open_folder(root, cache=cache / "before"))
+    with monkeypatch.context() as sick:
+        failing(call, b"bee", number, sick)
+        ends_without_a_trace(lambda data, where: open_folder(data, cache=where), root, cache / "now", "")
+    assert len(open_folder(root, cache=cache / "now")) == whole
+
+
+@pytest.mark.parametrize("call", ["scandir", "open"])
+def test_what_may_not_be_entered(root: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """EACCES of a folder; of files it is the folder's where they may not even be looked at."""
+    failing(call, b"bee", errno.EACCES, monkeypatch)
+    if call == "open":
+        failing("stat", b"bee/", errno.EACCES, monkeypatch)
+    ends_without_a_trace(lambda data, where: open_folder(data, cache=where), root, cache, "bee")
+
+
+def test_videos(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "data/ant/0.mp4")
+    make(tmp_path / "data/bee/0.mp4")
+    failing("stat", b"bee/0", errno.ESTALE, monkeypatch)
+    ends_without_a_trace(lambda data, where: open_videos(data, cache=where), tmp_path / "data", cache, "bee")
+
+
+def test_videos_of_which_ffmpeg_says_something_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes an error for the end of a file; where the storage is well again there is nothing to say."""
+    path = os.fsencode(make(tmp_path / "0.mp4"))
+    ends = [packets.Rejected("cut short")]
+    whole = packets.open_video
+
+    def ends_early(path: bytes, **how: Any) -> Any:
+        if ends:
+            raise ends.pop()
+        return whole(path, **how)
+
+    def fails(path: bytes) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(packets, "open_video", ends_early)
+    assert packets.read(path).record[0] > 0
+    ends.append(packets.Rejected("cut short"))
+    monkeypatch.setattr(packets.storage, "read_through", fails)
+    with pytest.raises(UserError, match=r"I/O error: --data: .*0\.mp4"):
+        packets.read(path)
+
+
+def test_coco(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Image files, and an annotation file that cannot be read to its end."""
+    data = write_coco(tmp_path / "data", splits={"train2017": 3}, size=(40, 60))
+
+    def open_(data: Path, where: Path) -> Any:
+        return open_coco(data, "train", keypoints=False, cache=where)
+
+    with monkeypatch.context() as sick:
+        failing("pread", b"", errno.EIO, sick)
+        ends_without_a_trace(open_, data, cache, "train2017")
+
+    def torn(*_: Any) -> Iterator[Any]:
+        yield from ()
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as sick:
+        sick.setattr(annotation_file, "entries", torn)
+        ends_without_a_trace(open_, data, cache, "instances_train2017.json")
+    assert len(open_(data, cache)) == 3

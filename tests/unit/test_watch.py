@@ -1,0 +1,183 @@
+"""What a run does that is asked to stop and cannot go on: it says what it waits for, gives up, or leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engine import watch
+from engine.checkpoint import Checkpoints, Progress
+from engine.distributed import ProcessWorld
+from engine.rescue import Rescue
+from engine.stop import Asked, StopRequest
+from engine.watch import Watch
+
+HERE = f"rank 0 on {socket.gethostname()}"
+
+
+class Hanging:
+    """A loader whose second batch does not come."""
+
+    def batches(self, epoch: int, first: int) -> Iterator[Any]:
+        yield "a batch"
+        while True:
+            time.sleep(0.01)
+
+    def awaited(self) -> str:
+        return "worker 3, busy with /data/x.jpg"
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, size: int = 1) -> tuple[Watch, list[int]]:
+    """A watch of a run of so many ranks that is quick, and the codes with which it left."""
+    for name in ("SAID_S", "GIVES_UP_S"):
+        monkeypatch.setattr(watch, name, 0.3)
+    for name in ("LEAVES_S", "SLOW_S"):
+        monkeypatch.setattr(watch, name, 0.6)
+    world = ProcessWorld(torch.device("cpu"))
+    world.size = size
+    codes: list[int] = []
+    lock = threading.Lock()
+    made = Watch(world=world, stop=StopRequest(), rescue=lambda: True, writing=lock, leave=codes.append)
+    return made, codes
+
+
+def until(condition: Any) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_batch_that_does_not_come(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It is told of; and a run that is alone gives up when it is asked to stop, in its main thread."""
+    made, codes = watched(monkeypatch)
+    loader: Any = Hanging()
+    with made.stop.listening(), made.running(), made.steps():
+        batches = made.batches(loader, 0, 0)
+        assert next(batches) == "a batch"
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        with pytest.raises(Asked):
+            next(batches)
+    said = capfd.readouterr().err.splitlines()
+    assert said[0].startswith(f"train.py: {HERE} has waited ")
+    assert said[0].endswith(" for a batch: worker 3, busy with /data/x.jpg")
+    assert len(said) == 2 and not codes
+
+
+@pytest.mark.parametrize("asked", [True, False], ids=["asked-to-stop", "timeout"])
+def test_other_ranks_that_do_not_come(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], asked: bool
+) -> None:
+    """Whatever the main thread hangs in, though no handler of Python's runs there."""
+    made, codes = watched(monkeypatch, size=2)
+    made.world.timeout_s = 100.0 if asked else 0.3
+    monkeypatch.setattr(made.world, "blame", lambda: "rank 1 on b does not answer", raising=False)
+    with made.stop.listening(), made.running(), made.steps():
+        if asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+        until(lambda: codes)
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert codes[0] == (128 + signal.SIGTERM if asked else 2)
+    assert HERE in line and line.endswith("its last whole step is saved")
+    assert ("cannot meet the others" if asked else "rank 1 on b does not answer") in line
+
+
+def test_who_goes_on_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, codes = watched(monkeypatch, size=2)
+    made.world.timeout_s = 0.3
+    with made.stop.listening(), made.running(), made.steps():
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(20):
+            time.sleep(0.05)
+            made.beat()
+        with made.writing:  # a checkpoint takes its time
+            time.sleep(0.8)
+            made.world.timeout_s = 100.0
+        made.beat()
+    assert not codes
+
+
+class Steps:
+    """A network that is trained by hand, in the steps of a rank of two."""
+
+    def __init__(self, folder: Path) -> None:
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        world = ProcessWorld(torch.device("cpu"))
+        world.size = 2
+        scaler = SimpleNamespace(state_dict=dict)
+        step: Any = SimpleNamespace(optimizer=self.optimizer, scaler=scaler)
+        checkpoints = Checkpoints(folder=folder, world=world, module=self.net, step=step, about={})
+        self.rescue = Rescue(checkpoints, world, accumulate=1)
+        self.progress = Progress()
+
+    def forward(self) -> None:
+        self.rescue.begin(self.progress)
+        self.net(torch.randn(8, 3)).square().sum().backward()
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.progress.step += 1
+        self.rescue.done(self.progress)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: value.clone() for name, value in self.net.state_dict().items()}
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_the_last_whole_step_is_saved(tmp_path: Path) -> None:
+    """In the middle of one: with the running statistics that it began with."""
+    run = Steps(tmp_path)
+    for _ in range(3):
+        run.forward()
+        run.update()
+    whole = run.state()
+    run.forward()
+    assert not same(whole, run.state())
+    assert run.rescue.save()
+    found = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert same(found["model"], whole) and found["progress"]["step"] == 3
+    later = threading.Thread(target=run.update, daemon=True)
+    later.start()
+    later.join(0.3)
+    assert later.is_alive() and same(found["model"], whole), "the optimiser waits from then on"
+
+
+def test_a_step_that_cannot_be_finished_is_undone(tmp_path: Path) -> None:
+    run = Steps(tmp_path)
+    run.forward()
+    run.update()
+    whole = run.state()
+    run.forward()
+    run.rescue.undo()
+    assert same(run.state(), whole) and all(each.grad is None for each in run.net.parameters())
+
+
+def test_what_is_not_finite_or_not_of_training_is_not_saved(tmp_path: Path) -> None:
+    run = Steps(tmp_path)
+    run.forward()
+    run.update()
+    run.net[0].weight.data[0, 0] = torch.nan
+    assert not run.rescue.save()
+    other = Steps(tmp_path)
+    other.forward()
+    other.update()
+    other.rescue.end()
+    assert not other.rescue.save() and not list(tmp_path.iterdir())
