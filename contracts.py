@@ -308,7 +308,8 @@ class Feed:
 
     plan: Plan
     source: Source
-    # the manifest's columns that decoding may need: .height .width .format .components .depth .size
+    # what is known of the samples, a column each: .height and .width, and where files are decoded all of
+    # dataset/images/columns.py, or of dataset/videos/columns.py
     columns: Any
     targets: Callable[[Rows], dict[str, Array]]
     device: torch.device

@@ -37,6 +37,7 @@ def margin(values: Sequence[float]) -> float:
     """Return two standard errors of the slope, from how far the values lie from the line (median)."""
     epochs = np.arange(len(values))
     off = np.asarray(values) - slope(values) * epochs
+    # 1.4826: of normal noise the median deviation, times this, is the standard deviation
     return float(
         2 * 1.4826 * np.median(np.abs(off - np.median(off))) / np.sqrt(np.sum((epochs - epochs.mean()) ** 2))
     )

@@ -28,11 +28,11 @@ def ran(command: list[str], log: Any, limit_s: float) -> int | None:
     }
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,  # else a child could take the terminal's keys
         stdout=log,
         stderr=subprocess.STDOUT,
         env=environment,
-        start_new_session=True,
+        start_new_session=True,  # a group of its own, so that one signal reaches whatever it forks
     )
     try:
         return process.wait(limit_s)
@@ -47,6 +47,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     sessions of their own."""
     with _later():
         with suppress(psutil.Error):
+            # listed before any signal: who has lost its parent is nobody's child any more
             family = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
             for number, patience_s in ((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, 5.0)):
                 if process.poll() is None:

@@ -28,6 +28,7 @@ import torch
 from pydantic import Field, PositiveInt
 
 from benchmarks import _plots, _show, images, videos
+from benchmarks._data import class_folders, medium_of
 from benchmarks._suite import (
     LEAST,
     LEAST_STEPS,
@@ -37,11 +38,9 @@ from benchmarks._suite import (
     Point,
     Row,
     Suite,
-    class_folders,
     figures_of,
     in_own_process,
     measuring,
-    medium_of,
     ranks,
     require_gpus,
 )
@@ -223,6 +222,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
                         f"--loaders {point['loader']}: none of the {files} files could be decoded"
                     )
                 load.read()  # the loads are of the passes that count
+            # one window more than passes, as the first one has the loader's start
             elif len(meter.windows) > settings.passes and min(world.gather(steps)) >= LEAST_STEPS:
                 break
         busy = hardware.over_ranks(world.gather(load.read()))
@@ -230,6 +230,7 @@ def measure(settings: Loader, point: Point, folder: Path) -> Measured:
         device_gib = max(
             (found for found in world.gather(hardware.device_gib(device)) if found is not None), default=None
         )
+        # on one rank: all read the same files, and looking at them takes the disk's time
         different = world.gather(unique(cast(FileSource, data.source)) if world.rank == 0 else None)[0]
     first, *windows = meter.windows
     rates = [window.rate for window in windows]

@@ -22,6 +22,7 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show
+from benchmarks._data import class_folders
 from benchmarks._decoders import DALI, OTHERS, Files, Task, parts_of
 from benchmarks._suite import (
     LEAST,
@@ -32,7 +33,6 @@ from benchmarks._suite import (
     Point,
     Row,
     Suite,
-    class_folders,
     figures_of,
     in_own_process,
     measuring,

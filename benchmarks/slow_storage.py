@@ -23,6 +23,7 @@ import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
 from benchmarks import _plots, _show, images
+from benchmarks._data import class_folders
 from benchmarks._suite import (
     LEAST,
     LEAST_STEPS,
@@ -32,7 +33,6 @@ from benchmarks._suite import (
     Point,
     Row,
     Suite,
-    class_folders,
     figures_of,
     in_own_process,
     measuring,
@@ -136,7 +136,7 @@ def consume(
             began = now
         else:
             waited_s += now - asked
-        sleep(step_s)
+        sleep(step_s)  # and does not compute: that would take cores from the loader
         steps = steps + 1
         asked = clock()
     return Epoch(first_s, asked - began, waited_s), steps

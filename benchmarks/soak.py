@@ -26,6 +26,7 @@ import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from benchmarks import _plots, _show, videos
+from benchmarks._data import class_folders, medium_of
 from benchmarks._leaks import COUNTS, MIB, margin, slope, verdict, warmer
 from benchmarks._suite import (
     Column,
@@ -34,11 +35,9 @@ from benchmarks._suite import (
     Point,
     Row,
     Suite,
-    class_folders,
     figures_of,
     in_own_process,
     measuring,
-    medium_of,
 )
 from benchmarks.loader import expanded
 from config import NotNegative

@@ -132,7 +132,9 @@ class _CheckedRows(Sequence[Rows]):
         real = rows.ids[rows.valid]
         require_ids(plan, self._checked.stored, real)
         columns: dict[str, Any] = {column.name: getattr(rows, column.name) for column in fields(rows)}
-        cut = {name: value[rows.valid] for name, value in columns.items() if isinstance(value, np.ndarray)}
+        cut: dict[str, Any] = {
+            name: value[rows.valid] for name, value in columns.items() if isinstance(value, np.ndarray)
+        }
         if len(real):
             require_sound(plan, self._checked.stored, replace(rows, **cut), real)
         return rows

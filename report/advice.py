@@ -51,6 +51,7 @@ def _compute(summary: Mapping[str, Any], graphs: bool) -> str:
     if not _gpu(summary):
         finding = "The model is the limit on this CPU and it is fed:"
         return f"{finding} a GPU, a smaller --image-size or a smaller --arch."
+    # the cheapest first: a flag, then another batch size, then hardware
     if summary.get("precision") == "fp32":
         return "The GPU is fed and computes in fp32: --precision fp16 or bf16 uses its tensor cores."
     busy = _section(summary, "gpu").get("utilisation")

@@ -156,7 +156,7 @@ def compute_ceiling(
         with step.preserved():
             # each shape once before anything is timed: kernels are picked, memory is taken, the first time
             run(max(3, len(resident)))
-            guess = run(5) / 5
+            guess = run(5) / 5  # how many steps fill a block is not known before
             wanted = max(2, math.ceil(LEAST_S / guess / BLOCKS))
             count = math.ceil(wanted / len(resident)) * len(resident)  # whole rounds
             seconds = [run(count) for _ in range(BLOCKS)]
@@ -222,7 +222,7 @@ def loader_ceiling(
             now = time.perf_counter()
         rates.append(samples / (now - last))
         last = now
-    own = math.nan if taken is None else float(np.median(rates))
+    own = math.nan if taken is None else float(np.median(rates))  # a NaN of one rank is the sum's: all stop
     batches.close()
     total = float(world.sum(np.array([own]))[0])
     if math.isnan(total):

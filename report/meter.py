@@ -137,7 +137,7 @@ class Meter:
         """
         kept = steady(self.windows)
         short = any(window.seconds < self._min_window_s for window in kept)
-        rates = [window.rate for window in kept]
+        rates = [window.rate for window in kept]  # a median: one window beside another load moves it little
         first = [w for w in self.windows if w.epoch == self._first_epoch]
         own = sum(w.own_samples for w in kept) / sum(w.seconds for w in kept) if kept else None
         first_rate = None
@@ -203,7 +203,8 @@ def bound(rate: float | None, compute: float | None, loader: float | None) -> tu
     efficiency = rate / min(compute, loader)
     if too_high(efficiency):
         return efficiency, None
-    # compute first: where the step alone is hardly faster, a faster loader would not help
+    # compute first: where the step alone is hardly faster, a faster loader would not help; 95 %, since the
+    # windows of one run differ by some percent too
     if rate >= 0.95 * compute:
         return efficiency, "compute"
     return efficiency, "loader" if rate >= 0.95 * loader else "contention"

@@ -46,6 +46,7 @@ class Phases:
         if not self._cuda:
             self._marks.append((name, time.perf_counter()))
             return
+        # used again once read: a long run would make millions
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         self._marks.append((name, event))
@@ -89,7 +90,7 @@ class Phases:
                 self._current = {}
                 continue
             if self._cuda and not self._marks[1][1].query():
-                break
+                break  # not passed yet: waiting for it would hold the host up, and so the step
             _, start = self._marks.popleft()
             name, end = self._marks[0]
             if name != INTERRUPTED:

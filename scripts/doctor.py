@@ -71,7 +71,7 @@ long."""
 COLOURS: dict[State, str] = {"bad": "bold red", "warn": "yellow", "ok": "green", "absent": "dim"}
 """In the order of the table: what to change comes first."""
 PLAIN_WIDTH = 140
-SPAWN = get_context("spawn")
+SPAWN = get_context("spawn")  # a fork would inherit what this process has imported, and each asks anew
 
 
 def examine(name: str, probe: Probe) -> Row:

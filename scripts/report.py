@@ -77,6 +77,7 @@ def read(folder: Path) -> tuple[str, list[Row]]:
     point = {name: told[name] for name in ("arch", "batch_size", "loader", "precision")} | {
         "gpus": told["world_size"]
     }
+    # a run of train.py is shown and compared as a suite of one point
     n = (measured.spread.get("rate") or {"n": 0})["n"]
     row: Row = {
         "suite": "train",

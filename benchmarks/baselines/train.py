@@ -134,6 +134,7 @@ def main() -> None:
         sys.exit(NOT_HERE)
     torch.backends.cudnn.benchmark = arguments.task == "classification"  # detectors' images have many shapes
     model, loss = (of_detectors if arguments.task == "detection" else of_images)(arguments)
+    # as benchmarks/train.py's GENTLER, so that both train alike
     rate = 1e-5 if arguments.task == "detection" else 0.01
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=1e-4)
     scaler = torch.amp.GradScaler("cuda")

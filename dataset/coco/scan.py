@@ -91,9 +91,8 @@ def open_coco(
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         with reading(file):
             walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
-            known, told, categories = _read(
-                file, keypoints, _prefixes(root, real, folder), made, rejects, say
-            )
+            prefixes = _prefixes(root, real, folder)
+            known, told, categories = _read(file, keypoints, prefixes, made, rejects, say)
         names = _classes(file, categories, keypoints, classes)
         listed = _listed(file, folder, told, rejects)
         rows = np.fromfile(made / "file_list.annotations", ROW)
@@ -168,9 +167,8 @@ def _read(
                         categories.append(annotation_file.category(entry, keypoints=keypoints))
                 except Rejected as why:
                     if key == "categories":
-                        raise UserError(
-                            f"--data: {file}: category {annotation_file.id_of(entry)}: {why}"
-                        ) from None
+                        own = annotation_file.id_of(entry)
+                        raise UserError(f"--data: {file}: category {own}: {why}") from None
                     rejects(where, f"{key[:-1]} {annotation_file.id_of(entry)}: {why}")
                 if number % 1000 == 0:
                     say(writer.annotations, 0, "reading annotations")

@@ -213,6 +213,7 @@ def reading(data: Path) -> Row:
     try:
         forget(paths)
         cold = read(paths)
+        # the same files again, which are in the page cache now: what remains is not the disk
         return judge_reading(cold, read(paths[: cold.files]))
     except OSError as error:
         said = (

@@ -18,9 +18,7 @@ import config
 from cli import nearest, one_of
 from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse
 from contracts import UserError
-from dataset.sources import SOURCES
-from loaders import IMAGE_LOADERS, VIDEO_LOADERS
-from tasks import TASKS, kind_of, tables, task_with_arch
+from tasks import kind_of, task_with_arch
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -410,19 +408,6 @@ def test_help_lists_every_setting_in_groups(
             assert " ".join(said.split()) in part.replace("- ", "-") or " ".join(said.split()) in part, (
                 f"{flag} is not explained"
             )
-
-
-def test_help_names_what_the_tables_have(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A line of a table is all that a task, a source or a loader needs to be told of."""
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setitem(SOURCES, "shelf", "")
-    monkeypatch.setitem(TASKS, "guess", "")
-    with pytest.raises(SystemExit):
-        parse(["--help"], tables())
-    words = set(re.findall(r"[\w+-]+", capsys.readouterr().out))
-    assert {*SOURCES, *TASKS, *IMAGE_LOADERS, *VIDEO_LOADERS} <= words
 
 
 STABLE = """config task data source arch loader reader batch-size val-batch-size accumulate epochs steps

@@ -1,20 +1,23 @@
-"""Training and validation may lie in other sources, and a run asks both before it trains."""
+"""What asks the tables of sources, tasks and loaders: a run, an own loop, the suites, the doctor, --help."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks._suite import class_folders, medium_of
+from benchmarks._data import class_folders, medium_of
 from benchmarks.train import require_data
-from config import build
+from config import build, parse
 from contracts import UserError
 from dataset.sources import SOURCES
 from dataset.splits import SPLITS, Content, are_files, open_split
+from loaders import IMAGE_LOADERS, VIDEO_LOADERS
 from scripts.probes import storage
+from tasks import TASKS, tables
 from tests.conformance import toy
 from tests.end_to_end.runs import ROOT, draw
 from tests.unit.folders import JPEG, fill
@@ -23,7 +26,9 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from dataset.sources import SOURCES
+from loaders import IMAGE_LOADERS, VIDEO_LOADERS
 from scripts.probes import storage
+from tasks import TASKS, tables
 from tests.conformance import toy
 SOURCES["toy"] = "tests.conformance.toy"
 data = Path(sys.argv[sys.argv.index("--data") + 1]).resolve()
@@ -108,3 +113,16 @@ def test_suites_of_loaders_ask_the_task() -> None:
     for task, said in (("detection", "a label alone"), ("video2", "did you mean video")):
         with pytest.raises(UserError, match=said):
             medium_of(task)
+
+
+def test_help_names_what_the_tables_have(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line of a table is all that a task, a source or a loader needs to be told of."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setitem(SOURCES, "shelf", "")
+    monkeypatch.setitem(TASKS, "guess", "")
+    with pytest.raises(SystemExit):
+        parse(["--help"], tables())
+    words = set(re.findall(r"[\w+-]+", capsys.readouterr().out))
+    assert {*SOURCES, *TASKS, *IMAGE_LOADERS, *VIDEO_LOADERS} <= words
