@@ -97,7 +97,7 @@ def _unwritten(error: OSError, cache: Path, home: Path) -> UserError:
 
 @contextmanager
 def reading(what: object) -> Iterator[None]:
-    """Raise an OSError of the body, which reads a source, as a UserError that names the data.
+    """Raise an OSError of the body, which reads a source, as a StorageFault that names the data.
 
     What the body cannot write stays a NotWritten, which `remembered` tells of the manifest.
     """
@@ -106,7 +106,7 @@ def reading(what: object) -> Iterator[None]:
     except manifest.NotWritten:
         raise
     except OSError as error:
-        raise UserError(f"--data: {what} cannot be read: {error.strerror or error}") from error
+        raise storage.end_scan(error, str(what)) from error
 
 
 def _locked(home: Path, say: Progress) -> AbstractContextManager[Any]:
@@ -205,8 +205,7 @@ class Parser:
                 rows.append(self.left_out)
                 bad.append((self.shown(name), str(why)))
             except OSError as error:  # the storage's fault, and not the entry's
-                shown = manifest.printable(self.shown(name))
-                raise UserError(f"--data: {shown} cannot be read: {error.strerror or error}") from error
+                raise storage.end_scan(error, manifest.printable(self.shown(name))) from error
         return self.pack(rows), bad
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 
-import storage
 from contracts import Array, UserError
 from dataset import walk
 from dataset.coco import annotation_file
@@ -152,7 +151,7 @@ def _read(
         raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
     try:
         with text, _Writer(made) as writer:
-            entries = _read_whole(file, text, ("images", "annotations", "categories"))
+            entries = annotation_file.entries(text, ("images", "annotations", "categories"))
             for number, (key, entry) in enumerate(entries):
                 try:
                     if key == "images":
@@ -177,14 +176,6 @@ def _read(
     except UnicodeDecodeError as error:
         raise UserError(f"--data: {file} is no JSON: {error.reason}, it must be UTF-8") from None
     return np.unique(np.array(known, np.int64)), images, categories
-
-
-def _read_whole(file: Path, text: TextIO, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield annotation_file.entries. Raises StorageFault where the file cannot be read to its end."""
-    try:
-        yield from annotation_file.entries(text, keys)
-    except OSError as error:
-        raise storage.end_scan(error, str(file)) from None
 
 
 class _Writer:

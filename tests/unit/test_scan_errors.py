@@ -45,7 +45,7 @@ def broken(made: Path) -> None:
 @pytest.mark.parametrize(
     ("listed", "said"),
     [
-        (broken, "^--data: .*data cannot be read: Input/output error$"),
+        (broken, "^I/O error: --data: .*data cannot be read: Input/output error; nothing"),
         (lambda made: walk.write_labelled({b"a/1.jpg": 0}, NO_ROOM), "^the manifest cannot be written to"),
     ],
     ids=["reading", "writing"],
@@ -66,12 +66,16 @@ def test_an_entry_that_the_storage_does_not_give_ends_the_scan(tmp_path: Path) -
         return {"a": 0, "b": 1}
 
     data = fill(tmp_path / "data", {"a/0.jpg": JPEG, "a/1.jpg": JPEG, "b/0.jpg": JPEG})
-    with pytest.raises(UserError, match=r"^--data: .*a/0\.jpg cannot be read: Input/output error$"):
+    with pytest.raises(
+        UserError, match=r"^I/O error: --data: .*a/0\.jpg cannot be read: Input/output error; nothing"
+    ):
         open_images(data, Flaky(data), list_files, key=[], where="", cache=tmp_path / "cache")
 
 
 def test_annotations_and_images_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = write_coco(tmp_path / "coco")
     monkeypatch.setattr("dataset.sources.folder.entries", Flaky)
-    with pytest.raises(UserError, match=r"^--data: .*coco cannot be read: Input/output error$"):
+    with pytest.raises(
+        UserError, match=r"^I/O error: --data: .*coco cannot be read: Input/output error; nothing"
+    ):
         open_coco(data, "train", keypoints=False, cache=tmp_path / "cache")
