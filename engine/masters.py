@@ -41,10 +41,11 @@ class Masters:
 
     def take_gradients(self) -> None:
         """Copy the network's gradients to the masters, before they are unscaled: fp16 could not hold them."""
-        pairs = [(half, master) for half, master in self.of.items() if half.grad is not None]
-        for _, master in pairs:
-            master.grad = torch.empty_like(master)
-        torch._foreach_copy_([master.grad for _, master in pairs], [half.grad for half, _ in pairs])
+        gradients = {half: half.grad for half in self.of if half.grad is not None}
+        wide = [torch.empty_like(self.of[half]) for half in gradients]
+        torch._foreach_copy_(wide, list(gradients.values()))
+        for half, gradient in zip(gradients, wide, strict=True):
+            self.of[half].grad = gradient
 
     def give_weights(self) -> None:
         """Copy the masters to the network's weights."""
