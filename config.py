@@ -152,8 +152,9 @@ class Model(Settings):
     """Start from a file of weights (a checkpoint, a state dict, timm's, Lightning's, safetensors, ...), or
     from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...). Resampling is bilinear, also for
     those that were trained with bicubic."""
-    precision: Literal["auto", "fp16", "bf16", "fp32"] = "auto"
-    """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32."""
+    precision: Literal["auto", "fp16", "fp16-pure", "bf16", "fp32"] = "auto"
+    """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 computes
+    by autocast from fp32 weights; fp16-pure has fp16 weights and gradients, and fp32 masters of them."""
     compile: bool = False
     """Compile the model with torch.compile."""
     graphs: Literal["auto"] | bool = "auto"
@@ -171,8 +172,8 @@ class Optimisation(Settings):
     --epochs."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """End once the steady windows of the rate add up to this many seconds: for a measurement."""
-    optimizer: Literal["sgd", "adamw"] = "sgd"
-    """SGD with Nesterov momentum, or AdamW."""
+    optimizer: Literal["sgd", "adamw", "apex-sgd"] = "sgd"
+    """SGD with Nesterov momentum, AdamW, or FusedSGD of NVIDIA's apex, where that is installed."""
     lr: Annotated[FiniteFloat, Field(gt=0)] = 0.1
     """Peak learning rate, as it is used: nothing scales it with the batch."""
     momentum: Share = 0.9
@@ -365,19 +366,19 @@ def _preset_of(argv: list[str]) -> tuple[dict[str, Any], str]:
 
 
 READ_WITH = {
-    "reader": ("loader", "torchvision"),
-    "decode_threads": ("loader", "dali-fed"),
-    "crop_scale": ("train_window", "random-resized"),
-    "crop_ratio": ("train_window", "random-resized"),
-    "short_sides": ("augment", "multiscale"),
-    "final_lr": ("schedule", "cosine"),
-    "lr_milestones": ("schedule", "step"),
-    "lr_step_epochs": ("schedule", "step"),
-    "lr_gamma": ("schedule", "step"),
-    "momentum": ("optimizer", "sgd"),
-    "nesterov": ("optimizer", "sgd"),
+    "reader": ("loader", ("torchvision",)),
+    "decode_threads": ("loader", ("dali-fed",)),
+    "crop_scale": ("train_window", ("random-resized",)),
+    "crop_ratio": ("train_window", ("random-resized",)),
+    "short_sides": ("augment", ("multiscale",)),
+    "final_lr": ("schedule", ("cosine",)),
+    "lr_milestones": ("schedule", ("step",)),
+    "lr_step_epochs": ("schedule", ("step",)),
+    "lr_gamma": ("schedule", ("step",)),
+    "momentum": ("optimizer", ("sgd", "apex-sgd")),
+    "nesterov": ("optimizer", ("sgd", "apex-sgd")),
 }
-"""Settings that are read only where another one has that value, or is left to be found."""
+"""Settings that are read only where another one has one of these values, or is left to be found."""
 
 
 def _check_read(config: Config, before: Config) -> None:
@@ -385,10 +386,11 @@ def _check_read(config: Config, before: Config) -> None:
     may keep what another flag has made idle."""
     chosen = config.flat()
     preset = before.flat()
-    for name, (other, value) in READ_WITH.items():
-        if chosen[name] != preset[name] and chosen[other] not in (value, "auto"):
+    for name, (other, values) in READ_WITH.items():
+        if chosen[name] != preset[name] and chosen[other] not in (*values, "auto"):
             flag, needs = (word.replace("_", "-") for word in (name, other))
-            raise UserError(f"--{flag} is for --{needs} {value}, and this is --{needs} {chosen[other]}")
+            wanted = " or ".join(values)
+            raise UserError(f"--{flag} is for --{needs} {wanted}, and this is --{needs} {chosen[other]}")
 
 
 def recipe(config: Config, arch: str) -> list[str]:

@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
 from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
-from engine import graphed, memory, optimizers, precision  # noqa: E402
+from engine import graphed, memory, precision  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
@@ -76,14 +76,14 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])
         step = Step(
-            module=world.wrap(module, compiled=model.compile),
+            module=module,
             task=task,
-            optimizer=optimizers.build(module, opt),
             optimisation=opt,
             precision=precise,
             world=world,
             draw_key=partial(draws.key, run.seed, draws.Purpose.MODEL),
             phases=Phases(DEVICE),
+            compiled=model.compile,
         )
         pixels = Pixels(mean=native.mean, std=native.std, dtype=step.dtype)
         feed = Feed(

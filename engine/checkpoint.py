@@ -60,8 +60,11 @@ class Checkpoints:
         """Return what a checkpoint holds from which a run goes on at `progress`; its tensors are the live
         ones.
         """
+        model = self.module.state_dict()
+        if self.step.masters is not None:
+            model = self.step.masters.in_state(model)
         return {
-            "model": self.module.state_dict(),
+            "model": model,
             "optimizer": self.step.optimizer.state_dict(),
             "scaler": self.step.scaler.state_dict(),
             "progress": asdict(progress),
@@ -243,6 +246,8 @@ class Resume:
             said = str(error).splitlines()[-1].strip()
             asked = "was --image-size another one?"
             raise UserError(f"--resume: the weights do not fit, {asked} {said}") from None
+        if step.masters is not None:
+            step.masters.load(self.content["model"])
         if not self.evaluate:
             load_optimizer(step.optimizer, step.scaler, self.content, optimizer)
         # module and optimiser have them now; the file's copy would be held for as long as the run

@@ -96,7 +96,8 @@ def _runs(
     precision: str,
 ) -> bool:
     try:
-        images = torch.zeros(shape, device=device).to(memory_format=CHANNELS_LAST[len(shape)])
+        dtype = torch.float16 if precision == precisions.PURE else torch.float32
+        images = torch.zeros(shape, device=device, dtype=dtype).to(memory_format=CHANNELS_LAST[len(shape)])
         with precisions.autocast(precision, device):
             outputs = module(*task.probe(images))
         torch.stack([tensor.float().sum() for tensor in _tensors(outputs)]).sum().backward()

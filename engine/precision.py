@@ -1,18 +1,24 @@
-"""fp16, bf16 or fp32: the step's input dtype, its autocast and its loss scale."""
+"""fp16, fp16-pure, bf16 or fp32: the step's input dtype, its autocast and its loss scale."""
 
 from __future__ import annotations
 
 import torch
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+from contracts import UserError
+
+PURE = "fp16-pure"
+"""Weights and gradients are fp16 too, and the optimiser has fp32 masters of them: engine/masters.py."""
+DTYPES = {"fp16": torch.float16, PURE: torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def choose(precision: str, device: torch.device, *, on_cpu: str = "auto") -> str:
     """Resolve `auto`: fp16 on CUDA; on a CPU `on_cpu`, whose own `auto` is bf16 where that is native, else
     fp32.
 
-    fp16 is 12 times slower there.
+    fp16 is 12 times slower there. Raises UserError for fp16-pure without a GPU.
     """
+    if precision == PURE and device.type != "cuda":
+        raise UserError(f"--precision {PURE} is for a GPU, and there is none; --precision auto")
     if precision == "auto":
         precision = "fp16" if device.type == "cuda" else on_cpu
     if precision == "auto":
@@ -31,10 +37,10 @@ def _cpu_has_bf16() -> bool:
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Return the context of a forward pass in this precision."""
-    enabled = precision != "fp32"
+    enabled = precision in ("fp16", "bf16")
     return torch.autocast(device.type, dtype=DTYPES[precision] if enabled else None, enabled=enabled)
 
 
 def loss_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
     """Return a dynamic loss scale for fp16, a pass-through otherwise."""
-    return torch.amp.GradScaler(device.type, enabled=precision == "fp16")
+    return torch.amp.GradScaler(device.type, enabled=precision in ("fp16", PURE))

@@ -14,9 +14,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from config import Optimisation
-from contracts import Batch, Phases, Task, World
+from contracts import Batch, Phases, Task
 from engine import optimizers
 from engine import precision as precisions
+from engine.distributed import ProcessWorld
+from engine.masters import Masters
 
 
 class Replayed(Protocol):
@@ -45,19 +47,23 @@ class Step:
         *,
         module: nn.Module,
         task: Task,
-        optimizer: torch.optim.Optimizer,
         optimisation: Optimisation,
         precision: str,
-        world: World,
+        world: ProcessWorld,
         draw_key: Callable[[int, int, int, int], int],
         phases: Phases,
+        compiled: bool = False,
     ) -> None:
-        """Make the step of a run. `draw_key` turns (epoch, position, micro-batch, rank) into the seed of
-        dropout and the like.
+        """Make the step of a run, and the optimiser of `module`, which is on its device and has its weights.
+
+        `draw_key` turns (epoch, position, micro-batch, rank) into the seed of dropout and the like.
         """
-        self.module = module
+        self.masters = Masters(module) if precision == precisions.PURE else None
+        masters = self.masters.of if self.masters else None
+        self.optimizer = optimizers.build(module, optimisation, masters)
+        self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
+        self.module = world.wrap(module, compiled=compiled)
         self.task = task
-        self.optimizer = optimizer
         self.precision = precision
         self.scaler = precisions.loss_scaler(precision, world.device)
         self.phases = phases
@@ -68,7 +74,7 @@ class Step:
         self.graphs: Replayed | None = None  # None: every kernel is launched by the host, one by one
         self._clip = optimisation.clip_grad_norm
         self._draw_key = draw_key
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._unscaled = torch.ones((), device=world.device)
         self._nan = torch.full((), torch.nan, device=world.device)
         # of the micro-batches so far: sum of losses, valid samples, sums of the loss's terms
@@ -153,6 +159,9 @@ class Step:
         self.scaler.update()
         # the next micro-batch adds to what is there, also in a graph: zeros in the same memory
         self.optimizer.zero_grad(set_to_none=self.accumulate == 1)
+        if self.masters is not None:
+            self.masters.give_weights()
+            self.masters.forget_gradients(set_to_none=self.accumulate == 1)
         self._sums.zero_()
         return outcome
 
@@ -169,6 +178,8 @@ class Step:
         """
         # first: norm and clipping are of true gradients, and what has overflowed is noted here, so that
         # scaler.step leaves the weights alone
+        if self.masters is not None:
+            self.masters.take_gradients()
         self.scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         # backward() divided by rows and DDP by ranks; exactly 1 where every row has a sample; without a
@@ -196,7 +207,9 @@ class Step:
         if self.scaler.is_enabled():
             both = (self.scaler._scale, self.scaler._growth_tracker)
             scaler_state = [tensor for tensor in both if tensor is not None]
-        return [*self.module.parameters(), *self.module.buffers(), *optimizer_state, *scaler_state]
+        masters = list(self.masters.of.values()) if self.masters else []
+        network = [*self.module.parameters(), *self.module.buffers(), *masters]
+        return [*network, *optimizer_state, *scaler_state]
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
@@ -217,6 +230,8 @@ class Step:
         """Drop gradients and sums of a step that an error has cut short, and the graphs with their memory."""
         self.graphs = None
         self.optimizer.zero_grad(set_to_none=True)
+        if self.masters is not None:
+            self.masters.forget_gradients(set_to_none=True)
         if self.scaler.is_enabled():
             self.scaler._per_optimizer_states.clear()  # else the next unscale_ refuses to be the second one
         self._sums.zero_()

@@ -166,6 +166,7 @@ class DetectionKind(TaskKind):
     groups = ("detection",)
     unread = ("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing")
     loss_parts = True
+    pure = False  # its losses are made for autocast
     graphs = False  # as many shapes as canvases
 
     def content(self, config: Config) -> Content:

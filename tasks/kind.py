@@ -30,6 +30,7 @@ class TaskKind(ABC):
     groups: tuple[str, ...] = ()  # groups of settings that are its own, beside config.COMMON
     unread: tuple[str, ...] = ()  # settings of config.COMMON that it does not read
     loss_parts: bool = False  # Task.parts names parts of the loss
+    pure: bool = True  # trains with fp16 weights
     graphs: bool = True  # every batch has the same shape, so that a step can be a CUDA graph
 
     @abstractmethod

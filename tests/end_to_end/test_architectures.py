@@ -12,7 +12,6 @@ import torch
 
 from config import Optimisation
 from contracts import Batch
-from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from models import classification as registry
@@ -93,7 +92,6 @@ def test_one_step(name: str) -> None:
     step = Step(
         module=module,
         task=task,
-        optimizer=optimizers.build(module, optimisation),
         optimisation=optimisation,
         precision="fp32",
         world=world,

@@ -24,6 +24,7 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "synthetic": ("--loader", "synthetic", *GRAPHS),
     "accumulated and clipped": (*GRAPHS, "--accumulate", "2", "--clip-grad-norm", "1"),
     "adamw": (*GRAPHS, "--optimizer", "adamw", "--lr", "0.001"),
+    "fp16-pure": (*GRAPHS, "--precision", "fp16-pure"),
     "bf16": (*GRAPHS, "--precision", "bf16"),
     "eager compiled": ("--graphs", "false", "--compile", "true"),
     "ceilings": (*GRAPHS, "--ceilings", "true"),

@@ -17,7 +17,6 @@ from config import Optimisation
 from contracts import Feed, Pixels
 from dataset.coco.scan import open_coco
 from dataset.sources.folder import Folder
-from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from loaders import open_loader
@@ -69,7 +68,6 @@ def made(arch: str, root: Path, cache: Path, device: torch.device) -> tuple[Step
     step = Step(
         module=module,
         task=task,
-        optimizer=optimizers.build(module, optimisation),
         optimisation=optimisation,
         precision="fp16" if device.type == "cuda" else "fp32",
         world=ProcessWorld(device),

@@ -15,8 +15,9 @@ import torch
 
 from config import Optimisation
 from contracts import Batch, UserError
-from engine import graphed, optimizers
+from engine import graphed
 from engine.distributed import ProcessWorld
+from engine.precision import DTYPES
 from engine.step import Step
 from models import classification as registry
 from plan import draws
@@ -58,9 +59,8 @@ def made(world: ProcessWorld, arch: str | torch.nn.Module, precision: str = "fp1
     module = module.to(world.device).to(memory_format=torch.channels_last).train()
     optimisation = Optimisation(**{"lr": 0.01} | settings)
     return Step(
-        module=world.wrap(module, compiled=False),
+        module=module,
         task=Classification(np.arange(BATCH) % CLASSES),
-        optimizer=optimizers.build(module, optimisation),
         optimisation=optimisation,
         precision=precision,
         world=world,
@@ -72,7 +72,7 @@ def made(world: ProcessWorld, arch: str | torch.nn.Module, precision: str = "fp1
 def batch_of(number: int, precision: str, device: torch.device) -> Batch:
     """Return a batch at memory of its own; of every third, two rows are padding."""
     generator = torch.Generator(device).manual_seed(number)
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[precision]
+    dtype = DTYPES[precision]
     images = torch.randn(BATCH, 3, SIDE, SIDE, generator=generator, device=device).to(dtype)
     valid = torch.arange(BATCH, device=device) < (BATCH - 2 if number % 3 == 2 else BATCH)
     labels = (torch.arange(BATCH, device=device) + number) % CLASSES
@@ -104,6 +104,8 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "adamw": ("resnet18", "fp16", {"optimizer": "adamw", "lr": 1e-3}),
     "bf16": ("resnet18", "bf16", {}),
     "fp32": ("resnet18", "fp32", {"accumulate": 2, "clip_grad_norm": 1.0}),
+    "pure": ("resnet18", "fp16-pure", {"clip_grad_norm": 1.0}),
+    "pure accumulated": ("vit_b_16", "fp16-pure", {"accumulate": 2, "optimizer": "adamw", "lr": 1e-4}),
     "dropout": ("mobilenet_v3_small", "fp16", {}),
     "depth": ("efficientnet_b0", "fp16", {"accumulate": 2}),
 }
@@ -233,3 +235,26 @@ def test_memory_that_an_eager_step_would_not_take(world: ProcessWorld) -> None:
     graphs = reserved(graph=True)
     print(f"reserved: eager {eager / 2**20:.0f} MiB, graph {graphs / 2**20:.0f} MiB")
     assert graphs < 1.5 * eager
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_fp16_weights_follow_those_of_autocast(world: ProcessWorld) -> None:
+    """The first losses are autocast's within fp16's rounding; a checkpoint of one goes on as the other."""
+    autocast = made(world, "resnet18", "fp16")
+    pure = made(world, "resnet18", "fp16-pure")
+    assert pure.masters is not None
+    halves = [p for p in pure.module.parameters() if p.dtype == torch.float16]
+    assert len(halves) == len(pure.masters.of) > 20
+    expected = trained(autocast, "fp16", steps=8)[:, 0]
+    found = trained(pure, "fp16-pure", steps=8)[:, 0]
+    np.testing.assert_allclose(found, expected, rtol=0.02)
+    state = pure.masters.in_state(pure.module.state_dict())
+    assert {value.dtype for value in state.values()} == {torch.float32, torch.int64}
+    again = made(world, "resnet18", "fp16")
+    again.module.load_state_dict(state)
+    back = made(world, "resnet18", "fp16-pure")
+    back.module.load_state_dict(again.module.state_dict())
+    assert back.masters is not None
+    back.masters.load(again.module.state_dict())
+    for name, master in pure.masters.names.items():
+        assert torch.equal(back.masters.names[name], master)

@@ -18,7 +18,6 @@ import torch
 
 from config import Optimisation
 from contracts import Batch
-from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from models import classification as registry
@@ -44,7 +43,6 @@ def made_step(arch: str, device: torch.device, image_size: int) -> Step:
     return Step(
         module=module,
         task=task,
-        optimizer=optimizers.build(module, optimisation),
         optimisation=optimisation,
         precision="fp16",
         world=ProcessWorld(device),

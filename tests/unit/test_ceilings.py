@@ -18,7 +18,6 @@ from torch import nn
 
 from config import Optimisation
 from contracts import Batch, Counts
-from engine import optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from plan import draws
@@ -58,7 +57,6 @@ def step_of(
     return Step(
         module=module,
         task=Classification(np.zeros(SIZE, np.int64)),
-        optimizer=optimizers.build(module, optimisation),
         optimisation=optimisation,
         precision=precision,
         world=ProcessWorld(CPU),

@@ -103,7 +103,6 @@ def step_of(
     return Step(
         module=net,
         task=Classification(np.zeros(1, np.int64), label_smoothing=smoothing),
-        optimizer=optimizers.build(net, optimisation),
         optimisation=optimisation,
         precision="fp32",
         world=ProcessWorld(CPU),

@@ -1,0 +1,74 @@
+"""The table of optimisers, and fp16 weights with fp32 masters."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from config import Optimisation
+from contracts import UserError
+from engine import optimizers, precision
+from engine.masters import Masters
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.BatchNorm1d(6), nn.Linear(6, 2))
+
+
+def test_masters_are_what_the_optimiser_moves() -> None:
+    """A gradient of 2^-20 with a rate of 1 is below what fp16 weights can add; in the masters it adds up."""
+    module = net()
+    before = {name: p.detach().clone() for name, p in module.named_parameters()}
+    masters = Masters(module)
+    assert [str(p.dtype).removeprefix("torch.float") for p in module.parameters()] == [
+        *("16", "16"),
+        *("32",) * 4,
+        *("16", "16"),
+    ]
+    settings = Optimisation(lr=1.0, momentum=0.0, weight_decay=0.0)
+    optimizer = optimizers.build(module, settings, masters.of)
+    for _ in range(64):
+        for half in masters.of:
+            half.grad = torch.full_like(half, 2.0**-20)
+        masters.take_gradients()
+        optimizer.step()
+        optimizer.zero_grad()
+        masters.give_weights()
+        masters.forget_gradients(set_to_none=True)
+    state = masters.in_state(module.state_dict())
+    for name, master in masters.names.items():
+        torch.testing.assert_close(state[name], before[name] - 64 * 2.0**-20)
+        assert torch.equal(dict(module.named_parameters())[name], master.half())
+    assert state["1.weight"].dtype == torch.float32
+
+
+def test_norms_are_handed_fp32() -> None:
+    module = net().eval()
+    expected = module(torch.ones(3, 4))
+    Masters(module)
+    found = module[:2](torch.ones(3, 4).half())
+    assert found.dtype == torch.float16
+    torch.testing.assert_close(
+        module[3](module[2](found.float()).half()).float(), expected, atol=5e-3, rtol=0
+    )
+
+
+def test_no_gpu_no_fp16_weights() -> None:
+    with pytest.raises(UserError, match="--precision fp16-pure is for a GPU"):
+        precision.choose("fp16-pure", torch.device("cpu"))
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_apex_is_nvidias(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyPI's apex is another project: it has no apex.optimizers."""
+    found = ModuleType("apex")
+    found.__spec__ = torch.__spec__
+    monkeypatch.setitem(sys.modules, "apex", found if installed else None)
+    said = "is another project of that name" if installed else "is not installed"
+    with pytest.raises(UserError, match=f"apex-sgd is of NVIDIA's apex: .*{said}"):
+        optimizers._apex_sgd([], Optimisation(), True)
