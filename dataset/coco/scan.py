@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -248,8 +249,9 @@ def _classes(
     ids = [category.category_id for category in categories]
     if not ids:
         raise UserError(f"--data: {file} has no category")
-    for same in {number for number in ids if ids.count(number) > 1}:
-        raise UserError(f"--data: {file}: {ids.count(same)} categories have the id {same}")
+    same, count = Counter(ids).most_common(1)[0]
+    if count > 1:
+        raise UserError(f"--data: {file}: {count} categories have the id {same}")
     if keypoints and not categories[0].keypoints:
         raise UserError(f"--data: {file}: category {ids[0]} names no keypoints")
     if len({category.keypoints for category in categories}) > 1:
