@@ -289,6 +289,11 @@ class DetectionPlan(EpochPlan):
         return self.policy.operates
 
     @property
+    def exif(self) -> Array | None:
+        found: Array | None = self.columns.exif
+        return found
+
+    @property
     def stored(self) -> tuple[Array, Array]:
         return self.columns.height, self.columns.width
 

@@ -62,8 +62,13 @@ class EpochPlan(ABC):
         return False
 
     @property
+    def exif(self) -> Array | None:
+        """Return uint8 [n], the turns that show stored images; None where they are taken as stored."""
+        return None
+
+    @property
     def transposes(self) -> bool:
-        return False
+        return self.exif is not None
 
     @property
     def same_frames(self) -> int:
@@ -72,7 +77,10 @@ class EpochPlan(ABC):
     @property
     @abstractmethod
     def stored(self) -> tuple[Array, Array]:
-        """Return heights and widths, pixels [n], that regions lie in; of videos as displayed."""
+        """Return heights and widths, pixels [n], that regions lie in: as stored, of videos as displayed.
+
+        With `exif` they are those that are shown.
+        """
 
     @property
     def segments(self) -> tuple[Array, Array] | None:
@@ -156,6 +164,9 @@ class EpochPlan(ABC):
         checks.require_once(self, ids[:real])
         framed = self.frame(epoch, ids, views)
         checks.require_fields(self, framed)
+        if self.exif is not None:
+            shown = (self.exif, heights, widths)
+            framed["exif"] = np.stack([np.asarray(column[ids], np.int64) for column in shown], axis=1)
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
         rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **{"sizes": sizes, **framed})
         checks.require_sound(self, stored, rows, ids)

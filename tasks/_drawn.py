@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from contracts import Array, Source
 from loaders.images.decoders import pillow_rgb
+from plan.geometry import turned_pixels
 from tasks._coco import PREFIXES, Detections, Scores, names
 
 # once on a machine it says that it looks for fonts
@@ -43,6 +44,9 @@ def predictions(columns: Any, source: Source | None, found: Detections, samples:
 def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array | None:
     try:
         picture = pillow_rgb(source.read(sample))
+        if columns.exif is not None:
+            shown = turned_pixels(np.asarray(picture), int(columns.exif[sample]))
+            picture = Image.fromarray(np.ascontiguousarray(shown))
     except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
         return None
     scale = min(SIDE / picture.width, SIDE / picture.height)

@@ -63,7 +63,7 @@ class Instances(Manifest):
     category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 4"
+    VERSION: ClassVar[str] = "instances 5"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),
@@ -120,10 +120,20 @@ class Instances(Manifest):
     keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
     keypoint_name: Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
 
-    class_of: Array = field(init=False)  # int64 [C]: the class number of a category
+    exif: Array | None = None  # uint8 [n], as in dataset.images.columns.Images
+    class_of: Array = field(default=None)  # type: ignore[assignment]  # int64 [C]: each category's class number
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "class_of", class_numbers(self.category_ids))
+        if self.class_of is None:
+            object.__setattr__(self, "class_of", class_numbers(self.category_ids))
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what the scan warns of, a line each: warnings.txt beside the columns."""
+        try:
+            return (self.folder / "warnings.txt").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:  # of the synthetic stand-in
+            return []
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -135,9 +145,7 @@ class Instances(Manifest):
 
         In this process alone: they pickle as their folder.
         """
-        found = replace(self, classes=classes)
-        object.__setattr__(found, "class_of", numbers)
-        return found
+        return replace(self, classes=classes, class_of=numbers)
 
     def annotations(self, sample: int) -> slice:
         """Return the slice of the annotations that an image has."""

@@ -25,7 +25,7 @@ from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco, Split, find
 from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
 from dataset.entries import Entries
-from dataset.images.columns import HEADER, Header
+from dataset.images.columns import HEADER, Header, shown_by, told_of_exif
 from dataset.images.scan import read_headers
 from dataset.manifest import Rejected, Rejects, create_column, writing
 from dataset.scan import Progress, reading, remembered
@@ -71,6 +71,7 @@ def open_coco(
     keypoints: bool,
     images: bool = True,
     source: str = "folder",
+    exif: str = "stored",
     classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
@@ -82,7 +83,7 @@ def open_coco(
     root/X/; X is train2017 or val2017, or the only name there that begins with `split`. `classes`: those that
     the categories must amount to (validation has those of training). Without `images` their files need not be
     there, and have the sizes of the annotation file. `source` has the images' bytes, by the name of their
-    folder and file_name. The rest is as in dataset.images.scan.open_images. Raises UserError.
+    folder and file_name. `exif`: the annotations are of images as "stored", or as "shown". The rest is as in dataset.images.scan.open_images. Raises UserError.
     """
     real = Path(os.path.realpath(root))
     module = source_named(source)
@@ -90,6 +91,7 @@ def open_coco(
     entries = module.entries(real)
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+        warnings: list[str] = []
         with reading(file):
             walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
             known, told, categories = _read(
@@ -108,7 +110,11 @@ def open_coco(
                 entries.remember(visits, [below, *(below + image.path for image in told)])
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
-            records = _headers(entries, listed, annotations, made, rejects, say)
+            records, turned = _headers(entries, listed, exif, annotations, made, rejects, say)
+            if exif == "stored" and (
+                line := told_of_exif(np.rec.array(records[records["size"] >= 0]), turned)
+            ):
+                warnings.append(line)
         else:
             records = np.zeros(len(listed.ids), HEADER)
             records["height"], records["width"] = listed.sizes.T
@@ -118,11 +124,12 @@ def open_coco(
             raise UserError(f"--data: no image of {file} can be used; {first}")
         kept = _match(file, rows, image_of, good, known, listed, len(categories[0].keypoints), rejects)
         _write(listed, records, rows, image_of, kept, categories, made)
+        (made / "warnings.txt").write_text("".join(f"{line}\n" for line in warnings), encoding="utf-8")
         return names
 
     names_given = None if classes is None else list(classes)
     what = "coco" if images else "coco alone"
-    key = [str(real), os.path.abspath(root), names_given, what, file.name, source]
+    key = [str(real), os.path.abspath(root), names_given, what, file.name, source, exif]
     return remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
 
 
@@ -295,30 +302,40 @@ def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> _
 
 
 def _headers(
-    entries: Entries, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress
-) -> Array:
-    """Return HEADER [n], with size -1 where an image is left out: it has no file, or one of another size.
+    entries: Entries,
+    images: _ImageTable,
+    exif: str,
+    annotations: Array,
+    made: Path,
+    rejects: Rejects,
+    say: Progress,
+) -> tuple[Array, int]:
+    """Return HEADER [n], with size -1 where an image is left out, and how many are, but for EXIF's turn.
 
-    `annotations` [n] are the numbers of annotations that are lost with an image.
+    Such an image has no file, or one of another size. `annotations` [n] are the numbers of annotations that
+    are lost with an image.
     """
     walk.write_file_list(images.paths, made)
     faults: dict[bytes, str] = {}
     records = read_headers(entries, made, 0, faults.__setitem__, say)
     stored = np.column_stack([records["height"], records["width"]])
-    fits = (stored == images.sizes).all(axis=1)
+    swapped = (shown_by(np.rec.array(records)) >= 4)[:, None]
+    shown = np.where(swapped, stored[:, ::-1], stored)
+    used, other = (shown, stored) if exif == "shown" else (stored, shown)
+    fits = (used == images.sizes).all(axis=1)
+    turned = ~fits & (other == images.sizes).all(axis=1)
     for place in np.flatnonzero(~fits | (records["size"] < 0)).tolist():
         path = entries.shown(images.paths[place])
         height, width = images.sizes[place]
-        turned = int(records["orientation"][place])
-        other = (
-            f"has {stored[place, 1]} x {stored[place, 0]} pixels, its annotations are for {width} x {height}"
-        )
-        other += f" (EXIF orientation {turned}: the stored pixels count)" if turned > 4 else ""
-        why = faults.get(path, other)
+        why = f"has {used[place, 1]} x {used[place, 0]} pixels, its annotations are for {width} x {height}"
+        if swapped[place]:
+            remedy = f"; --exif {'stored' if exif == 'shown' else 'shown'} takes it" if turned[place] else ""
+            why += f" (EXIF orientation {records['orientation'][place]}: the {exif} pixels count{remedy})"
+        why = faults.get(path, why)
         lost = f"; with {annotations[place]} annotations" if annotations[place] else ""
         rejects(path, f"image {images.ids[place]}: {why}{lost}")
     records["size"][~fits] = -1
-    return records
+    return records, int(turned.sum())
 
 
 def _match(

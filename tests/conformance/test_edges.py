@@ -1,6 +1,6 @@
 """The outermost pixels of an output, where a filter reaches beyond the image: the largest difference counts.
 
-torchvision and Pillow weigh the pixels that are there; DALI repeats the outermost one. docs/images.md says so.
+torchvision and Pillow weigh the pixels that are there; DALI repeats the outermost one (docs/images.md).
 """
 
 from __future__ import annotations
