@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from contracts import Split, UserError
-from dataset.coco import annotation_file
+from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.images.columns import as_shown, told_of_exif
@@ -259,7 +259,7 @@ def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"
     """Return the name of the source of a split's images. Raises UserError."""
     name: str = split
     if content != "images":
-        _, name = annotation_file.find(root, split, keypoints=content == "keypoints", images=False)
+        name = layouts.find(root, split, keypoints=content == "keypoints", images=False).folder
     return choose_source(settings.source, root, name)
 
 
@@ -267,11 +267,11 @@ def _annotated_opener(
     settings: DataSettings, root: Path, split: Literal["train", "val"], *, keypoints: bool
 ) -> Open:
     """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
-    file, folder = annotation_file.find(root, split, keypoints=keypoints, images=False)
+    file, folder, _ = layouts.find(root, split, keypoints=keypoints, images=False)
     name = choose_source(settings.source, root, folder)
     module = source_named(name)
     if module.FILES:
-        annotation_file.find(root, split, keypoints=keypoints)
+        layouts.find(root, split, keypoints=keypoints)
     elif lacking := module.missing(root, folder):
         raise UserError(f"--data: {root} has no {lacking}, for the images of annotations/{file.name}")
 

@@ -14,7 +14,7 @@ import numpy as np
 from contracts import Array, Rows, UserError
 from plan import geometry, ops, order, windows
 from plan.draws import Purpose, uniforms
-from plan.epoch import EpochPlan
+from plan.epoch import EpochPlan, exif_of
 from plan.targets import usable_boxes
 
 STRIDE = 32  # a canvas is a multiple of this, as torchvision's detectors pad (size_divisible)
@@ -290,8 +290,7 @@ class DetectionPlan(EpochPlan):
 
     @property
     def exif(self) -> Array | None:
-        found: Array | None = self.columns.exif
-        return found
+        return exif_of(self.columns)
 
     @property
     def stored(self) -> tuple[Array, Array]:

@@ -21,6 +21,11 @@ other threads stand still.
 """
 
 
+def exif_of(columns: Any) -> Array | None:
+    """Return uint8 [n], the turns that show stored images; None of columns that know nothing of EXIF."""
+    return getattr(columns, "exif", None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
     """The base of all plans: a rank's share of an epoch's order. An *item* is one

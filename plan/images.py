@@ -10,7 +10,7 @@ import numpy as np
 from contracts import Array, UserError
 from plan import geometry, windows
 from plan.draws import Purpose, uniforms
-from plan.epoch import EpochPlan
+from plan.epoch import EpochPlan, exif_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ class ImagePlan(EpochPlan):
     def of(columns: Any, policy: ImagePolicy, **numbers: Any) -> ImagePlan:
         """Return the plan of a manifest's samples."""
         sizes = {"heights": columns.height, "widths": columns.width}
-        return ImagePlan(**sizes, policy=policy, shown_by=columns.exif, **numbers)
+        return ImagePlan(**sizes, policy=policy, shown_by=exif_of(columns), **numbers)
 
     @property
     def samples(self) -> int:

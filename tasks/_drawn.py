@@ -15,6 +15,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from contracts import Array, Source
 from loaders.images.decoders import pillow_rgb
+from plan.epoch import exif_of
 from plan.geometry import turned_pixels
 from tasks._coco import PREFIXES, Detections, Scores, names
 
@@ -44,8 +45,8 @@ def predictions(columns: Any, source: Source | None, found: Detections, samples:
 def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array | None:
     try:
         picture = pillow_rgb(source.read(sample))
-        if columns.exif is not None:
-            shown = turned_pixels(np.asarray(picture), int(columns.exif[sample]))
+        if (turns := exif_of(columns)) is not None:
+            shown = turned_pixels(np.asarray(picture), int(turns[sample]))
             picture = Image.fromarray(np.ascontiguousarray(shown))
     except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
         return None

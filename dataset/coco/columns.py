@@ -121,11 +121,13 @@ class Instances(Manifest):
     keypoint_name: Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
 
     exif: Array | None = None  # uint8 [n], as in dataset.images.columns.Images
-    class_of: Array = field(default=None)  # type: ignore[assignment]  # int64 [C]: each category's class number
+    numbers: Array | None = None  # int64 [C], class numbers of others' classes; see `numbered`
+
+    class_of: Array = field(init=False)  # int64 [C]: the class number of a category
 
     def __post_init__(self) -> None:
-        if self.class_of is None:
-            object.__setattr__(self, "class_of", class_numbers(self.category_ids))
+        own = class_numbers(self.category_ids) if self.numbers is None else self.numbers
+        object.__setattr__(self, "class_of", own)
 
     @property
     def warnings(self) -> list[str]:
@@ -145,7 +147,7 @@ class Instances(Manifest):
 
         In this process alone: they pickle as their folder.
         """
-        return replace(self, classes=classes, class_of=numbers)
+        return replace(self, classes=classes, numbers=numbers)
 
     def annotations(self, sample: int) -> slice:
         """Return the slice of the annotations that an image has."""

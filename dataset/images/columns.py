@@ -48,6 +48,10 @@ TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
 """EXIF's orientation, 0..8 -> the turn that shows the stored pixels, as contracts.Rows has them."""
 
 
+TRANSPOSE = 4
+"""Turns from here on swap height and width."""
+
+
 def shown_by(columns: Any) -> Array:
     """Return uint8 [n], the turns that EXIF asks viewers for; none of TIFF, which Pillow turns itself."""
     of_tiff = columns.format == FORMATS.index("tiff")
@@ -62,7 +66,7 @@ def as_shown(columns: C) -> C:
     turns = shown_by(columns)
     if not turns.any():
         return columns
-    swapped = turns >= 4
+    swapped = turns >= TRANSPOSE
     height = np.where(swapped, columns.width, columns.height)
     width = np.where(swapped, columns.height, columns.width)
     return replace(columns, height=height, width=width, exif=turns)
@@ -86,7 +90,8 @@ def told_of_exif(columns: Any, left_out: int = 0) -> str:
 def stored_size(columns: Any, sample: int) -> tuple[int, int]:
     """Return height and width of a sample's stored pixels, whether or not the columns are `as_shown`."""
     size = int(columns.height[sample]), int(columns.width[sample])
-    return size[::-1] if columns.exif is not None and columns.exif[sample] >= 4 else size
+    turns = getattr(columns, "exif", None)  # an own loop's columns need not have it
+    return size[::-1] if turns is not None and turns[sample] >= TRANSPOSE else size
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

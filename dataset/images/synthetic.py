@@ -19,7 +19,6 @@ class SyntheticImages:
     samples: int
     classes: tuple[str, ...] = tuple(f"class-{i:03d}" for i in range(CLASSES))
     rejected: int = 0
-    exif: None = None
     height: Any = field(init=False)
     width: Any = field(init=False)
     label: Any = field(init=False)
