@@ -192,7 +192,12 @@ def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
     if content == "images":
         line = told_of_exif(columns) if exif == "stored" else ""
         return [line] if line else []
-    return [] if content == "videos" else columns.warnings
+    if content == "videos":
+        return []
+    if columns.numbers is None:
+        return columns.warnings  # type: ignore[no-any-return]
+    fewer = f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
+    return [*columns.warnings, fewer]
 
 
 def _warn_of_classes(columns: Any, content: Content, console: Console) -> None:

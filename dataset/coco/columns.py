@@ -12,6 +12,7 @@ offsets:
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -136,6 +137,15 @@ class Instances(Manifest):
             return (self.folder / "warnings.txt").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:  # of the synthetic stand-in
             return []
+
+    @property
+    def text_ids(self) -> dict[str, dict[int, str]]:
+        """Return {"images": ..., "categories": ...}, each number -> the text that the file has as that id."""
+        try:
+            found = json.loads((self.folder / "text_ids.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:  # of the synthetic stand-in
+            return {}
+        return {kind: {int(number): text for number, text in texts.items()} for kind, texts in found.items()}
 
     @property
     def class_names(self) -> Sequence[str]:
