@@ -123,7 +123,7 @@ def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -
     ("stored", "written"),
     [
         (NAME, f"C:\\Users\\me\\photos\\{NAME}"),
-        (NAME, f"/home/me/photos/{NAME}"),
+        (NAME, f"/mnt/disk/photos/{NAME}"),
         (NAME, f"../../media/upload/1/{NAME}"),
         ("a b/1 2.jpg", "a%20b/1%202.jpg"),
         ("sub/1.jpg", "sub\\1.jpg"),
