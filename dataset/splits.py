@@ -195,7 +195,7 @@ def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
     if content == "videos":
         return []
     if columns.numbers is None:
-        return columns.warnings  # type: ignore[no-any-return]
+        return list(columns.warnings)
     fewer = f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
     return [*columns.warnings, fewer]
 

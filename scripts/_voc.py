@@ -17,7 +17,7 @@ LISTS = ("train", "val")
 def read_voc(root: Path) -> Labels:
     """Read the lists and the names of the classes. Raises ValueError."""
     files = {path.stem: path.relative_to(root) for path in sorted(root.glob("Annotations/*.xml"))}
-    images = {}
+    images: dict[str, Path] = {}
     for folder in reversed(FOLDERS):
         images |= {path.stem: path.relative_to(root) for path in (root / folder).glob("*") if is_image(path)}
     lists = {name: root / "ImageSets" / "Main" / f"{name}.txt" for name in LISTS}

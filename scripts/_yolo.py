@@ -152,7 +152,7 @@ def _object(words: list[str], shown: Size, classes: int, points: tuple[int, int]
         raise ValueError(f"class {words[0]} is none of 0 to {classes - 1}")
     values = [number(word) for word in words[1:]]
     height, width = shown
-    own = {"category_id": int(kind) + 1}
+    own: dict[str, Any] = {"category_id": int(kind) + 1}
     if points is None and len(values) >= 6 and len(values) % 2 == 0:
         corners = zip(values[::2], values[1::2], strict=True)
         return own | outlined([(x * width, y * height) for x, y in corners])

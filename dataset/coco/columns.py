@@ -102,7 +102,7 @@ class Instances(Manifest):
     annotation_offsets: Array  # int64 [n + 1]
     # By annotation, [m].
     annotation_id: Array  # int64
-    # float64 [m, 4], x y width height in stored pixels, as in the file: may reach out of the image
+    # float64 [m, 4], x y width height in pixels of `height` and `width`, as in the file: may reach out of it
     boxes: Array
     area: Array  # float64, square pixels, as in the file: of the mask, not of the box
     category: Array  # int32, index into category_ids

@@ -5,6 +5,8 @@ torchvision and Pillow weigh the pixels that are there; DALI repeats the outermo
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -25,7 +27,12 @@ MOST = 255 / 8
 
 def edged() -> dict[str, Array]:
     """White pictures with one black side, and noise."""
-    sides = {"top": np.s_[:1], "bottom": np.s_[-1:], "left": np.s_[:, :1], "right": np.s_[:, -1:]}
+    sides: dict[str, Any] = {
+        "top": np.s_[:1],
+        "bottom": np.s_[-1:],
+        "left": np.s_[:, :1],
+        "right": np.s_[:, -1:],
+    }
     found = {"noise": np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)}
     for name, side in sides.items():
         found[name] = np.full((HEIGHT, WIDTH, 3), 255, np.uint8)

@@ -27,7 +27,12 @@ def data(tmp_path: Path, synced: list[str]) -> Path:
 
 def each(key: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
     """Return a change of a document: of every entry of a list."""
-    return lambda written: [change(entry) for entry in written[key]] and None
+
+    def changed_each(written: dict[str, Any]) -> None:
+        for entry in written[key]:
+            change(entry)
+
+    return changed_each
 
 
 # --- ids ----------------------------------------------------------------------------------------------------

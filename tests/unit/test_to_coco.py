@@ -86,7 +86,7 @@ def to_voc(coco: Path, root: Path) -> None:
 def told_of(columns: Instances) -> list[tuple[Any, ...]]:
     """Return what each annotation says, beside its ids, in an order of its own."""
     image = np.repeat(np.arange(len(columns)), np.diff(columns.annotation_offsets))
-    names = [Path(columns.path(i).decode()).name for i in image]
+    names = [Path(columns.path(int(i)).decode()).name for i in image]
     own = zip(
         names, columns.category, columns.crowd, columns.boxes.round(3).tolist(), columns.area, strict=True
     )
