@@ -171,7 +171,8 @@ class EpochPlan(ABC):
         checks.require_fields(self, framed)
         if self.exif is not None:
             shown = (self.exif, heights, widths)
-            framed["exif"] = np.stack([np.asarray(column[ids], np.int64) for column in shown], axis=1)
+            exif = np.stack([np.asarray(column[ids], np.int64) for column in shown], axis=1)
+            framed = {**framed, "exif": exif}
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
         rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **{"sizes": sizes, **framed})
         checks.require_sound(self, stored, rows, ids)
