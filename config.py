@@ -31,9 +31,13 @@ class Data(Settings):
     data: Path | None = None
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout). For videos it may have lists
     instead, train.csv and val.csv, with lines 'path label' or 'path label start end'. For detectors it has
-    COCO's layout: train2017/, val2017/, annotations/. Not needed with --loader synthetic."""
+    COCO's layout: train2017/, val2017/, annotations/, or that of another tool's export. Not needed with
+    --loader synthetic."""
     source: str = "auto"
     """What the images of --data lie in: {sources}; auto = what is found there."""
+    exif: Literal["stored", "shown"] = "stored"
+    """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
+    them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""

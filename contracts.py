@@ -64,12 +64,17 @@ class Rows:
     `places` and `canvas` are those AFTER the turn: of a row that is transposed, the image is resized to a
     height that is the width of its place. A turn acts on each frame of a clip.
 
+    With `exif` the stored image, its region and its window are those that viewers show, after the turn that
+    EXIF asks for. plan.geometry.upright says what that is of the stored pixels, which loaders decode; EXIF's
+    turn is then done behind the loader, together with the row's own.
+
     A padded row has id -1, `valid` False, and the numbers of some real row. Axes: B samples, T frames, N
     operations of P numbers.
     """
 
     ids: Array  # int64 [B], index into the manifest
-    regions: Array  # int64 [B, 4], x0 y0 x1 y1 in stored pixels, of videos in displayed ones
+    # int64 [B, 4], x0 y0 x1 y1 in stored pixels, of videos in displayed ones, with `exif` in shown ones
+    regions: Array
     windows: Array  # float64 [B, 4], x0 y0 x1 y1 in REGION coordinates
     sizes: Array  # int64 [B, 2], height and width of the output in pixels
     turns: Array  # uint8 [B], 0 to 7: mirror 1 + flip 2 + transpose 4
@@ -77,6 +82,8 @@ class Rows:
     frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
     ops: Array | None = None  # float32 [B, N, 1 + P], in order: which operation (plan/ops.py), its numbers
     places: Array | None = None  # int64 [B, 4], x0 y0 x1 y1 in the output; None = all of it
+    # int64 [B, 3], the turn that shows a stored image, and height and width as shown; None = as stored
+    exif: Array | None = None
     canvas: tuple[int, int] | None = None  # height and width of the batch's images; None = the largest size
 
     def __len__(self) -> int:

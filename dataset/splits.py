@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -13,9 +13,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from contracts import Split, UserError
-from dataset.coco import annotation_file
+from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
+from dataset.images.columns import as_shown, told_of_exif
 from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
 from dataset.model_classes import ModelClasses
 from dataset.scan import Progress
@@ -104,6 +105,8 @@ class DataSettings(Protocol):
     @property
     def source(self) -> str: ...
     @property
+    def exif(self) -> str: ...
+    @property
     def manifest_dir(self) -> Path | None: ...
     @property
     def rescan(self) -> bool: ...
@@ -164,6 +167,10 @@ def open_splits(
         columns = splits[split].columns
         if columns.rejected:
             console.warn(f"{split}: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
+        for line in _warnings(columns, content, settings.exif):
+            console.warn(f"{split}: {line}")
+        if settings.exif == "shown":
+            splits[split] = replace(splits[split], columns=as_shown(columns))
         if split == "train":
             _warn_of_classes(columns, content, console)
         classes = columns.classes
@@ -178,6 +185,19 @@ def _under(model: ModelClasses, split: Split, console: Console) -> Split:
     if said:
         (console.warn if doubtful else console.info)(said)
     return replace(split, columns=split.columns.numbered(numbers, model.names))
+
+
+def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
+    """Return what a scan warns of, a line each."""
+    if content == "images":
+        line = told_of_exif(columns) if exif == "stored" else ""
+        return [line] if line else []
+    if content == "videos":
+        return []
+    if columns.numbers is None:
+        return list(columns.warnings)
+    fewer = f"it has {len(columns.category_ids)} of training's categories, and is scored by these"
+    return [*columns.warnings, fewer]
 
 
 def _warn_of_classes(columns: Any, content: Content, console: Console) -> None:
@@ -244,7 +264,7 @@ def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"
     """Return the name of the source of a split's images. Raises UserError."""
     name: str = split
     if content != "images":
-        _, name = annotation_file.find(root, split, keypoints=content == "keypoints", images=False)
+        name = layouts.find(root, split, keypoints=content == "keypoints", images=False).folder
     return choose_source(settings.source, root, name)
 
 
@@ -252,16 +272,16 @@ def _annotated_opener(
     settings: DataSettings, root: Path, split: Literal["train", "val"], *, keypoints: bool
 ) -> Open:
     """Return what opens images with boxes: the annotations are a file, their images' bytes are a source's."""
-    file, folder = annotation_file.find(root, split, keypoints=keypoints, images=False)
+    file, folder, _ = layouts.find(root, split, keypoints=keypoints, images=False)
     name = choose_source(settings.source, root, folder)
     module = source_named(name)
     if module.FILES:
-        annotation_file.find(root, split, keypoints=keypoints)
+        layouts.find(root, split, keypoints=keypoints)
     elif lacking := module.missing(root, folder):
         raise UserError(f"--data: {root} has no {lacking}, for the images of annotations/{file.name}")
 
     def open_it(*, read_delay_s: float, **how: Any) -> Split:
-        columns = open_coco(root, split, keypoints=keypoints, source=name, **how)
+        columns = open_coco(root, split, keypoints=keypoints, source=name, exif=settings.exif, **how)
         return Split(columns=columns, source=module.source(columns, read_delay_s))
 
     return open_it

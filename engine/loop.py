@@ -67,7 +67,7 @@ class Training:
         self.watch = Watch(
             world=self.world, stop=self.stop, rescue=self._rescued, writing=self.checkpoints.writing
         )
-        self._recent = Recent(self.run.log_every, self.world)
+        self._recent = Recent(self.run.log_every, self.world, precision=self.step.precision)
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False
         self._skipped_steps = 0

@@ -35,6 +35,12 @@ def _cpu_has_bf16() -> bool:
         return False
 
 
+def remedy(precision: str) -> str:
+    """Return the question whether other settings keep the numbers of a step finite in this precision."""
+    wider = {"fp16": "--precision fp32/bf16", "bf16": "--precision fp32"}
+    return f"A lower --lr or {wider.get(precision, '--clip-grad-norm')}?"
+
+
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Return the context of a forward pass in this precision."""
     enabled = precision in ("fp16", "bf16")

@@ -9,6 +9,7 @@ import torch
 
 from contracts import NotFinite
 from engine.distributed import ProcessWorld
+from engine.precision import remedy
 
 
 class Recent:
@@ -22,7 +23,7 @@ class Recent:
     LEFT = 2
     """Steps that a read in mid-flight leaves."""
 
-    def __init__(self, size: int, world: ProcessWorld) -> None:
+    def __init__(self, size: int, world: ProcessWorld, *, precision: str) -> None:
         cuda = world.device.type == "cuda"
         self._size = size + self.LEFT
         self._ring = torch.zeros(2 * self._size, 0, device=world.device)
@@ -30,6 +31,7 @@ class Recent:
         self._begin = 0  # slot of the first unread step in the ring
         self._loss_terms: tuple[str, ...] = ()
         self._world = world
+        self._remedy = remedy(precision)
         self._stream = torch.cuda.current_stream(world.device) if cuda else None  # of the steps
         # to copy on, so that a read does not wait for the steps after it
         self._side = torch.cuda.Stream(world.device) if cuda else None
@@ -77,9 +79,8 @@ class Recent:
         first = min((t for t in self._world.gather(told) if t is not None), key=lambda t: t[0], default=None)
         if first is not None:
             step, value, ids = first
-            remedy = "A lower --lr or --precision fp32/bf16?"
             where = f"at step {step}; samples {ids}"
-            raise NotFinite(f"the loss is {value} {where}; nothing was saved after it. {remedy}")
+            raise NotFinite(f"the loss is {value} {where}; nothing was saved after it. {self._remedy}")
         # norm and scale are the same on every rank, the other columns are sums over its samples
         loss, valid, *terms = self._world.sum(np.delete(own, (2, 3), axis=1)).T
         names = ("loss", *self._loss_terms)

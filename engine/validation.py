@@ -20,8 +20,6 @@ from engine.instruments import Report
 from engine.stop import Asked
 from engine.watch import Watch
 
-NO_BEST = "and such a network does not become best.pt; does --precision fp32 mend it?"
-
 
 @dataclass(frozen=True, kw_only=True)
 class _Unsettled:
@@ -173,7 +171,9 @@ class Validation:
         self.not_finite = int(result.get("outputs_not_finite", 0))
         if self.not_finite:
             count = f"{self.not_finite:,} of {result['samples']:,} samples"
-            self.report.warn(f"val: the output is no number for {count}: they count as wrong, {NO_BEST}")
+            mend = "" if self.precision == "fp32" else "; does --precision fp32 mend it?"
+            no_best = f"they count as wrong, and such a network does not become best.pt{mend}"
+            self.report.warn(f"val: the output is no number for {count}: {no_best}")
         best = self.best
         # nan is an AP where there is nothing to find
         figure = float(np.nan_to_num(result[best.name], nan=-np.inf if best.larger_is_better else np.inf))

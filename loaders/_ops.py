@@ -6,13 +6,14 @@ Must not know who decoded them, nor draw a number.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import torch
 
 from contracts import Array, Rows
-from plan.geometry import FLIP, MIRROR, TRANSPOSE, upright
+from plan.geometry import FLIP, MIRROR, TRANSPOSE, upright, whole_turns
 from plan.ops import DISTORT, NUMBERS, PERMUTATIONS
 
 ToDevice = Callable[[list[Array]], list[torch.Tensor]]
@@ -59,6 +60,7 @@ def turned(
     dtype, that a GPU may write the result to. What lies beside an image that is smaller than the canvas means
     nothing.
     """
+    rows = replace(rows, turns=whole_turns(rows), exif=None)
     before = upright(rows).padded
     if pixels.shape[-3:-1] != before:
         raise ValueError(f"pixels of {tuple(pixels.shape[-3:-1])}, where the upright canvas is {before}")

@@ -14,7 +14,7 @@ import numpy as np
 from contracts import Array, Rows, UserError
 from plan import geometry, ops, order, windows
 from plan.draws import Purpose, uniforms
-from plan.epoch import EpochPlan
+from plan.epoch import EpochPlan, exif_of
 from plan.targets import usable_boxes
 
 STRIDE = 32  # a canvas is a multiple of this, as torchvision's detectors pad (size_divisible)
@@ -287,6 +287,10 @@ class DetectionPlan(EpochPlan):
     @property
     def operates(self) -> bool:
         return self.policy.operates
+
+    @property
+    def exif(self) -> Array | None:
+        return exif_of(self.columns)
 
     @property
     def stored(self) -> tuple[Array, Array]:

@@ -28,6 +28,7 @@ DTYPES = {
     "frames": np.dtype(np.int64),
     "ops": np.dtype(np.float32),
     "places": np.dtype(np.int64),
+    "exif": np.dtype(np.int64),
 }
 """Field of Rows that `frame` may return -> its dtype."""
 ALWAYS = {"regions", "windows", "turns"}
@@ -149,6 +150,7 @@ def _require_forms(plan: Plan, rows: Rows) -> None:
     if rows.frames is not None and not of_clips:
         _fault(plan, "frames", "this is no plan of clips")
     inner: dict[str, tuple[int, ...]] = {"sizes": (2,), "turns": (), "frames": plan.sample_shape[1:2]}
+    inner |= {"exif": (3,)}
     inner |= dict.fromkeys(("regions", "windows", "places"), (4,))
     for name, dtype in DTYPES.items():
         value = getattr(rows, name)

@@ -21,6 +21,11 @@ other threads stand still.
 """
 
 
+def exif_of(columns: Any) -> Array | None:
+    """Return uint8 [n], the turns that show stored images; None of columns that know nothing of EXIF."""
+    return getattr(columns, "exif", None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochPlan(ABC):
     """The base of all plans: a rank's share of an epoch's order. An *item* is one
@@ -62,8 +67,13 @@ class EpochPlan(ABC):
         return False
 
     @property
+    def exif(self) -> Array | None:
+        """Return uint8 [n], the turns that show stored images; None where they are taken as stored."""
+        return None
+
+    @property
     def transposes(self) -> bool:
-        return False
+        return self.exif is not None
 
     @property
     def same_frames(self) -> int:
@@ -72,7 +82,10 @@ class EpochPlan(ABC):
     @property
     @abstractmethod
     def stored(self) -> tuple[Array, Array]:
-        """Return heights and widths, pixels [n], that regions lie in; of videos as displayed."""
+        """Return heights and widths, pixels [n], that regions lie in: as stored, of videos as displayed.
+
+        With `exif` they are those that are shown.
+        """
 
     @property
     def segments(self) -> tuple[Array, Array] | None:
@@ -156,6 +169,10 @@ class EpochPlan(ABC):
         checks.require_once(self, ids[:real])
         framed = self.frame(epoch, ids, views)
         checks.require_fields(self, framed)
+        if self.exif is not None:
+            shown = (self.exif, heights, widths)
+            exif = np.stack([np.asarray(column[ids], np.int64) for column in shown], axis=1)
+            framed = {**framed, "exif": exif}
         sizes = np.full((len(ids), 2), self.image_size, np.int64)
         rows = Rows(ids=np.where(valid, ids, -1), valid=valid, **{"sizes": sizes, **framed})
         checks.require_sound(self, stored, rows, ids)

@@ -39,6 +39,29 @@ def reflected(turns: Array) -> Array:
     return odd
 
 
+def composed(first: Array, then: Array) -> Array:
+    """Return uint8, the turns that do `first`, and after it `then`."""
+    # what is flipped before it is transposed is mirrored after it
+    swapped = transposed(then)
+    mirrored = np.where(swapped, first & FLIP, first & MIRROR) > 0
+    flipped = np.where(swapped, first & MIRROR, first & FLIP) > 0
+    return mirror(mirrored) + FLIP * mirror(flipped) + (first & TRANSPOSE).astype(np.uint8) ^ then
+
+
+def whole_turns(rows: Rows) -> Array:
+    """Return uint8 [B], the turns from stored pixels to outputs: EXIF's, then the row's own."""
+    return rows.turns if rows.exif is None else composed(rows.exif[:, 0].astype(np.uint8), rows.turns)
+
+
+def turned_pixels(pixels: Array, turn: int) -> Array:
+    """Return the pixels [H, W, ...] of one image, turned."""
+    if turn & TRANSPOSE:
+        pixels = pixels.swapaxes(0, 1)
+    if turn & FLIP:
+        pixels = pixels[::-1]
+    return pixels[:, ::-1] if turn & MIRROR else pixels
+
+
 def turned_places(places: Array, turns: Array, sizes: Array) -> Array:
     """Return int64 [B, 4], places x0 y0 x1 y1 of outputs before their turns, as they lie after them.
 
@@ -63,10 +86,13 @@ def _reversed(places: Array, turns: Array, sizes: Array) -> Array:
 
 
 def upright(rows: Rows) -> Rows:
-    """Return the rows as a loader decodes and resizes them, with sizes, places and canvas before the turns.
+    """Return the rows as a loader decodes and resizes them: of stored pixels, and without a turn.
 
-    Turns are the same permutation whoever decodes, so they are done behind the loader (loaders/_staging.py).
+    Sizes, places and canvas are those before the turns. Turns are the same permutation whoever decodes, so
+    they are done behind the loader (loaders/_staging.py).
     """
+    if rows.exif is not None:
+        rows = _of_stored(rows, rows.exif)
     if not rows.turns.any():
         return rows
     swapped = transposed(rows.turns)
@@ -76,6 +102,15 @@ def upright(rows: Rows) -> Rows:
         canvas = int(sizes[:, 0].max()), int(sizes[:, 1].max())
     places = None if rows.places is None else upright_places(rows.places, rows.turns, rows.sizes)
     return replace(rows, turns=np.zeros_like(rows.turns), sizes=sizes, places=places, canvas=canvas)
+
+
+def _of_stored(rows: Rows, exif: Array) -> Rows:
+    """Return the same rows in stored pixels, with EXIF's turn among their own."""
+    turns = exif[:, 0].astype(np.uint8)
+    regions = upright_places(rows.regions, turns, exif[:, 1:])
+    extents = (rows.regions[:, 2:] - rows.regions[:, :2])[:, ::-1]
+    windows = upright_places(rows.windows, turns, extents)
+    return replace(rows, regions=regions, windows=windows, turns=whole_turns(rows), exif=None)
 
 
 def largest_upright(plan: Plan) -> tuple[int, ...]:

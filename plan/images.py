@@ -10,7 +10,7 @@ import numpy as np
 from contracts import Array, UserError
 from plan import geometry, windows
 from plan.draws import Purpose, uniforms
-from plan.epoch import EpochPlan
+from plan.epoch import EpochPlan, exif_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +51,21 @@ class ImagePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImagePlan(EpochPlan):
-    """contracts.Plan for images. `heights` and `widths` are columns of stored sizes, pixels [n]."""
+    """contracts.Plan for images. `heights` and `widths` are columns of sizes, pixels [n].
+
+    `shown_by` is the column of EXIF's turns, uint8 [n]; the sizes are then those that viewers show.
+    """
 
     heights: Array
     widths: Array
     policy: ImagePolicy
+    shown_by: Array | None = None
 
     @staticmethod
     def of(columns: Any, policy: ImagePolicy, **numbers: Any) -> ImagePlan:
         """Return the plan of a manifest's samples."""
-        return ImagePlan(heights=columns.height, widths=columns.width, policy=policy, **numbers)
+        sizes = {"heights": columns.height, "widths": columns.width}
+        return ImagePlan(**sizes, policy=policy, shown_by=exif_of(columns), **numbers)
 
     @property
     def samples(self) -> int:
@@ -69,6 +74,10 @@ class ImagePlan(EpochPlan):
     @property
     def image_size(self) -> int:
         return self.policy.image_size
+
+    @property
+    def exif(self) -> Array | None:
+        return self.shown_by
 
     @property
     def stored(self) -> tuple[Array, Array]:

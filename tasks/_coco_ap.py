@@ -191,8 +191,9 @@ class CocoAP:
         from tasks import _drawn
 
         names = _coco.names(self._columns)
+        texts = self._columns.text_ids
         files = {
-            f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(found, kind)
+            f"detections{'' if kind == 'boxes' else f'_{kind}'}.json": _results.written(found, kind, texts)
             for kind in scores
         }
         scalars = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import colorsys
-import io
 import logging
 from typing import Any
 
@@ -15,6 +14,9 @@ from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont
 
 from contracts import Array, Source
+from loaders.images.decoders import pillow_rgb
+from plan.epoch import exif_of
+from plan.geometry import turned_pixels
 from tasks._coco import PREFIXES, Detections, Scores, names
 
 # once on a machine it says that it looks for fonts
@@ -42,8 +44,10 @@ def predictions(columns: Any, source: Source | None, found: Detections, samples:
 
 def _pair(columns: Any, source: Source, found: Detections, sample: int) -> Array | None:
     try:
-        with Image.open(io.BytesIO(source.read(sample))) as file:
-            picture = file.convert("RGB")
+        picture = pillow_rgb(source.read(sample))
+        if (turns := exif_of(columns)) is not None:
+            shown = turned_pixels(np.asarray(picture), int(turns[sample]))
+            picture = Image.fromarray(np.ascontiguousarray(shown))
     except Exception:  # PIL raises whatever the bytes make it stumble over; and a data set may have no bytes
         return None
     scale = min(SIDE / picture.width, SIDE / picture.height)

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import Repr
@@ -15,6 +16,7 @@ import numpy as np
 
 import processes
 from contracts import Array, UserError
+from dataset.coco.annotation_file import number_of
 from machine import cores
 from tasks import _masks
 from tasks._coco import Detections
@@ -27,7 +29,12 @@ SHORT = Repr()
 """Says what an entry has, however deep or long that is."""
 
 
-def written(found: Detections, kind: str) -> bytes:
+Texts = Mapping[str, Mapping[int, str]]
+"""Ids that are text in an annotation file: "images" and "categories" -> number -> text."""
+NUMBERS_ALONE: Texts = {}
+
+
+def written(found: Detections, kind: str, texts: Texts = NUMBERS_ALONE) -> bytes:
     """Return one file a kind, as COCO's server takes it; many are written in processes.
 
     Numbers stay as they are, so that --score gives the same figures.
@@ -35,14 +42,14 @@ def written(found: Detections, kind: str) -> bytes:
     parts = min(max(int(cores()), 1), len(found) // PART + 1)
     of_part = np.array_split(np.arange(len(found)), parts)
     lines = (
-        processes.gathered(lambda part: _lines(found.taken(of_part[part]), kind), range(parts), parts)
+        processes.gathered(lambda part: _lines(found.taken(of_part[part]), kind, texts), range(parts), parts)
         if parts > 1
-        else [_lines(found, kind)]
+        else [_lines(found, kind, texts)]
     )
     return b"[" + b",\n".join(lines) + b"]\n"
 
 
-def _lines(found: Detections, kind: str) -> bytes:
+def _lines(found: Detections, kind: str, texts: Texts) -> bytes:
     if kind == "masks":
         shapes = [
             json.dumps({"size": code["size"], "counts": code["counts"].decode()})
@@ -51,14 +58,19 @@ def _lines(found: Detections, kind: str) -> bytes:
     else:
         values = found.boxes if kind == "boxes" or found.keypoints is None else found.keypoints
         shapes = list(map(str, values.reshape(len(found), math.prod(values.shape[1:])).tolist()))
-    rows = zip(
-        found.image_ids.tolist(), found.category_ids.tolist(), shapes, found.scores.tolist(), strict=True
-    )
+    images = _ids(found.image_ids, texts.get("images", {}))
+    categories = _ids(found.category_ids, texts.get("categories", {}))
+    rows = zip(images, categories, shapes, found.scores.tolist(), strict=True)
     lines = (
         f'{{"image_id": {image}, "category_id": {category}, "{KEYS[kind]}": {shape}, "score": {score}}}'
         for image, category, shape, score in rows
     )
     return ",\n".join(lines).encode()
+
+
+def _ids(numbers: Array, texts: Mapping[int, str]) -> list[Any]:
+    """Return ids as JSON writes them."""
+    return [json.dumps(texts[i]) if i in texts else i for i in numbers.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +127,10 @@ class Results:
 
         Raises UserError that names the first bad entry.
         """
-        images = self._whole("image_id")
+        texts = columns.text_ids
+        images = self._whole("image_id", text=bool(texts.get("images")))
         self._images_known(images, columns)
-        categories = self._whole("category_id")
+        categories = self._whole("category_id", text=bool(texts.get("categories")))
         unknown = ~np.isin(categories, np.asarray(columns.category_ids))
         self._refuse(unknown, "category_id", "no category of the validation annotations")
         count = len(self.entries)
@@ -142,9 +155,11 @@ class Results:
         )
         return Detections.joined([found])
 
-    def _whole(self, key: str) -> Array:
-        """Return whole numbers, int64 [N]."""
-        values = [entry[key] for entry in self.entries]
+    def _whole(self, key: str, *, text: bool) -> Array:
+        """Return whole numbers, int64 [N]; those of `text` where the annotations have such ids."""
+        values = [one[key] for one in self.entries]
+        if text:
+            values = [number_of(one, key) if isinstance(one[key], str) else one[key] for one in self.entries]
         bad = np.array(
             [not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 2**63 for value in values]
         )

@@ -259,6 +259,8 @@ class DetectionKind(TaskKind):
             )
         if columns.rejected:
             console.warn(f"val: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
+        for line in columns.warnings:
+            console.warn(f"val: {line}")
         _warn_of_nothing(columns, console)
         found = results.checked(columns)
         for kind in results.kinds:

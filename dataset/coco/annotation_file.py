@@ -1,4 +1,4 @@
-"""COCO's annotation file: where it is, and one entry after another; must not know what entries mean together.
+"""COCO's annotation file, one entry after another; must not know what entries mean together.
 
 COCO's largest file is 450 MB of JSON, and 3 GB as Python objects. So only a piece of its text and one entry
 are in memory at a time, and an error tells the place. The standard library's parser is fast enough here, and
@@ -7,19 +7,20 @@ unlike others it reads NaN, which then has an id.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
+import re
 import unicodedata
 from array import array
 from collections.abc import Collection, Iterator
 from json import JSONDecodeError
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import Array
 from dataset.manifest import Rejected
 
 PIECE = 1 << 24  # characters read at a time
@@ -27,43 +28,15 @@ SPACE = " \t\n\r"
 # Unicode's categories of control characters, halves of characters, ends of lines
 UNPRINTED = ("Cc", "Cs", "Zl", "Zp")
 FARTHEST = 1e5  # pixels: no image reaches so far, and what is drawn of a mask takes memory with its distance
-Split = Literal["train", "val"]
 TOKEN = 20  # characters: so close to the end of a piece a name or a number may be cut in two
+
+
+WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
+WITHOUT_ID = -(1 << 63)
 
 
 class NotCoco(Exception):
     """The file is no JSON, or not of COCO's form; says where and why."""
-
-
-def find(root: Path, split: Split, *, keypoints: bool, images: bool = True) -> tuple[Path, str]:
-    """Return (the annotation file, absolute; the name of the folder of its images). Raises UserError.
-
-    Without `images` that folder need not exist.
-    """
-    real = Path(os.path.realpath(root))
-    stem = "person_keypoints" if keypoints else "instances"
-    wanted = f"COCO's layout has {split}2017/ and annotations/{stem}_{split}2017.json"
-    folder = real / "annotations"
-    if not folder.is_dir():
-        what = f"{root} has no folder annotations" if real.is_dir() else f"{root} is no folder"
-        raise UserError(f"--data: {what}; {wanted}")
-    found = {path.stem[len(stem) + 1 :]: path for path in sorted(folder.glob(f"{stem}_{split}*.json"))}
-    if f"{split}2017" in found:
-        found = {f"{split}2017": found[f"{split}2017"]}
-    if not found:
-        raise UserError(f"--data: {root}/annotations has no {stem}_{split}*.json; {wanted}")
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found.values())
-        raise UserError(
-            f"--data: {root}/annotations has {names}; leave one of them, or name the one "
-            f"{stem}_{split}2017.json"
-        )
-    ((name, file),) = found.items()
-    if images and not (real / name).is_dir():
-        raise UserError(
-            f"--data: {root} has no folder {name} for the images of annotations/{file.name}; {wanted}"
-        )
-    return file, name
 
 
 def entries(file: TextIO, keys: Collection[str]) -> Iterator[tuple[str, Any]]:
@@ -185,7 +158,7 @@ class _Text:
 
 class Image(NamedTuple):
     image_id: int
-    path: bytes  # below the folder of images
+    name: str  # of the file, as it is written
     height: int  # pixels
     width: int
 
@@ -193,7 +166,7 @@ class Image(NamedTuple):
 class Annotation(NamedTuple):
     """One annotation as finite numbers of the right number; nothing is checked against its image."""
 
-    annotation_id: int
+    annotation_id: int  # WITHOUT_ID where it has none
     image_id: int
     category_id: int
     box: array[float]  # x y width height
@@ -220,33 +193,43 @@ def id_of(entry: Any) -> str:
 
 def image_id(entry: Any) -> int:
     """Return the id of an entry of an image. Raises Rejected."""
-    return _whole(entry, "id")
+    return number_of(entry, "id")
 
 
-def image(entry: Any, prefixes: Collection[str]) -> Image:
-    """Return the image that an entry describes. Raises Rejected, and nothing else.
+def number_of(entry: Any, key: str) -> int:
+    """Return an id. A text is the whole number that it writes, else one of 48 bits that is its own.
 
-    `prefixes`: how names may begin that are not written below the folder of images.
+    Raises Rejected.
     """
+    value = _field(entry, key)
+    if not isinstance(value, str):
+        return _whole(entry, key)
+    if WHOLE.fullmatch(value):
+        return int(value)
+    return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).digest())
+
+
+def _own_id(entry: Any) -> int:
+    """Return the id of an annotation, WITHOUT_ID for what is none."""
+    try:
+        return number_of(entry, "id")
+    except Rejected:
+        return WITHOUT_ID
+
+
+def image(entry: Any) -> Image:
+    """Return the image that an entry describes. Raises Rejected, and nothing else."""
     name = _field(entry, "file_name")
-    if isinstance(name, str):
-        name = name.removeprefix(next((prefix for prefix in prefixes if name.startswith(prefix)), ""))
-    if (
-        not isinstance(name, str)
-        or not name
-        or "\0" in name
-        or name.startswith("/")
-        or ".." in name.split("/")
-    ):
+    if not isinstance(name, str) or not name or "\0" in name:
         raise Rejected(f"file_name {_short(name)} is no path below the folder of images")
     try:
-        path = os.fsencode(name)
+        os.fsencode(name)
     except UnicodeEncodeError:
         raise Rejected(f"file_name {_short(name)} is no path") from None
     height, width = _whole(entry, "height"), _whole(entry, "width")
     if min(height, width) < 1:
         raise Rejected(f"is {width} x {height} pixels large")
-    return Image(image_id(entry), path, height, width)
+    return Image(image_id(entry), name, height, width)
 
 
 def annotation(entry: Any, *, keypoints: bool) -> Annotation:
@@ -274,9 +257,9 @@ def annotation(entry: Any, *, keypoints: bool) -> Annotation:
         size = (0, 0)
         fault = str(why)
     return Annotation(
-        _whole(entry, "id"),
-        _whole(entry, "image_id"),
-        _whole(entry, "category_id"),
+        _own_id(entry),
+        number_of(entry, "image_id"),
+        number_of(entry, "category_id"),
         box,
         area,
         bool(crowd),
@@ -300,10 +283,12 @@ def category(entry: Any, *, keypoints: bool) -> Category:
         )
     if not isinstance(points, list) or not all(isinstance(point, str) for point in points):
         raise Rejected(f"keypoints {_short(points)} are no names")
-    return Category(_whole(entry, "id"), name, tuple(points))
+    return Category(number_of(entry, "id"), name, tuple(points))
 
 
 def _keypoints(entry: Any) -> array[float]:
+    if entry.get("keypoints") is None:  # a category without keypoints may stand beside one with
+        return array("d")
     values = _numbers(entry, "keypoints")
     if any(visible not in (0, 1, 2) for visible in values[2::3]):
         raise Rejected("keypoints: a visibility is none of 0, 1 and 2")

@@ -12,6 +12,7 @@ offsets:
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -63,7 +64,7 @@ class Instances(Manifest):
     category ids are "N/A".
     """
 
-    VERSION: ClassVar[str] = "instances 4"
+    VERSION: ClassVar[str] = "instances 5"
     COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
         "path_bytes": np.dtype("u1"),
         "path_offsets": np.dtype("i8"),
@@ -101,7 +102,7 @@ class Instances(Manifest):
     annotation_offsets: Array  # int64 [n + 1]
     # By annotation, [m].
     annotation_id: Array  # int64
-    # float64 [m, 4], x y width height in stored pixels, as in the file: may reach out of the image
+    # float64 [m, 4], x y width height in pixels of `height` and `width`, as in the file: may reach out of it
     boxes: Array
     area: Array  # float64, square pixels, as in the file: of the mask, not of the box
     category: Array  # int32, index into category_ids
@@ -120,10 +121,31 @@ class Instances(Manifest):
     keypoint_mirror: Array  # int64, which keypoint each becomes when the image is mirrored left to right
     keypoint_name: Array  # uint32, CRC-32 of each keypoint's name: two splits must have the same
 
+    exif: Array | None = None  # uint8 [n], as in dataset.images.columns.Images
+    numbers: Array | None = None  # int64 [C], class numbers of others' classes; see `numbered`
+
     class_of: Array = field(init=False)  # int64 [C]: the class number of a category
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "class_of", class_numbers(self.category_ids))
+        own = class_numbers(self.category_ids) if self.numbers is None else self.numbers
+        object.__setattr__(self, "class_of", own)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what the scan warns of, a line each: warnings.txt beside the columns."""
+        try:
+            return (self.folder / "warnings.txt").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:  # of the synthetic stand-in
+            return []
+
+    @property
+    def text_ids(self) -> dict[str, dict[int, str]]:
+        """Return {"images": ..., "categories": ...}, each number -> the text that the file has as that id."""
+        try:
+            found = json.loads((self.folder / "text_ids.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:  # of the synthetic stand-in
+            return {}
+        return {kind: {int(number): text for number, text in texts.items()} for kind, texts in found.items()}
 
     @property
     def class_names(self) -> Sequence[str]:
@@ -135,9 +157,7 @@ class Instances(Manifest):
 
         In this process alone: they pickle as their folder.
         """
-        found = replace(self, classes=classes)
-        object.__setattr__(found, "class_of", numbers)
-        return found
+        return replace(self, classes=classes, numbers=numbers)
 
     def annotations(self, sample: int) -> slice:
         """Return the slice of the annotations that an image has."""

@@ -7,10 +7,11 @@ write   -> columns                             annotations move to their images,
 
 from __future__ import annotations
 
+import json
 import os
 import zlib
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,17 +21,32 @@ import numpy as np
 from contracts import Array, UserError
 from dataset import walk
 from dataset.coco import annotation_file
-from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco, Split, find
-from dataset.coco.columns import UNUSED, Instances, class_names, mirrored
-from dataset.entries import Entries
-from dataset.images.columns import HEADER, Header
-from dataset.images.scan import read_headers
+from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco
+from dataset.coco.columns import Instances, mirrored
+from dataset.coco.doubts import doubts
+from dataset.coco.file_names import below
+from dataset.coco.layouts import Split, find
+from dataset.coco.matching import (
+    MASKLESS,
+    ImageTable,
+    class_names_of,
+    class_places,
+    fitting,
+    found_by_last_parts,
+    headers_of,
+    inside,
+    keypoint_names,
+    listed_images,
+    matched,
+    own_ids,
+    places_of,
+    validating,
+)
+from dataset.images.columns import HEADER, Header, told_of_exif
 from dataset.manifest import Rejected, Rejects, create_column, writing
 from dataset.scan import Progress, reading, remembered
 from dataset.sources import source_named
 
-MASKLESS = "its segmentation is left out, its box stays"
-LARGEST_ID = 2**53 - 1  # of a category: what scores them holds ids as doubles
 PIECE = 20_000  # annotations that are read, or written, at once: bounds the memory
 
 ROW = np.dtype(
@@ -54,14 +70,6 @@ RAGGED = {"polygons": "i8", "points": "f8", "runs": "u4", "keypoints": "f8"}
 """Numbers in file_list.<name>: points a polygon; x y a point; run lengths; x y visibility a keypoint."""
 
 
-class _ImageTable(NamedTuple):
-    """The images that may be kept, as the annotation file has them, ordered by id."""
-
-    ids: Array  # int64 [n]
-    paths: list[bytes]  # below the root
-    sizes: Array  # int64 [n, 2], height and width
-
-
 def open_coco(
     root: Path,
     split: Split,
@@ -69,61 +77,98 @@ def open_coco(
     keypoints: bool,
     images: bool = True,
     source: str = "folder",
+    exif: str = "stored",
     classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
     progress: Progress | None = None,
 ) -> Instances:
-    """Return the manifest of one split of COCO's layout: from `cache` if nothing has changed since, or anew.
+    """Return the manifest of one split: from `cache` if nothing has changed since, or anew.
 
-    Reads root/annotations/instances_X.json, with `keypoints` person_keypoints_X.json, and the images in
-    root/X/; X is train2017 or val2017, or the only name there that begins with `split`. `classes`: those that
-    the categories must amount to (validation has those of training). Without `images` their files need not be
-    there, and have the sizes of the annotation file. `source` has the images' bytes, by the name of their
-    folder and file_name. The rest is as in dataset.images.scan.open_images. Raises UserError.
+    dataset/coco/layouts.py says where annotations and images are; where no name gives them to a split, a
+    tenth of the images is that of validation. `classes`: those of training, among which the categories of
+    validation must be. Without `images` their files need not be there, and have the sizes of the annotation
+    file. `source` has the images' bytes, by the name of their folder and file_name. `exif`: the annotations
+    are of images as "stored", or as "shown". The rest is as in dataset.images.scan.open_images. Raises
+    UserError.
     """
     real = Path(os.path.realpath(root))
     module = source_named(source)
-    file, folder = find(root, split, keypoints=keypoints, images=images and module.FILES)
+    file, folder, shared = find(root, split, keypoints=keypoints, images=images and module.FILES)
     entries = module.entries(real)
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         with reading(file):
             walk.remember(visits, os.fsencode(real), os.fsencode(file.relative_to(real)))
-            prefixes = _prefixes(root, real, folder)
-            known, told, categories = _read(file, keypoints, prefixes, made, rejects, say)
-        names = _classes(file, categories, keypoints, classes)
-        listed = _listed(file, folder, told, rejects)
+            told = _read(file, keypoints, made, rejects, say)
+        categories = told.categories
+        names = class_names_of(file, categories, keypoints, classes)
+        listed = listed_images(file, folder, _prefixes(root, real, folder), told.images, rejects)
+        mine = np.ones(len(listed.ids), bool)
+        if shared:
+            mine = validating(listed) == (split == "val")
         rows = np.fromfile(made / "file_list.annotations", ROW)
-        rows["category"] = _places(
+        warnings = own_ids(rows)
+        rows["category"] = places_of(
             np.array([category.category_id for category in categories]), rows["category_id"]
         )
-        image_of = _places(listed.ids, rows["image_id"])
+        image_of = places_of(listed.ids, rows["image_id"])
         if images:
-            below = os.fsencode(folder) + b"/"
+            named = [path for path in listed.paths if path]
+            warnings += found_by_last_parts(entries, folder, listed, mine, rejects, file)
             with reading(root):
-                entries.remember(visits, [below, *(below + image.path for image in told)])
+                found = [path for path in listed.paths if path]
+                entries.remember(visits, [below(folder, ""), *named, *found])
+            records, faults = headers_of(entries, listed, mine, made, say)
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
-            records = _headers(entries, listed, annotations, made, rejects, say)
+            fits, turned = fitting(entries, file, listed, mine, exif, records, faults, annotations, rejects)
+            records["size"][~fits] = -1
+            if exif == "stored" and (line := told_of_exif(np.rec.array(records[fits]), turned)):
+                warnings.append(line)
         else:
             records = np.zeros(len(listed.ids), HEADER)
             records["height"], records["width"] = listed.sizes.T
+            records["size"][~mine] = -1
         good = records["size"] >= 0
         if not good.any():
             first = f"left out: {rejects.count}, first {rejects.first}" if rejects.first else "it has none"
             raise UserError(f"--data: no image of {file} can be used; {first}")
-        kept = _match(file, rows, image_of, good, known, listed, len(categories[0].keypoints), rejects)
+        if shared:
+            warnings.append(
+                f"{file.name} is of both splits: a tenth of its images validates, chosen by their names, "
+                f"and {good.sum():,} are of this split; docs/data.md says how to give two"
+            )
+        known = image_of >= 0
+        warnings += doubts(rows[known & mine[image_of]], listed.sizes[image_of[known & mine[image_of]]])
+        points = np.array([len(category.keypoints) for category in categories])
+        kept = matched(file, rows, image_of, good, told.known, listed, points, rejects)
         _write(listed, records, rows, image_of, kept, categories, made)
+        (made / "warnings.txt").write_text("".join(f"{line}\n" for line in warnings), encoding="utf-8")
+        (made / "text_ids.json").write_text(json.dumps(told.texts), encoding="utf-8")
         return names
 
     names_given = None if classes is None else list(classes)
     what = "coco" if images else "coco alone"
-    key = [str(real), os.path.abspath(root), names_given, what, file.name, source]
-    return remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+    key = [str(real), os.path.abspath(root), names_given, what, split, file.name, source, exif]
+    found = remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+    if classes is None or found.classes == tuple(classes):
+        return found
+    numbers = class_places(found.classes, classes)
+    assert numbers is not None, "a scan keeps no categories that training does not have"
+    return found.numbered(numbers, tuple(classes))
 
 
 # --- read ---------------------------------------------------------------------------------------------------
+
+
+class _Told(NamedTuple):
+    """What an annotation file says beside its annotations, which are in made/file_list.*."""
+
+    known: Array  # int64, ascending: the ids of all images
+    images: list[Image]
+    categories: list[Category]
+    texts: dict[str, dict[int, str]]  # "images" and "categories" -> number -> the text that is the id
 
 
 def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
@@ -131,17 +176,17 @@ def _prefixes(root: Path, real: Path, folder: str) -> list[str]:
 
     The name counts only where the folder holds no folder of that name.
     """
-    names = [f"{real}/{folder}/", f"{os.path.abspath(root)}/{folder}/"]
-    return names if (real / folder / folder).is_dir() else [*names, f"{folder}/"]
+    below_root = f"{folder}/" if folder else ""
+    names = [f"{real}/{below_root}", f"{os.path.abspath(root)}/{below_root}"]
+    return names if not folder or (real / folder / folder).is_dir() else [*names, below_root]
 
 
-def _read(
-    file: Path, keypoints: bool, prefixes: Sequence[str], made: Path, rejects: Rejects, say: Progress
-) -> tuple[Array, list[Image], list[Category]]:
-    """Return (ids of all images, whole images, categories); write made/file_list.*. Raises UserError."""
+def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progress) -> _Told:
+    """Read the file, and write made/file_list.*. Raises UserError."""
     known: list[int] = []
     images: list[Image] = []
     categories: list[Category] = []
+    texts: dict[str, dict[int, str]] = {"images": {}, "categories": {}}
     where = os.fsencode(file)
     try:
         # closed below: an error of writing is not one of this file
@@ -156,14 +201,17 @@ def _read(
                 try:
                     if key == "images":
                         known.append(annotation_file.image_id(entry))
-                        images.append(annotation_file.image(entry, prefixes))
+                        images.append(annotation_file.image(entry))
                     elif key == "annotations":
                         found = annotation_file.annotation(entry, keypoints=keypoints)
                         writer.add(found)
                         if found.fault:
-                            rejects(where, f"annotation {found.annotation_id}: {found.fault}; {MASKLESS}")
+                            own = annotation_file.id_of(entry)
+                            rejects(where, f"annotation {own}: {found.fault}; {MASKLESS}")
                     else:
                         categories.append(annotation_file.category(entry, keypoints=keypoints))
+                    if key != "annotations" and isinstance(entry["id"], str):
+                        texts[key][annotation_file.number_of(entry, "id")] = entry["id"]
                 except Rejected as why:
                     if key == "categories":
                         own = annotation_file.id_of(entry)
@@ -175,7 +223,7 @@ def _read(
         raise UserError(f"--data: {file} {error}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"--data: {file} is no JSON: {error.reason}, it must be UTF-8") from None
-    return np.unique(np.array(known, np.int64)), images, categories
+    return _Told(np.unique(np.array(known, np.int64)), images, categories, texts)
 
 
 class _Writer:
@@ -226,150 +274,11 @@ class _Writer:
             self.flush()
 
 
-# --- match --------------------------------------------------------------------------------------------------
-
-
-def _classes(
-    file: Path, categories: list[Category], keypoints: bool, classes: Sequence[str] | None
-) -> tuple[str, ...]:
-    """Sort the categories by their ids, and return the names of the class numbers. Raises UserError."""
-    categories.sort()
-    ids = [category.category_id for category in categories]
-    if not ids:
-        raise UserError(f"--data: {file} has no category")
-    for same in {number for number in ids if ids.count(number) > 1}:
-        raise UserError(f"--data: {file}: {ids.count(same)} categories have the id {same}")
-    if keypoints and not categories[0].keypoints:
-        raise UserError(f"--data: {file}: category {ids[0]} names no keypoints")
-    if len({category.keypoints for category in categories}) > 1:
-        raise UserError(
-            f"--data: {file}: its categories have different keypoints; all of them must have the same"
-        )
-    mirrored(categories[0].keypoints)  # raises
-    if abs(large := max(ids, key=abs)) > LARGEST_ID:
-        raise UserError(
-            f"--data: {file}: the category id {large} is beyond 2^53, where the figures would be wrong; "
-            "number categories from 1"
-        )
-    names = class_names(np.array(ids), [category.name for category in categories])
-    if classes is not None and names != tuple(classes):
-        train, val = (
-            {f"{i} {name}" for i, name in enumerate(some) if i and name != UNUSED}
-            for some in (classes, names)
-        )
-        parts = [
-            f"{what}: {', '.join(sorted(some)[:5])}{', ...' * (len(some) > 5)}"
-            for what, some in (("missing", train - val), ("not in training", val - train))
-            if some
-        ]
-        raise UserError(
-            f"--data: the categories of {file} are not those of training; {'; '.join(parts)} (class number "
-            "and name)"
-        )
-    return names
-
-
-def _listed(file: Path, folder: str, images: list[Image], rejects: Rejects) -> _ImageTable:
-    """Return the images that have an id of their own."""
-    ids, counts = np.unique(np.array([image.image_id for image in images], np.int64), return_counts=True)
-    for same, count in zip(ids[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True):
-        rejects(os.fsencode(file), f"image {same}: {count} images have this id; none of them is used")
-    alone = set(ids[counts == 1].tolist())
-    kept = sorted(image for image in images if image.image_id in alone)
-    sizes = np.array([(image.height, image.width) for image in kept], np.int64).reshape(-1, 2)
-    paths = [os.fsencode(folder) + b"/" + image.path for image in kept]
-    return _ImageTable(np.array([image.image_id for image in kept], np.int64), paths, sizes)
-
-
-def _headers(
-    entries: Entries, images: _ImageTable, annotations: Array, made: Path, rejects: Rejects, say: Progress
-) -> Array:
-    """Return HEADER [n], with size -1 where an image is left out: it has no file, or one of another size.
-
-    `annotations` [n] are the numbers of annotations that are lost with an image.
-    """
-    walk.write_file_list(images.paths, made)
-    faults: dict[bytes, str] = {}
-    records = read_headers(entries, made, 0, faults.__setitem__, say)
-    stored = np.column_stack([records["height"], records["width"]])
-    fits = (stored == images.sizes).all(axis=1)
-    for place in np.flatnonzero(~fits | (records["size"] < 0)).tolist():
-        path = entries.shown(images.paths[place])
-        height, width = images.sizes[place]
-        turned = int(records["orientation"][place])
-        other = (
-            f"has {stored[place, 1]} x {stored[place, 0]} pixels, its annotations are for {width} x {height}"
-        )
-        other += f" (EXIF orientation {turned}: the stored pixels count)" if turned > 4 else ""
-        why = faults.get(path, other)
-        lost = f"; with {annotations[place]} annotations" if annotations[place] else ""
-        rejects(path, f"image {images.ids[place]}: {why}{lost}")
-    records["size"][~fits] = -1
-    return records
-
-
-def _match(
-    file: Path,
-    rows: Array,
-    image_of: Array,
-    good: Array,
-    known: Array,
-    images: _ImageTable,
-    points: int,
-    rejects: Rejects,
-) -> Array:
-    """Return bool [annotations of the file]: those that are kept, all of them of `good` images, bool [n]."""
-    lost = (image_of >= 0) & ~good[image_of]
-    sizes = np.where(image_of[:, None] >= 0, images.sizes[image_of], 0)
-    x, y, w, h = rows["box"].T
-    again = np.ones(len(rows), bool)
-    again[np.unique(rows["annotation_id"], return_index=True)[1]] = False
-
-    def of_image(row: Any) -> str:
-        height, width = images.sizes[np.searchsorted(images.ids, row["image_id"])].tolist()
-        return f"image {row['image_id']}, which has {width} x {height} pixels"
-
-    faults: list[tuple[Array, Callable[[Any], str]]] = [
-        (_places(known, rows["image_id"]) < 0, lambda row: f"unknown image {row['image_id']}"),
-        (image_of < 0, lambda row: f"its image {row['image_id']} is left out"),
-        (rows["category"] < 0, lambda row: f"unknown category {row['category_id']}"),
-        (again, lambda row: "an annotation before it has the same id"),
-        (
-            (x >= sizes[:, 1]) | (y >= sizes[:, 0]) | (x + w < 0) | (y + h < 0),
-            lambda row: f"box {row['box'].tolist()} lies outside {of_image(row)}",
-        ),
-        (
-            rows["keypoints"] != 3 * points,
-            lambda row: f"{row['keypoints']} numbers as keypoints, not {3 * points}",
-        ),
-    ]
-    kept = ~lost
-    for fault, why in faults:
-        for place in np.flatnonzero(fault & kept).tolist():
-            rejects(os.fsencode(file), f"annotation {rows[place]['annotation_id']}: {why(rows[place])}")
-        kept &= ~fault
-    unfit = kept & (rows["runs"] > 0) & (rows["size"] != sizes).any(axis=1)
-    for row in rows[unfit]:
-        size = f"{row['size'][1]} x {row['size'][0]} pixels"
-        said = f"segmentation of {size} does not fit {of_image(row)}; {MASKLESS}"
-        rejects(os.fsencode(file), f"annotation {row['annotation_id']}: {said}")
-    rows["size"][unfit] = 0  # those runs are not written
-    return kept
-
-
-def _places(ordered: Array, wanted: Array) -> Array:
-    """Return int64, where each wanted value is among the ordered ones, -1 for none."""
-    if not len(ordered):
-        return np.full(len(wanted), -1)
-    places = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
-    return np.where(ordered[places] == wanted, places, -1)
-
-
 # --- write --------------------------------------------------------------------------------------------------
 
 
 def _write(
-    images: _ImageTable,
+    images: ImageTable,
     records: Array,
     rows: Array,
     image_of: Array,
@@ -386,7 +295,7 @@ def _write(
     found = found[np.argsort(image[found], kind="stable")]
     image = image[found]
     ordered = rows[found]
-    names = categories[0].keypoints
+    names = keypoint_names(categories)
     runs = np.where(ordered["size"].any(axis=1), ordered["runs"], 0)
     values = {
         "path_bytes": np.frombuffer(b"".join(paths), np.uint8),
@@ -399,7 +308,7 @@ def _write(
         "area": ordered["area"],
         "category": ordered["category"],
         "crowd": ordered["crowd"],
-        "usable": _inside(ordered["box"], images.sizes[good][image]) & ~ordered["crowd"],
+        "usable": inside(ordered["box"], images.sizes[good][image]) & ~ordered["crowd"],
         "polygon_offsets": _offsets(ordered["polygons"]),
         "rle_offsets": _offsets(runs),
         "category_ids": np.array([category.category_id for category in categories]),
@@ -418,7 +327,10 @@ def _write(
     rle = create_column(made, "rle", Instances.COLUMNS["rle"], int(runs.sum()))
     _move(made, "runs", rows["runs"], found[runs > 0], rle)
     keypoints = create_column(made, "keypoints", Instances.COLUMNS["keypoints"], len(found), len(names), 3)
-    _move(made, "keypoints", rows["keypoints"], found, keypoints)
+    pointed = rows["keypoints"][found] > 0  # those of the other categories stay 0
+    points_of = np.zeros((int(pointed.sum()), len(names), 3))
+    _move(made, "keypoints", rows["keypoints"], found[pointed], points_of)
+    keypoints[pointed] = points_of
 
 
 def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> None:
@@ -441,10 +353,3 @@ def _move(made: Path, name: str, counts: Array, found: Array, into: Array) -> No
 def _offsets(counts: Array) -> Array:
     """Return int64 [n + 1], where each of them begins, and the end."""
     return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-
-
-def _inside(boxes: Array, sizes: Array) -> Array:
-    """Return bool [m]: whether a box, x y width height, covers an area within its image, height and width."""
-    x, y, w, h = boxes.T
-    height, width = sizes.T
-    return (np.minimum(x + w, width) > np.maximum(x, 0)) & (np.minimum(y + h, height) > np.maximum(y, 0))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
 from contracts import Array
 from dataset.manifest import Manifest
 
+C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
 FORMATS = ("jpeg", "png", "gif", "bmp", "webp", "tiff", "ppm")  # the column `format` holds the index
 # the column `chroma`; none = no JPEG
 CHROMA = ("none", "444", "422", "420", "440", "411", "gray", "rgb", "other")
@@ -43,6 +44,56 @@ COLUMNS: dict[str, np.dtype[Any]] = {
 }
 
 
+TURN_OF = np.array([0, 0, 1, 3, 2, 4, 5, 7, 6], np.uint8)
+"""EXIF's orientation, 0..8 -> the turn that shows the stored pixels, as contracts.Rows has them."""
+
+
+TRANSPOSE = 4
+"""Turns from here on swap height and width."""
+
+
+def shown_by(columns: Any) -> Array:
+    """Return uint8 [n], the turns that EXIF asks viewers for; none of TIFF, which Pillow turns itself."""
+    of_tiff = columns.format == FORMATS.index("tiff")
+    return np.where(of_tiff, 0, TURN_OF[columns.orientation]).astype(np.uint8)
+
+
+def as_shown(columns: C) -> C:
+    """Return the columns with images as viewers show them: `exif` has their turns, sizes are those after it.
+
+    In this process alone: columns pickle as their folder.
+    """
+    turns = shown_by(columns)
+    if not turns.any():
+        return columns
+    swapped = turns >= TRANSPOSE
+    height = np.where(swapped, columns.width, columns.height)
+    width = np.where(swapped, columns.height, columns.width)
+    return replace(columns, height=height, width=width, exif=turns)
+
+
+def told_of_exif(columns: Any, left_out: int = 0) -> str:
+    """Return a warning of images that EXIF turns and that are taken as stored; "" where there are none.
+
+    So many more were `left_out` for their annotations are of the size that viewers show.
+    """
+    turned = int(np.count_nonzero(shown_by(columns)))
+    if not turned and not left_out:
+        return ""
+    without = f" and {left_out:,} left out, whose annotations are of the size shown" if left_out else ""
+    return (
+        f"EXIF asks viewers to turn {turned + left_out:,} of {len(columns.orientation) + left_out:,} images: "
+        f"{turned:,} are taken as they are stored, as torchvision does{without}; --exif shown turns them"
+    )
+
+
+def stored_size(columns: Any, sample: int) -> tuple[int, int]:
+    """Return height and width of a sample's stored pixels, whether or not the columns are `as_shown`."""
+    size = int(columns.height[sample]), int(columns.width[sample])
+    turns = getattr(columns, "exif", None)  # an own loop's columns need not have it
+    return size[::-1] if turns is not None and turns[sample] >= TRANSPOSE else size
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Images(Manifest):
     """n images in the order of their path's bytes."""
@@ -65,6 +116,7 @@ class Images(Manifest):
     # bool [n], False: a JPEG or PNG without its end, perhaps cut short, or a JPEG with bytes between its
     # segments
     whole: Array
+    exif: Array | None = None  # uint8 [n], see `as_shown`; None: images are taken as they are stored
 
     def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Images:
         """Return the columns with label numbers[i] in place of i, among `classes`.

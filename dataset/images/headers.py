@@ -312,6 +312,8 @@ def _tiff(file: _File) -> Header:
     turned = tags.get(274, 0)
     if not (0 < depth <= 64 and 0 < components < 256):
         raise Rejected(f"has {components} components of {depth} bits")
+    if depth > 16:
+        raise Rejected(f"has {depth} bits a component, which say no range; save it with 8 or 16 bits")
     said = turned if turned <= 8 else 0
     # Pillow, the reference, turns the pixels of this one format when it decodes them, and so does torchvision
     height, width = (tags[256], tags[257]) if said >= 5 else (tags[257], tags[256])

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from contracts import Array, Feed, FileSource, Rows, UserError
+from dataset.images.columns import stored_size
 from loaders import Undecodable
 from loaders._reads import read
 from loaders._workers import some
@@ -113,7 +114,8 @@ def encoded(pixels: Array) -> bytes:
 
 def whole_image(data: bytes, columns: Any, sample: int) -> Array:
     """Return RGB uint8 [H, W, 3] of a whole file, by PIL. Raises Undecodable, also for an unexpected size."""
-    return exactly(READERS["pil"](), data, (0, 0, int(columns.width[sample]), int(columns.height[sample])))
+    height, width = stored_size(columns, sample)
+    return exactly(READERS["pil"](), data, (0, 0, width, height))
 
 
 def blank_rows(batch_size: int, size: tuple[int, int]) -> Rows:

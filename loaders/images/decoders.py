@@ -18,6 +18,7 @@ from PIL import Image
 
 from contracts import Array
 from dataset.images.columns import CHROMA, FORMATS
+from dataset.images.headers import parse
 from loaders import Undecodable
 
 Region = tuple[int, int, int, int]
@@ -44,17 +45,30 @@ def plain_jpeg(columns: Any, ids: Array) -> Array:
     return plain
 
 
+def pillow_rgb(data: bytes) -> Image.Image:
+    """Return a whole file as RGB of 8 bits, its pixels as they are stored. Raises what Pillow raises, and
+    Rejected.
+
+    Grey of more bits keeps its high ones, as Pillow and torchvision take colours of 16 bits; Pillow's own
+    conversion would clip it, which makes nearly all of it white.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a damaged EXIF block is no business of the pixels
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            if not image.mode.startswith("I"):
+                return image if image.mode == "RGB" else image.convert("RGB")
+            depth = parse(data, len(data)).depth
+            levels = np.asarray(image).clip(0, (1 << depth) - 1) >> (depth - 8)
+            return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+
+
 def _pil(data: bytes, region: Region) -> Array:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a damaged EXIF block is no business of the pixels
-            with Image.open(io.BytesIO(data)) as image:
-                colour = image if image.mode == "RGB" else image.convert("RGB")
-                if region[2] > colour.width or region[3] > colour.height:  # `crop` would fill up with black
-                    raise Undecodable(
-                        f"the image has {colour.width} x {colour.height} pixels, its header said more"
-                    )
-                return np.asarray(colour.crop(region))
+        colour = pillow_rgb(data)
+        if region[2] > colour.width or region[3] > colour.height:  # `crop` would fill up with black
+            raise Undecodable(f"the image has {colour.width} x {colour.height} pixels, its header said more")
+        return np.asarray(colour.crop(region))
     except (
         Exception
     ) as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files

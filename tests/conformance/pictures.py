@@ -133,6 +133,32 @@ def odd_files() -> dict[str, bytes]:
     }
 
 
+def deep_files() -> dict[str, bytes]:
+    """name -> bytes of one grey picture of 8 bits, and of more bits in the formats that hold them."""
+    grey = photograph(5, 60, 90)[..., 0]
+    deep = grey.astype(np.uint16) << 8
+    size = f"{grey.shape[1]} {grey.shape[0]}"
+    return {
+        "plain": png(grey),
+        "png-16": _png_16(deep[..., None] | 0x80, 0),
+        "png-16-alpha": _png_16(np.stack([deep, np.full_like(deep, 0xFFFF)], axis=2), 4),
+        "pgm-16": f"P5 {size} 65535\n".encode() + deep.astype(">u2").tobytes(),
+        "tiff-16": _saved(Image.fromarray(deep), "TIFF"),
+        "tiff-16-big-endian": _big_endian_tiff(deep),
+    }
+
+
+def _big_endian_tiff(pixels: Array) -> bytes:
+    """A TIFF of one strip. `pixels` uint16 [H, W]."""
+    height, width = pixels.shape
+    body = pixels.astype(">u2").tobytes()
+    entries = [(256, 4, width), (257, 4, height), (258, 3, 16 << 16), (259, 3, 1 << 16), (262, 3, 1 << 16)]
+    entries += [(273, 4, 8), (277, 3, 1 << 16), (278, 4, height), (279, 4, len(body))]
+    table = b"".join(struct.pack(">HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    head = b"MM\0*" + struct.pack(">I", 8 + len(body))
+    return head + body + struct.pack(">H", len(entries)) + table + bytes(4)
+
+
 def damaged_files() -> dict[str, bytes]:
     """name -> bytes with a header that can be scanned and a body that is broken; PIL says which of them can
     be decoded.
@@ -183,6 +209,8 @@ def pil(data: bytes) -> Array | None:
     """RGB uint8 of a file by Pillow alone, the reference of every loader; None when it cannot decode it."""
     try:
         with Image.open(io.BytesIO(data)) as image:
+            if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's conversion clips
+                return np.repeat((np.asarray(image) // 256).astype(np.uint8)[..., None], 3, axis=2)
             return np.asarray(image.convert("RGB"))
     except Exception:  # Pillow raises what it likes on damaged files
         return None

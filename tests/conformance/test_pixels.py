@@ -77,6 +77,31 @@ def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) ->
     checks.pixels_are_pillows(backend.open, feed, odd, backend.pixel_difference)
 
 
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene(tmp_path_factory.mktemp("deep"), pictures.deep_files())
+
+
+def assert_no_depth_is_clipped(backend: Backend, of: Scene, reader: str = "auto") -> None:
+    feed = of.feed(backend.device, batch_size=3, image_size=48, training=False, reader=reader)
+    found = passed(backend.open, feed)
+    assert not found.failed and len(found.levels) == len(of.names)
+    plain = found.levels[of.names.index("plain")]
+    assert plain.std() > 20
+    for name, levels in zip(of.names, found.levels, strict=True):
+        assert np.abs(levels - plain).max() <= 0.5 + 10 * backend.repeat_difference, name
+
+
+def test_grey_of_16_bits_is_scaled(backend: Backend, deep: Scene) -> None:
+    """A picture has the same levels whatever its depth: high bits count, and nothing is clipped."""
+    assert_no_depth_is_clipped(backend, deep)
+
+
+@pytest.mark.parametrize("reader", READER_DIFFERENCE)
+def test_grey_of_16_bits_is_scaled_by_every_reader(reader: str, device: torch.device, deep: Scene) -> None:
+    assert_no_depth_is_clipped(Backend(name="torchvision", device=device), deep, reader)
+
+
 def test_stored_pixels_whatever_exif_says(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each of EXIF's eight orientations on one picture: the same stored pixels eight times."""
     pixels = pictures.photograph(3, 80, 100)

@@ -42,7 +42,7 @@ class Faulty(ImagePlan):
         return framed
 
 
-def faulty(change: Change, **says: bool) -> Faulty:
+def faulty(change: Change, **says: Any) -> Faulty:
     heights, widths = np.arange(COUNT, dtype=np.int32) + 40, np.arange(COUNT, dtype=np.int32) + 50
     return Faulty(
         heights=heights, widths=widths, policy=POLICY, seed=0, batch_size=BATCH, change=change, **says

@@ -18,7 +18,7 @@ from pycocotools import mask as coco_mask
 
 from dataset.coco import scan
 from dataset.coco.columns import Instances
-from tests.unit.coco_files import changed, counts, document, opened, write, write_coco
+from tests.unit.coco_files import changed, counts, document, opened, reasons, write, write_coco
 from tests.unit.test_headers import SAMPLES
 
 
@@ -160,7 +160,8 @@ def test_what_is_trained_on(data: Path) -> None:
 
     found = changed(data, change)
     assert found.usable.tolist() == [True, False, False, False, True, False]
-    assert found.boxes[:5].tolist() == list(boxes.values()) and found.rejected == 0
+    assert found.boxes[:5].tolist() == list(boxes.values())
+    assert ["no detector trains on it" in line for line in reasons(found)] == [True] * 3
     assert found.with_boxes.tolist() == [0]
     assert len(found.points) == len(found.rle) == 0, "a set may have no segmentations"
 

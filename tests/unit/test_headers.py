@@ -317,6 +317,7 @@ def test_first_frame_of_a_gif_may_be_larger_than_its_screen() -> None:
         (b"\xff\xd8" + segment(0xC0, struct.pack(">BHHB", 8, 0, 9, 1) + b"\0\x11\0"), "JPEG of 9 x 0 pixels"),
         (FILES["png rgb"][:33], "PNG header is cut short"),
         (FILES["tiff rgb"][:9], "TIFF header is cut short"),
+        (encoded("F", format="TIFF"), "TIFF has 32 bits a component, which say no range; save it with 8 or"),
     ],
 )
 def test_reason_is_said(content: bytes, reason: str) -> None:

@@ -213,13 +213,26 @@ def test_no_annotated_images(content: Content) -> None:
 def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
     write_coco(data)
     written = document(data, "val2017")
-    written["categories"].pop()
+    written["categories"][-1]["name"] = "people"
     write(data, "val2017", written)
-    assert "missing: 1 person" in mistake(data, content="instances")
+    assert "missing: 1 person; not in training: 1 people" in mistake(data, content="instances")
     (data / "annotations" / "instances_val2017.json").unlink()
     console = Console()
     assert "has no instances_val*.json" in mistake(data, content="instances", console=console)
     assert console.counted == [], "nothing is scanned before both are there"
+
+
+def test_a_validation_of_fewer_categories(data: Path, synced: list[str]) -> None:
+    """It has training's class numbers, and its own category ids."""
+    write_coco(data)
+    written = document(data, "val2017")
+    written["categories"] = [one for one in written["categories"] if one["name"] != "box"]
+    write(data, "val2017", written)
+    splits = opened(data, content="instances")
+    train, val = (splits[name].columns for name in ("train", "val"))
+    assert train.classes == val.classes == ("__background__", "person", "box", "triangle")
+    assert val.category_ids.tolist() == [1, 5] and val.class_of.tolist() == [1, 3]
+    assert val.category_of.tolist() == [-1, 0, -1, 1], "who finds a box there finds no category"
 
 
 def test_one_folder_for_ones_own_loop(data: Path, tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""Sentences about annotations that can be used and may not be what was meant; must not change any."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from contracts import Array
+
+FEW_CROWDS = 0.2  # share of the annotations; COCO's own have 1 %
+FEW_BEYOND = 0.1  # share of the boxes; that of boxes as x0 y0 x1 y1 is above a half
+ROUNDED = 1.0  # pixels that a box may reach out of its image
+NEARLY_ALL = 0.9
+
+
+def doubts(rows: Array, sizes: Array) -> list[str]:
+    """Return a sentence for each doubt. `sizes` int64 [m, 2] are height and width of each row's image."""
+    count = len(rows)
+    if not count:
+        return []
+    x, y, w, h = rows["box"].T
+    height, width = sizes.T
+    told = []
+    crowds = int(np.count_nonzero(rows["crowd"]))
+    if crowds > FEW_CROWDS * count:
+        told.append(
+            f"{crowds:,} of {count:,} annotations are crowds (iscrowd 1): no detector trains on them, and to "
+            "miss one is no mistake; single objects have iscrowd 0"
+        )
+    small = int(np.count_nonzero(np.maximum(w, h) <= 1))
+    if small > NEARLY_ALL * count:
+        told.append(
+            f"{small:,} of {count:,} boxes are not larger than a pixel, first annotation "
+            f"{rows['annotation_id'][0]}: COCO's boxes are in pixels, and these may be shares of the sides"
+        )
+        return told
+    beyond = (x < -ROUNDED) | (y < -ROUNDED) | (x + w > width + ROUNDED) | (y + h > height + ROUNDED)
+    if np.count_nonzero(beyond) > FEW_BEYOND * count:
+        told.append(
+            f"{np.count_nonzero(beyond):,} of {count:,} boxes reach out of their images, first annotation "
+            f"{rows['annotation_id'][beyond.argmax()]}: COCO's boxes are x y width height, and these may be "
+            "x0 y0 x1 y1"
+        )
+    return told

@@ -1,0 +1,162 @@
+"""Images that EXIF turns, with --exif shown: what a viewer shows is trained on, in every loader and task."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from contracts import Array, Feed, Pixels
+from dataset.coco.columns import Instances
+from dataset.images.columns import TURN_OF, as_shown
+from dataset.sources.folder import Folder
+from plan import geometry
+from plan.boxes import DetectionPlan, DetectionPolicy
+from plan.geometry import composed, turned_pixels
+from plan.targets import packed
+from tests.conformance import checks, pictures
+from tests.conformance.scenes import Backend, Scene, scene
+from tests.unit.coco_files import counts, document, opened, write, write_coco
+
+ORIENTATIONS = range(1, 9)
+OUTWARD = {turn: {5: 6, 6: 5}.get(turn, turn) for turn in range(geometry.TURNS)}
+"""A turn -> the one that undoes it."""
+
+
+def stored(shown: Array, orientation: int) -> bytes:
+    """A lossless file whose viewer shows these pixels."""
+    pixels = turned_pixels(shown, OUTWARD[int(TURN_OF[orientation])])
+    exif = Image.Exif()
+    exif[pictures.EXIF_ORIENTATION] = orientation
+    buffer = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", exif=exif)
+    return buffer.getvalue()
+
+
+def test_turns_are_a_viewers() -> None:
+    shown = pictures.photograph(1, 5, 7)
+    for orientation in ORIENTATIONS:
+        with Image.open(io.BytesIO(stored(shown, orientation))) as image:
+            assert np.array_equal(np.asarray(ImageOps.exif_transpose(image)), shown), orientation
+    for first in range(geometry.TURNS):
+        for then in range(geometry.TURNS):
+            both = int(composed(*np.array([[first], [then]], np.uint8))[0])
+            wanted = turned_pixels(turned_pixels(shown, first), then)
+            assert np.array_equal(turned_pixels(shown, both), wanted), (first, then)
+
+
+@pytest.fixture(scope="module")
+def turned(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """Photographs as they are shown, stored in all eight ways."""
+    shown = {f"way-{way}": pictures.photograph(way, 80, 100) for way in ORIENTATIONS}
+    made = scene(
+        tmp_path_factory.mktemp("turned"),
+        {name: stored(pixels, way) for way, (name, pixels) in zip(ORIENTATIONS, shown.items(), strict=True)},
+    )
+    contents = tuple(pictures.png(shown[name]) for name in made.names)
+    return replace(made, manifest=as_shown(made.manifest), bytes_of=contents)
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
+def test_what_is_shown_is_delivered(backend: Backend, turned: Scene, training: bool) -> None:
+    feed = turned.feed(backend.device, batch_size=4, image_size=40, training=training)
+    apart = checks.pixels_are_pillows(backend.open, feed, turned, backend.pixel_difference)
+    assert len(apart) == 8
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A detection set, and the same one with its pictures stored in all eight ways, all of them as PNG."""
+    plain, turned = (
+        write_coco(tmp_path_factory.mktemp(name) / "data", splits={"train2017": 16}) for name in ("a", "b")
+    )
+    for place, path in enumerate(sorted((plain / "train2017").iterdir())):
+        with Image.open(path) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        path.write_bytes(pictures.png(pixels))
+        (turned / "train2017" / path.name).write_bytes(stored(pixels, 1 + place % 8))
+    told = document(plain, "train2017")
+    sizes = {image["id"]: (image["height"], image["width"]) for image in told["images"]}
+    for one in told["annotations"][::2]:  # half of the masks are run lengths
+        x, y, w, h = map(int, one["bbox"])
+        mask = np.zeros(sizes[one["image_id"]], bool)
+        mask[y : y + h // 2, x : x + w] = True
+        one["segmentation"] = {"counts": counts(mask), "size": list(mask.shape)}
+    for root in (plain, turned):
+        write(root, "train2017", told)
+    return plain, turned
+
+
+def batches(columns: Instances, backend: Backend, policy: DetectionPolicy) -> list[Any]:
+    plan = DetectionPlan.of(columns, policy, seed=3, batch_size=4)
+    targets = {"masks": True, "keypoints": True, "centred": policy.centred}
+    feed = Feed(
+        plan=plan,
+        source=Folder(columns),
+        columns=columns,
+        targets=lambda rows: packed(columns, rows, **targets),
+        device=backend.device,
+        workers=1,
+        pixels=Pixels(dtype="float16" if backend.on_gpu else "float32"),
+    )
+    with backend.open(feed) as loader:
+        return [
+            (batch.images.float().cpu().numpy().copy(), {**batch.host}, batch.sizes.cpu().numpy().copy())
+            for batch in loader.batches(0, 0)
+        ]
+
+
+@pytest.mark.parametrize(("augment", "keypoints"), [("flip", True), ("lsj", False), ("ssd", False)])
+def test_boxes_masks_and_keypoints_turn_with_the_pixels(
+    backend: Backend, both: tuple[Path, Path], augment: Any, keypoints: bool
+) -> None:
+    """Annotations are of what is shown: both sets are the same to a detector."""
+    longer = None if augment == "ssd" else 120
+    policy = DetectionPolicy(augment=augment, size=96, longer=longer, flip=0.5)
+    plain, turned = (
+        as_shown(opened(root, keypoints=keypoints, exif=exif))
+        for root, exif in zip(both, ("stored", "shown"), strict=True)
+    )
+    assert turned.rejected == 0 and turned.warnings == [] and plain.exif is None and turned.exif is not None
+    for (expected, wanted, sizes), (images, targets, its) in zip(
+        batches(plain, backend, policy), batches(turned, backend, policy), strict=True
+    ):
+        assert np.array_equal(sizes, its)
+        for name, values in wanted.items():
+            assert np.array_equal(values, targets[name]), name
+        assert len(wanted["boxes"]) > 0
+        assert np.abs(images - expected).mean() * 255 * 0.225 < 0.2 + backend.repeat_difference
+
+
+def test_stored_is_the_default_and_says_what_it_leaves_out(both: tuple[Path, Path]) -> None:
+    """Orientations 2 to 4 fit the stored size too: they are taken, and counted; 5 to 8 are left out."""
+    columns = opened(both[1])
+    assert len(columns) == 8 and len(columns.image_id) == 8
+    (line,) = columns.warnings
+    assert "EXIF asks viewers to turn 14 of 16 images: 6 are taken as they are stored" in line
+    assert "and 8 left out, whose annotations are of the size shown; --exif shown turns them" in line
+    text = (columns.folder / "rejected.txt").read_text().splitlines()
+    assert len(text) == 8 and all("--exif shown takes it" in one for one in text)
+
+
+def test_detections_are_of_what_is_shown(both: tuple[Path, Path]) -> None:
+    """A box of an output goes back to the annotation's own pixels, as results files and AP have them."""
+    columns = as_shown(opened(both[1], exif="shown"))
+    plan = DetectionPlan.of(
+        columns, DetectionPolicy(augment="flip", size=96, longer=200, flip=0.5), seed=3, batch_size=8
+    )
+    rows = plan.rows(0, 0)[0]
+    assert rows.exif is not None and rows.exif[:, 0].any()
+    found = packed(columns, rows, masks=False, keypoints=False)
+    which = np.repeat(np.arange(len(rows)), np.diff(found["offsets"]))
+    back = geometry.boxes_to_image(rows, which, found["boxes"].astype(float))
+    wanted = np.concatenate(
+        [columns.boxes[columns.annotations(i)][columns.usable[columns.annotations(i)]] for i in rows.ids]
+    )
+    wanted[:, 2:] += wanted[:, :2]
+    assert np.abs(back - wanted).max() < 1e-3
