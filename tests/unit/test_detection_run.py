@@ -162,7 +162,7 @@ def test_what_a_run_is_made_of(coco_root: Path, console: Any, arch: str | None, 
     assert train.targets(rows).keys() == {"offsets", "labels", *parts}
     assert val.inputs(batch_of(val, val_plan.rows(0, 0)[0]))[2] is None  # type: ignore[arg-type]
     person = arch is not None and "keypoint" in arch
-    built = {"classes": 2, "keypoints": 5} if person else {"classes": 4, "keypoints": 0}
+    built: dict[str, Any] = {"classes": 2, "keypoints": 5} if person else {"classes": 4, "keypoints": 0}
     built |= {"weights_backbone": None, "trainable_layers": 2}
     assert kind.building(config, splits["train"].columns) == built
     told = kind.facts(plan)

@@ -172,14 +172,6 @@ def test_a_copied_or_older_manifest(root: Path, cache: Path) -> None:
     assert scanned(lambda say: open_folder(root, cache=cache, progress=say))[1]
 
 
-def test_rescan_sees_a_file_written_in_place(root: Path, cache: Path) -> None:
-    open_folder(root, cache=cache)
-    (root / "ant/0.jpg").write_bytes(PNG)
-    assert open_folder(root, cache=cache).size[0] == len(JPEG)
-    assert open_folder(root, cache=cache, rescan=True).size[0] == len(PNG)
-    assert open_folder(root, cache=cache).size[0] == len(PNG)
-
-
 def test_a_thousand_class_folders_open_in_milliseconds(cache: Path, tmp_path: Path) -> None:
     one = fill(tmp_path, {"one": JPEG}) / "one"
     for label in range(1000):

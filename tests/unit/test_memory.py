@@ -57,17 +57,6 @@ def test_the_failed_step_is_forgotten_first(error: Exception, monkeypatch: pytes
         step()
 
 
-def test_a_validation_names_its_own_batch_size() -> None:
-    said = (
-        r"a validation batch of 9 does not fit \(the machine has not enough memory\): "
-        r"a smaller --val-batch-size needs less"
-    )
-    with pytest.raises(UserError, match=said), memory.validating(9):
-        raise MemoryError("Unable to allocate 9 MiB")
-    with pytest.raises(RuntimeError, match="shape"), memory.validating(9):
-        raise RuntimeError("shape")
-
-
 @pytest.mark.parametrize("said", ["Caught ValueError in DataLoader worker process 0.\nTraceback", "shape"])
 def test_another_error_stays_what_it_is(said: str) -> None:
     with (

@@ -173,7 +173,7 @@ with claimed(Path(sys.argv[1]), resuming=False):
 
 
 def test_a_worker_that_outlives_a_killed_run_does_not_hold_its_folder(tmp_path: Path) -> None:
-    program, pipe = [sys.executable, "-c", ORPHAN, tmp_path], subprocess.PIPE
+    program, pipe = [sys.executable, "-c", ORPHAN, str(tmp_path)], subprocess.PIPE
     with subprocess.Popen(program, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as killed:
         assert killed.stdout is not None and killed.stdin is not None
         worker = int(killed.stdout.readline())

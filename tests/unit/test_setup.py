@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = [*sorted((ROOT / "scripts").glob("*.sh")), ROOT / ".ci" / "run"]
 
 # All that the scripts call besides a Python and uv.
-COREUTILS = ("bash", "cat", "cp", "date", "dirname", "env", "mkdir", "mv")
+COREUTILS: tuple[str, ...] = ("bash", "cat", "cp", "date", "dirname", "env", "mkdir", "mv")
 COREUTILS += ("nproc", "realpath", "rm", "sed", "sha256sum", "sleep", "tail")
 
 

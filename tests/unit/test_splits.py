@@ -17,7 +17,7 @@ from dataset.coco.columns import Instances
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
-from dataset.splits import Content, cache_folder, open_split, open_splits
+from dataset.splits import Content, cache_folder, open_splits
 from dataset.videos.synthetic import SyntheticVideos
 from tasks.video import KIND
 from tests.unit.coco_files import document, write, write_coco
@@ -200,11 +200,6 @@ def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
     console = Console()
     assert "has no instances_val*.json" in mistake(data, content="instances", console=console)
     assert console.counted == [], "nothing is scanned before both are there"
-
-
-def test_one_folder_for_ones_own_loop(data: Path, tmp_path: Path) -> None:
-    split = open_split(fill(data, {"ant/0.jpg": JPEG, "bee/0.jpg": JPEG}), cache=tmp_path / "cache")
-    assert (names(split), split.columns.classes) == (["0.jpg", "0.jpg"], ("ant", "bee"))
 
 
 def test_where_manifests_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
