@@ -17,7 +17,7 @@ from loaders.videos._packets import Packets
 from loaders.videos._planes import Picture
 from loaders.videos._surfaces import Fit
 from loaders.videos.exact import exact
-from loaders.videos.nvdec import loader
+from loaders.videos.nvdec import loader, runs
 from tests.unit import engines
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
@@ -190,3 +190,16 @@ def test_a_surface_of_another_size_is_none(made: Made, monkeypatch: pytest.Monke
     sample = made.names.index("h264.mp4")
     with pytest.raises(Undecodable, match="surface"):
         list(Reading(made.videos, Codec())(sample, [20]))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "expected"),
+    [
+        ([], []),
+        ([(0, 3), (1, 4), (2, 5)], [(0, 3, 3)]),
+        ([(0, 0), (0, 1), (1, 2), (3, 3), (4, 4)], [(0, 0, 1), (0, 1, 2), (3, 3, 2)]),
+        ([(5, 1), (6, 0)], [(5, 1, 1), (6, 0, 1)]),
+    ],
+)
+def test_runs(pairs: list[tuple[int, int]], expected: list[tuple[int, int, int]]) -> None:
+    assert list(runs(pairs)) == expected

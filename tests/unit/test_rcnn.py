@@ -340,6 +340,11 @@ def test_training_in_bf16_without_waits() -> None:
     assert all(one.grad is not None and torch.isfinite(one.grad).all() for one in stock.parameters())
 
 
+def test_training_without_targets_is_refused() -> None:
+    with pytest.raises(ValueError, match="training needs targets, got None"):
+        Detector(small())(torch.zeros(1, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)])
+
+
 def without_values(kind: str, *, ours: bool) -> None:
     targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")], kind)
     with FakeTensorMode() as mode:

@@ -20,7 +20,7 @@ from contracts import Rows
 from dataset.coco.scan import open_coco
 from plan import geometry
 from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.targets import packed
+from plan.targets import packed, usable_boxes
 from tests.conformance.placed import turned
 from tests.unit.annotated import columns
 
@@ -286,6 +286,13 @@ def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
             if mask.any()
         ]
     assert len(off) > 200 and np.quantile(off, 0.97) < 1.5
+
+
+def test_usable_boxes_are_cut_at_the_image() -> None:
+    source = columns([(100, 100)] * 3, BOXES)
+    annotations, which, boxes = usable_boxes(source, np.array([2, 1]))
+    assert annotations.tolist() == [2, 3, 4, 5] and which.tolist() == [0, 0, 0, 0]
+    assert boxes[:3].tolist() == [[90, 90, 100, 100], [50, 50, 60, 60], [0, 4, 10, 9]]
 
 
 def test_importing_the_targets_imports_neither_torch_nor_pycocotools() -> None:

@@ -95,6 +95,17 @@ def test_columns_are_those_of_the_files(videos: Path, cache: Path) -> None:
                 ask(sample)
 
 
+def test_it_is_found_again_and_a_change_is_seen(videos: Path, cache: Path, clips: dict[str, Path]) -> None:
+    first, new = scanned(videos, cache=cache)
+    again, newer = scanned(videos, cache=cache)
+    assert (new, newer) == (True, False) and again.folder == first.folder
+    assert scanned(videos, cache=cache, rescan=True)[1]
+    place(videos, {"bee/new.mp4": clips["short"]})
+    after, newest = scanned(videos, cache=cache)
+    assert newest and len(after) == 4 and after.fingerprint != first.fingerprint
+    assert first.pts(0).tolist() == after.pts(0).tolist(), "the old one is still mapped"
+
+
 def test_images_of_the_same_folder_are_another_manifest(videos: Path, cache: Path) -> None:
     (videos / "ant/0.jpg").write_bytes(JPEG)
     assert len(open_folder(videos, cache=cache)) == 1

@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms import functional as torchvision_functional
 
 from plan.draws import Purpose, uniforms
-from plan.windows import UNIFORMS, random_resized, resize_then_center
+from plan.windows import UNIFORMS, filling, random_resized, resize_then_center, whole
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 SIDES = st.integers(1, 4000)
@@ -168,6 +168,12 @@ def test_the_fallback_is_torchvisions(height: int, width: int) -> None:
         torch.empty(1).expand(3, height, width), [1e6, 1e6], list(RATIO)
     )
     assert ours == [left, top, left + w, top + h]
+
+
+def test_whole_and_filling() -> None:
+    regions = whole(np.array([3, 50]), np.array([4, 20]))
+    assert regions.tolist() == [[0, 0, 4, 3], [0, 0, 20, 50]]
+    assert filling(np.array([[2, 3, 10, 7]])).tolist() == [[0.0, 0.0, 8.0, 4.0]]
 
 
 SHAPES = [
