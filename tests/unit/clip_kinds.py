@@ -101,8 +101,9 @@ class Made:
     """Files of KINDS and their manifest."""
 
     def __init__(self, folder: Path, kinds: dict[str, dict[str, Any]]) -> None:
+        self.folder = folder / "data" / "x"
         for name, video in kinds.items():
-            make(folder / "data" / "x" / name, Video(**{"frames": FRAMES, "gop": 12, **video}))
+            make(self.folder / name, Video(**{"frames": FRAMES, "gop": 12, **video}))
         self.videos = open_videos(folder / "data", cache=folder / "cache", workers=2)
         self.names = [os.path.basename(os.fsdecode(self.videos.path(i))) for i in range(len(self.videos))]
 

@@ -1,5 +1,6 @@
 """Fixtures that several files of unit tests share."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,3 +14,29 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from tests.unit.clip_kinds import KINDS, Made  # with PyAV, which few of these tests need
 
     return Made(tmp_path_factory.mktemp("kinds"), KINDS)
+
+
+COCO_IMAGES = 13
+
+
+@pytest.fixture(scope="session")
+def coco_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a set in COCO's layout, for reading only: 8 images to train on, COCO_IMAGES to validate."""
+    from tests.unit.coco_files import write_coco
+
+    splits = {"train2017": 8, "val2017": COCO_IMAGES}
+    return write_coco(tmp_path_factory.mktemp("coco") / "set", splits=splits, size=(64, 80))
+
+
+@pytest.fixture(scope="session")
+def columns(coco_root: Path) -> Any:
+    from dataset.coco.scan import open_coco
+
+    return open_coco(coco_root, "val", keypoints=False, cache=coco_root.parent / "cache")
+
+
+@pytest.fixture(scope="session")
+def people(coco_root: Path) -> Any:
+    from dataset.coco.scan import open_coco
+
+    return open_coco(coco_root, "val", keypoints=True, cache=coco_root.parent / "cache")

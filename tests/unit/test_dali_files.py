@@ -1,6 +1,4 @@
-"""Files that DALI cannot take as they are: what is said of many of them, and of a place where no picture of
-them can be put.
-"""
+"""Files that DALI cannot take as they are."""
 
 from __future__ import annotations
 
@@ -35,25 +33,17 @@ def encoded(form: str) -> bytes:
 
 
 def made(folder: Path, webp: int, jpeg: int) -> Scene:
-    return scene(
-        folder,
-        {
-            **{f"odd-{i}": encoded("WEBP") for i in range(webp)},
-            **{f"plain-{i}": encoded("JPEG") for i in range(jpeg)},
-        },
-    )
+    odd = {f"odd-{i}": encoded("WEBP") for i in range(webp)}
+    return scene(folder, odd | {f"plain-{i}": encoded("JPEG") for i in range(jpeg)})
 
 
 @pytest.mark.parametrize(("webp", "said"), [(0, False), (1, False), (2, True)])
 def test_many_files_that_pil_decodes_are_said(webp: int, said: bool, tmp_path: Path) -> None:
-    """More than one in a hundred."""
     prepare = PathPreparer(made(tmp_path, webp, 100 - webp).feed())
     assert len(prepare.notes) == said
     if said:
-        assert (
-            prepare.notes[0].startswith("2 of 100 images are no plain JPEG or 8-bit PNG")
-            and "--loader dali-fed" in prepare.notes[0]
-        )
+        assert prepare.notes[0].startswith("2 of 100 images are no plain JPEG or 8-bit PNG")
+        assert "--loader dali-fed" in prepare.notes[0]
     prepare.close()
 
 
@@ -78,23 +68,14 @@ def test_a_full_temporary_folder_is_no_damage_of_the_image(
 
 
 def test_what_dali_is_not_given() -> None:
-    """PNG of 16 bits, JPEG of 12, and what is not whole."""
-    kinds = [
-        ("jpeg", 8, True),
-        ("jpeg", 12, True),
-        ("jpeg", 8, False),
-        ("png", 8, True),
-        ("png", 16, True),
-        ("png", 8, False),
-    ]
     columns = SimpleNamespace(
-        format=np.array([FORMATS.index(name) for name, _, _ in kinds]),
-        depth=np.array([depth for _, depth, _ in kinds]),
-        whole=np.array([whole for _, _, whole in kinds]),
-        components=np.full(len(kinds), 3),
-        chroma=np.full(len(kinds), CHROMA.index("420")),
+        format=np.repeat([FORMATS.index("jpeg"), FORMATS.index("png")], 3),
+        depth=np.array([8, 12, 8, 8, 16, 8]),
+        whole=np.array([True, True, False] * 2),
+        components=np.full(6, 3),
+        chroma=np.full(6, CHROMA.index("420")),
     )
-    assert plain(columns, np.arange(len(kinds))).tolist() == [True, False, False, True, False, False]
+    assert plain(columns, np.arange(6)).tolist() == [True, False, False] * 2
 
 
 def test_bytes_that_are_others_than_the_scan_has_seen(tmp_path: Path) -> None:
@@ -103,11 +84,8 @@ def test_bytes_that_are_others_than_the_scan_has_seen(tmp_path: Path) -> None:
     """
     whole = encoded("PNG")
     assert intact(whole) and intact(encoded("JPEG"))
-    assert (
-        not intact(bytes(len(whole)))
-        and not intact(b"<html>" * 50)
-        and not intact(whole[:50] + whole[51:] + b"x")
-    )
+    for other in (bytes(len(whole)), b"<html>" * 50, whole[:50] + whole[51:] + b"x"):
+        assert not intact(other)
     scene = made(tmp_path, 0, 30)
     with open_loader("dali-fed", scene.feed(batch_size=30, training=False)) as loader:
         path = scene.path(3)

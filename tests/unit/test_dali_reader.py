@@ -1,6 +1,4 @@
-"""The baselines by DALI's own readers, on a CPU: which images, and which frames the experimental one of
-videos gives.
-"""
+"""The baselines by DALI's own readers, on a CPU."""
 
 from __future__ import annotations
 
@@ -79,15 +77,8 @@ def dali_sequences(files: list[str], device: torch.device, **asked: Any) -> list
     """Return two epochs of DALI's reader: (label, numbers of the frames) of each clip, in order of label
     and first frame.
     """
-    sizes: dict[str, Any] = {
-        "frames": 4,
-        "stride": 2,
-        "size": 64,
-        "shorter": 64,
-        "batch_size": 1,
-        "threads": 1,
-    }
-    made = dali.clips(files, [7, 8], device=device, experimental=True, **sizes | asked)
+    sizes: dict[str, Any] = {"frames": 4, "stride": 2, "size": 64, "shorter": 64, "batch_size": 1}
+    made = dali.clips(files, [7, 8], device=device, experimental=True, threads=1, **sizes | asked)
     epochs = []
     for _ in range(2):
         found = []
@@ -102,7 +93,6 @@ def dali_sequences(files: list[str], device: torch.device, **asked: Any) -> list
 
 
 def test_clips_by_dalis_reader(tmp_path: Path) -> None:
-    """VP9, which it decodes on a CPU too."""
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     square: dict[str, Any] = {"codec": "vp9", "size": (64, 64), "gop": 8}
     files = [
@@ -118,17 +108,10 @@ def test_clips_by_dalis_reader(tmp_path: Path) -> None:
     assert first[:2] == [(7, [0, 2, 4, 6]), (7, [13, 15, 17, 19])], "the last one ends where the video does"
     halves = [dali_sequences(files, cpu, step=8, world_size=2, rank=rank)[0] for rank in (0, 1)]
     assert sorted(halves[0] + halves[1]) == second and len(halves[0]) == 2, "shards"
-    options: dict[str, Any] = {
-        "frames": 4,
-        "stride": 2,
-        "step": 8,
-        "size": 64,
-        "shorter": 73,
-        "gpu": True,
-        "shards": (0, 1),
-    }
     for experimental in (False, True):
+        sizes: dict[str, Any] = {"frames": 4, "stride": 2, "step": 8, "size": 64, "shorter": 73}
+        threads: dict[str, Any] = {"batch_size": 2, "num_threads": 1, "device_id": 0}
         graph = dali.clip_pipeline(
-            files, [7, 8], experimental=experimental, **options, batch_size=2, num_threads=1, device_id=0
+            files, [7, 8], experimental=experimental, gpu=True, shards=(0, 1), **sizes, **threads
         )
         assert graph.max_batch_size == 2, "its operators take these arguments on a GPU too"

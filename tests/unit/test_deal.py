@@ -1,6 +1,4 @@
-"""Clips that two sides decode: who gets which, when; and worker processes that take what comes next as soon
-as they are free.
-"""
+"""Clips that two sides decode, and worker processes that take what comes next."""
 
 from __future__ import annotations
 
@@ -48,21 +46,15 @@ def everything(deal: Deal) -> list[tuple[Rows, Unit]]:
     return found
 
 
-# --- who gets which -----------------------------------------------------------------------------------------
-
-
 def test_rates_follow_what_is_measured() -> None:
     """15 workers of 50 ms and 14 threads of 20 ms do 300 and 700 units a second."""
     pace = Pace(workers=15, threads=14)
     for unit in range(6 * RECENT):
         pace.learn("worker", 0.04 + 0.02 * (unit % 2))
         pace.learn("thread", 0.015 + 0.01 * (unit % 2))
-    assert pace.rate("worker") == pytest.approx(300, rel=0.02) and pace.rate("thread") == pytest.approx(
-        700, rel=0.02
-    )
-    assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02), (
-        "what the threads do in a worker's time, and a half more"
-    )
+    assert pace.rate("worker") == pytest.approx(300, rel=0.02)
+    assert pace.rate("thread") == pytest.approx(700, rel=0.02)
+    assert pace.lead == pytest.approx(EARLY[0] * 0.05 * 700, rel=0.02)
     assert 0.7 * 10 / 3 < pace.apart < 10 / 3, "a little less than one in 3.3"
 
 
@@ -86,8 +78,6 @@ def test_workers_begin_earlier_until_they_are_seldom_waited_for() -> None:
 
 
 class Even(Pace):
-    """Always the same distances."""
-
     def __init__(self, lead: float, apart: float) -> None:
         self._distances = lead, apart
 
@@ -104,7 +94,6 @@ class Even(Pace):
 @pytest.mark.parametrize("pace", [None, Even(0, 1), Even(5, 2.5), Even(1000, 1)])
 @pytest.mark.parametrize("pulled", [0, 1, 5])
 def test_every_row_is_dealt_once(made: Made, views: int, pace: Pace | None, pulled: int) -> None:
-    """What the device cannot decode is the workers'; they get their units in the order of batches."""
     rows = batches(made, 30, views)
     able = exact("nvdec", made.videos, np.arange(len(made.videos)))
     assert able.any() and not able.all()
@@ -202,18 +191,12 @@ def test_workers_that_seem_slow_still_get_units(made: Made) -> None:
     assert 10 <= given <= 20, "in the first half"
 
 
-# --- the workers --------------------------------------------------------------------------------------------
-
-
 @dataclass(eq=False)
 class Asked:
-    """A unit of a test."""
-
     done: Future[tuple[int, Any]] = field(default_factory=Future)
 
 
 def rows_of(sample: int) -> Rows:
-    """One row, of which the pool knows nothing."""
     return Rows(
         ids=np.array([sample]),
         regions=np.zeros((1, 4), int),
@@ -243,7 +226,6 @@ def opened(workers: int, slot_bytes: int = 64) -> Pool:
 
 
 def serve(pool: Pool, samples: list[int]) -> list[Asked]:
-    """What became of each, in their order."""
     units = [Asked() for _ in samples]
     left = iter(zip(samples, units, strict=True))
 
@@ -271,7 +253,6 @@ def test_units_are_filled_and_slots_are_used_again() -> None:
 
 
 def test_a_long_one_does_not_hold_up_the_others() -> None:
-    """A worker has 1.5 s to sleep; the other does the short ones, which are waited for first."""
     pool = opened(2)
     units = serve(pool, [1500, *[10] * 3])
     began = time.monotonic()
@@ -354,7 +335,6 @@ def test_more_memory_than_there_is() -> None:
 
 
 def test_closing_ends_the_wait_for_what_no_worker_has_begun() -> None:
-    """One worker that hangs; somebody waits for the twentieth unit."""
     pool = opened(1)
     units = serve(pool, [60_000] * 20)
     threading.Timer(0.3, pool.stop).start()

@@ -1,4 +1,4 @@
-"""The three programs that draw a demo's set: what they do with a folder, whatever they draw."""
+"""The three programs that draw a demo's set."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def program(request: pytest.FixtureRequest) -> Any:
 
 
 def counts(program: Any, train: int) -> list[str]:
-    """Flags for a small set."""
     of = "" if program.__name__.endswith("coco") else "-per-class"
     return [f"--train{of}", str(train), f"--val{of}", "1"]
 
@@ -70,17 +69,10 @@ def test_an_interrupted_set_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("start", [["-m", "scripts.demo_set"], ["scripts/demo_set.py"]])
-def test_one_starts_as_a_module_and_as_a_file(start: list[str], tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        *start,
-        str(tmp_path / "set"),
-        "--train-per-class",
-        "1",
-        "--val-per-class",
-        "1",
-    ]
+@pytest.mark.parametrize("start", ["-m scripts.demo_set", "scripts/demo_set.py"])
+def test_one_starts_as_a_module_and_as_a_file(start: str, tmp_path: Path) -> None:
+    few = ["--train-per-class", "1", "--val-per-class", "1"]
+    command = [sys.executable, *start.split(), str(tmp_path / "set"), *few]
     result = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
     assert len(contents(tmp_path / "set")) == 21

@@ -1,8 +1,4 @@
-"""The demo's images: the file oddities are there, the bytes depend on the arguments alone, and colour does
-not give the class away.
-"""
-
-from pathlib import Path
+"""The demo's images are as odd as ImageNet's, and colour does not give the class away."""
 
 import numpy as np
 import pytest
@@ -10,8 +6,6 @@ from PIL import Image
 
 from scripts import demo_set
 from tests.unit.folders import contents
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,4 @@
-"""How a detector's images are framed: sizes are torchvision's to the pixel, distributions are torchvision's,
-places are whole pixels.
-"""
+"""How a detector's images are framed is torchvision's, and places are whole pixels."""
 
 from __future__ import annotations
 
@@ -37,9 +35,6 @@ def unlike(ours: Any, theirs: Any) -> float:
     return float(apart / (1.95 * np.sqrt(1 / len(ours) + 1 / len(theirs))))
 
 
-# --- sizes: torchvision's to the pixel ----------------------------------------------------------------------
-
-
 def test_outputs_are_as_large_as_torchvisions_detectors_make_them() -> None:
     rng = np.random.default_rng(0)
     heights, widths = rng.integers(20, 700, (2, 80))
@@ -60,9 +55,6 @@ def test_a_canvas_is_as_large_as_torchvisions(sizes: list[tuple[int, int]]) -> N
     assert canvas(np.array(sizes)) == tuple(theirs.batch_images(images).shape[2:])
 
 
-# --- distributions: torchvision's ---------------------------------------------------------------------------
-
-
 def test_the_distance_tells_what_differs() -> None:
     rng = np.random.default_rng(0)
     assert (
@@ -76,17 +68,15 @@ def test_zooms_are_those_of_random_zoom_out(height: int, width: int) -> None:
     picture = tv_tensors.Image(torch.empty(3, height, width, device="meta"))
     # left top right bottom
     padded = np.array([v2.RandomZoomOut().make_params([picture])["padding"] for _ in range(800)])
-    images, extents = windows.zoomed_out(
-        np.full(20_000, height), np.full(20_000, width), uniforms(1, 0, Purpose.ZOOM, IDS, 4), probability=1.0
-    )
+    sides = np.full(20_000, height), np.full(20_000, width)
+    draws = uniforms(1, 0, Purpose.ZOOM, IDS, 4)
+    images, extents = windows.zoomed_out(*sides, draws, probability=1.0)
     ours = np.concatenate([images[:, :2], extents - images[:, 2:]], axis=1)
     assert (ours >= 0).all() and (images[:, 2:] - images[:, :2] == [width, height]).all()
     for column in range(4):
         assert unlike(ours[:, column], padded[:, column]) < 1
     assert unlike(ours[:, 0] + ours[:, 2], padded[:, 0] + padded[:, 2]) < 1
-    images, extents = windows.zoomed_out(
-        np.full(20_000, height), np.full(20_000, width), uniforms(1, 0, Purpose.ZOOM, IDS, 4)
-    )
+    images, extents = windows.zoomed_out(*sides, draws)
     assert (extents == [width, height]).all(axis=1).mean() == pytest.approx(0.5, abs=0.02)
 
 
@@ -115,20 +105,15 @@ def test_crops_are_those_of_random_iou_crop(name: str) -> None:
         1, 0, IDS[:count], np.tile([640, 480], (count, 1)), np.tile(boxes, (count, 1)), which
     )
     ours = np.concatenate([crops[:, :2], crops[:, 2:] - crops[:, :2]], axis=1)
-    for measure in (
-        lambda x: x[:, 0],
-        lambda x: x[:, 1],
-        lambda x: x[:, 2],
-        lambda x: x[:, 3],
-        lambda x: x[:, 2] / x[:, 3],
-    ):
-        assert unlike(measure(ours), measure(theirs)) < 1.2  # 15 comparisons
+    ours, theirs = (np.column_stack([each, each[:, 2] / each[:, 3]]) for each in (ours, theirs))
+    for one, other in zip(ours.T, theirs.T, strict=True):
+        assert unlike(one, other) < 1.2  # 15 comparisons
+    ours, theirs = ours[:, :4], theirs[:, :4]
     whole = (ours == [0, 0, 640, 480]).all(axis=1).mean()
     assert whole == pytest.approx((theirs == [0, 0, 640, 480]).all(axis=1).mean(), abs=0.1)
 
 
 def test_a_crop_has_an_overlap_a_middle_and_an_allowed_shape() -> None:
-    """That holds for any boxes. The whole field is left only where nothing fits, or none is asked for."""
     rng = np.random.default_rng(3)
     extents = rng.integers(50, 2000, (300, 2))
     which = np.sort(rng.integers(0, 300, 900))
@@ -186,9 +171,6 @@ def test_options_are_torchvisions() -> None:
     assert list(OVERLAPS) == v2.RandomIoUCrop().options
 
 
-# --- places -------------------------------------------------------------------------------------------------
-
-
 @given(st.integers(0, 2**32 - 1), st.sampled_from([1, 7, 300, 320]))
 def test_a_place_is_the_whole_pixels_that_an_image_covers(seed: int, size: int) -> None:
     rng = np.random.default_rng(seed)
@@ -203,14 +185,11 @@ def test_a_place_is_the_whole_pixels_that_an_image_covers(seed: int, size: int) 
     seen = np.concatenate(
         [np.maximum(images[:, :2], crops[:, :2]), np.minimum(images[:, 2:], crops[:, 2:])], axis=1
     )
-    assert (regions == seen - np.tile(images[:, :2], 2)).all(), (
-        "what is decoded is what the crop shows of the image"
-    )
+    assert (regions == seen - np.tile(images[:, :2], 2)).all()
     assert (place[:, :2] >= 0).all() and (place[:, 2:] <= size).all() and (place[:, 2:] > place[:, :2]).all()
     extent = regions[:, 2:] - regions[:, :2]
-    assert (
-        (inner[:, :2] >= 0).all() and (inner[:, 2:] <= extent).all() and (inner[:, 2:] > inner[:, :2]).all()
-    )
+    assert (inner[:, :2] >= 0).all() and (inner[:, 2:] <= extent).all()
+    assert (inner[:, 2:] > inner[:, :2]).all()
     step = (crops[:, 2:] - crops[:, :2]) / size
     exact = (seen - np.tile(crops[:, :2], 2)) / np.tile(step, 2)  # in output pixels
     wide = np.floor(exact[:, 2:] + 1e-9) > np.ceil(exact[:, :2] - 1e-9)  # apart for x and y

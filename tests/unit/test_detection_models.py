@@ -1,4 +1,4 @@
-"""Detectors by name: torchvision's losses and detections, in any precision and memory format, on ranks."""
+"""Detectors by name: torchvision's losses and detections in any precision, on ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ import torch.distributed as dist
 import torchvision
 from torch import nn
 from torchvision.models.detection.image_list import ImageList
-from torchvision.models.detection.transform import GeneralizedRCNNTransform
 
 from models import Loaded, Native, _rcnn
 from models.detection import (
@@ -32,14 +31,8 @@ from models.detection import (
 TORCHVISION = [name for name in names() if name not in OWN]
 SMALL = "fasterrcnn_mobilenet_v3_large_320_fpn"
 FAMILIES = [
-    *[
-        "fasterrcnn_resnet50_fpn",
-        "maskrcnn_resnet50_fpn",
-        "keypointrcnn_resnet50_fpn",
-        "retinanet_resnet50_fpn",
-        "fcos_resnet50_fpn",
-    ],
-    *["ssd300_vgg16", "ssdlite320_mobilenet_v3_large"],
+    *(f"{name}_resnet50_fpn" for name in ("fasterrcnn", "maskrcnn", "keypointrcnn", "retinanet", "fcos")),
+    *("ssd300_vgg16", "ssdlite320_mobilenet_v3_large"),
 ]
 CLASSES, KEYPOINTS = 5, 3
 Targets = list[dict[str, torch.Tensor]]
@@ -61,7 +54,6 @@ def made(
 
 
 def outline(arch: str, **chosen: Any) -> nn.Module:
-    """Its structure alone: nothing is allocated, and no batch is tried."""
     with torch.device("meta"), patch("models.detection._check_shape"):
         return made(arch, **chosen)[0]
 
@@ -105,12 +97,7 @@ def examples(sizes: list[tuple[int, int]], seed: int = 0) -> tuple[list[torch.Te
 
 def of_parts(arch: str, targets: Targets) -> Targets:
     """What the architecture learns from: torchvision's transform resizes whatever is there."""
-    kept = [
-        "boxes",
-        "labels",
-        *(["masks"] if "mask" in arch else []),
-        *(["keypoints"] if "keypoint" in arch else []),
-    ]
+    kept = ["boxes", "labels", *(part for part in ("masks", "keypoints") if part[:-1] in arch)]
     return [{name: target[name] for name in kept} for target in targets]
 
 
@@ -127,20 +114,13 @@ def quick(detector: Any) -> Any:
 
 
 def whole(detector: nn.Module) -> Any:
-    """The torchvision model inside."""
     assert isinstance(detector, Detector)
     return detector._stock[0]
 
 
-# --- names and what they were made for ----------------------------------------------------------------------
-
-
 def test_every_detector_of_torchvision_and_ours() -> None:
-    assert (
-        set(FAMILIES)
-        < set(TORCHVISION)
-        == set(torchvision.models.list_models(module=torchvision.models.detection))
-    )
+    theirs = torchvision.models.list_models(module=torchvision.models.detection)
+    assert set(FAMILIES) < set(TORCHVISION) == set(theirs)
     assert set(names()) - set(TORCHVISION) == {"fcos_tiny"} and len(set(names())) == len(names())
     assert all(auxiliary_weight(arch) == 0 for arch in names())
     assert set(STAGES) == {_backbone(arch) for arch in TORCHVISION}
@@ -166,14 +146,8 @@ def test_parameters_have_torchvisions_names_and_are_all_trained_from_scratch(arc
     assert all(one.requires_grad for one in module.parameters())  # from scratch
 
 
-# --- the same as the stock model ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arch", FAMILIES)
 def test_losses_and_detections_are_the_stock_models(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Given what the stock model's own transform would make of an image, the detector says what the stock
-    model says of the image.
-    """
     torch.manual_seed(1)
     small = {} if native(arch).longer is None else {"min_size": 64, "max_size": 96}
     stock = quick(stock_of(arch, **small))
@@ -221,7 +195,6 @@ def test_losses_and_detections_are_the_stock_models(arch: str, monkeypatch: pyte
 
 
 def test_padding_is_outside_of_an_image() -> None:
-    """Detections end where the image does, not where the batch does."""
     detector = quick(whole(made(SMALL)[0])).eval()
     ours = Detector(detector).eval()
     with torch.inference_mode():
@@ -230,12 +203,8 @@ def test_padding_is_outside_of_an_image() -> None:
     assert found["boxes"][:, 0::2].max() <= 50 and found["boxes"][:, 1::2].max() <= 30
 
 
-# --- mixed precision, memory formats, ranks -----------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arch", ["fcos_tiny", SMALL])
 def test_trains_in_bf16_and_channels_last(arch: str) -> None:
-    """Losses are fp32, gradients finite; what stands for pixels is fp32 although the features are not."""
     torch.manual_seed(3)
     module: Any = made(arch)[0]
     module.to(memory_format=torch.channels_last).train()
@@ -319,10 +288,6 @@ def test_ddp_wraps_it_and_takes_lists_of_dicts() -> None:
         losses = wrapped(torch.stack(images[:2]), [(64, 96), (60, 90)], of_parts("fcos_tiny", kept))
         torch.stack(list(losses.values())).sum().backward()
     assert all(one.grad is not None for one in module.parameters())
-
-
-def test_the_stock_transform_is_gone() -> None:
-    assert not any(isinstance(one, GeneralizedRCNNTransform) for one in whole(outline(SMALL)).modules())
 
 
 @pytest.mark.parametrize(

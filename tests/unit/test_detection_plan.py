@@ -1,6 +1,4 @@
-"""The plan of detection: groups by size, padding stays small; tests/conformance/test_plans.py has what every
-plan must keep.
-"""
+"""The plan of detection: groups by size, so that padding stays small."""
 
 from __future__ import annotations
 
@@ -45,9 +43,6 @@ def plan(
     return DetectionPlan.of(boxed(n), policy, seed=seed, batch_size=batch_size, **numbers)
 
 
-# --- what a row holds ---------------------------------------------------------------------------------------
-
-
 def test_a_stretched_image_has_one_size_and_no_canvas() -> None:
     rows = plan(20, policy=STRETCH).rows(0, 0)[0]
     assert (rows.sizes == 300).all() and rows.canvas is None and rows.places is None and rows.ops is None
@@ -63,9 +58,6 @@ def test_a_flipped_place_is_counted_from_the_right() -> None:
     assert (turned.places[:, 0] == 1024 - plain.places[:, 2]).all() and (
         turned.places[:, 1::2] == plain.places[:, 1::2]
     ).all()
-
-
-# --- which rows ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep_empty", [False, True])
@@ -84,16 +76,13 @@ def test_validation_is_by_size() -> None:
     assert all((a[0] > a[1]) <= (b[0] > b[1]) for a, b in pairwise(sizes)), "upright ones last"
 
 
-# --- groups -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def coco() -> SimpleNamespace:
     return coco_like(16_000)
 
 
 @pytest.mark.parametrize(("policy", "most"), [(FLIP, 0.05), (MULTISCALE, 0.10)], ids=["flip", "multiscale"])
-@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 16), (4, 2), (1, 24), (8, 8), (1, 64)])
+@pytest.mark.parametrize(("world_size", "batch_size"), [(1, 16), (4, 2), (8, 8)])
 def test_padding_is_small(
     coco: SimpleNamespace, policy: DetectionPolicy, most: float, world_size: int, batch_size: int
 ) -> None:
@@ -128,19 +117,13 @@ def test_the_largest_shape_holds_every_batch(coco: SimpleNamespace) -> None:
     for policy in (FLIP, MULTISCALE):
         here = DetectionPlan.of(coco, policy, seed=1, batch_size=3)
         assert here.sample_shape == (3, 1344, 1344) and here.image_size == 1344
-    assert DetectionPlan.of(coco, LSJ, seed=1, batch_size=3).sample_shape == (3, 1024, 1024)
-    assert DetectionPlan.of(coco, replace(LSJ, size=1000), seed=1, batch_size=3).sample_shape == (
-        3,
-        1024,
-        1024,
-    )
+    for policy in (LSJ, replace(LSJ, size=1000)):
+        here = DetectionPlan.of(coco, policy, seed=1, batch_size=3)
+        assert here.sample_shape == (3, 1024, 1024)
     ssd = DetectionPlan.of(coco, SSD, seed=1, batch_size=3)
     assert ssd.sample_shape == (3, 300, 300) and ssd.resident == 1
     landscapes = columns([(480, 640), (400, 640)], [[(0.0, 0.0, 9.0, 9.0)]] * 2)
     assert DetectionPlan.of(landscapes, FLIP, seed=1, batch_size=1).sample_shape == (3, 800, 1280)
-
-
-# --- settings and mistakes ----------------------------------------------------------------------------------
 
 
 def test_policies_read_their_settings() -> None:
@@ -164,12 +147,7 @@ def test_policies_read_their_settings() -> None:
     assert detection_policies(Augmentation(), Detection(longer_side=900), made)[1] == DetectionPolicy(
         augment="flip", size=640, longer=900
     )
-    assert [POLICIES[name].centred for name in ("flip", "lsj", "ssd", "ssdlite")] == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert {name for name, policy in POLICIES.items() if policy.centred} == {"ssd", "ssdlite"}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""The detection task beside its figures: pictures and files of a validation, what train.py asks of it, and
---score.
-"""
+"""The detection task beside its figures: pictures, files, what train.py asks of it, and --score."""
 
 from __future__ import annotations
 
@@ -14,14 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 
 from config import Config, build
 from contracts import Split, UserError
-from dataset.coco.scan import open_coco
 from dataset.sources.folder import Folder
 from models import Native
 from plan.boxes import padding
@@ -32,40 +28,20 @@ from tasks._coco_ap import spread
 from tasks.detection import KIND as kind
 from tasks.detection import Detection
 from tests.unit.coco_files import CATEGORIES, document, write, write_coco
-from tests.unit.test_detection_task import batch_of, measured, noisy, plan_of, seen_in
+from tests.unit.conftest import COCO_IMAGES
+from tests.unit.test_detection_task import NATIVE, batch_of, measured, noisy, plan_of, seen_in
 
 pytest.importorskip("faster_coco_eval")
-CPU = torch.device("cpu")
-NATIVE = Native(100, (0.5,) * 3, (0.25,) * 3, 150)
-IMAGES = 13
 Columns = Any
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(
-        tmp_path_factory.mktemp("coco") / "set", splits={"train2017": 8, "val2017": IMAGES}, size=(64, 80)
-    )
-
-
-@pytest.fixture(scope="module")
-def columns(root: Path) -> Columns:
-    return open_coco(root, "val", keypoints=False, cache=root.parent / "cache")
-
-
-@pytest.fixture(scope="module")
-def people(root: Path) -> Columns:
-    return open_coco(root, "val", keypoints=True, cache=root.parent / "cache")
-
-
-# --- what is no figure --------------------------------------------------------------------------------------
+def seen_noisily(task: Detection, columns: Columns) -> list[Any]:
+    return [(noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)]
 
 
 def test_extras_are_files_scalars_and_pictures(columns: Columns) -> None:
     task = Detection(columns, training=False, source=Folder(columns))
-    extras = measured(
-        task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0))
-    )["extras"]
+    extras = measured(task, *seen_noisily(task, columns))["extras"]
     assert list(extras["files"]) == ["detections.json"]
     found = json.loads(extras["files"]["detections.json"])
     assert found[0].keys() == {"image_id", "category_id", "bbox", "score"}
@@ -97,12 +73,9 @@ def test_pictures_are_of_all_the_validation(length: int, count: int) -> None:
 
 
 def test_portraits_are_drawn_too(columns: Columns, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which come last, since images of like size are neighbours."""
     task = Detection(columns, training=False)
     monkeypatch.setattr(_drawn, "predictions", lambda columns, source, found, drawn: np.array(drawn))
-    extras = measured(
-        task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0))
-    )["extras"]
+    extras = measured(task, *seen_noisily(task, columns))["extras"]
     samples = extras["images"]["val/predictions"]
     assert len(samples) == 4
     assert {bool(columns.height[sample] > columns.width[sample]) for sample in samples} == {False, True}
@@ -159,9 +132,6 @@ def test_curves_are_of_overlaps_that_one_looks_for(
     ]
 
 
-# --- what train.py asks of a task ---------------------------------------------------------------------------
-
-
 @pytest.fixture
 def console() -> tuple[Console, io.StringIO]:
     stream = io.StringIO()
@@ -181,23 +151,19 @@ def config_of(root: Path | None, **flat: Any) -> Config:
         ("keypointrcnn_resnet50_fpn", {"boxes", "keypoints"}),
     ],
 )
-def test_what_a_run_is_made_of(root: Path, console: Any, arch: str | None, parts: set[str]) -> None:
-    config = config_of(root, arch=arch, trainable_layers=2, val_batch_size=3)
+def test_what_a_run_is_made_of(coco_root: Path, console: Any, arch: str | None, parts: set[str]) -> None:
+    config = config_of(coco_root, arch=arch, trainable_layers=2, val_batch_size=3)
     splits = kind.splits(config, "torchvision", console[0])
     plan, val_plan = kind.plans(config, splits, NATIVE, seed=3, world_size=1, rank=0)
     assert (plan.batch_size, val_plan.batch_size, plan.training, val_plan.training) == (2, 3, True, False)
-    assert val_plan.samples == IMAGES and plan.samples == len(splits["train"].columns.with_boxes)
+    assert val_plan.samples == COCO_IMAGES and plan.samples == len(splits["train"].columns.with_boxes)
     train, val = kind.tasks(config, splits, 0.0)
     rows = plan.rows(0, 0)[0]
     assert train.targets(rows).keys() == {"offsets", "labels", *parts}
     assert val.inputs(batch_of(val, val_plan.rows(0, 0)[0]))[2] is None  # type: ignore[arg-type]
     person = arch is not None and "keypoint" in arch
-    built = {
-        "classes": 2 if person else 4,
-        "weights_backbone": None,
-        "trainable_layers": 2,
-        "keypoints": 5 if person else 0,
-    }
+    built: dict[str, Any] = {"classes": 2, "keypoints": 5} if person else {"classes": 4, "keypoints": 0}
+    built |= {"weights_backbone": None, "trainable_layers": 2}
     assert kind.building(config, splits["train"].columns) == built
     told = kind.facts(plan)
     assert told["instances_per_image"] == splits["train"].columns.usable.sum() / plan.samples
@@ -207,10 +173,10 @@ def test_what_a_run_is_made_of(root: Path, console: Any, arch: str | None, parts
     )
 
 
-def test_crops_by_overlap_drop_boxes_by_their_middle(root: Path, console: Any) -> None:
+def test_crops_by_overlap_drop_boxes_by_their_middle(coco_root: Path, console: Any) -> None:
     native = NATIVE._replace(longer=None)
     for augment in ("flip", "ssd", "ssdlite"):
-        config = config_of(root, augment=augment)
+        config = config_of(coco_root, augment=augment)
         splits = kind.splits(config, "torchvision", console[0])
         plan, _ = kind.plans(config, splits, native, seed=3, world_size=1, rank=0)
         train, _ = kind.tasks(config, splits, 0.0)
@@ -219,7 +185,6 @@ def test_crops_by_overlap_drop_boxes_by_their_middle(root: Path, console: Any) -
 
 
 def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -> Path:
-    """A set of which only some annotations of training have a segmentation."""
     root = write_coco(folder / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80))
     content = document(root, "train2017")
     for annotation in content["annotations"]:
@@ -232,13 +197,10 @@ def without_segmentation(folder: Path, keep: Callable[[dict[str, Any]], bool]) -
 def test_masks_that_no_box_has_are_a_mistake(tmp_path: Path, console: Any) -> None:
     # which is not trained on
     root = without_segmentation(tmp_path, lambda annotation: annotation["iscrowd"] == 1)
-    said = (
-        r"^--arch maskrcnn_resnet50_fpn_v2 .* none of the 9 boxes .* "
-        r"--arch fasterrcnn_resnet50_fpn_v2 does without$"
-    )
-    with pytest.raises(UserError, match=said):
-        kind.splits(config_of(root, arch="maskrcnn_resnet50_fpn_v2"), "torchvision", console[0])
-    kind.splits(config_of(root, arch="fasterrcnn_resnet50_fpn_v2"), "torchvision", console[0])
+    masks, boxes = "maskrcnn_resnet50_fpn_v2", "fasterrcnn_resnet50_fpn_v2"
+    with pytest.raises(UserError, match=rf"^--arch {masks} .* none of the 9 boxes .* --arch {boxes} does"):
+        kind.splits(config_of(root, arch=masks), "torchvision", console[0])
+    kind.splits(config_of(root, arch=boxes), "torchvision", console[0])
     assert "warning" not in console[1].getvalue()
 
 
@@ -302,6 +264,8 @@ def test_synthetic_data_will_do(console: Any) -> None:
     assert 5 < told["instances_per_image"] < 9 and 0 < told["padding"] < 0.1
     with pytest.raises(UserError, match="--data is missing"):
         kind.splits(config_of(None), "torchvision", console[0])
+    with pytest.raises(UserError, match=r"^--score .* needs --data"):
+        kind.score(config_of(None, score="a.json"), console[0])
 
 
 @pytest.mark.parametrize(
@@ -310,7 +274,6 @@ def test_synthetic_data_will_do(console: Any) -> None:
 def test_keypoints_of_validation_must_be_those_of_training(
     tmp_path: Path, console: Any, points: list[str]
 ) -> None:
-    """In another order each would be scored against another one."""
     root = write_coco(tmp_path / "set", splits={"train2017": 4, "val2017": 4}, size=(64, 80))
     for split, names in (("train2017", ["nose", "left_eye", "right_eye"]), ("val2017", points)):
         path = root / "annotations" / f"person_keypoints_{split}.json"
@@ -326,38 +289,17 @@ def test_keypoints_of_validation_must_be_those_of_training(
         kind.splits(config_of(root, arch="keypointrcnn_resnet50_fpn"), "torchvision", console[0])
 
 
-def test_a_file_is_scored_alone(root: Path, columns: Columns, tmp_path: Path, console: Any) -> None:
-    """The run's own results file gives the run's own figures, from either evaluator."""
-    task = Detection(columns, training=False)
-    result = measured(
-        task, *((noisy(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0))
-    )
-    path = tmp_path / "detections.json"
-    path.write_bytes(result["extras"]["files"]["detections.json"])
-    for evaluator in ("faster-coco-eval", "pycocotools"):
-        console[1].truncate(0)
-        assert kind.score(config_of(root, score=str(path), evaluator=evaluator), console[0]) == 0
-        said = dict(
-            line.rsplit(maxsplit=1) for line in console[1].getvalue().splitlines() if line.startswith("  ")
-        )
-        told = {name.strip(): value for name, value in said.items()}
-        assert told["ap"] == f"{result['ap']:.2%}" and told["ar_small"] == f"{result['ar_small']:.2%}"
-        assert told["triangle"] == f"{result['extras']['scalars']['val_ap/triangle']:.2%}"
-    with pytest.raises(UserError, match=r"^--score .* needs --data"):
-        kind.score(config_of(None, score=str(path)), console[0])
-
-
-def test_a_file_in_which_nothing_was_found_is_scored(root: Path, tmp_path: Path, console: Any) -> None:
+def test_a_file_in_which_nothing_was_found_is_scored(coco_root: Path, tmp_path: Path, console: Any) -> None:
     path = tmp_path / "detections.json"
     path.write_text("[]\n")
-    assert kind.score(config_of(root, score=str(path)), console[0]) == 0
+    assert kind.score(config_of(coco_root, score=str(path)), console[0]) == 0
     assert [line.split() for line in console[1].getvalue().splitlines() if line.startswith("  ap ")] == [
         ["ap", "0.00%"]
     ]
 
 
 def test_keypoints_are_scored_against_people(
-    root: Path, people: Columns, tmp_path: Path, console: Any
+    coco_root: Path, people: Columns, tmp_path: Path, console: Any
 ) -> None:
     task = Detection(people, keypoints=True, training=False)
     batches = [
@@ -365,6 +307,6 @@ def test_keypoints_are_scored_against_people(
     ]
     path = tmp_path / "detections.json"
     path.write_bytes(measured(task, *batches)["extras"]["files"]["detections_keypoints.json"])
-    assert kind.score(config_of(root, score=str(path)), console[0]) == 0
+    assert kind.score(config_of(coco_root, score=str(path)), console[0]) == 0
     said = console[1].getvalue()
     assert "keypoint_ap " in said and "100.00%" in said and "\n  ap " not in said and os.linesep in said

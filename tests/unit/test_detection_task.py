@@ -1,13 +1,10 @@
-"""The detection task: what a detector is given, its losses, and figures that do not depend on batches or
-ranks.
-"""
+"""What a detector is given, its losses, and figures that do not depend on batches or ranks."""
 
 from __future__ import annotations
 
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -22,7 +19,6 @@ from torchvision.models.detection.roi_heads import paste_masks_in_image
 from config import build
 from contracts import Batch, Rows
 from dataset.coco.columns import COCO_IDS, class_names
-from dataset.coco.scan import open_coco
 from engine.evaluate import Outcome
 from models import Native
 from plan.boxes import DetectionPlan
@@ -30,44 +26,21 @@ from tasks import _coco
 from tasks._masks import encoded
 from tasks._plans import detection_policies
 from tasks.detection import Detection
-from tests.unit.coco_files import write_coco
+from tests.unit.conftest import COCO_IMAGES
 from tests.unit.test_meter import Threads, alone, on_ranks
 
 pytest.importorskip("faster_coco_eval")
 CPU = torch.device("cpu")
 NATIVE = Native(100, (0.5,) * 3, (0.25,) * 3, 150)
-IMAGES = 13
 Columns = Any
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_coco(
-        tmp_path_factory.mktemp("coco") / "set", splits={"train2017": 8, "val2017": IMAGES}, size=(64, 80)
-    )
-
-
-@pytest.fixture(scope="module")
-def columns(root: Path) -> Columns:
-    return open_coco(root, "val", keypoints=False, cache=root.parent / "cache")
-
-
-@pytest.fixture(scope="module")
-def people(root: Path) -> Columns:
-    return open_coco(root, "val", keypoints=True, cache=root.parent / "cache")
 
 
 def plan_of(
     columns: Columns, *, training: bool = False, batch_size: int = 4, augment: str = "flip"
 ) -> DetectionPlan:
-    settings, native = (
-        build({"augment": augment}),
-        NATIVE if augment == "flip" else NATIVE._replace(longer=None),
-    )
-    if training:
-        policy = detection_policies(settings.augmentation, settings.detection, native)[0]
-    else:
-        policy = detection_policies(settings.augmentation, settings.detection, native)[1]
+    settings = build({"augment": augment})
+    native = NATIVE if augment == "flip" else NATIVE._replace(longer=None)
+    policy = detection_policies(settings.augmentation, settings.detection, native)[not training]
     return DetectionPlan(columns=columns, policy=policy, seed=1, batch_size=batch_size, training=training)
 
 
@@ -130,27 +103,17 @@ def test_scoring_is_no_work_of_this_process(columns: Columns, monkeypatch: pytes
         later.result()
 
 
-# --- what a detector is given -------------------------------------------------------------------------------
-
-
 def test_each_image_gets_its_own_targets(columns: Columns) -> None:
     task, rows = Detection(columns, masks=True), plan_of(columns, training=True).rows(0, 0)[0]
     batch = batch_of(task, rows)
     images, sizes, targets = task.inputs(batch)
     assert images is batch.images
-    assert sizes == [tuple(size) for size in rows.sizes.tolist()] and all(
-        type(side) is int for side in sizes[0]
-    )
-    per_image = [int(columns.usable[columns.annotations(int(sample))].sum()) for sample in rows.ids]
-    assert (
-        [len(target["boxes"]) for target in targets]
-        == [len(target["labels"]) for target in targets]
-        == per_image
-    )
-    assert all(
-        target["masks"].shape == (count, *rows.padded)
-        for target, count in zip(targets, per_image, strict=True)
-    )
+    assert sizes == [tuple(size) for size in rows.sizes.tolist()]
+    assert all(type(side) is int for side in sizes[0])
+    for sample, target in zip(rows.ids.tolist(), targets, strict=True):
+        count = int(columns.usable[columns.annotations(sample)].sum())
+        assert len(target["boxes"]) == len(target["labels"]) == count
+        assert target["masks"].shape == (count, *rows.padded)
     for name in ("boxes", "labels", "masks"):
         torch.testing.assert_close(torch.cat([target[name] for target in targets]), batch.targets[name])
 
@@ -228,11 +191,7 @@ def test_losses_are_the_sum_where_valid(columns: Columns) -> None:
     assert task.losses(outputs, batch_of(task, rows, lost=range(4))).sum() == 0
 
 
-# --- figures ------------------------------------------------------------------------------------------------
-
-
 def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(columns: Columns) -> None:
-    """Whatever else was found in it; the same on any number of ranks."""
     task = Detection(columns, training=False)
     plan = plan_of(columns)
     whole = [(seen_in(columns, rows), batch_of(task, rows)) for rows in plan.rows(0, 0)]
@@ -245,7 +204,7 @@ def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(columns:
     outputs[1]["finite"] = torch.tensor(False)  # its head was no number, and what is left of it looks well
     found = measured(task, *whole)
     lost = sum(len(outputs[place]["scores"]) for place in kept)
-    assert found["outputs_not_finite"] == 2 and found["samples"] == IMAGES
+    assert found["outputs_not_finite"] == 2 and found["samples"] == COCO_IMAGES
     assert found["detections"] == right["detections"] - lost and found["ap"] < 1
 
     def work(world: Threads) -> dict[str, Any]:
@@ -255,13 +214,12 @@ def test_an_image_of_whose_output_a_part_is_no_number_has_found_nothing(columns:
 
 
 def test_right_boxes_are_1_whatever_the_size(columns: Columns) -> None:
-    """The way back from resized and padded images; padding that repeats an image counts for nothing."""
     task = Detection(columns, training=False)
     batches = [(seen_in(columns, rows), batch_of(task, rows)) for rows in plan_of(columns).rows(0, 0)]
     assert (batches[-1][1].ids < 0).any()
     result = measured(task, *batches)
     assert result["ap"] == result["ap75"] == result["ar100"] == pytest.approx(1)
-    assert result["samples"] == IMAGES and result["detections"] == int(columns.usable.sum())
+    assert result["samples"] == COCO_IMAGES and result["detections"] == int(columns.usable.sum())
     assert not any(name.startswith(("mask", "keypoint")) for name in result)
 
 
@@ -280,14 +238,9 @@ def test_masks_are_pasted_into_their_boxes(columns: Columns) -> None:
     }
     assert by_class["box"] > 0.9 and by_class["person"] > 0.9 and by_class["triangle"] < 0.5
     found = json.loads(result["extras"]["files"]["detections_masks.json"])
-    sizes = dict(
-        zip(
-            columns.image_id.tolist(),
-            zip(columns.height.tolist(), columns.width.tolist(), strict=True),
-            strict=True,
-        )
-    )
-    assert all(tuple(one["segmentation"]["size"]) == sizes[one["image_id"]] for one in found)
+    sides = np.stack([columns.height, columns.width], axis=1).tolist()
+    sizes = dict(zip(columns.image_id.tolist(), sides, strict=True))
+    assert all(one["segmentation"]["size"] == sizes[one["image_id"]] for one in found)
     assert coder.area(found[0]["segmentation"]) > 50
 
 
@@ -308,16 +261,10 @@ def test_keypoints_go_back_to_the_image(people: Columns) -> None:
 
 def test_boxes_end_at_the_image(columns: Columns) -> None:
     task, rows = Detection(columns, training=False), plan_of(columns).rows(0, 0)[0]
-    wide = [
-        {
-            "boxes": torch.tensor([[-50.0, -50, 5000, 5000]]),
-            "labels": torch.tensor([3]),
-            "scores": torch.ones(1),
-        }
-    ] * len(rows)
-    (first, *_) = json.loads(
-        measured(task, (wide, batch_of(task, rows)))["extras"]["files"]["detections.json"]
-    )
+    wide = {"labels": torch.tensor([3]), "scores": torch.ones(1)}
+    wide["boxes"] = torch.tensor([[-50.0, -50, 5000, 5000]])
+    extras = measured(task, ([wide] * len(rows), batch_of(task, rows)))["extras"]
+    (first, *_) = json.loads(extras["files"]["detections.json"])
     sample = int(np.flatnonzero(columns.image_id == first["image_id"])[0])
     assert first["bbox"] == [0, 0, columns.width[sample], columns.height[sample]]
 
@@ -338,7 +285,8 @@ def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
     """
     task, plan = Detection(columns, training=False), plan_of(columns, batch_size=batch_size)
     rows = [
-        plan.draw(0, np.array(order[first : first + batch_size])) for first in range(0, IMAGES, batch_size)
+        plan.draw(0, np.array(order[first : first + batch_size]))
+        for first in range(0, COCO_IMAGES, batch_size)
     ]
     rows = [replace(one, sizes=one.regions[:, [3, 2]], canvas=None) for one in rows]
     return measured(task, *((noisy(columns, one), batch_of(task, one)) for one in rows))
@@ -346,11 +294,11 @@ def as_stored(columns: Columns, order: Any, batch_size: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def one_by_one(columns: Columns) -> dict[str, Any]:
-    return as_stored(columns, range(IMAGES), 1)
+    return as_stored(columns, range(COCO_IMAGES), 1)
 
 
 @settings(max_examples=6)
-@given(order=st.permutations(range(IMAGES)), batch_size=st.integers(2, IMAGES))
+@given(order=st.permutations(range(COCO_IMAGES)), batch_size=st.integers(2, COCO_IMAGES))
 def test_neither_order_nor_batches_change_a_bit(
     columns: Columns, one_by_one: Any, order: list[int], batch_size: int
 ) -> None:
@@ -374,12 +322,11 @@ def test_an_image_seen_twice_is_an_error(columns: Columns) -> None:
 
 
 def test_what_was_not_decoded_is_not_detected(columns: Columns) -> None:
-    """Its objects are missed, and what a detector saw in the zeros is no detection."""
     task = Detection(columns, training=False)
-    rows = plan_of(columns, batch_size=IMAGES).rows(0, 0)[0]
+    rows = plan_of(columns, batch_size=COCO_IMAGES).rows(0, 0)[0]
     lost = int(np.argmax(np.diff(columns.annotation_offsets)[rows.ids]))
     result = measured(task, (seen_in(columns, rows), batch_of(task, rows, lost=[lost])))
-    assert result["samples"] == IMAGES - 1 and result["ap"] < 1
+    assert result["samples"] == COCO_IMAGES - 1 and result["ap"] < 1
     images = {one["image_id"] for one in json.loads(result["extras"]["files"]["detections.json"])}
     assert columns.image_id[rows.ids[lost]] not in images
 
@@ -423,9 +370,6 @@ def test_nothing_found_at_all(columns: Columns, people: Columns) -> None:
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), height=st.integers(1, 40), width=st.integers(1, 40), wide=st.floats(0, 40))
 def test_masks_are_torchvisions_and_pycocotools(seed: int, height: int, width: int, wide: float) -> None:
-    """The pixels that paste_masks_in_image would give, the bytes that encode would: over edges, as high as
-    the image, empty, full.
-    """
     rng = np.random.default_rng(seed)
     masks = torch.from_numpy(rng.random((4, 1, 7, 7)).round(int(rng.integers(2)))).float()
     masks[0] = 1

@@ -1,6 +1,4 @@
-"""Detectors' weights: what is frozen, what starts anew, torchvision's published files, and one line when
-something does not fit.
-"""
+"""Detectors' weights: what is frozen, what starts anew, and what does not fit."""
 
 from __future__ import annotations
 
@@ -39,12 +37,13 @@ def state_of(arch: str) -> dict[str, torch.Tensor]:
     return made(arch)[0].state_dict()
 
 
+def alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
 def save(path: Path, content: Any) -> str:
     torch.save(content, path)
     return str(path)
-
-
-# --- frozen norms -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -68,7 +67,6 @@ def test_frozen_norm_is_torchvisions_in_its_inputs_type(dtype: torch.dtype) -> N
 
 
 def frozen(module: nn.Module) -> tuple[set[str], dict[str, tuple[type, float]]]:
-    """Parameters that are not trained; every norm with its kind and its eps."""
     norms = {
         name: one
         for name, one in module.named_modules()
@@ -83,9 +81,6 @@ def frozen(module: nn.Module) -> tuple[set[str], dict[str, tuple[type, float]]]:
 
 @pytest.mark.parametrize("arch", TORCHVISION)
 def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With weights of the backbone, for each number of trained stages of each kind of backbone; and with
-    weights of the whole.
-    """
     classifier = _backbone(arch)
     with torch.device("meta"):
         states = {
@@ -126,14 +121,8 @@ def test_the_same_layers_are_frozen_as_in_torchvision(arch: str, monkeypatch: py
     assert any(eps == 0 for _, eps in frozen(wanted)[1].values()) == (arch in EPS_FREE)
 
 
-# --- weights of the backbone --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("arch", TORCHVISION)
 def test_each_tensor_of_the_trunk_has_its_place(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The names by which a backbone is loaded are those under which torchvision keeps the classifier's very
-    tensors.
-    """
     with torch.device("meta"):
         classifier = torchvision.models.get_model(_backbone(arch))
         for module in (faster_rcnn, fcos, keypoint_rcnn, mask_rcnn, retinanet, ssd, ssdlite):
@@ -149,45 +138,33 @@ def test_each_tensor_of_the_trunk_has_its_place(arch: str, monkeypatch: pytest.M
     assert len(wanted) > 20 and _trunk(outline(arch), arch) == wanted
 
 
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_backbone_from_a_file(tmp_path: Path, wrapped: bool) -> None:
+def test_backbone_from_a_file(tmp_path: Path) -> None:
     """SSDLite then has the classifier's last blocks whole; a checkpoint of it loads again without the
     backbone's file.
     """
     torch.manual_seed(6)
     state = torchvision.models.mobilenet_v3_large().state_dict()
-    path = save(tmp_path / "mobilenet.pt", {"model": state} if wrapped else state)
+    path = save(tmp_path / "mobilenet.pt", {"model": state})
     module, new = made("ssdlite320_mobilenet_v3_large", weights_backbone=path)
     own = module.state_dict()
     assert new.anew == [] and torch.equal(own["backbone.features.0.0.0.weight"], state["features.0.0.weight"])
     assert torch.equal(own["backbone.features.1.3.1.running_var"], state["features.16.1.running_var"])
-    if wrapped:
-        again, new = made("ssdlite320_mobilenet_v3_large", weights=save(tmp_path / "ours.pt", {"model": own}))
-        assert new.anew == [] and all(
-            torch.equal(value, own[name]) for name, value in again.state_dict().items()
-        )
-
-
-# --- weights of the whole -----------------------------------------------------------------------------------
+    again, new = made("ssdlite320_mobilenet_v3_large", weights=save(tmp_path / "ours.pt", {"model": own}))
+    assert new.anew == [] and alike(again.state_dict(), own)
 
 
 def test_heads_of_other_classes_start_anew(tmp_path: Path) -> None:
     path = save(tmp_path / "five.pt", state_of(SMALL))
     same, new = made(SMALL, weights=path)
-    assert new.anew == [] and all(
-        torch.equal(value, state_of(SMALL)[name]) for name, value in same.state_dict().items()
-    )
+    assert new.anew == [] and alike(same.state_dict(), state_of(SMALL))
     other, new = made(SMALL, classes=7, weights=path)
     assert new.anew == [
         f"roi_heads.box_predictor.{layer}.{part}"
         for layer in ("cls_score", "bbox_pred")
         for part in ("weight", "bias")
     ]
-    assert all(
-        torch.equal(value, state_of(SMALL)[name])
-        for name, value in other.state_dict().items()
-        if name not in new.anew
-    )
+    kept = {name: value for name, value in other.state_dict().items() if name not in new.anew}
+    assert alike(kept, state_of(SMALL))
 
 
 @pytest.mark.parametrize(
@@ -230,9 +207,6 @@ def test_other_keypoints_start_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
-    """torchvision's published files call the proposals' layer and the pyramid's by names that it has changed
-    since.
-    """
     old = {
         name.replace("rpn.head.conv.0.0.", "rpn.head.conv.")
         .replace("_blocks.0.0.", "_blocks.0.")
@@ -241,9 +215,7 @@ def test_names_of_the_time_of_publication_load(tmp_path: Path) -> None:
     }
     assert len(set(old) - set(state_of(SMALL))) >= 6
     module, new = made(SMALL, weights=save(tmp_path / "old.pt", old))
-    assert new.anew == [] and all(
-        torch.equal(value, state_of(SMALL)[name]) for name, value in module.state_dict().items()
-    )
+    assert new.anew == [] and alike(module.state_dict(), state_of(SMALL))
 
 
 def test_published_norms_without_eps_keep_their_meaning(
@@ -274,9 +246,6 @@ def test_published_norms_without_eps_keep_their_meaning(
                 scale[1:], (variances[f"{name}.running_var"][1:] + eps).rsqrt(), rtol=1e-5, atol=0
             )
             assert scale[0] < torch.finfo(torch.float16).max
-
-
-# --- one line when it does not fit --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""Processes that agree: votes, sums, gathers and the training step, with two and three gloo processes on this
-machine.
-"""
+"""Processes that agree, with two and three gloo processes on this machine."""
 
 from __future__ import annotations
 
@@ -40,9 +38,6 @@ VALID: list[list[list[int] | None]] = [  # [step][micro-batch of rank 0, of rank
 """Which samples of six count in each micro-batch of a step; None = all."""
 
 
-# --- what every rank does, in its own process ---------------------------------------------------------------
-
-
 def work(world: ProcessWorld) -> dict[str, Any]:
     """Everything that needs company, one after the other; a file a rank takes the findings home."""
     found: dict[str, Any] = {"rank": world.rank}
@@ -79,7 +74,6 @@ def work(world: ProcessWorld) -> dict[str, Any]:
 
 
 def train(world: ProcessWorld) -> dict[str, Any]:
-    """Three steps of as many micro-batches as there are, the ranks taking turns."""
     net, accumulate = Net(), len(VALID[0]) // world.size
     step = step_of(net, accumulate=accumulate, clip=0.5)
     step.world = world
@@ -92,7 +86,6 @@ def train(world: ProcessWorld) -> dict[str, Any]:
 
 
 def main(size: int, results: Path) -> None:
-    """In a program of its own: a process for each rank, which imports what this one has."""
     children = []
     for rank in range(size):
         if not (child := os.fork()):
@@ -148,9 +141,6 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(request.param)]
 
 
-# --- what they found ----------------------------------------------------------------------------------------
-
-
 def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(ranks: list[dict[str, Any]]) -> None:
     for found in ranks:
         assert found["votes"] == [
@@ -189,7 +179,6 @@ def test_statistics_are_rank_0s(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]]) -> None:
-    """Ranks with one valid sample and with six: the gradient is the mean over samples, not over ranks."""
     size = len(ranks)
     used = len(VALID[0]) // size * size
     net = Net()
@@ -212,13 +201,8 @@ def test_training_on_several_ranks_is_training_on_one(ranks: list[dict[str, Any]
             for p, value in zip(other.parameters(), found["training"]["weights"], strict=True):
                 p.copy_(torch.from_numpy(value))
         assert_alike(other, net)
-        assert all(
-            (a == b).all()
-            for a, b in zip(found["training"]["weights"], ranks[0]["training"]["weights"], strict=True)
-        )
-
-
-# --- one process --------------------------------------------------------------------------------------------
+        for mine, first in zip(found["training"]["weights"], ranks[0]["training"]["weights"], strict=True):
+            assert (mine == first).all()
 
 
 def test_one_process_needs_no_company() -> None:
@@ -251,8 +235,6 @@ def test_a_step_of_one_process_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> N
     step: Step = step_of(Net())
     step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
 
-
-# --- the process itself -------------------------------------------------------------------------------------
 
 PREPARED = """
 import os

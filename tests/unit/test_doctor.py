@@ -1,4 +1,4 @@
-"""What the doctor's probes say of what they read: every state of the rows that matter."""
+"""What the doctor's probes say of what they read."""
 
 from __future__ import annotations
 
@@ -186,7 +186,6 @@ def test_both_dalis_name_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_which_apex(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folders: Any, built: Any, state: str, said: str
 ) -> None:
-    """It is found as `import apex` would find it, and not run."""
     for folder in folders:
         (tmp_path / "apex" / folder).mkdir(parents=True)
         (tmp_path / "apex" / "__init__.py").write_text("raise SystemExit('it was run')")
@@ -228,7 +227,6 @@ def test_without_a_gpu_nothing_of_it_is_asked(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what stands for NVDEC; and what is said where the decoder does not start."""
     pytest.importorskip("av", reason="PyAV is not installed")
     from loaders.videos import _engines
     from tests.unit import engines
@@ -247,7 +245,6 @@ def test_a_video_made_in_memory_is_decoded(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_numbers_are_summed_over_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what stands for NCCL, on the host."""
     import torch
 
     def all_reduce(each: list[torch.Tensor]) -> None:

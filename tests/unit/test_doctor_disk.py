@@ -1,6 +1,4 @@
-"""The doctor on the data folder: which file system it lies on, and how fast its files are read from the disk
-and from the page cache.
-"""
+"""The doctor on the data folder: its file system, and how fast files are read."""
 
 from __future__ import annotations
 
@@ -93,7 +91,6 @@ def test_files_are_taken_from_everywhere_and_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("symbolic", [False, True])
 def test_links_to_one_file_are_one(symbolic: bool, tmp_path: Path) -> None:
-    """scripts.link_set makes such links, those to one file behind each other."""
     real, links = tmp_path / "real" / "a", tmp_path / "links"
     real.mkdir(parents=True)
     for file in range(40):
@@ -105,7 +102,6 @@ def test_links_to_one_file_are_one(symbolic: bool, tmp_path: Path) -> None:
 
 
 def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of this machine, some of whose files lie on a network's."""
     for name in ("data", "far"):
         (tmp_path / name).mkdir()
     for name in ("near", "far"):
@@ -123,9 +119,7 @@ def test_the_file_system_is_that_of_the_files(tmp_path: Path, monkeypatch: pytes
     row = storage.file_system(tmp_path / "data")
     assert row.found.startswith("nfs4 ") and row.state == "warn"
     (tmp_path / "empty").mkdir()
-    assert storage.file_system(tmp_path / "empty").found.startswith("ext4 "), (
-        "of the folder, where there is no file"
-    )
+    assert storage.file_system(tmp_path / "empty").found.startswith("ext4 ")
 
 
 def test_a_folder_without_files_and_a_file_that_cannot_be_read(

@@ -21,9 +21,6 @@ from scripts.probes import Row, decoders
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# --- processes ----------------------------------------------------------------------------------------------
-
-
 def fine() -> Row:
     print("a library says something")
     return Row(found="here", state="ok")
@@ -51,14 +48,8 @@ def hang() -> Row:
 def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixture[str]) -> None:
     probes = {"a": fine, "b": raise_an_error, "c": crash, "d": fine, "e": leave_early, "f": fine}
     rows = doctor.ask(probes)
-    assert [(row.what, row.state) for row in rows] == [
-        ("a", "ok"),
-        ("b", "warn"),
-        ("c", "bad"),
-        ("d", "ok"),
-        ("e", "bad"),
-        ("f", "ok"),
-    ]
+    assert [row.what for row in rows] == [*probes]
+    assert [row.state for row in rows] == ["ok", "warn", "bad", "ok", "bad", "ok"]
     found = {row.what: row.found for row in rows}
     assert found["b"] == "LookupError: no such"
     assert found["c"].startswith("its process was ended by SIGSEGV: ") and "last words" in found["c"]
@@ -67,7 +58,6 @@ def test_a_probe_that_fails_is_a_row_and_not_the_end(capfd: pytest.CaptureFixtur
 
 
 def test_a_probe_that_hangs_is_a_row() -> None:
-    """A sum over GPUs that cannot reach each other is one, and has words of its own."""
     rows = doctor.ask({"a": fine, "NCCL": hang, "c": fine}, limit_s=6.0)
     assert [(row.what, row.state) for row in rows] == [("a", "ok"), ("NCCL", "bad"), ("c", "ok")]
     assert rows[1].found.startswith("no answer within 6 s") and "NCCL_P2P_DISABLE=1" in rows[1].consequence
@@ -91,12 +81,8 @@ def test_exit_code_table_and_json(
     assert said.index("mend it") < said.index("f [red]"), "what to change comes first"
     assert said.splitlines()[-1] == "bad: y"
     assert doctor.main(["--json"]) == 1
-    assert json.loads(capsys.readouterr().out)[1] == {
-        "what": "y",
-        "found": "g",
-        "state": "bad",
-        "consequence": "mend it",
-    }
+    told = json.loads(capsys.readouterr().out)[1]
+    assert told == {"what": "y", "found": "g", "state": "bad", "consequence": "mend it"}
     monkeypatch.setattr(doctor, "diagnose", lambda _: [ROWS[0], ROWS[2]])
     assert doctor.main([]) == 0
     assert capsys.readouterr().out.endswith("nothing to change\n")
@@ -117,9 +103,6 @@ def test_a_wrong_folder_is_one_line(tmp_path: Path, name: str, capsys: pytest.Ca
     assert doctor.main(["--data", str(tmp_path / name)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"doctor: --data {tmp_path / name}: ")
-
-
-# --- for real -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -150,11 +133,8 @@ def test_it_runs_here(data: Path) -> None:
     assert {
         rows[name]["state"] for name in ("torch, torchvision", "DALI", "DALI decodes, CPU", "CPU reader")
     } == {"ok"}
-    assert not [
-        row
-        for row in rows.values()
-        if "could not be looked at" in row["consequence"] or not row["consequence"]
-    ]
+    told = [row["consequence"] for row in rows.values()]
+    assert all(told) and not any("could not be looked at" in each for each in told)
     assert "3 files of 1 KiB" in rows["--data: reading"]["found"]
     assert seconds < 60, "4 to 5 s on two idle cores"
 

@@ -1,6 +1,4 @@
-"""The random numbers: fixed for ever, keyed without collisions, uniform and independent. Every key here is
-fixed.
-"""
+"""The random numbers: fixed for ever, keyed without collisions, uniform and independent."""
 
 from __future__ import annotations
 
@@ -30,9 +28,6 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a, b)[0, 1] * math.sqrt(len(a)))
 
 
-# --- golden values: what was drawn for a run of last year is drawn today ------------------------------------
-
-
 GOLDEN_KEYS = [
     0,
     16294208416658607535,
@@ -53,16 +48,11 @@ GOLDEN_UNIFORMS = [
 ]
 
 
-def test_golden_keys() -> None:
+def test_golden_values() -> None:
+    """What was drawn for a run of last year is drawn today."""
     assert [key(), key(0), key(1), key(1, 0), key(0, 1), key(2**64 - 1), key(7, 3, 2)] == GOLDEN_KEYS
-
-
-def test_golden_bits() -> None:
     assert bits(0, np.arange(3)).tolist() == GOLDEN_BITS[0]
     assert bits(key(7, 3), np.array([0, 1, 1281166])).tolist() == GOLDEN_BITS[1]
-
-
-def test_golden_uniforms() -> None:
     drawn = uniforms(7, 3, Purpose.WINDOW, np.array([0, 1, 49999]), 2)
     assert drawn.dtype == np.float64
     assert [[value.hex() for value in row] for row in drawn.tolist()] == GOLDEN_UNIFORMS
@@ -84,13 +74,7 @@ def test_purposes_are_never_renumbered() -> None:
     }
 
 
-# --- keys ---------------------------------------------------------------------------------------------------
-
-
 def test_seeds_are_combined_as_keys() -> None:
-    """seed + epoch, seed * epoch and the like repeat streams; of 62,500 keys near each other none is met
-    twice.
-    """
     small = range(25)
     keys = {key(*words) for words in product(small, small, range(1, 5), small)}
     assert len(keys) == 25 * 25 * 4 * 25
@@ -109,7 +93,6 @@ def test_a_key_is_a_word(word: int) -> None:
 
 
 def test_no_stream_is_a_part_of_another() -> None:
-    """Streams of neighbouring seeds and epochs share no value, at the same counter or shifted."""
     ids = np.arange(1000)
     streams = [
         bits(key(seed, epoch, purpose), ids)
@@ -118,9 +101,6 @@ def test_no_stream_is_a_part_of_another() -> None:
         for purpose in (Purpose.ORDER, Purpose.FLIP)
     ]
     assert len(np.unique(np.concatenate(streams))) == 72 * 1000
-
-
-# --- a row is a function of its id --------------------------------------------------------------------------
 
 
 @given(
@@ -140,17 +120,11 @@ def test_a_row_depends_on_its_id_alone(
         assert (row == uniforms(seed, epoch, purpose, np.array([sample]), count + 2)[0, :count]).all()
 
 
-def test_no_ids() -> None:
-    assert uniforms(0, 0, Purpose.FLIP, np.zeros(0, np.int64), 3).shape == (0, 3)
-
-
 def test_the_integer_type_of_ids_does_not_matter() -> None:
     expected = uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=np.int64), 1)
     for kind in (np.uint64, np.int32, np.uint16):
         assert (uniforms(1, 2, Purpose.FLIP, np.arange(100, dtype=kind), 1) == expected).all()
 
-
-# --- uniform and independent --------------------------------------------------------------------------------
 
 N = 100_000
 
@@ -162,11 +136,9 @@ def test_uniform_over_ids(seed: int, purpose: Purpose) -> None:
 
 
 def test_uniform_over_epochs_seeds_and_columns() -> None:
-    one = np.zeros(1, np.int64)
-    assert (
-        distance(np.array([uniforms(0, epoch, Purpose.FLIP, one, 1)[0, 0] for epoch in range(5000)])) < 1.95
-    )
-    assert distance(np.array([uniforms(seed, 0, Purpose.FLIP, one, 1)[0, 0] for seed in range(5000)])) < 1.95
+    one, flip = np.zeros(1, np.int64), Purpose.FLIP
+    assert distance(np.array([uniforms(0, epoch, flip, one, 1)[0, 0] for epoch in range(5000)])) < 1.95
+    assert distance(np.array([uniforms(seed, 0, flip, one, 1)[0, 0] for seed in range(5000)])) < 1.95
     assert distance(uniforms(0, 0, Purpose.FLIP, one, 5000)[0]) < 1.95
 
 

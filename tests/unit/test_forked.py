@@ -44,8 +44,6 @@ class OnDevice:
 
 
 class Collect:
-    """Work that collects."""
-
     def __call__(self, rows: Any = None, slot: Any = None) -> int:
         return gc.collect()
 
@@ -68,8 +66,6 @@ def by_pool() -> None:
 
 
 def by_beside() -> None:
-    """Also when it has forked by itself."""
-
     def work() -> int:
         by_results()
         return gc.collect()
@@ -111,8 +107,7 @@ def test_processes_that_hang_end_when_nobody_waits_for_them() -> None:
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
 def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were end."""
-    children, forks, whole = {child.pid for child in psutil.Process().children()}, [0], os.fork
+    children, forks, whole = alive(), [0], os.fork
 
     def fork() -> int:
         forks[0] += 1
@@ -131,18 +126,10 @@ def test_processes_that_cannot_be_started_are_one_line(number: int, monkeypatch:
             UserError, match=rf"^{who} cannot all be started \({re.escape(os.strerror(number))}\): .*{said}"
         ):
             start()
-    until(
-        lambda: (
-            {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
-            <= children
-        )
-    )
+    until(lambda: alive() <= children)
 
 
 def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They could not hear that they are to end; where the system has no more threads it has no more processes
-    either.
-    """
     home, whole = os.getpid(), threading.Thread.start
 
     def start(self: threading.Thread) -> None:
@@ -156,7 +143,6 @@ def test_children_that_get_no_thread_end(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_program_ends_though_its_processes_hang() -> None:
-    """And though nobody has closed what started them."""
     program = """
 import time
 import processes
@@ -222,7 +208,6 @@ def test_work_without_a_process_for_it_is_done_here(monkeypatch: pytest.MonkeyPa
 def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A child that was forked before the thread could not be started ends."""
     home, whole = os.getpid(), threading.Thread.start
 
     def start(self: threading.Thread) -> None:
@@ -230,7 +215,7 @@ def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(
             raise RuntimeError("can't start new thread")
         whole(self)
 
-    children = {child.pid for child in psutil.Process().children()}
+    children = alive()
     for held, what in ((processes, "ProcessPoolExecutor"), (threading.Thread, "start")):
         monkeypatch.setattr(
             held, what, start if what == "start" else Mock(side_effect=OSError("Too many open files"))
@@ -244,12 +229,7 @@ def test_work_without_a_file_or_a_thread_for_its_process_is_done_here(
                 list(processes.results(abs, [1, 2], 2))
         monkeypatch.undo()
         assert told.done() and told.result() == os.getpid()
-    until(
-        lambda: (
-            {child.pid for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE}
-            <= children
-        )
-    )
+    until(lambda: alive() <= children)
 
 
 def test_work_that_nobody_wants_any_more_ends() -> None:
@@ -258,6 +238,11 @@ def test_work_that_nobody_wants_any_more_ends() -> None:
     began = time.monotonic()
     until(told.done)
     assert time.monotonic() - began < 10
+
+
+def alive() -> set[int]:
+    here = psutil.Process().children()
+    return {child.pid for child in here if child.status() != psutil.STATUS_ZOMBIE}
 
 
 def until(so: Callable[[], bool]) -> None:

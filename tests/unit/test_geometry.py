@@ -1,4 +1,4 @@
-"""The affine map of a row: exact both ways, for turns, places and windows of any size."""
+"""The affine map of a row is exact both ways."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ def test_the_windows_corners_are_the_places_corners(seed: int, places: bool) -> 
 @pytest.mark.parametrize("turn", range(geometry.TURNS))
 @pytest.mark.parametrize("places", [False, True])
 def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> None:
-    """Each pixel of an output of 3 x 4 carries its number, and NumPy turns them."""
     drawn = drawn_rows(7, count=1, places=False)
     sizes = np.array([[4, 3] if turn & geometry.TRANSPOSE else [3, 4]])
     rows = replace(drawn, sizes=sizes, turns=np.array([turn], np.uint8), places=None)
@@ -96,7 +95,6 @@ def test_a_point_goes_where_its_pixel_is_turned_to(turn: int, places: bool) -> N
 
 
 def test_two_reflections_are_none() -> None:
-    """A letter R, turned by NumPy, is one of its four rotations, or its mirror image."""
     letter = np.array([[1, 1, 0], [1, 0, 1], [1, 1, 0], [1, 0, 1]])[..., None]
     rotations = [np.rot90(letter, quarter).tolist() for quarter in range(4)]
     found = [turned(letter, turn).tolist() not in rotations for turn in range(geometry.TURNS)]

@@ -1,6 +1,4 @@
-"""The rules of the house: who imports whom, what a folder must have, and a map that is true. Each rule has
-its plant.
-"""
+"""The rules of the house, each with its plant."""
 
 from __future__ import annotations
 
@@ -89,7 +87,6 @@ def test_a_file_that_git_does_not_track_is_none_of_the_house(tmp_path: Path) -> 
 
 
 def names_no_test(pattern: str) -> bool:
-    """Whether a line of tests/sweeps.py is left over."""
     path, _, name = pattern.partition("::")
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     tests = [
@@ -116,9 +113,6 @@ def test_what_is_a_sweep(test: str, sweep: bool) -> None:
     assert is_sweep(test) is sweep
 
 
-# --- imports run one way ------------------------------------------------------------------------------------
-
-
 def imported(source: str) -> Iterator[str]:
     """Every module that code imports, at its top, in a function, for types alone, or by name at run time."""
     for node in ast.walk(ast.parse(source)):
@@ -133,7 +127,6 @@ def imported(source: str) -> Iterator[str]:
 
 
 def trespasses(path: Path, source: str) -> list[str]:
-    """What a file imports that its room may not."""
     room = path.parts[0].removesuffix(".py")
     found = []
     for module in imported(source):
@@ -186,8 +179,6 @@ def test_contracts_import_torch_for_types_alone() -> None:
     assert "torch" in set(imported(ast.unparse(tree)))
 
 
-# --- nobody but a source turns a sample into a path ---------------------------------------------------------
-
 OF_SAMPLES = {"plan", "loaders", "tasks", "engine", "report", "train"}
 """Rooms that know samples by their number alone."""
 
@@ -214,9 +205,6 @@ def test_only_a_source_turns_a_sample_into_a_path() -> None:
     ) == ["self._columns.path"]
 
 
-# --- folders and files --------------------------------------------------------------------------------------
-
-
 def bare_folders(paths: list[Path]) -> set[Path]:
     """Folders with Python in them and no __init__.py: an installed package of that name would win."""
     return {path.parent for path in paths if path.parent != Path()} - {
@@ -236,7 +224,6 @@ def test_the_composition_root_stays_short() -> None:
 
 
 def backwards(source: str) -> int:
-    """Calls of a method backward()."""
     nodes = ast.walk(ast.parse(source))
     return sum(
         isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
@@ -271,7 +258,6 @@ OF_A_MACHINE = re.compile(
 
 
 def texts() -> Iterator[tuple[Path, str]]:
-    """Every file that is text."""
     for path in files():
         try:
             yield path, (ROOT / path).read_text(encoding="utf-8")
@@ -304,8 +290,6 @@ def test_nothing_is_left_over_and_no_path_is_one_machines() -> None:
 def test_a_planted_word_is_caught(rule: re.Pattern[str], text: str, wrong: bool) -> None:
     assert bool(rule.search(text)) is wrong
 
-
-# --- the map ------------------------------------------------------------------------------------------------
 
 ENTRY = re.compile(r"^- `([^`]+)`", re.MULTILINE)
 FOLDER_IS_ENOUGH = ("tests", "configs", "docs", ".ci")

@@ -1,6 +1,4 @@
-"""The columns of images with boxes: what they say, what their fingerprint is a digest of, and the synthetic
-ones that stand for them.
-"""
+"""The columns of images with boxes, their fingerprint, and the synthetic ones."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from contracts import UserError
-from dataset.coco.columns import Instances, categories_of, class_names, class_numbers, images_with, mirrored
+from dataset.coco.columns import Instances, categories_of, class_names, class_numbers, mirrored
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.manifest import NoManifest
@@ -48,28 +46,14 @@ def opened(root: Path, **how: Any) -> Instances:
     return open_coco(root, "train", **{"cache": root.parent / "cache", "keypoints": False, **how})
 
 
-# --- what they say ------------------------------------------------------------------------------------------
-
-
 def test_annotations_of_an_image(data: Path) -> None:
     found = opened(data)
-    assert [found.annotations(sample) for sample in range(4)] == [
-        slice(0, 3),
-        slice(3, 7),
-        slice(7, 10),
-        slice(10, 10),
-    ]
+    ends = [0, 3, 7, 10, 10]
+    assert [found.annotations(sample) for sample in range(4)] == list(map(slice, ends, ends[1:]))
     assert found.with_boxes.tolist() == [0, 1, 2] and found.with_boxes.dtype == np.int64
     for sample in (-1, 4):
         with pytest.raises(IndexError, match=f"sample {sample} of 4"):
             found.annotations(sample)
-
-
-@given(st.lists(st.lists(st.booleans(), max_size=4), max_size=8))
-def test_images_with_a_usable_annotation(usable: list[list[bool]]) -> None:
-    offsets = np.cumsum([0, *map(len, usable)])
-    found = images_with(np.array([one for some in usable for one in some], bool), offsets)
-    assert found.tolist() == [image for image, some in enumerate(usable) if any(some)]
 
 
 def test_coco_s_classes_are_those_of_published_weights() -> None:
@@ -95,7 +79,6 @@ def test_coco_s_classes_are_those_of_published_weights() -> None:
     ],
 )
 def test_numbers_of_classes(ids: list[int], numbers: list[int]) -> None:
-    """In the order of the ids, and without gaps, unless they are COCO's own."""
     assert class_numbers(np.array(ids, np.int64)).tolist() == numbers
 
 
@@ -118,40 +101,14 @@ def test_keypoints_change_sides() -> None:
     assert mirrored([]).dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    "pair",
-    [
-        *[
-            ("left_eye", "right_eye"),
-            ("eye_left", "eye_right"),
-            ("leftEye", "rightEye"),
-            ("eyeLeft", "eyeRight"),
-            ("Left_eye", "Right_eye"),
-        ],
-        *[
-            ("left eye", "right eye"),
-            ("left-eye", "right-eye"),
-            ("LEFT_EYE", "RIGHT_EYE"),
-            ("left_eye", "RightEye"),
-            ("left", "right"),
-        ],
-        *[
-            ("outer_left_eye", "outer_right_eye"),
-            ("eye1Left", "eye1Right"),
-            ("left1", "right1"),
-            ("lefteye", "righteye"),
-        ],
-        *[
-            ("l_eye", "r_eye"),
-            ("eye_l", "eye_r"),
-            ("LEye", "REye"),
-            ("eyeL", "eyeR"),
-            ("L1", "R1"),
-            ("eye.L", "eye.R"),
-        ],
-    ],
-)
-def test_sides_however_they_are_written(pair: tuple[str, str]) -> None:
+SIDES = """left_eye right_eye, eye_left eye_right, leftEye rightEye, eyeLeft eyeRight, Left_eye Right_eye,
+    left-eye right-eye, LEFT_EYE RIGHT_EYE, left_eye RightEye, left right, outer_left_eye outer_right_eye,
+    eye1Left eye1Right, left1 right1, lefteye righteye, l_eye r_eye, eye_l eye_r, LEye REye, eyeL eyeR, L1 R1,
+    eye.L eye.R"""
+
+
+@pytest.mark.parametrize("pair", [*map(str.split, SIDES.split(",")), ["left eye", "right eye"]], ids=str)
+def test_sides_however_they_are_written(pair: list[str]) -> None:
     assert mirrored([pair[1], "nose", pair[0], "bright spot"]).tolist() == [2, 1, 0, 3]
 
 
@@ -178,35 +135,14 @@ def test_a_side_needs_one_partner(names: list[str], said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@given(
-    st.lists(
-        st.sampled_from(
-            [
-                "left_a",
-                "right_a",
-                "aLeft",
-                "aRight",
-                "l_a",
-                "r_a",
-                "LA",
-                "RA",
-                "lefta",
-                "righta",
-                "a",
-                "L",
-                "b",
-            ]
-        ),
-        max_size=7,
-    )
-)
+NAMES = ["left_a", "right_a", "aLeft", "aRight", "l_a", "r_a", "LA", "RA", "lefta", "righta", "a", "L", "b"]
+
+
+@given(st.lists(st.sampled_from(NAMES), max_size=7))
 def test_mirrored_twice_is_as_it_was(names: list[str]) -> None:
     with suppress(UserError):
         mirror = mirrored(names)
         assert mirror[mirror].tolist() == list(range(len(names)))
-
-
-# --- files --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("column", ["boxes", "points", "rle", "annotation_offsets"])
@@ -231,7 +167,6 @@ def test_another_shape_is_noticed(data: Path) -> None:
 
 
 def put(key: str, **values: Any) -> Callable[[dict[str, Any]], None]:
-    """Change the first entry that has a polygon."""
     return lambda written: next(
         each for each in written[key] if key != "annotations" or not each["iscrowd"]
     ).update(values)
@@ -293,9 +228,6 @@ def test_another_image_file_does(data: Path) -> None:
     assert opened(data, rescan=True).fingerprint != before
 
 
-# --- synthetic ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("keypoints", [False, True])
 def test_synthetic_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
     found = SyntheticInstances.of(2000, keypoints=keypoints)
@@ -306,14 +238,10 @@ def test_synthetic_columns_are_like_those_of_a_scan(keypoints: bool) -> None:
     assert found.annotation_offsets[-1] == m == found.annotations(1999).stop
     for name in ("annotation_id", "area", "category", "crowd", "usable", "keypoints"):
         assert lengths[name] == m
-    assert (
-        lengths["polygon_offsets"] == lengths["rle_offsets"] == m + 1
-        and lengths["point_offsets"] == found.polygon_offsets[-1] + 1
-    )
-    assert (
-        found.point_offsets[-1] == lengths["points"]
-        and lengths["image_id"] == lengths["height"] == len(found) == 2000
-    )
+    assert lengths["polygon_offsets"] == lengths["rle_offsets"] == m + 1
+    assert lengths["point_offsets"] == found.polygon_offsets[-1] + 1
+    assert found.point_offsets[-1] == lengths["points"]
+    assert lengths["image_id"] == lengths["height"] == len(found) == 2000
     assert found.keypoints.shape == (m, 17 * keypoints, 3) and lengths["keypoint_mirror"] == 17 * keypoints
     assert len(found.classes) == (2 if keypoints else 91) == found.class_of.max() + 1
     assert len(np.unique(found.annotation_id)) == m

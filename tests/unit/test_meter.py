@@ -1,6 +1,4 @@
-"""The rate: what is counted, what the clock skips, what steady means, and that ranks decide alike. Clock and
-world are fakes.
-"""
+"""The rate, with fakes of clock and world."""
 
 from __future__ import annotations
 
@@ -11,11 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from contracts import RateWindow
-from report.meter import STEADY_WITHIN, Meter, bound, bound_of, spread, steady
+from report.meter import Meter, bound, bound_of, spread, steady
 
 
 class Threads:
@@ -46,7 +42,6 @@ class Threads:
 
 
 def on_ranks(size: int, work: Callable[[Threads], Any]) -> list[Any]:
-    """What `work(world)` gives on each rank."""
     meeting, board, results = threading.Barrier(size), [None] * size, [None] * size
 
     def rank(number: int) -> None:
@@ -91,9 +86,6 @@ def train(meter: Meter, clock: Clock, steps: int, *, samples: int = 10, seconds:
         meter.add(samples)
         if meter.due():
             meter.point()
-
-
-# --- windows ------------------------------------------------------------------------------------------------
 
 
 def test_windows_of_at_least_two_seconds() -> None:
@@ -155,9 +147,6 @@ def test_windows_leave_no_gap() -> None:
     assert sum(w.samples for w in meter.windows) == 200
 
 
-# --- what is said of them -----------------------------------------------------------------------------------
-
-
 def windows(*rates: float, epoch: int = 0) -> list[RateWindow]:
     return [
         RateWindow(samples=int(rate * 2), own_samples=int(rate), seconds=2.0, epoch=epoch) for rate in rates
@@ -181,15 +170,6 @@ def test_warm_up_ends_near_the_median_of_the_later_half(rates: tuple[float, ...]
     assert len(rates) - len(steady(windows(*rates))) == warm_up
 
 
-@given(st.lists(st.floats(1, 1e6), min_size=1, max_size=30))
-def test_steady_windows_are_a_tail_and_never_none(rates: list[float]) -> None:
-    made = windows(*[float(round(rate)) for rate in rates])
-    kept = steady(made)
-    assert kept and kept == made[-len(kept) :]
-    level = np.median([w.rate for w in made[len(made) // 2 :]])
-    assert abs(kept[0].rate - level) <= STEADY_WITHIN * level or len(kept) == len(made) - len(made) // 2
-
-
 def test_result() -> None:
     meter, _ = meter_of()
     meter.resume(0)
@@ -208,7 +188,6 @@ def test_result() -> None:
 
 
 def test_a_first_epoch_in_which_no_window_ends_has_no_rate() -> None:
-    """The first window spans two epochs: it does not say how fast the first one was."""
     meter, clock = meter_of()
     for epoch in range(3):
         meter.resume(epoch)
@@ -240,9 +219,7 @@ def test_a_run_without_a_step_has_none() -> None:
     meter, _ = meter_of()
     meter.flush()
     found = meter.result()
-    assert {name: found[name] for name in ("steady", "first_epoch", "spread")} == dict.fromkeys(
-        ("steady", "first_epoch", "spread")
-    )
+    assert found["steady"] is found["first_epoch"] is found["spread"] is None
     assert found["per_rank"] == [None] and found["warmup_windows"] == 0
 
 
@@ -254,9 +231,6 @@ def test_what_is_left_over_at_the_end_is_no_window() -> None:
     meter.pause()
     meter.flush()
     assert len(meter.windows) == 1
-
-
-# --- several ranks ------------------------------------------------------------------------------------------
 
 
 def test_samples_of_all_ranks_over_the_clock_of_rank_0() -> None:
@@ -276,8 +250,6 @@ def test_samples_of_all_ranks_over_the_clock_of_rank_0() -> None:
 
 @pytest.mark.parametrize(("seconds", "closed"), [((2.5, 0.1), True), ((0.1, 2.5), False)])
 def test_ranks_close_a_window_together_or_not_at_all(seconds: tuple[float, float], closed: bool) -> None:
-    """One rank finds it due and the other does not; every rank comes to the point and rank 0 decides."""
-
     def work(world: Threads) -> Any:
         meter, clock = meter_of(world)
         meter.resume(0)
@@ -291,7 +263,6 @@ def test_ranks_close_a_window_together_or_not_at_all(seconds: tuple[float, float
 
 
 def test_a_resume_meets_the_other_ranks_first() -> None:
-    """The slowest rank's start is the start: no rank's time begins while another still validates."""
     arrived: list[int] = []
 
     def work(world: Threads) -> int:
@@ -300,9 +271,6 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
         return len(arrived)
 
     assert on_ranks(3, work) == [3, 3, 3]
-
-
-# --- the bound ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -323,13 +291,5 @@ def test_a_resume_meets_the_other_ranks_first() -> None:
         (0.0, 100.0, 100.0, None, None),
     ],
 )
-def test_bound(
-    rate: float | None,
-    compute: float | None,
-    loader: float | None,
-    efficiency: float | None,
-    name: str | None,
-) -> None:
-    found, said = bound(rate, compute, loader)
-    assert said == name
-    assert found == (None if efficiency is None else pytest.approx(efficiency))
+def test_bound(rate: Any, compute: Any, loader: Any, efficiency: float | None, name: str | None) -> None:
+    assert bound(rate, compute, loader) == (efficiency and pytest.approx(efficiency), name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from torchvision.ops import box_iou
 
+from loaders.videos import _surfaces
 from models import _nms
 from tests.unit.triton_programs import interpreted
 
@@ -46,12 +48,15 @@ def test_the_kernel_keeps_what_torchvision_keeps() -> None:
     assert len(kept) == 3 and kept[1][0] < kept[2][0] < kept[2][1]
 
 
-def test_where_no_kernel_is_built_that_is_said_once() -> None:
-    _nms._kernel.cache_clear()
+@pytest.mark.parametrize(
+    ("module", "kernel"), [(_nms, "models._nms_kernel"), (_surfaces, "loaders.videos._surfaces_kernel")]
+)
+def test_where_no_kernel_is_built_that_is_said_once(module: Any, kernel: str) -> None:
+    module._kernel.cache_clear()
     with (
-        patch.dict("sys.modules", {"models._nms_kernel": None}),
+        patch.dict("sys.modules", {kernel: None}),
         pytest.warns(UserWarning, match="Triton builds no kernel here"),
     ):
-        assert _nms._kernel(torch.device("cpu")) is None
-    assert _nms._kernel(torch.device("cpu")) is None
-    _nms._kernel.cache_clear()
+        assert module._kernel(torch.device("cpu")) is None
+    assert module._kernel(torch.device("cpu")) is None
+    module._kernel.cache_clear()

@@ -1,4 +1,4 @@
-"""What the GPU's video engines are given of files of many sizes, with FFmpeg in their place."""
+"""What the GPU's video engines are given of files of many sizes."""
 
 from __future__ import annotations
 
@@ -21,22 +21,19 @@ from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import KINDS, Made
 from tests.unit.engines import Codec
-from tests.unit.test_nvdec import Reading, shown
-from tests.unit.video_files import make, with_lengths
+from tests.unit.test_nvdec import Reading, numbers
+from tests.unit.test_video_faults import joined
+from tests.unit.video_files import make
 
 SIZES = [(96, 128), (128, 96), (192, 64), (64, 192), (160, 160), (96, 128), (130, 202)]
 
 
 def test_one_decoder_for_files_of_many_sizes(tmp_path: Path) -> None:
-    """It grows to what is the largest of both sides; of two sizes with as many pixels none is taken for the
-    other.
-    """
     kinds = Made(tmp_path, {f"{at}.mp4": {"size": size, "frames": 12} for at, size in enumerate(SIZES)})
     codec = Codec()
     read = Reading(kinds.videos, codec)
     for sample in [*range(len(SIZES)), *reversed(range(len(SIZES)))]:
-        came = {frame: shown(picture, surface) for frame, picture, surface in read(sample, [3, 7])}
-        assert came == {3: 3, 7: 7}
+        assert numbers(read(sample, [3, 7])) == {3: 3, 7: 7}
     assert codec.made == 4, "for 128 x 128, 192 x 128, 192 x 192 and 192 x 256"
     assert [(decoder.height, decoder.width) for decoder in read.nvdec._decoders.values()] == [(192, 256)]
     read.nvdec.close()
@@ -54,9 +51,6 @@ ALIKE: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
-    """Whichever file a decoder has had before: all of a picture is there, and no larger or smaller than
-    pyav's.
-    """
     kinds = Made(tmp_path, {f"{at:02}-{kind}": KINDS[kind] | more for at, (kind, more) in enumerate(ALIKE)})
     pyav, codec = Pyav(kinds.videos), Codec()
     read = Reading(kinds.videos, codec)
@@ -72,15 +66,12 @@ def test_sizes_that_are_coded_alike(tmp_path: Path) -> None:
             assert picture.shape == (height, width)
             found = Fit(picture, whole, whole, (height, width))(surface[None])[0].numpy()
             assert np.abs(found.astype(int) - right[frame]).max() <= 1, kinds.names[sample]
-    assert codec.made <= 1 + 4 + 1 + 3, (
-        "one of H.264, four of HEVC, one of VP9, and as many again for larger ones"
-    )
+    assert codec.made <= 1 + 4 + 1 + 3, "of H.264, HEVC and VP9, and as many again for larger ones"
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4"])
 @pytest.mark.parametrize("side", ["crop_left=2", "crop_top=2"])
 def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, side: str) -> None:
-    """Pictures are shown from the top left of what is coded on."""
     whole, codec = make(tmp_path / name, **KINDS[name]), name.partition(".")[0]
     (tmp_path / "data" / "x").mkdir(parents=True)
     with av.open(str(whole)) as file, av.open(str(tmp_path / "data" / "x" / name), "w") as output:
@@ -92,9 +83,7 @@ def test_a_picture_that_begins_elsewhere_is_refused(tmp_path: Path, name: str, s
                 single.stream = out
                 output.mux(single)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    assert (videos.height[0] % 16, videos.width[0] % 16) == ((0, 14) if "left" in side else (14, 0)), (
-        "what it is about"
-    )
+    assert (videos.height[0] % 16, videos.width[0] % 16) == ((0, 14) if "left" in side else (14, 0))
     assert exact("nvdec", videos, np.arange(1)).all()
     for reading in (Packets(videos), Cutting(videos)):
         with pytest.raises(Undecodable, match="cropped at the left or the top"):
@@ -115,36 +104,6 @@ def test_pictures_of_another_size_are_refused(tmp_path: Path, name: str, size: t
             reading(0, path, [3, 4])
 
 
-def write_both(path: Path, name: str, sizes: list[tuple[int, int]]) -> None:
-    """Write the packets of two videos of a kind as one stream, behind a header that tells of the first."""
-    codec = name.partition(".")[0]
-    parts = [
-        make(path.with_suffix(f".{at}.mp4"), **KINDS[name], size=size, frames=24)
-        for at, size in enumerate(sizes)
-    ]
-    with av.open(str(path), "w") as output:
-        for at, part in enumerate(parts):
-            with av.open(str(part)) as file:
-                stream = file.streams.video[0]
-                out = output.streams.video[0] if at else output.add_stream_from_template(stream)
-                annex_b = None
-                if codec != "vp9":
-                    annex_b = BitStreamFilterContext(f"{codec}_mp4toannexb", in_stream=stream)
-                for packet in file.demux(stream):
-                    if packet.size:
-                        assert packet.pts is not None and packet.dts is not None
-                        times = packet.pts + 12288 * at, packet.dts + 12288 * at
-                        about = packet.time_base, packet.is_keyframe
-                        # a filter takes what is in the packet
-                        (single,) = [packet] if annex_b is None else annex_b.filter(packet)
-                        moved = av.Packet(bytes(single) if annex_b is None else with_lengths(bytes(single)))
-                        moved.pts, moved.dts = times
-                        moved.time_base, moved.is_keyframe = about
-                        moved.stream = out
-                        output.mux(moved)
-            part.unlink()
-
-
 @pytest.mark.parametrize("name", ["h264.mp4", "hevc.mp4", "vp9.mp4"])
 @pytest.mark.parametrize("other", [(96, 112), (88, 120)])
 def test_a_size_that_changes_in_the_middle_is_refused(
@@ -155,12 +114,15 @@ def test_a_size_that_changes_in_the_middle_is_refused(
     """
     path = tmp_path / "data" / "x" / "both.mkv"
     path.parent.mkdir(parents=True)
-    write_both(path, name, [(96, 128), (96, 128)])
+    first, second = (
+        make(tmp_path / f"{size}.mp4", **KINDS[name], size=size, frames=24) for size in ((96, 128), other)
+    )
+    joined(first, first, path)
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
-    write_both(path, name, [(96, 128), other])
+    joined(first, second, path)
     assert exact("nvdec", videos, np.arange(1)).all() and len(videos.pts(0)) == 48
     read = Reading(videos, Codec())
-    assert {frame: shown(picture, surface) for frame, picture, surface in read(0, [3, 20])} == {3: 3, 20: 20}
+    assert numbers(read(0, [3, 20])) == {3: 3, 20: 20}
     for frames in ([22, 23, 25], [3, 4, 40], [30, 31]):
         for reading in (Packets(videos), Cutting(videos)):
             with pytest.raises(Undecodable, match=r"pictures (are of|change their size)"):
@@ -168,8 +130,6 @@ def test_a_size_that_changes_in_the_middle_is_refused(
 
 
 def test_every_picture_of_a_packet_is_as_large_as_its_file_says(made: Made) -> None:
-    """Also one that is not the first of its packet, in VP9."""
-
     def packet(*sizes: tuple[int, int]) -> Any:
         heads = [
             f"10000010{0x498342:024b}0010{width - 1:016b}{height - 1:016b}".ljust(96, "0")
@@ -197,12 +157,7 @@ def test_heads_of_many_entry_points(tmp_path: Path) -> None:
     """HEVC of many rows, as x265 codes it left to itself: the head of a slice says where each row of blocks
     begins, and is long.
     """
-    kinds = Made(
-        tmp_path,
-        {
-            "hevc.mp4": KINDS["hevc.mp4"]
-            | {"size": (2160, 512), "frames": 14, "wavefronts": True, "options": {"crf": "1"}}
-        },
-    )
+    tall = {"size": (2160, 512), "frames": 14, "wavefronts": True, "options": {"crf": "1"}}
+    kinds = Made(tmp_path, {"hevc.mp4": KINDS["hevc.mp4"] | tall})
     assert Packets(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.height == 2160
     assert Cutting(kinds.videos)(0, kinds.videos.path(0), [2, 13]).about.packets >= 2

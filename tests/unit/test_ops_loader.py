@@ -29,13 +29,11 @@ def both(pixels: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarra
     st.integers(0, 1000),
 )
 def test_it_is_numpys(pixels: np.ndarray, seed: int, epoch: int) -> None:
-    """Greys, primaries and ties of two channels among them, for which a hue is a matter of definition."""
     found, expected = both(pixels, ops.distortions(seed, epoch, np.arange(3)))
     np.testing.assert_allclose(found, expected, atol=CLOSE)
 
 
 def test_clips_of_frames_too() -> None:
-    """[B, T, H, W, 3]: every frame of a row alike."""
     pixels = np.random.default_rng(2).random((2, 3, 4, 5, 3), np.float32)
     numbers = ops.distortions(3, 0, np.arange(2))
     found = distort(torch.from_numpy(pixels), torch.from_numpy(numbers)).numpy()
@@ -70,7 +68,6 @@ def test_rows_without_an_operation_keep_their_bits() -> None:
 
 
 def test_slots_act_in_their_order() -> None:
-    """The first brightens pixels, and cuts them off at 1, before the second halves them; or the other way."""
     bright, half = np.tile(IDENTITY, (4, 1)), np.tile(IDENTITY, (4, 1))
     bright[:, ops.BRIGHTNESS], half[:, ops.CONTRAST] = 0.1, 0.5
     one = np.where(np.arange(4)[:, None] < 2, bright, half)

@@ -1,6 +1,4 @@
-"""What is installed: the requirements against the imports, and the Dockerfile without a Docker engine or 7 GB
-of packages.
-"""
+"""What is installed: the requirements against the imports, and the Dockerfile."""
 
 from __future__ import annotations
 
@@ -34,9 +32,6 @@ DISTRIBUTION = {
 OPTIONAL = {"apex", "torchcodec"}
 
 
-# --- requirements -------------------------------------------------------------------------------------------
-
-
 def requirements(name: str) -> dict[str, str]:
     """Distribution -> its specifiers, from a file of requirements."""
     found = {}
@@ -63,11 +58,8 @@ def third_party(source: str, ours: set[str]) -> Iterator[str]:
                 continue
             parts = module.split(".")
             prefixes = [".".join(parts[:n]) for n in range(len(parts), 0, -1)]
-            yield (
-                next((DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION), top)
-                .lower()
-                .replace("_", "-")
-            )
+            found = next((DISTRIBUTION[prefix] for prefix in prefixes if prefix in DISTRIBUTION), top)
+            yield found.lower().replace("_", "-")
 
 
 def python_files() -> list[Path]:
@@ -117,22 +109,12 @@ def test_the_import_check_finds_a_plant():
     ]
 
 
-# --- Dockerfile ---------------------------------------------------------------------------------------------
-
-
 def instructions() -> list[tuple[str, str]]:
     """(instruction, argument) of the Dockerfile, continued lines joined as Docker joins them."""
-    lines = [
-        line
-        for line in (ROOT / "Dockerfile").read_text().splitlines()
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    return [
-        (word, rest.strip())
-        for word, _, rest in (
-            line.partition(" ") for line in re.sub(r"\\\n", "", "\n".join(lines)).splitlines()
-        )
-    ]
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    said = "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+    parts = [line.partition(" ") for line in said.replace("\\\n", "").splitlines()]
+    return [(word, rest.strip()) for word, _, rest in parts]
 
 
 def steps(containing: str) -> list[str]:
@@ -250,16 +232,8 @@ def test_what_the_image_brings_is_not_installed(tmp_path: Path, bundled: list[st
 def test_the_filter_takes_whole_names(tmp_path: Path):
     image = Image(tmp_path)
     image.module("nvidia.dali")
-    names = [
-        "torch",
-        "Torch>=2",
-        "torch==2.11 ; python_version>'3'",
-        "torchvision",
-        "torch-other",
-        "torchmetrics",
-        "nvidia-dali-cuda130",
-        "nvidia-ml-py",
-    ]
+    ours = ["torch", "Torch>=2", "torch==2.11 ; python_version>'3'", "torchvision", "nvidia-dali-cuda130"]
+    names = [*ours, "torch-other", "torchmetrics", "nvidia-ml-py"]
     (image.work / "requirements.txt").write_text("\n".join(names) + "\n")
     assert image.run(*steps(FILTER)).returncode == 0
     assert image.kept() == ["torch-other", "torchmetrics", "nvidia-ml-py"]
@@ -269,11 +243,8 @@ def test_the_filter_takes_whole_names(tmp_path: Path):
 def test_an_image_whose_dali_is_too_old_is_refused(tmp_path: Path, version: str, code: int):
     image = Image(tmp_path)
     image.module("nvidia.dali", version)
-    check = next(
-        part
-        for part in steps("import nvidia.dali as d")[0].split("; python ")
-        if "import nvidia.dali as d" in part
-    )
+    parts = steps("import nvidia.dali as d")[0].split("; python ")
+    check = next(part for part in parts if "import nvidia.dali as d" in part)
     # The step is cut at the next command, which needs the whole repository.
     done = image.run("python " + check.split(";     python train.py")[0])
     assert done.returncode == code, done.stderr

@@ -1,4 +1,4 @@
-"""The phases of a step on the host's clock: they add up, and what lies between two epochs belongs to none."""
+"""The phases of a step add up, and what lies between two epochs belongs to none."""
 
 from __future__ import annotations
 
@@ -20,6 +20,15 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+@pytest.fixture
+def measured(clock: list[float]) -> Phases:
+    """Return those of a run that has just begun."""
+    found = Phases(torch.device("cpu"))
+    clock[0] += 5.0
+    found.interrupt()
+    return found
+
+
 def step(measured: Phases, clock: list[float], durations: dict[str, float]) -> None:
     for name, seconds in durations.items():
         clock[0] += seconds
@@ -30,10 +39,7 @@ def step(measured: Phases, clock: list[float], durations: dict[str, float]) -> N
 DURATIONS = {"data_wait": 0.010, "forward": 0.020, "backward": 0.040, "update": 0.005}
 
 
-def test_the_time_of_each_step(clock: list[float]) -> None:
-    """All of it, once; a step after an interruption has no wait."""
-    measured = Phases(torch.device("cpu"))
-    measured.interrupt()
+def test_the_time_of_each_step(measured: Phases, clock: list[float]) -> None:
     for slower in (1, 2, 4):
         step(measured, clock, {name: slower * seconds for name, seconds in DURATIONS.items()})
     measured.read()
@@ -43,10 +49,8 @@ def test_the_time_of_each_step(clock: list[float]) -> None:
     assert measured.steps == []
 
 
-def test_data_wait_begins_at_the_end_of_the_step_before(clock: list[float]) -> None:
+def test_data_wait_begins_at_the_end_of_the_step_before(measured: Phases, clock: list[float]) -> None:
     """Also what the host does between two steps, such as logging: the device waits whatever the cause."""
-    measured = Phases(torch.device("cpu"))
-    measured.interrupt()
     step(measured, clock, DURATIONS)
     measured.read()
     clock[0] += 0.5
@@ -54,9 +58,7 @@ def test_data_wait_begins_at_the_end_of_the_step_before(clock: list[float]) -> N
     assert measured.read()["data_wait"] == pytest.approx(510.0)
 
 
-def test_micro_batches_of_a_step_are_summed(clock: list[float]) -> None:
-    measured = Phases(torch.device("cpu"))
-    measured.interrupt()
+def test_micro_batches_of_a_step_are_summed(measured: Phases, clock: list[float]) -> None:
     for name in ("data_wait", "forward", "backward") * 2 + ("update",):
         clock[0] += 0.010
         measured.mark(name)
@@ -66,9 +68,7 @@ def test_micro_batches_of_a_step_are_summed(clock: list[float]) -> None:
     )
 
 
-def test_an_interruption_belongs_to_no_phase(clock: list[float]) -> None:
-    measured = Phases(torch.device("cpu"))
-    measured.interrupt()
+def test_an_interruption_belongs_to_no_phase(measured: Phases, clock: list[float]) -> None:
     step(measured, clock, DURATIONS)
     clock[0] += 60.0  # validation
     measured.interrupt()
@@ -78,9 +78,7 @@ def test_an_interruption_belongs_to_no_phase(clock: list[float]) -> None:
     assert "interrupted" not in found
 
 
-def test_a_read_begins_anew(clock: list[float]) -> None:
-    measured = Phases(torch.device("cpu"))
-    measured.interrupt()
+def test_a_read_begins_anew(measured: Phases, clock: list[float]) -> None:
     assert measured.read() == {}
     step(measured, clock, DURATIONS)
     assert measured.read() and measured.read() == {}
@@ -88,18 +86,11 @@ def test_a_read_begins_anew(clock: list[float]) -> None:
     assert measured.read() == pytest.approx(dict.fromkeys(DURATIONS, 1000.0))
 
 
-def test_the_first_mark_of_all_only_begins(clock: list[float]) -> None:
-    measured = Phases(torch.device("cpu"))
-    clock[0] += 5.0
-    measured.mark("data_wait")
-    clock[0] += 0.1
-    measured.mark("forward")
-    measured.step()
-    assert measured.read() == pytest.approx({"forward": 100.0})
-
-
 def test_marks_do_not_pile_up() -> None:
     measured = Phases(torch.device("cpu"))
+    measured.mark("data_wait")  # the first of all only begins
+    measured.step()
+    assert measured.read() == {}
     for _ in range(1000):
         for name in DURATIONS:
             measured.mark(name)

@@ -1,6 +1,4 @@
-"""The plan of images: what a row holds, and the edges; tests/conformance/test_plans.py has what every plan
-must keep.
-"""
+"""The plan of images: what a row holds, and the edges."""
 
 from __future__ import annotations
 
@@ -29,7 +27,6 @@ CENTER = ImagePolicy(window="center", image_size=16, resize=18)
 
 
 def sizes(n: int) -> dict[str, Any]:
-    """Columns of n images, all different."""
     return {
         "heights": np.arange(n, dtype=np.int32) % 37 + 20,
         "widths": np.arange(n, dtype=np.int32) % 41 + 15,
@@ -40,9 +37,6 @@ def plan(
     n: int, *, policy: ImagePolicy = RANDOM, seed: int = 3, batch_size: int = 4, **numbers: Any
 ) -> ImagePlan:
     return ImagePlan(**sizes(n), policy=policy, seed=seed, batch_size=batch_size, **numbers)
-
-
-# --- what a row holds ---------------------------------------------------------------------------------------
 
 
 def test_numbers_are_those_of_the_policy() -> None:
@@ -58,9 +52,8 @@ def test_numbers_are_those_of_the_policy() -> None:
     regions, inner = windows.resize_then_center(heights, widths, resize=18, crop=16)
     assert (rows.regions == regions).all() and (rows.windows == inner).all() and not rows.turns.any()
 
-    rows = plan(30, policy=ImagePolicy(window="stretch", image_size=16), batch_size=30, training=False).rows(
-        0, 0
-    )[0]
+    stretch = ImagePolicy(window="stretch", image_size=16)
+    rows = plan(30, policy=stretch, batch_size=30, training=False).rows(0, 0)[0]
     assert (rows.regions == np.stack([0 * widths, 0 * heights, widths, heights], axis=1)).all()
     assert (rows.windows == rows.regions).all()
 
@@ -85,9 +78,6 @@ def test_a_crop_larger_than_the_resize_is_a_mistake() -> None:
     assert "\n" not in str(caught.value)
     ImagePolicy(window="stretch", image_size=224, resize=200)  # does not read it
     ImagePolicy(window="center", image_size=224, resize=224)
-
-
-# --- its edges ----------------------------------------------------------------------------------------------
 
 
 def test_rows_are_a_lazy_sequence() -> None:
@@ -115,9 +105,8 @@ def test_no_step_at_all_is_a_mistake_that_names_what_fits(
         plan(n, batch_size=64, world_size=world_size, accumulate=accumulate).require_a_step()
     assert "\n" not in str(caught.value) and f"{n} training samples" in str(caught.value)
     if "--batch-size" in said:
-        plan(
-            n, batch_size=int(said.split()[1]), world_size=world_size, accumulate=accumulate
-        ).require_a_step()
+        fits = int(said.split()[1])
+        plan(n, batch_size=fits, world_size=world_size, accumulate=accumulate).require_a_step()
     plan(n, batch_size=64, policy=CENTER, training=False).require_a_step()
 
 

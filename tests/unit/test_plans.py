@@ -15,11 +15,10 @@ from plan.images import ImagePlan, ImagePolicy
 from tasks._plans import pair
 
 POLICY = ImagePolicy(window="center", image_size=8, resize=9)
+ALONE: dict[str, int] = {"seed": 0, "world_size": 1, "rank": 0}
 
 
 class Columns:
-    """Columns of images or of videos, all alike."""
-
     def __init__(self, count: int) -> None:
         self.height = self.width = np.full(count, 10)
 
@@ -65,30 +64,13 @@ def test_a_views_place_counts() -> None:
     """A validation of videos counts clips x crops."""
     policy = ClipPolicy(frames=4, image_size=8, shorter=(9, 9), clips=2, crops=3, resize=9)
     splits: dict[str, Any] = {"train": columns(8), "val": columns(2)}
-    _, val = pair(
-        ClipPlan.of,
-        config("--batch-size", "8", "--val-batch-size", "100"),
-        splits,
-        policy,
-        policy,
-        seed=0,
-        world_size=1,
-        rank=0,
-    )
+    flags = config("--batch-size", "8", "--val-batch-size", "100")
+    _, val = pair(ClipPlan.of, flags, splits, policy, policy, **ALONE)
     assert val.batch_size == 12
 
 
 def test_no_step_is_a_mistake_unless_there_is_none_to_take() -> None:
     splits: dict[str, Any] = {"train": columns(3), "val": columns(3)}
     with pytest.raises(UserError, match="--batch-size 8"):
-        pair(ImagePlan.of, config("--batch-size", "8"), splits, POLICY, POLICY, seed=0, world_size=1, rank=0)
-    pair(
-        ImagePlan.of,
-        config("--batch-size", "8", "--evaluate", "true"),
-        splits,
-        POLICY,
-        POLICY,
-        seed=0,
-        world_size=1,
-        rank=0,
-    )
+        pair(ImagePlan.of, config("--batch-size", "8"), splits, POLICY, POLICY, **ALONE)
+    pair(ImagePlan.of, config("--batch-size", "8", "--evaluate", "true"), splits, POLICY, POLICY, **ALONE)

@@ -59,7 +59,6 @@ def test_who_imports_a_program_keeps_its_signals() -> None:
 
 
 def test_doctor_ends_with_its_children() -> None:
-    """A terminal sends Ctrl-C to all of them, while the children still begin: nobody prints a traceback."""
     process = subprocess.Popen(
         [sys.executable, "-m", "scripts.doctor"], cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE
     )
@@ -84,7 +83,6 @@ def _children(tasks: Path) -> list[int]:
 
 
 def _hears(pid: int) -> bool:
-    """Whether Python has begun in it."""
     try:
         caught = re.findall(r"SigCgt:\t(\S+)", Path(f"/proc/{pid}/status").read_text())
     except OSError:  # it has ended

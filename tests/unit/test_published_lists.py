@@ -1,5 +1,4 @@
-"""Lists of Kinetics, UCF101, HMDB51 and Something-Something as they are published, with the files as they are
-named there."""
+"""Lists of Kinetics, UCF101, HMDB51 and Something-Something as they are published."""
 
 from __future__ import annotations
 
@@ -69,7 +68,6 @@ def test_a_line_that_is_none_of_kinetics(clip: Path, tmp_path: Path) -> None:
 
 
 def ucf(clip: Path, folder: Path) -> list[str]:
-    """Files and classInd.txt. Returns the files."""
     files = [
         f"{name}/v_{name}_g0{group}_c01.avi" for name in ("ApplyLipstick", "Archery") for group in (1, 8)
     ]
@@ -96,7 +94,6 @@ def test_lists_that_are_not_ucf101s_are_read_as_ever(clip: Path, tmp_path: Path)
 
 
 def commands() -> list[str]:
-    """Those of docs/video.md that make lists."""
     text = (ROOT / "docs" / "video.md").read_text()
     return re.findall(r"```bash\n(.*?)```", text.partition("## Lists")[2].partition("\n## ")[0], re.DOTALL)
 

@@ -51,7 +51,6 @@ class Backbone(nn.Module):
 
 
 def small(kind: str = "boxes", **options: Any) -> Any:
-    """torchvision's detector with 3,060 anchors, whose weights are large enough for boxes to move."""
     torch.manual_seed(0)
     options = {
         "rpn_anchor_generator": AnchorGenerator(((12,), (24,), (48,), (96,)), ((0.5, 1.0, 2.0),) * 4),
@@ -67,15 +66,11 @@ def small(kind: str = "boxes", **options: Any) -> Any:
         options["box_head"] = FastRCNNConvFCHead((CHANNELS, 7, 7), [8], [16], norm_layer=nn.BatchNorm2d)
     model: Any
     if kind == "masks":
-        heads = {
-            "mask_head": MaskRCNNHeads(CHANNELS, [8], 1),
-            "mask_predictor": MaskRCNNPredictor(8, 8, CLASSES),
-        }
-        model = MaskRCNN(Backbone(), **heads, **options)
+        options["mask_head"] = MaskRCNNHeads(CHANNELS, [8], 1)
+        model = MaskRCNN(Backbone(), mask_predictor=MaskRCNNPredictor(8, 8, CLASSES), **options)
     elif kind == "keypoints":
-        model = KeypointRCNN(
-            Backbone(), num_keypoints=KEYPOINTS, keypoint_head=KeypointRCNNHeads(CHANNELS, [512]), **options
-        )
+        options["keypoint_head"] = KeypointRCNNHeads(CHANNELS, [512])
+        model = KeypointRCNN(Backbone(), num_keypoints=KEYPOINTS, **options)
     else:
         model = FasterRCNN(Backbone(), **options)
     for name, one in model.named_parameters():
@@ -100,7 +95,6 @@ def anchors_of() -> torch.Tensor:
 
 
 def targets_from(seed: int, images: list[tuple[int, str]], kind: str = "boxes") -> Targets:
-    """Boxes of each image, (count, way of boxes_from), within 64 x 64 pixels but where they are anchors."""
     generator, targets = torch.Generator().manual_seed(seed), []
     for count, where in images:
         boxes = boxes_from(generator, count, where, anchors_of(), 64)
@@ -122,8 +116,6 @@ def truth_of(targets: Targets) -> _rcnn.Truth:
 
 @contextmanager
 def first_ones() -> Iterator[None]:
-    """Both draw the first of those that they may draw."""
-
     def falling(like: torch.Tensor) -> torch.Tensor:
         return torch.linspace(0.9, 0.1, like.shape[1], dtype=torch.float64, device=like.device).expand(
             like.shape
@@ -137,18 +129,16 @@ def first_ones() -> Iterator[None]:
 
 
 @contextmanager
-def as_on_a_gpu(*, kernel: bool = True) -> Iterator[None]:
-    """The way that waits for nothing; `kernel`: a stand-in for the one that needs a GPU keeps all boxes."""
+def as_on_a_gpu(*, waits: bool = False, kernel: bool = True) -> Iterator[None]:
+    """Go the way that waits for nothing, unless `waits`.
+
+    `kernel`: a stand-in for the one that needs a GPU keeps all boxes.
+    """
     with ExitStack() as stack:
-        stack.enter_context(patch.object(_rcnn, "_waits_cost_nothing", lambda device: False))
+        stack.enter_context(patch.object(_rcnn, "_waits_cost_nothing", lambda device: waits))
         if kernel:
-            stack.enter_context(
-                patch.object(_rcnn, "survivors", lambda boxes, alive, threshold: alive.clone())
-            )
+            stack.enter_context(patch.object(_rcnn, "survivors", lambda boxes, alive, _: alive.clone()))
         yield
-
-
-# --- what to find -------------------------------------------------------------------------------------------
 
 
 # boxes of an image, and where they are
@@ -164,7 +154,6 @@ IMAGES = st.lists(
 def test_anchors_find_what_they_find_in_torchvision(
     seed: int, images: list[tuple[int, str]], most: int, low: bool
 ) -> None:
-    """Ties too, however many boxes are compared at a time, with and without matches of low quality."""
     targets, anchors, rpn = targets_from(seed, images), anchors_of(), copy.copy(SMALL.rpn)
     rpn.proposal_matcher = copy.copy(rpn.proposal_matcher)
     rpn.proposal_matcher.allow_low_quality_matches = low
@@ -178,16 +167,12 @@ def test_anchors_find_what_they_find_in_torchvision(
 
 
 def test_a_box_that_no_anchor_overlaps_is_everyones_best() -> None:
-    """torchvision's rule: its best overlap is 0, and all that have 0 with it have that."""
     targets: Targets = [
         {"boxes": torch.tensor([[900.0, 900.0, 910.0, 910.0]]), "labels": torch.ones(1, dtype=torch.int64)}
     ]
     labels, _ = SMALL.rpn.assign_targets_to_anchors([anchors_of()], targets)
     _, got = _rcnn.match_anchors(anchors_of(), truth_of(targets), SMALL.rpn.proposal_matcher)
     assert (labels[0] == 1).all() and (got == 1).all()
-
-
-# --- drawing ------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=100)
@@ -206,20 +191,14 @@ def test_as_many_are_drawn_as_by_torchvision(labels: list[list[int]], wanted: in
         places, filled, given_labels, *sampler(list(given_labels)), strict=True
     ):
         drawn = kinds[own[there]]
-        assert (
-            len(set(own.tolist())) == len(own)
-            and (drawn > 0).sum() == objects.sum()
-            and (drawn == 0).sum() == background.sum()
-        )
+        assert len(set(own.tolist())) == len(own)
+        assert (drawn > 0).sum() == objects.sum() and (drawn == 0).sum() == background.sum()
         assert len(drawn) == objects.sum() + background.sum()  # nothing that is neither
         order = torch.where(there, torch.where(kinds[own] > 0, 0, 1), 2).tolist()
         assert order == sorted(order)
 
 
 def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
-    """6 objects for 4 places and 12 of the background for the others: each pair together with the probability
-    of a uniform subset.
-    """
     torch.manual_seed(0)
     rounds, labels = 20_000, torch.tensor([1, 0, -1, 0, 2, 0, 0, 1, -1, 0, 0, 1, 0, 0, 3, 0, 0, 1, 0, 0])
     places, filled = _rcnn.draw(labels.expand(rounds, -1), BalancedPositiveNegativeSampler(10, 0.4))
@@ -227,18 +206,12 @@ def test_each_is_drawn_as_often_as_any_other_and_with_any_other() -> None:
     drawn = torch.zeros(rounds, len(labels)).scatter_(1, places, 1.0)
     together = drawn.T @ drawn / rounds
     for kind, (count, taken) in {True: (6, 4), False: (12, 6)}.items():
-        own = (
-            together[(labels > 0) == kind][:, (labels > 0) == kind]
-            if kind
-            else together[labels == 0][:, labels == 0]
-        )
+        its = labels > 0 if kind else labels == 0
+        own = together[its][:, its]
         once, twice = taken / count, taken * (taken - 1) / (count * (count - 1))
         wanted = torch.full_like(own, twice).fill_diagonal_(once)
         assert ((own - wanted).abs() < 5 * (wanted * (1 - wanted) / rounds).sqrt()).all()
     assert together[labels == -1].sum() == 0
-
-
-# --- proposals ----------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=20)
@@ -256,11 +229,8 @@ def test_proposals_are_torchvisions(
 ) -> None:
     """In its order; the last level has 36 anchors, fewer than are kept of others."""
     generator, rpn, anchors = torch.Generator().manual_seed(seed), copy.copy(SMALL.rpn), anchors_of()
-    rpn._pre_nms_top_n, rpn._post_nms_top_n, rpn.score_thresh = (
-        {"training": before},
-        {"training": after},
-        score,
-    )
+    rpn._pre_nms_top_n, rpn._post_nms_top_n = {"training": before}, {"training": after}
+    rpn.score_thresh = score
     counts = [2304, 576, 144, 36]
     logits = sharpness * torch.randn(3, len(anchors), generator=generator)
     deltas = spread * torch.randn(3, len(anchors), 4, generator=generator)
@@ -288,11 +258,7 @@ def _by_level(
     return places[scores[places].sort(descending=True, stable=True).indices]
 
 
-# --- regions ------------------------------------------------------------------------------------------------
-
-
 def test_regions_are_pooled_as_by_torchvision() -> None:
-    """Also those at the edges, of no size, and of each level; what is left over is 0 and moves nothing."""
     generator = torch.Generator().manual_seed(0)
     theirs = MultiScaleRoIAlign(["0", "1", "2"], 7, 2, canonical_scale=48)
     corners = torch.rand(60, 2, generator=generator) * torch.tensor([WIDTH, HEIGHT])
@@ -321,11 +287,7 @@ def test_regions_are_pooled_as_by_torchvision() -> None:
         torch.testing.assert_close(ours_of[name].grad, theirs_of[name].grad, rtol=1e-5, atol=1e-4)
 
 
-# --- losses -------------------------------------------------------------------------------------------------
-
-
 def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[str, torch.Tensor]:
-    """Ours, when each and the gradients of all parameters are torchvision's."""
     targets = targets_from(seed, [(count, "anywhere") for count in counts], kind)
     images, sizes = (
         torch.randn(len(counts), 3, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed)),
@@ -355,12 +317,7 @@ def check_losses(stock: Any, counts: list[int], seed: int, kind: str) -> dict[st
 @pytest.mark.parametrize("counts", [[3, 0, 14], [1], [0]], ids=str)
 @pytest.mark.parametrize("waits", [True, False])
 def test_losses_and_gradients_are_torchvisions(kind: str, counts: list[int], waits: bool) -> None:
-    """More regions are asked for than there are in some images, and fewer than in others; both ways through
-    the heads.
-    """
-    with ExitStack() as stack:
-        if not waits:
-            stack.enter_context(as_on_a_gpu(kernel=False))
+    with as_on_a_gpu(waits=waits, kernel=False):
         got = check_losses(small(kind), counts, 3, kind)
     assert all(torch.isfinite(loss) for loss in got.values())
     assert (got["loss_box_reg"].item() > 0) == (sum(counts) > 0)
@@ -368,11 +325,8 @@ def test_losses_and_gradients_are_torchvisions(kind: str, counts: list[int], wai
 
 @pytest.mark.parametrize("waits", [True, False])
 def test_losses_where_places_are_left_over(waits: bool) -> None:
-    """32 regions of an image are asked for, and 5 proposals and a box are there."""
     stock = small("batch norm", rpn_post_nms_top_n_train=5, rpn_batch_size_per_image=5000)
-    with ExitStack() as stack:
-        if not waits:
-            stack.enter_context(as_on_a_gpu(kernel=False))
+    with as_on_a_gpu(waits=waits, kernel=False):
         check_losses(stock, [1, 0, 2], 4, "batch norm")
 
 
@@ -391,11 +345,7 @@ def test_training_without_targets_is_refused() -> None:
         Detector(small())(torch.zeros(1, 3, HEIGHT, WIDTH), [(HEIGHT, WIDTH)])
 
 
-# --- what the host does -------------------------------------------------------------------------------------
-
-
 def without_values(kind: str, *, ours: bool) -> None:
-    """A forward and backward pass of shapes alone: what needs to know a value raises."""
     targets = targets_from(1, [(3, "anywhere"), (0, "anywhere"), (5, "anywhere")], kind)
     with FakeTensorMode() as mode:
         stock = small(kind)
@@ -418,13 +368,8 @@ def test_what_waits_is_seen(kind: str, ours: bool) -> None:
         without_values(kind, ours=ours)
 
 
-WAITS = (
-    "aten::nonzero",
-    "aten::_local_scalar_dense",
-    "aten::masked_select",
-    "torchvision::nms",
-    "aten::_unique2",
-)
+WAITS = tuple(f"aten::{name}" for name in ("nonzero", "_local_scalar_dense", "masked_select", "_unique2"))
+WAITS += ("torchvision::nms",)
 """Operators whose result the host needs."""
 
 
@@ -442,7 +387,6 @@ def launched(images: int, *, ours: bool) -> tuple[int, int]:
 
 
 def test_training_has_no_loop_over_images() -> None:
-    """torchvision launches several times as many operators, and waits several times an image."""
     few, many, theirs = launched(2, ours=True), launched(16, ours=True), launched(16, ours=False)
     assert few == many and many[1] == 0
     assert theirs[0] > 4 * many[0] and theirs[1] > 3 * 16, (theirs, many)

@@ -1,4 +1,4 @@
-"""The examples of README.md and docs/ are run as they stand, and the pages that they name exist."""
+"""The examples of the pages are run as they stand, and the pages that they name exist."""
 
 from __future__ import annotations
 
@@ -98,7 +98,6 @@ def test_a_config_of_ours_would_be_missed(tmp_path: Path) -> None:
 
 
 def test_docker_keeps_the_runs() -> None:
-    """The folder that `docker run` mounts is the one below which a run is written."""
     (folder,) = re.findall(
         r"^WORKDIR (\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE
     )

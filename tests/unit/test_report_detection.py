@@ -1,4 +1,4 @@
-"""What a run says of detectors: figures in percent, results files, pictures with boxes, instances/s."""
+"""What a run says of detectors."""
 
 from __future__ import annotations
 
@@ -59,13 +59,7 @@ def reporter_in(
         meter=Meter(world, min_window_s=1.0, synchronise=lambda: None),
         board=Board(folder, purge_step=None if resumed_at is None else resumed_at + 1),
         record=Record(folder, resume_step=resumed_at),
-        description={
-            "task": "detection",
-            "hardware": {"cores": 2.0},
-            "settings": {},
-            "title": "a run",
-            **about,
-        },
+        description={"task": "detection", "hardware": {"cores": 2.0}, "settings": {}, "title": "a", **about},
         task=KIND,
         compared=(),
         pixels=Pixels(),
@@ -99,13 +93,8 @@ def test_the_table_has_ap(nan: Any) -> None:
 def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO())
     for epoch in (0, 1):
-        result = {
-            **RESULT,
-            "failed": [],
-            "extras": extras(epoch),
-            "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5},
-        }
-        reporter.validated(result, step=10 * (epoch + 1), epoch=epoch)
+        result = {**RESULT, "failed": [], "seconds": {"pass": 2.0, "score": 1.5, "waited": 0.5}}
+        reporter.validated({**result, "extras": extras(epoch)}, step=10 * (epoch + 1), epoch=epoch)
     reporter.close()
     assert (tmp_path / "detections.json").read_bytes() == b"[1]\n", "the last one"
     points = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -117,9 +106,7 @@ def test_extras_are_written_and_are_no_figures(tmp_path: Path) -> None:
         (10, 0.0),
         (20, 0.1),
     ]
-    assert [event.step for event in board.Images("val/predictions")] == [10, 20], (
-        "pictures of each validation"
-    )
+    assert [event.step for event in board.Images("val/predictions")] == [10, 20]
     assert {"val/ap", "val/ap_small", "val/mask_ar_small"} <= {*board.Tags()["scalars"]}
 
 
@@ -129,11 +116,8 @@ def test_a_validation_that_is_repeated_is_shown_once(tmp_path: Path) -> None:
         reporter.validated({**RESULT, "failed": [], "extras": extras(3)}, step=10, epoch=0)
         reporter.close()
     board = board_of(tmp_path)
-    assert (
-        [event.step for event in board.Images("val/predictions")]
-        == [event.step for event in board.Scalars("val/ap")]
-        == [10]
-    )
+    for events in (board.Images("val/predictions"), board.Scalars("val/ap")):
+        assert [event.step for event in events] == [10]
 
 
 def test_other_ranks_have_no_extras(tmp_path: Path) -> None:
@@ -151,23 +135,17 @@ def test_the_summary_has_instances(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO(), instances_per_image=7.25, padding=0.0625)
     rate = {"steady": 40.0, "short": False, "warmup_windows": 0}
     reporter._meter.result = lambda unit="img/s": rate | {"unit": unit}  # type: ignore[method-assign]
-    summary = reporter.finish(progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True)
+    progress = {"epoch": 1, "step": 3, "dropped": 0}
+    summary = reporter.finish(progress=progress, failed=set(), finished=True)
     reporter.close()
     assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}
     assert not {"padding", "instances_per_image"} & summary.keys()
     told = dict(rows(summary | {"samples": 640}, KIND))
     assert told["instances"] == "290 box/s   (7.2 an image, 6.2% of the pixels show no image)"
-
-
-def test_others_have_none(tmp_path: Path) -> None:
-    reporter = reporter_in(tmp_path, io.StringIO())
-    assert "detection" not in reporter.finish(
-        progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True
-    )
-    reporter.close()
-
-
-# --- the grid of training images ----------------------------------------------------------------------------
+    (tmp_path / "other").mkdir()
+    other = reporter_in(tmp_path / "other", io.StringIO())
+    assert "detection" not in other.finish(progress=progress, failed=set(), finished=True)
+    other.close()
 
 
 def batch_of(images: torch.Tensor, **host: Any) -> Batch:

@@ -11,10 +11,10 @@ import torch
 from report.profile import SKIPPED, STEPS, WARMUP, profiler
 
 
-def run(folder: Path, *, enabled: bool, steps: int) -> list[str]:
+def run(folder: Path, steps: int) -> list[str]:
     """What it warned of."""
     weight, said = torch.ones(8, 8), list[str]()
-    with profiler(folder, enabled=enabled, warn=said.append) as profile:
+    with profiler(folder, enabled=True, warn=said.append) as profile:
         for _ in range(steps):
             with torch.profiler.record_function("one_step"):
                 torch.mm(weight, weight)
@@ -23,7 +23,7 @@ def run(folder: Path, *, enabled: bool, steps: int) -> list[str]:
 
 
 def test_ten_steps_are_traced(tmp_path: Path) -> None:
-    assert run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + STEPS + 4) == []
+    assert run(tmp_path, steps=SKIPPED + WARMUP + STEPS + 4) == []
     assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == [
         "operators-rank0.txt",
         "trace-rank0.json.gz",
@@ -37,17 +37,12 @@ def test_ten_steps_are_traced(tmp_path: Path) -> None:
     assert "aten::mm" in (tmp_path / "profile" / "operators-rank0.txt").read_text()
 
 
-def test_off_writes_nothing(tmp_path: Path) -> None:
-    assert run(tmp_path, enabled=False, steps=3) == []
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_run_shorter_than_the_trace_says_so(tmp_path: Path) -> None:
     for steps in (0, 3, SKIPPED + WARMUP - 1):
-        (line,) = run(tmp_path, enabled=True, steps=steps)
+        (line,) = run(tmp_path, steps=steps)
         assert "not written" in line and "takes 18 steps" in line and f"there were {steps};" in line
     assert not list(tmp_path.iterdir())
-    (line,) = run(tmp_path, enabled=True, steps=SKIPPED + WARMUP + 4)
+    (line,) = run(tmp_path, steps=SKIPPED + WARMUP + 4)
     assert "cut short" in line and "there were 12;" in line
-    assert run(tmp_path / "whole", enabled=True, steps=SKIPPED + WARMUP + STEPS) == []
+    assert run(tmp_path / "whole", steps=SKIPPED + WARMUP + STEPS) == []
     assert (tmp_path / "profile" / "trace-rank0.json.gz").exists()

@@ -41,6 +41,10 @@ class Told:
         here |= {"task": KIND, "compared": (), "pixels": Pixels()}
         self.reporter = Reporter(world=self.world, meter=self.meter, description=description, **here)
 
+    def finish(self, *, finished: bool = True, **more: Any) -> dict[str, Any]:
+        progress = {"epoch": 1, "step": 3, "dropped": 0}
+        return self.reporter.finish(progress=progress, failed=set(), finished=finished, **more)
+
     def points(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
@@ -65,14 +69,11 @@ def test_whole_numbers_are_whole(told: Told) -> None:
 
 @pytest.mark.parametrize("samples", [0, 7])
 def test_a_mean_over_no_loss_is_left_out(told: Told, samples: int) -> None:
-    told.reporter.validated(
-        RESULT | {"loss": 0.0, "samples": samples, "losses_not_finite": samples}, step=3, epoch=0
-    )
+    none = {"loss": 0.0, "samples": samples, "losses_not_finite": samples}
+    told.reporter.validated(RESULT | none, step=3, epoch=0)
     assert "loss 0" not in told.stream.getvalue()
     assert "loss" not in told.points()[0]
-    summary = told.reporter.finish(
-        progress={"epoch": 1, "step": 3, "dropped": 0}, failed=set(), finished=True
-    )
+    summary = told.finish()
     assert "loss" not in summary["validation"] and "0.0000" not in told.stream.getvalue()
 
 
@@ -105,10 +106,7 @@ def test_samples_that_failed_are_all_in_a_file_and_the_first_are_said(told: Told
 
 @pytest.mark.parametrize(("loader", "advice"), [(object(), "go on with --output "), (None, "run it again")])
 def test_what_to_do_after_a_stop(told: Told, loader: Any, advice: str) -> None:
-    """A validation alone writes no checkpoint."""
-    told.reporter.finish(
-        progress={"epoch": 0, "step": 3, "dropped": 0}, failed=set(), finished=False, loader=loader
-    )
+    told.finish(finished=False, loader=loader)
     assert f"stopped at step 3; {advice}" in told.stream.getvalue()
 
 
@@ -117,16 +115,13 @@ def test_a_failed_check_names_no_bound(told: Told) -> None:
     told.meter.add(110)
     ceiling = {"rate": 100.0, "spread": None}
     told.reporter.ceilings(compute=ceiling, loader={**ceiling, "rate": 500.0}, step=1)
-    summary = told.reporter.finish(
-        progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True
-    )
+    summary = told.finish()
     assert (summary["bound"], summary["check"]) == (None, "failed: efficiency above 103 %")
     said = told.stream.getvalue()
     assert "\nbound by          -\n" in said and "Measure again" in said
 
 
 def test_the_gpus_of_all_ranks_are_in_the_summary(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 0's GPU draws 200 W, the other's 600 W."""
     load: dict[str, float | None] = dict.fromkeys(Sampler.NAMES)
     monkeypatch.setattr(
         told.reporter._sampler, "read", lambda: load | {"power_w": 200.0, "gpu_utilisation": 0.5}
@@ -137,73 +132,46 @@ def test_the_gpus_of_all_ranks_are_in_the_summary(told: Told, monkeypatch: pytes
         return [own, own | {"power_w": 600.0, "utilisation": 1.0}] if isinstance(own, dict) else [own, own]
 
     monkeypatch.setattr(told.world, "gather", both)
-    summary = told.reporter.finish(
-        progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True
-    )
-    assert (summary["gpu"]["power_w"], summary["gpu"]["utilisation"], summary["gpu"]["sm_mhz"]) == (
-        400.0,
-        0.75,
-        None,
-    )
+    summary = told.finish()
+    gpu = summary["gpu"]
+    assert (gpu["power_w"], gpu["utilisation"], gpu["sm_mhz"]) == (400.0, 0.75, None)
 
 
 def test_a_run_that_was_over_keeps_its_rate_in_hparams(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = {"rate": {"steady": 80.0}, "efficiency": 0.75, "validation": {}}
     monkeypatch.setattr(told.reporter._record, "earlier_summary", lambda: earlier)
-    told.reporter.finish(progress={"epoch": 1, "step": 4, "dropped": 0}, failed=set(), finished=True)
+    told.finish()
     told.reporter.close()
     events = EventAccumulator(str(told.folder)).Reload()
-    found = {
-        name: events.Scalars(f"throughput/{name}")[-1] for name in ("samples_per_s", "per_gpu", "efficiency")
-    }
-    assert {name: (point.step, point.value) for name, point in found.items()} == {
-        "samples_per_s": (5, 80.0),
-        "per_gpu": (5, 80.0),
-        "efficiency": (5, 0.75),
-    }
+    for name, value in (("samples_per_s", 80.0), ("per_gpu", 80.0), ("efficiency", 0.75)):
+        point = events.Scalars(f"throughput/{name}")[-1]
+        assert (point.step, point.value) == (4, value)
 
 
 def test_host_memory_is_all_ranks(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told.world, "sum", lambda values: 2 * values)
     told.reporter._memory = {"host_gib": 1.5}
-    summary = told.reporter.finish(
-        progress={"epoch": 1, "step": 1, "dropped": 0}, failed=set(), finished=True
-    )
+    summary = told.finish()
     assert summary["memory"]["host_gib"] == 3.0
 
 
 def test_what_was_refused_and_why(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clips that another decoder did are summed over ranks; of each sort the first reason is told, rank 0's
-    before the other's.
-    """
     told.reporter._description["clip_frames"] = 4
     sorts = {"h264 in ts": 3, "h264 in mp4, refused": 2}
-    own = Counts(
-        decoded=6,
-        delivered=4,
-        fallbacks=Counter(sorts),
-        refusals={"h264 in mp4, refused": "3 of 4 frames did not come"},
-    )
-    other = Counts(
-        fallbacks=Counter(sorts), refusals={"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}
-    )
-    validation = Counts(
-        fallbacks=Counter({"vp8 in mkv, refused": 1}), refusals={"vp8 in mkv, refused": "why"}
-    )
+    why = {"h264 in mp4, refused": "3 of 4 frames did not come"}
+    own = Counts(decoded=6, delivered=4, fallbacks=Counter(sorts), refusals=why)
+    later = {"h264 in mp4, refused": "late", "vp9 in mkv, refused": "no"}
+    other = Counts(fallbacks=Counter(sorts), refusals=later)
+    vp8 = "vp8 in mkv, refused"
+    validation = Counts(fallbacks=Counter([vp8]), refusals={vp8: "why"})
     told.reporter._validation_counts = validation
     monkeypatch.setattr(told.world, "gather", lambda mine: [mine, (other, replace(validation, refusals={}))])
     loader: Any = SimpleNamespace(counts=own)
     clips = told.reporter._clips(loader, 10.0)
     assert clips is not None and clips["decoded_per_delivered"] == 1.5
     assert clips["fallbacks"] == {"h264 in ts": 6, "h264 in mp4, refused": 4}
-    assert clips["refusals"] == {
-        "h264 in mp4, refused": "3 of 4 frames did not come",
-        "vp9 in mkv, refused": "no",
-    }
-    assert (clips["val_fallbacks"], clips["val_refusals"]) == (
-        {"vp8 in mkv, refused": 2},
-        {"vp8 in mkv, refused": "why"},
-    )
+    assert clips["refusals"] == {**later, **why}
+    assert (clips["val_fallbacks"], clips["val_refusals"]) == ({vp8: 2}, {vp8: "why"})
     lines = dict(rows({"clips": clips}, KIND))
     assert lines["fallback"] == "10 clips by pyav instead (6 h264 in ts; 4 h264 in mp4, refused)"
     refused = [value for name, value in rows({"clips": clips}, KIND) if name == "refused"]

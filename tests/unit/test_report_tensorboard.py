@@ -1,6 +1,4 @@
-"""TensorBoard's own readers see each step once after a resume, the HPARAMS table whole over many runs, and
-whole records on a full disk.
-"""
+"""TensorBoard's own readers see each step once, the HPARAMS table whole, and whole records."""
 
 from __future__ import annotations
 
@@ -23,15 +21,9 @@ from tasks import compared
 from tasks.classification import KIND
 
 METRICS = metrics(compared())
-ROW: dict[str, str | int | float | bool] = {
-    "arch": "resnet18",
-    "loader": "dali-gpu",
-    "batch_size": 512,
-    "precision": "fp16",
-    "world_size": 1,
-    "compile": True,
-    "lr": 0.5,
-}
+Settings = dict[str, str | int | float | bool]
+ROW: Settings = {"arch": "resnet18", "loader": "dali-gpu", "batch_size": 512, "precision": "fp16"}
+ROW |= {"world_size": 1, "compile": True, "lr": 0.5}
 
 
 def points(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -84,24 +76,14 @@ def write(board: Board, first: int, end: int, value: float, *, window: int = 77)
 
 def test_scalars_are_read_back_and_what_is_no_number_is_left_out(tmp_path: Path) -> None:
     board = Board(tmp_path)
-    board.scalars(
-        {
-            "train/loss": 2.5,
-            "train/lr": 1,
-            "train/grad_norm": None,
-            "train/loss_scale": math.inf,
-            "val/loss": math.nan,
-        },
-        3,
-    )
+    none = {"train/grad_norm": None, "train/loss_scale": math.inf, "val/loss": math.nan}
+    board.scalars({"train/loss": 2.5, "train/lr": 1, **none}, 3)
     # before flush and close: a reader sees each point at once
     assert points(tmp_path, "train/loss") == [(3, 2.5)]
     board.close()
     assert points(tmp_path, "train/lr") == [(3, 1.0)]
     assert sorted(read(tmp_path).Tags()["scalars"]) == ["train/loss", "train/lr"]
-    assert [path.name for path in tmp_path.iterdir()] == [next(tmp_path.glob("events*")).name], (
-        "no sub-run, no other file"
-    )
+    assert [*tmp_path.iterdir()] == [*tmp_path.glob("events*")], "no sub-run, no other file"
 
 
 def test_a_disabled_board_writes_nothing(tmp_path: Path) -> None:
@@ -129,9 +111,7 @@ def test_a_resumed_curve_has_every_step_once_in_both_readers(tmp_path: Path) -> 
     loss = points(run, "train/loss")
     assert loss == [(step, 1.0 if step <= 600 else 2.0) for step in range(0, 1001, 10)]
     windows = [*range(5, 600, 77), *range(615, 1001, 77)]
-    assert [step for step, _ in points(run, "throughput/samples_per_s")] == windows, (
-        "no point of the lost stretch is left"
-    )
+    assert [step for step, _ in points(run, "throughput/samples_per_s")] == windows
     assert [step for step, _ in points(run, "val/top1")] == [600]
     assert points(run, "val/loss") == [(600, 3.0)]
     accumulator = read(run)
@@ -169,17 +149,11 @@ def test_files_are_read_in_the_order_they_were_written(
 
 
 def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
-    rows: dict[str, dict[str, str | int | float | bool]] = {
+    first = {name: ROW[name] for name in FIRST}
+    rows: dict[str, Settings] = {
         "a": {**ROW, "arch": "resnet18"},
         "b": {**ROW, "arch": "resnet50", "reader": "pil", "gpu": "H200", "world_size": 4, "compile": False},
-        "c": {
-            "arch": "alexnet",
-            "loader": "torchvision",
-            "batch_size": 64,
-            "precision": "fp32",
-            "world_size": 1,
-            "read_delay_ms": 10.0,
-        },
+        "c": {**first, "arch": "alexnet", "loader": "torchvision", "read_delay_ms": 10.0},
     }
     for index, (name, settings) in enumerate(rows.items()):
         (tmp_path / name).mkdir()
@@ -193,9 +167,7 @@ def test_hparams_is_one_row_a_run_and_no_column_is_lost(tmp_path: Path) -> None:
 
     columns, found = table(tmp_path)
     assert {info.name for info in columns.hparam_infos} == set(SETTINGS)
-    assert tuple(info.name for info in columns.hparam_infos)[: len(FIRST)] == FIRST, (
-        "these five open the page"
-    )
+    assert tuple(info.name for info in columns.hparam_infos)[: len(FIRST)] == FIRST
     assert tuple(info.name.tag for info in columns.metric_infos) == METRICS
     assert set(found) == {"a", "b", "c"}, "no sub-runs"
     for index, (name, settings) in enumerate(rows.items()):
@@ -233,9 +205,8 @@ def test_layout_names_tags_that_match_themselves_only(tmp_path: Path) -> None:
     found = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     assert [category.title for category in found.category] == ["throughput", "time", "memory", "val", "gpu"]
     first = found.category[0].chart[0].multiline.tag
-    assert list(first) == [
-        f"^throughput/{name}$" for name in ("samples_per_s", "compute_ceiling", "loader_ceiling")
-    ]
+    names = ("samples_per_s", "compute_ceiling", "loader_ceiling")
+    assert list(first) == [f"^throughput/{name}$" for name in names]
 
 
 def test_images_become_one_grid_in_reading_order(tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""Every setting is read by code, from the object that holds it: a key that nothing reads is a lie. The rule
-has its plants.
-"""
+"""Every setting is read by code, from the object that holds it: a key that nothing reads is a lie."""
 
 from __future__ import annotations
 

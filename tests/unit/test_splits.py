@@ -1,4 +1,4 @@
-"""The two splits of a data set: folders of images, folders and lists of videos, and mistakes in one line."""
+"""The two splits of a data set, and mistakes in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataset.coco.columns import Instances
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
-from dataset.splits import Content, cache_folder, open_split, open_splits
+from dataset.splits import Content, cache_folder, open_splits
 from dataset.videos.synthetic import SyntheticVideos
 from tasks.video import KIND
 from tests.unit.coco_files import document, write, write_coco
@@ -93,26 +93,17 @@ def names(split: Split) -> list[str]:
     return [os.path.basename(split.source.name(sample)) for sample in range(len(split.columns))]
 
 
-# --- what is found ------------------------------------------------------------------------------------------
-
-
 def test_folders_of_images(data: Path) -> None:
-    fill(
-        data,
-        {
-            f"{split}/{name}": JPEG
-            for split in ("train", "val")
-            for name in ("ant/0.jpg", "ant/1.jpg", "bee/0.jpg")
-        },
-    )
+    for split in ("train", "val"):
+        fill(data / split, dict.fromkeys(("ant/0.jpg", "ant/1.jpg", "bee/0.jpg"), JPEG))
     fill(data, {"val/bee/text.jpg": b"no image"})
     console = Console()
     splits = opened(data, videos=False, console=console)
     assert list(splits) == ["train", "val"]
-    for split in splits.values():
-        assert isinstance(split.columns, Images)
-        assert (split.columns.classes, split.columns.label.tolist()) == (("ant", "bee"), [0, 0, 1])
-        assert names(split) == ["0.jpg", "1.jpg", "0.jpg"] and split.source.read_delay_s == 0.5
+    for found in splits.values():
+        assert isinstance(found.columns, Images)
+        assert (found.columns.classes, found.columns.label.tolist()) == (("ant", "bee"), [0, 0, 1])
+        assert names(found) == ["0.jpg", "1.jpg", "0.jpg"] and found.source.read_delay_s == 0.5
     assert console.counted == ["train", "val"]
     (warning,) = console.warnings
     assert warning.startswith("val: 1 left out, named in ") and warning.endswith("rejected.txt")
@@ -121,9 +112,6 @@ def test_folders_of_images(data: Path) -> None:
 @pytest.mark.parametrize("ending", [".csv", ".txt"])
 @pytest.mark.parametrize("labels", [("0", "1"), ("run", "walk")])
 def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str, str]) -> None:
-    """With names or numbers; the labels of val are those of train, whatever their order there, and a line may
-    be a segment.
-    """
     put(video, data / "clips" / "a.mp4", data / "clips" / "b.mp4")
     (data / f"train{ending}").write_text(f"clips/a.mp4 {labels[0]}\nclips/b.mp4 {labels[1]}\n")
     (data / f"val{ending}").write_text(f"clips/b.mp4,{labels[1]}\nclips/a.mp4,{labels[0]},0.0,0.1\n")
@@ -146,12 +134,9 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, content: 
         put(video, data / "val" / "ant" / "a.mp4", data / "val" / "bee" / "b.mp4")
     console = Console()
     splits = opened(data, content=content, evaluate=True, console=console)
-    assert splits["train"] is splits["val"] and len(splits["val"].columns) == (
-        4 if content == "instances" else 2
-    )
-    assert any(
-        line.startswith("train: not read, the classes are those of val; --data") for line in console.warnings
-    )
+    assert splits["train"] is splits["val"]
+    assert len(splits["val"].columns) == (4 if content == "instances" else 2)
+    assert any(line.startswith("train: not read, the classes are those of val;") for line in console.warnings)
     assert console.counted == ["val"]
     mistake(data, content=content)
     shutil.rmtree(data / ("val2017" if content == "instances" else "val"))
@@ -159,9 +144,6 @@ def test_an_evaluation_needs_no_training_data(data: Path, video: Path, content: 
 
 
 def test_a_list_and_a_folder(data: Path, video: Path) -> None:
-    """Where both are given the list is taken, as Kinetics has it: the files lie in the folder, the labels in
-    the list.
-    """
     put(video, data / "train" / "a.mp4", data / "train" / "b.mp4", data / "val" / "walk" / "c.mp4")
     (data / "train.csv").write_text("train/a.mp4 run\ntrain/b.mp4 walk\n")
     splits = opened(data, videos=True)
@@ -179,7 +161,6 @@ def test_no_data(videos: bool, columns: type) -> None:
 
 @pytest.mark.parametrize("content", ["instances", "keypoints"])
 def test_annotated_images(data: Path, content: Content, synced: list[str]) -> None:
-    """COCO's layout; the bytes of its images are read as those of any folder."""
     write_coco(data)
     (data / "val2017" / "000000002000.jpg").write_bytes(b"no image")
     console = Console()
@@ -205,9 +186,8 @@ def test_no_annotated_images(content: Content) -> None:
         assert type(columns) is SyntheticInstances and split.source.name(7) == "synthetic-7"
         assert columns.keypoints.shape[1] == (17 if content == "keypoints" else 0)
     line = mistake(None, content=content)
-    assert (
-        "--data is missing" in line and "train2017/, val2017/ and annotations/, or --loader synthetic" in line
-    )
+    assert "--data is missing" in line
+    assert "train2017/, val2017/ and annotations/, or --loader synthetic" in line
 
 
 def test_mistakes_with_annotated_images(data: Path, synced: list[str]) -> None:
@@ -235,11 +215,6 @@ def test_a_validation_of_fewer_categories(data: Path, synced: list[str]) -> None
     assert val.category_of.tolist() == [-1, 0, -1, 1], "who finds a box there finds no category"
 
 
-def test_one_folder_for_ones_own_loop(data: Path, tmp_path: Path) -> None:
-    split = open_split(fill(data, {"ant/0.jpg": JPEG, "bee/0.jpg": JPEG}), cache=tmp_path / "cache")
-    assert (names(split), split.columns.classes) == (["0.jpg", "0.jpg"], ("ant", "bee"))
-
-
 def test_where_manifests_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder(None) == tmp_path / "saturate" and cache_folder(tmp_path / "own") == tmp_path / "own"
@@ -247,27 +222,18 @@ def test_where_manifests_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert cache_folder(None) == Path.home() / ".cache" / "saturate"
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------
+def test_no_folder_and_no_split_of_videos(data: Path, video: Path) -> None:
+    """tests/end_to_end/test_mistakes.py has images."""
 
-
-@pytest.mark.parametrize("videos", [False, True])
-def test_no_folder_and_no_split(data: Path, videos: bool, video: Path) -> None:
     def said() -> str:
-        line = mistake(data, videos=videos)
-        assert (
-            "train/<class>/* and val/<class>/*" in line
-            and ("the lists train.csv and val.csv" in line) == videos
-        )
+        line = mistake(data, videos=True)
+        assert "train/<class>/* and val/<class>/*" in line and "the lists train.csv and val.csv" in line
         return line
 
-    assert "--data is missing" in mistake(None, videos=videos) and "--loader synthetic" in mistake(
-        None, videos=videos
-    )
+    missing = mistake(None, videos=True)
+    assert "--data is missing" in missing and "--loader synthetic" in missing
     assert "has no train/ folder" in said()
     put(video, data / "train" / "run" / "a.mp4")
-    if not videos:
-        fill(data, {"train/ant/0.jpg": JPEG})
-        (data / "val.csv").write_text("train/run/a.mp4 run\n")  # images have no lists
     assert "has no val/ folder" in said()
     shutil.rmtree(data)
     assert "no such folder" in said()
@@ -275,19 +241,22 @@ def test_no_folder_and_no_split(data: Path, videos: bool, video: Path) -> None:
     assert "is a file; it must be" in said()
 
 
-@pytest.mark.parametrize("videos", [False, True])
-def test_a_folder_that_may_not_be_entered(data: Path, videos: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests may run as root, who may enter every folder."""
+def test_images_have_no_lists(data: Path) -> None:
+    fill(data, {"train/ant/0.jpg": JPEG, "val.csv": b"train/ant/0.jpg ant\n"})
+    line = mistake(data)
+    assert "has no val/ folder" in line and "the lists" not in line
+
+
+def test_a_folder_that_may_not_be_entered(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda path, mode: False)
-    assert f"--data {data}: may not be entered" in mistake(data, videos=videos)
+    assert f"--data {data}: may not be entered" in mistake(data)
 
 
 @pytest.mark.parametrize("videos", [False, True])
 def test_a_split_that_is_no_folder(data: Path, videos: bool) -> None:
     (data / "train").write_text("a file of that name")
     assert str(data) in mistake(data, videos=videos)
-    shutil.rmtree(data)
-    data.mkdir()
+    (data / "train").unlink()
     for split in ("train", "val"):
         (data / split).mkdir()
     assert "no class folders" in mistake(data, videos=videos)
@@ -296,9 +265,8 @@ def test_a_split_that_is_no_folder(data: Path, videos: bool) -> None:
 def test_images_where_videos_should_be_and_the_reverse(data: Path, video: Path) -> None:
     fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     line = mistake(data, videos=True)
-    assert (
-        "no video in" in line and "0.jpg" in line and line.endswith("; images are read without --task video")
-    )
+    assert "no video in" in line and "0.jpg" in line
+    assert line.endswith("; images are read without --task video")
     put(video, data / "train" / "ant" / "a.mp4")
     (data / "train" / "ant" / "0.jpg").unlink()
     line = mistake(data, videos=False, loader="torchvision")
@@ -311,7 +279,6 @@ def test_a_folder_in_the_place_of_a_list(data: Path, video: Path) -> None:
 
 
 def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
-    """One alone, and numbers that nobody has."""
     put(video, data / "a.mp4")
     for train, said in (
         (
@@ -342,14 +309,7 @@ def test_videos_that_are_shorter_than_a_clip(data: Path, video: Path, rate: dict
     make(data / "val" / "run" / "one.mp4", frames=1, size=(32, 32))
     put(video, data / "val" / "walk" / "a.mp4")
     console = Console()
-    settings = {
-        "data": data,
-        "manifest_dir": data.parent / "cache",
-        "clip_frames": 2,
-        "clip_stride": 1,
-        "evaluate": True,
-        **rate,
-    }
-    KIND.splits(build(settings), "pyav", console)
+    clips = {"clip_frames": 2, "clip_stride": 1, "evaluate": True, **rate}
+    KIND.splits(build({"data": data, "manifest_dir": data.parent / "cache", **clips}), "pyav", console)
     (said,) = [line for line in console.warnings if "shorter than a clip" in line]
     assert said.startswith("val: 1 of 2 videos are shorter than a clip")

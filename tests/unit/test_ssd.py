@@ -1,6 +1,4 @@
-"""SSD's losses and detections for a batch at once are torchvision's, image by image; frozen norms make their
-scale and shift once.
-"""
+"""SSD for a batch at once is torchvision's; frozen norms make their scale and shift once."""
 
 from __future__ import annotations
 
@@ -33,8 +31,6 @@ Targets = list[dict[str, torch.Tensor]]
 
 
 class Backbone(nn.Module):
-    """Two maps, 8 x 8 and 4 x 4."""
-
     out_channels = (8, 8)
 
     def __init__(self) -> None:
@@ -47,7 +43,6 @@ class Backbone(nn.Module):
 
 
 def small() -> Any:
-    """torchvision's SSD with 320 default boxes."""
     torch.manual_seed(0)
     stock = SSD(
         Backbone(), DefaultBoxGenerator([[2], [2]], min_ratio=0.15, max_ratio=0.6), (SIDE, SIDE), CLASSES
@@ -61,7 +56,6 @@ SMALL = small()
 
 @cache
 def defaults() -> torch.Tensor:
-    """Return the default boxes of `small`, [320, 4]."""
     stock, images = small(), torch.zeros(1, 3, SIDE, SIDE)
     return stock.anchor_generator(ImageList(images, [(SIDE, SIDE)]), list(stock.backbone(images).values()))[0]
 
@@ -97,13 +91,9 @@ def targets_from(
 
 def outputs_from(seed: int, images: int, places: int, sharpness: float = 1.0) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    regression = torch.randn(images, places, 4, generator=generator).requires_grad_()
-    return {
-        "bbox_regression": regression,
-        "cls_logits": (
-            sharpness * torch.randn(images, places, CLASSES, generator=generator)
-        ).requires_grad_(),
-    }
+    regression = torch.randn(images, places, 4, generator=generator)
+    logits = sharpness * torch.randn(images, places, CLASSES, generator=generator)
+    return {"bbox_regression": regression.requires_grad_(), "cls_logits": logits.requires_grad_()}
 
 
 def stock_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
@@ -115,7 +105,6 @@ def stock_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[tor
 
 
 def our_matches(stock: Any, among: torch.Tensor, targets: Targets) -> list[torch.Tensor]:
-    """Return our matches as torchvision counts them: from 0 in each image, -1 for nothing."""
     counts, boxes = [len(one["boxes"]) for one in targets], torch.cat([one["boxes"] for one in targets])
     matched = _ssd.match(among, boxes, counts, stock.proposal_matcher.high_threshold)
     starts = [sum(counts[:place]) for place in range(len(counts))]
@@ -132,13 +121,9 @@ IMAGES = st.lists(
 )
 
 
-# --- training -----------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=50)
 @given(seed=st.integers(0, 999), images=IMAGES, most=st.sampled_from([1, 5, 1000]))
 def test_matches_are_torchvisions(seed: int, images: list[tuple[int, str]], most: int) -> None:
-    """Whatever is equal, and however many boxes are compared at a time."""
     stock, targets = SMALL, targets_from(seed, images)
     with patch.object(_ssd, "CHUNK_BYTES", most * 4 * len(defaults())):
         got = our_matches(stock, defaults(), targets)
@@ -195,8 +180,6 @@ def test_losses_without_boxes_with_one_and_with_more_than_a_quarter_of_the_defau
 
 
 class Operators(TorchDispatchMode):
-    """What is launched while it is open."""
-
     def __init__(self) -> None:
         super().__init__()
         self.seen: list[Any] = []
@@ -221,8 +204,6 @@ def without_values(step: Callable[[Any, torch.Tensor, Targets], Any]) -> Any:
 
 
 def test_training_waits_for_no_value_on_the_device() -> None:
-    """Hosts wait for sizes of masks and for single values; on tensors without values either one raises."""
-
     def ours(stock: Any, images: torch.Tensor, targets: Targets) -> Any:
         return Detector(stock)(images, [(SIDE, SIDE)] * len(images), targets)
 
@@ -256,9 +237,6 @@ def test_training_without_targets_is_refused() -> None:
         Detector(small())(torch.zeros(1, 3, SIDE, SIDE), [(SIDE, SIDE)])
 
 
-# --- validation ---------------------------------------------------------------------------------------------
-
-
 @settings(max_examples=40)
 @given(
     seed=st.integers(0, 999),
@@ -272,11 +250,7 @@ def test_training_without_targets_is_refused() -> None:
 def test_detections_are_torchvisions(
     seed: int, sizes: list[tuple[int, int]], sharpness: float, score: float, candidates: int, at_once: int
 ) -> None:
-    """Boxes, labels and scores, in its order, whichever way its non-maximum suppression goes (more than 1,000
-    boxes on a CPU or fewer).
-
-    Those of one score may come in any order.
-    """
+    """In its order, but for those of one score, and with more than 1,000 boxes too."""
     stock = small().eval()
     stock.score_thresh, stock.topk_candidates, stock.detections_per_img = score, candidates, 50
     with torch.inference_mode():
@@ -284,11 +258,8 @@ def test_detections_are_torchvisions(
         wanted = stock.postprocess_detections(outputs, [defaults()] * len(sizes), sizes)
         with patch.object(_ssd, "CHUNK_BYTES", at_once * 4 * len(defaults()) * CLASSES):
             found = _ssd.detections(stock, outputs, defaults(), sizes)
-    assert (
-        len(found) == len(wanted)
-        and all(len(one["boxes"]) <= 50 for one in found)
-        and (score > 1 or len(found[0]["boxes"]) > 0)
-    )
+    assert len(found) == len(wanted) and all(len(one["boxes"]) <= 50 for one in found)
+    assert score > 1 or len(found[0]["boxes"]) > 0
     for one, other in zip(found, wanted, strict=True):
         assert one.keys() == other.keys() and torch.equal(one["scores"], other["scores"])
         mine, its = (
@@ -304,9 +275,7 @@ def test_detections_are_torchvisions(
 
 
 def test_validation_has_no_loop_over_classes() -> None:
-    """Classes add no operators, and an image adds few: torchvision has a dozen for each of its classes.
-    Suppression is the kernel's.
-    """
+    """An image adds few operators: torchvision has a dozen for each of its classes."""
     stock = small().eval()
 
     def count(images: int) -> int:
@@ -316,9 +285,6 @@ def test_validation_has_no_loop_over_classes() -> None:
         return len(operators.seen)
 
     assert (count(8) - count(2)) / 6 < 10
-
-
-# --- frozen norms -------------------------------------------------------------------------------------------
 
 
 def norm() -> tuple[_FrozenNorm, list[int]]:
@@ -359,37 +325,26 @@ def test_a_frozen_norm_makes_its_scale_and_shift_once() -> None:
     assert ours(images.bfloat16()).dtype == torch.bfloat16 and len(calls) == 2
 
 
-def doubled(ours: Any) -> None:
-    ours.load_state_dict({name: 2 * value for name, value in ours.state_dict().items()})
+def doubled(ours: Any, *, assign: bool = False) -> None:
+    ours.load_state_dict({name: 2 * value for name, value in ours.state_dict().items()}, assign=assign)
 
 
-def assigned(ours: Any) -> None:
-    ours.load_state_dict({name: 2 * value for name, value in ours.state_dict().items()}, assign=True)
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "doubled": doubled,
+    "assigned": lambda ours: doubled(ours, assign=True),
+    "written": torch.inference_mode()(lambda ours: ours.bias.add_(1)),
+    "replaced": lambda ours: setattr(ours, "running_mean", ours.running_mean + 1),
+    "moved": lambda ours: doubled(ours.double()),
+    "less stable": lambda ours: setattr(ours, "eps", 0.5),
+}
 
 
-def written(ours: Any) -> None:
-    with torch.inference_mode():
-        ours.bias.add_(1)
-
-
-def replaced(ours: Any) -> None:
-    ours.running_mean = ours.running_mean + 1
-
-
-def moved(ours: Any) -> None:
-    doubled(ours.double())
-
-
-def less_stable(ours: Any) -> None:
-    ours.eps = 0.5
-
-
-@pytest.mark.parametrize("change", [doubled, assigned, written, replaced, moved, less_stable])
-def test_a_frozen_norm_sees_what_changes(change: Callable[[Any], None]) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_frozen_norm_sees_what_changes(change: str) -> None:
     ours, calls = norm()
     images = torch.rand(2, 4, 3, 3)
     before = ours(images)
-    change(ours)
+    CHANGES[change](ours)
     check_norm(ours, images)
     assert len(calls) == 2 and not torch.allclose(ours(images), before, atol=0.05)
 

@@ -1,4 +1,4 @@
-"""Numbers on their way to the device: many arrays in one copy."""
+"""Memory on the way to the device: many arrays in one copy, and what only grows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from loaders._staging import ALIGNED, packed_bytes, to_device, unpacked
+from loaders._staging import ALIGNED, fitted, packed_bytes, to_device, too_small, unpacked
 
 DTYPES = [torch.bool, torch.uint8, torch.int64, torch.float32, torch.float64]
 SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3)
@@ -18,7 +18,6 @@ SHAPES = st.lists(st.integers(0, 5), min_size=1, max_size=3)
 @given(st.lists(st.tuples(SHAPES, st.sampled_from(DTYPES)), max_size=6))
 @example([([0, 4], torch.float32), ([3], torch.bool), ([2], torch.int64), ([0], torch.int64)])
 def test_what_is_packed_is_what_comes_out(asked: list[tuple[list[int], torch.dtype]]) -> None:
-    """Also arrays without a number, and none at all."""
     generator = torch.Generator().manual_seed(0)
     given_ = [torch.randint(0, 2, shape, generator=generator).to(dtype) for shape, dtype in asked]
     memory = torch.full((packed_bytes(given_),), 255, dtype=torch.uint8)
@@ -37,3 +36,21 @@ def test_on_the_cpu_nothing_is_copied() -> None:
     assert [tensor.tolist() for tensor in found] == [value.tolist() for value in values]
     values[0][1] = 7
     assert found[0].tolist() == [0, 7, 2]
+
+
+SIDES = st.integers(1, 9)
+
+
+@given(st.lists(st.tuples(SIDES, SIDES), min_size=1, max_size=6))
+def test_memory_only_grows(shapes: list[tuple[int, int]]) -> None:
+    memory: torch.Tensor | None = None
+    most = 0
+    for shape in shapes:
+        before, grows = memory, too_small(memory, shape)
+        memory = fitted(memory, shape, dtype=torch.float16)
+        assert memory.shape == shape
+        assert memory.is_contiguous()
+        assert grows == (shape[0] * shape[1] > most)
+        assert grows or (before is not None and memory.data_ptr() == before.data_ptr())
+        most = max(most, shape[0] * shape[1])
+        memory.fill_(1)

@@ -1,10 +1,9 @@
-"""Surfaces of the GPU's decoders -> pixels: the CPU's filters and colours, by matrices and a kernel."""
+"""Surfaces of the GPU's decoders become pixels as the CPU makes them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import av
 import numpy as np
@@ -48,7 +47,6 @@ def windows(picture: Picture) -> Iterator[tuple[Any, Any, tuple[int, int]]]:
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])
 @pytest.mark.parametrize("colours", [(1, False), (2, False), (6, True)])
 def test_pixels_are_those_of_the_cpu(turns: int, colours: tuple[int, bool]) -> None:
-    """To one grey level."""
     on_cpu, picture, surface = frame_of(turns, colours)
     assert picture.shape == on_cpu.shape
     for region, window, size in windows(picture):
@@ -90,17 +88,6 @@ def test_the_kernel_does_what_matrices_do() -> None:
     apart = interpreted(INTERPRETED)
     assert len(apart) == 2
     assert all(most <= 1 and mean < 0.02 for most, mean in apart)
-
-
-def test_where_no_kernel_is_built_that_is_said_once() -> None:
-    _surfaces._kernel.cache_clear()
-    with (
-        patch.dict("sys.modules", {"loaders.videos._surfaces_kernel": None}),
-        pytest.warns(UserWarning, match="Triton builds no kernel here"),
-    ):
-        assert _surfaces._kernel(CPU) is None
-    assert _surfaces._kernel(CPU) is None
-    _surfaces._kernel.cache_clear()
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 3])

@@ -1,6 +1,4 @@
-"""Targets follow the pixels: shapes are drawn, cut, resized and mirrored by the numbers of the rows, and
-found where the targets say.
-"""
+"""Targets follow the pixels: shapes are found where the targets say."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from contracts import Rows
 from dataset.coco.scan import open_coco
 from plan import geometry
 from plan.boxes import DetectionPlan, DetectionPolicy
-from plan.targets import packed, spans, usable_boxes
+from plan.targets import packed, usable_boxes
 from tests.conformance.placed import turned
 from tests.unit.annotated import columns
 
@@ -41,7 +39,6 @@ POLICIES = {
 
 
 def counted(mask: Any) -> Any:
-    """COCO's run lengths of a mask [H, W]."""
     flat = mask.ravel(order="F").astype(bool)
     edges = np.flatnonzero(np.diff(flat)) + 1
     runs = np.diff(np.concatenate([[0], edges, [len(flat)]]))
@@ -64,7 +61,6 @@ def drawn(seed: int, *, runs: bool = False, images: int = 12) -> SimpleNamespace
 
 
 def rows_of(source: Any, policy: DetectionPolicy, seed: int, epoch: int = 0) -> Rows:
-    """One batch of all images, in any order."""
     return DetectionPlan.of(source, policy, seed=seed, batch_size=len(source.height), keep_empty=True).rows(
         epoch, 0
     )[0]
@@ -94,12 +90,8 @@ def shown(rows: Rows, row: int, image: Any) -> Any:
 
 
 def around(pixels: Any) -> Any:
-    """x0 y0 x1 y1 of what is not 0 in [H, W]."""
     ys, xs = np.nonzero(pixels)
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
-
-
-# --- what follows the pixels --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -137,7 +129,6 @@ def test_a_box_is_the_box_of_its_mask(name: str, runs: bool, seed: int, turns: b
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
-    """A triangle and a ring, each both ways; they may differ along their outlines alone."""
     outline = [
         np.array([[12.0, 8.0], [90.0, 30.0], [40.0, 105.0]]),
         np.array([[100.0, 60.0], [150.0, 62.0], [148.0, 110.0], [101.0, 108.0]]),
@@ -166,9 +157,6 @@ def test_masks_of_polygons_and_of_run_lengths_are_one_shape(name: str) -> None:
 
 
 def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
-    """Not where the image ends, not where the field around a small image begins, not in the padding of the
-    canvas.
-    """
     source = columns([(100, 140)] * 40, [[(-30.0, -30.0, 300.0, 300.0)]] * 40)
     for name in ("lsj", "ssd", "flip"):
         rows = rows_of(source, POLICIES[name], 1)
@@ -181,9 +169,6 @@ def test_nothing_of_a_mask_is_outside_of_its_image() -> None:
 @pytest.mark.parametrize("turns", [False, True], ids=["as drawn", "all turns"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, turns: bool) -> None:
-    """A nose, a left and a right hand, which is not marked in every other image; each is drawn as a square
-    around it.
-    """
     rng = np.random.default_rng(2)
     sizes, count = [(200, 240)] * 30, 30
     points = np.zeros((count, 3, 3))
@@ -218,11 +203,7 @@ def test_keypoints_follow_the_pixels_and_change_sides_when_reflected(name: str, 
     assert rows.turns.any() and not rows.turns.all()
 
 
-# --- what is packed -----------------------------------------------------------------------------------------
-
-
 def plain_rows(ids: list[int], valid: list[bool], mirrored: list[bool], size: int = 100) -> Rows:
-    """Rows that show images of 100 x 100 as they are."""
     count = len(ids)
     return Rows(
         ids=np.where(valid, ids, -1),
@@ -252,13 +233,8 @@ def test_by_hand() -> None:
         "labels": (np.int64, (5,)),
     }
     assert found["offsets"].tolist() == [0, 3, 5, 5, 5]
-    assert found["boxes"].tolist() == [
-        [90, 90, 100, 100],
-        [0, 4, 10, 9],
-        [1, 1, 3, 3],
-        [60, 20, 90, 60],
-        [95, 0, 100, 5],
-    ]
+    boxes = [[90, 90, 100, 100], [0, 4, 10, 9], [1, 1, 3, 3], [60, 20, 90, 60], [95, 0, 100, 5]]
+    assert found["boxes"].tolist() == boxes
     assert found["labels"].tolist() == [9, 4, 9, 1, 4]
 
 
@@ -277,14 +253,8 @@ def test_boxes_that_are_not_shown_are_left_out() -> None:
         [(100, 100)],
         [[(30.0, 45.0, 13.0, 8.0), (0.0, 0.0, 40.0, 100.0), (50.0, 41.0, 2.0, 2.0), (61.0, 50.0, 3.0, 3.0)]],
     )
-    rows = Rows(
-        ids=np.array([0]),
-        regions=np.array([[35, 35, 70, 70]]),
-        windows=np.array([[5.0, 5.0, 25.0, 25.0]]),
-        sizes=np.array([[40, 40]]),
-        turns=np.zeros(1, np.uint8),
-        valid=np.array([True]),
-    )
+    region, window = np.array([[35, 35, 70, 70]]), np.array([[5.0, 5.0, 25.0, 25.0]])
+    rows = replace(plain_rows([0], [True], [False], size=40), regions=region, windows=window)
     assert packed(source, rows, masks=False, keypoints=False)["boxes"].tolist() == [
         [0, 10, 6, 26],
         [20, 2, 24, 6],
@@ -299,11 +269,7 @@ def test_a_box_that_is_rounded_away_is_left_out() -> None:
     assert len(boxes) == 1 and (boxes[:, 2:] > boxes[:, :2]).all()
 
 
-# --- columns of files ---------------------------------------------------------------------------------------
-
-
 def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
-    """In COCO itself nearly all boxes are those of their outlines, to a pixel of the image."""
     given = os.environ.get("SATURATE_SAMPLES")
     folder = (Path(given) if given else ROOT.parent / "shared" / "data") / "coco_sample"
     if not folder.is_dir():
@@ -320,16 +286,6 @@ def test_real_masks_fill_their_boxes(tmp_path: Path) -> None:
             if mask.any()
         ]
     assert len(off) > 200 and np.quantile(off, 0.97) < 1.5
-
-
-@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=12))
-def test_spans_are_those_of_a_loop(pairs: list[tuple[int, int]]) -> None:
-    begins, counts = (np.array([pair[i] for pair in pairs], np.int64) for i in (0, 1))
-    places, which = spans(begins, counts)
-    expected = [
-        (begin + step, number) for number, (begin, count) in enumerate(pairs) for step in range(count)
-    ]
-    assert list(zip(places.tolist(), which.tolist(), strict=True)) == expected
 
 
 def test_usable_boxes_are_cut_at_the_image() -> None:

@@ -1,4 +1,4 @@
-"""Files that are no video, or damaged ones: a scan says why it leaves them out, and raises nothing else."""
+"""Of what is no video, or a damaged one, a scan says why it is left out."""
 
 from __future__ import annotations
 
@@ -16,21 +16,15 @@ from dataset.manifest import Rejected
 from dataset.videos.columns import RECORD
 from dataset.videos.container import open_video
 from dataset.videos.packets import _first_frames, read
-from tests.unit.test_video_scan import KINDS, remuxed
+from tests.unit.clip_kinds import Made
+from tests.unit.test_video_scan import remuxed
 from tests.unit.video_files import make
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("videos")
 
 
 def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
     """Name -> (content, why it is rejected)."""
-    plain, fast = (
-        make(folder / "d.mp4").read_bytes(),
-        make(folder / "f.mp4", muxer={"movflags": "faststart"}).read_bytes(),
-    )
+    plain = make(folder / "d.mp4").read_bytes()
+    fast = make(folder / "f.mp4", muxer={"movflags": "faststart"}).read_bytes()
     mirrored = make(folder / "r.mp4", mirrored=True).read_bytes()
     first = mirrored.index(b"mdat") + 300
     sound = folder / "sound.mp4"
@@ -50,20 +44,11 @@ def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
         "cut.webm": (make(folder / "m.webm", codec="vp9").read_bytes()[:2000], "cut short: 2,000 of"),
         "cut.avi": (make(folder / "m.avi", codec="mpeg4").read_bytes()[:6000], "cut short: 6,000 of"),
         "sound.mp4": (sound.read_bytes(), "has no video"),
-        "b-frames.avi": (
-            make(folder / "b.avi", b_frames=2).read_bytes(),
-            "its times are those of decoding",
-        ),
-        "b-frames.wmv": (
-            make(folder / "b.wmv", b_frames=2).read_bytes(),
-            "its times are those of decoding",
-        ),
+        "b-frames.avi": (make(folder / "b.avi", b_frames=2).read_bytes(), "its times are those of decoding"),
+        "b-frames.wmv": (make(folder / "b.wmv", b_frames=2).read_bytes(), "its times are those of decoding"),
         "mirrored.mp4": (mirrored, "is to be shown mirrored"),
-        "mirrored-damaged.mp4": (
-            mirrored[:first] + bytes(1500) + mirrored[first + 1500 :],
-            "is to be shown mirrored",
-        ),
-        "mirrored-90.mp4": (
+        "torn.mp4": (mirrored[:first] + bytes(1500) + mirrored[first + 1500 :], "is to be shown mirrored"),
+        "turned.mp4": (
             make(folder / "r90.mp4", mirrored=True, rotation=90).read_bytes(),
             "is to be shown mirrored",
         ),
@@ -89,12 +74,13 @@ def test_what_is_no_video_says_why(tmp_path: Path) -> None:
             read(os.fsencode(tmp_path / name))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nowhere")
-    for name, why in (
-        ("pipe", "no regular file"),
-        ("link", "broken link"),
-        ("gone", "cannot be read: No such file"),
-        (".", "no regular file"),
-    ):
+    others = {
+        "pipe": "no regular file",
+        "link": "broken link",
+        "gone": "No such file",
+        ".": "no regular file",
+    }
+    for name, why in others.items():
         with pytest.raises(Rejected, match=why):
             read(os.fsencode(tmp_path / name))
 
@@ -109,18 +95,16 @@ def test_a_video_without_a_key_frame_shows_nothing(tmp_path: Path) -> None:
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_of_any_kind_is_rejected_or_read(data: Any, folder: Path) -> None:
+def test_damage_of_any_kind_is_rejected_or_read(data: Any, made: Made, tmp_path: Path) -> None:
     """Never another exception, and never columns that contradict each other."""
-    kind = data.draw(
-        st.sampled_from(["b-frames.mp4", "fragments.mp4", "open-gop-hevc.mkv", "packed.avi", "h264.ts"])
-    )
-    path = folder / kind if (folder / kind).exists() else make(folder / kind, **KINDS[kind][0])
+    kinds = ["h264.mp4", "h264-fragments.mp4", "hevc-open.mp4", "mpeg4-packed.avi", "h264.ts"]
+    path = made.folder / data.draw(st.sampled_from(kinds))
     content = bytearray(path.read_bytes())
     for at, byte in data.draw(
         st.lists(st.tuples(st.integers(0, len(content) - 1), st.integers(0, 255)), max_size=8)
     ):
         content[at] = byte
-    bad = folder / f"bad{path.suffix}"
+    bad = tmp_path / f"bad{path.suffix}"
     bad.write_bytes(content[: data.draw(st.integers(0, len(content)) | st.just(len(content)))])
     try:
         times = read(os.fsencode(bad))

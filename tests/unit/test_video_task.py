@@ -1,6 +1,4 @@
-"""The video task: labels of clips, and figures of videos that depend neither on the order of their views nor
-on ranks.
-"""
+"""The video task: labels of clips, and figures of videos that depend on no order and no rank."""
 
 from __future__ import annotations
 
@@ -62,9 +60,6 @@ def epoch(seed: int = 0) -> tuple[torch.Tensor, np.ndarray]:
     return logits, np.repeat(np.arange(VIDEOS), VIEWS)
 
 
-# --- targets and losses -------------------------------------------------------------------------------------
-
-
 def test_labels_and_videos_of_the_rows() -> None:
     found = Video(LABELS).targets(rows([4, 4, 1, -1]))
     assert {name: value.tolist() for name, value in found.items()} == {
@@ -74,11 +69,7 @@ def test_labels_and_videos_of_the_rows() -> None:
     assert {value.dtype for value in found.values()} == {np.dtype(np.int64)}
 
 
-# --- figures of videos --------------------------------------------------------------------------------------
-
-
 def test_a_videos_logits_are_the_mean_over_its_views() -> None:
-    """Each video counts once, whatever its number of views."""
     logits, videos = epoch()
     # videos 1 and 3 have fewer
     few = torch.tensor([view for view in range(len(videos)) if view not in (4, 5, 9)])
@@ -116,18 +107,7 @@ def test_neither_order_nor_batches_nor_padding_change_a_bit(
     assert measured(*batches) == expected
 
 
-def test_a_rank_without_a_view() -> None:
-    logits, videos = epoch()
-    expected = measured((logits, batch_of(videos)))
-
-    def work(world: Threads) -> dict[str, float]:
-        return measured(*[(logits, batch_of(videos))] * (world.rank == 1), world=world)
-
-    assert on_ranks(3, work) == [expected] * 3
-
-
 def test_failed_views_and_videos() -> None:
-    """A view that failed counts nowhere; a video of which all failed is no sample."""
     logits, videos = epoch()
     valid = ~np.isin(np.arange(len(videos)), [0, 7, *range(9, 12)])  # one of video 0, one of 2, all of 3
     kept = np.flatnonzero(valid)
@@ -141,7 +121,6 @@ def test_failed_views_and_videos() -> None:
     "values", [(math.nan,), (math.inf, -math.inf), (math.nan, -math.inf, 2 * LARGEST_LOGIT)]
 )
 def test_a_video_of_which_a_view_is_no_number_is_wrong_and_counted(values: tuple[float, ...]) -> None:
-    """Its other views do not make up for it, and it has no loss."""
     logits, videos = epoch()
     others = measured((logits[VIEWS:], batch_of(videos[VIEWS:])))
     assert set(videos[:VIEWS]) == {0} and 0 not in videos[VIEWS:]
@@ -173,7 +152,6 @@ def test_a_video_whose_logits_are_all_too_large_is_wrong() -> None:
 
 
 def test_the_largest_logits_have_room() -> None:
-    """In the sums of any number of views of a video, and in the loss."""
     assert 1e6 * LARGEST_LOGIT / LOSS_UNIT < 2**63
     logits = torch.full((4, CLASSES), -LARGEST_LOGIT)
     logits[:, 1] = LARGEST_LOGIT
@@ -187,16 +165,9 @@ def test_logits_that_are_all_the_same_are_no_success() -> None:
     """
     labels = np.arange(CLASSES)
     metric = ViewMean(labels, CPU)
-    metric.update(
-        torch.zeros(CLASSES, CLASSES),
-        Batch(**{**vars_of(batch_of(labels)), "targets": {"videos": torch.arange(CLASSES)}}),
-    )
+    metric.update(torch.zeros(CLASSES, CLASSES), batch_of(labels))
     found = metric.result(alone())
     assert (found["top1"], found["top5"]) == (1 / CLASSES, 5 / CLASSES)
-
-
-def vars_of(batch: Batch) -> dict[str, Any]:
-    return {name: getattr(batch, name) for name in Batch.__slots__}
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
@@ -208,18 +179,13 @@ def test_half_precision_is_averaged_exactly(half: torch.dtype) -> None:
 
 
 def test_no_view_at_all() -> None:
-    nothing = {
-        "top1": 0.0,
-        "top5": 0.0,
-        "loss": 0.0,
-        "samples": 0,
-        "views": 0,
-        "losses_not_finite": 0,
-        "outputs_not_finite": 0,
-    }
+    names = ("top1", "top5", "loss", "samples", "views", "losses_not_finite", "outputs_not_finite")
+    nothing = dict.fromkeys(names, 0)
     assert measured() == nothing
     assert measured((torch.zeros(2, CLASSES), batch_of([-1, -1]))) == nothing
-    assert on_ranks(2, lambda world: measured(world=world)) == [nothing] * 2
+    whole = epoch()[0], batch_of(epoch()[1])
+    found = on_ranks(3, lambda world: measured(*[whole] * (world.rank == 1), world=world))
+    assert found == [measured(whole)] * 3, "on some ranks"
 
 
 @pytest.mark.parametrize("classes", [1, 3, 5, 400])

@@ -1,6 +1,4 @@
-"""What worker processes need of the machine before they start, and how a batch lies in the memory that they
-fill.
-"""
+"""What worker processes need of the machine, and how a batch lies in their memory."""
 
 from __future__ import annotations
 
@@ -11,13 +9,14 @@ import weakref
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from contracts import Feed, Rows, UserError
-from loaders._workers import PART, QUEUES_BYTES, Shared, Workers, part_of, require_shared_memory, some
+from loaders._workers import PART, QUEUES_BYTES, Shared, Workers, require_shared_memory
 from loaders.images.torchvision import TorchvisionLoader
 from machine import memory_bytes
 
@@ -36,10 +35,11 @@ def test_too_little_shared_memory_is_said_with_what_is_needed(monkeypatch: pytes
     require_shared_memory(5 << 20)
     require_shared_memory(0)
     assert asked == ["/dev/shm"] * 3
+    monkeypatch.setattr(shutil, "disk_usage", Mock(side_effect=FileNotFoundError))
+    require_shared_memory(QUEUES_BYTES)
 
 
 def test_more_slots_than_there_is_memory_are_refused() -> None:
-    """Linux maps them, and kills the run without a word when they are written."""
     gib = memory_bytes() // 2**30
     with pytest.raises(
         UserError,
@@ -50,14 +50,6 @@ def test_more_slots_than_there_is_memory_are_refused() -> None:
     few = Shared(2, 1, "--batch-size 1", pinned=False)
     assert few.slots.shape == (2, mmap.PAGESIZE)
     few.close()
-
-
-def test_a_machine_without_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: str) -> Any:
-        raise FileNotFoundError
-
-    monkeypatch.setattr(shutil, "disk_usage", missing)
-    require_shared_memory(QUEUES_BYTES)
 
 
 def rows_of(sizes: list[tuple[int, int]], canvas: tuple[int, int] | None = None) -> Rows:
@@ -84,7 +76,6 @@ class Numbers:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_any_canvas_lie_dense_in_their_slot(workers: int) -> None:
-    """The largest row is in another part than the others, and the last part is not whole."""
     batches = [
         rows_of([(4, 6), (5, 3), (2, 2), (9, 1), (8, 8)]),
         rows_of([(1, 1)] * 5),
@@ -128,14 +119,6 @@ def mapped(array: np.ndarray) -> Any:
     while not isinstance(base, mmap.mmap):
         base = base.obj if isinstance(base, memoryview) else base.base
     return base
-
-
-def test_a_part_knows_its_batchs_canvas() -> None:
-    rows = rows_of([(4, 6), (5, 3), (2, 2)])
-    for part in (part_of(rows, 2, 3), some(rows, np.array([1, 2]))):
-        assert part.padded == rows.padded == (5, 6)
-    assert part_of(rows, 1, 9).ids.tolist() == [1, 2]
-    assert part_of(rows_of([(4, 6)] * 3, (32, 64)), 0, 1).padded == (32, 64)
 
 
 def feed_of(size: tuple[int, int], *, batch_size: int, workers: int) -> Any:

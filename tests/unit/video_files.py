@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -73,7 +73,6 @@ class Video:
     wavefronts: bool = False  # HEVC whose rows of blocks can be decoded at once
     # VP9: frames that a packet of its own shows once more, as libvpx's two passes do with hidden ones
     again: Sequence[int] = ()
-    marks: Callable[[int], bool] | None = None  # which packets the container marks as key frames, by place
     pixels: str = "yuv420p"
     matrix: int = 2  # of the colours, as ITU-T H.273 numbers them: 1 is BT.709's, 2 does not say
     full_range: bool = False
@@ -141,9 +140,6 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
             coded = coded[
                 [place for place, packet in enumerate(coded) if packet.is_keyframe][each.from_key] :
             ]
-            if each.marks is not None:
-                for place, packet in enumerate(coded):
-                    packet.is_keyframe = each.marks(place)
             packets += _packed(coded) if each.packed else _again(coded, each)
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             file.mux(packet)
