@@ -143,35 +143,31 @@ def headers_of(
 
 
 def found_by_last_parts(
-    entries: Entries, folder: str, images: ImageTable, mine: Array, rejects: Rejects, file: Path
-) -> list[str]:
-    """Put the paths of files that are called otherwise than written into `images`, and return a warning.
+    entries: Entries, folder: str, images: ImageTable, lost: Array, faults: dict[int, str]
+) -> Array:
+    """Return bool [n], which of the `lost` images are files by their last parts; `images` gets their paths.
 
-    A file that is another image's already stays that one's.
+    A file that is another image's already stays that one's; `faults` then says so.
     """
     taken = Counter(images.paths)
     found = {}
-    for place in np.flatnonzero(mine).tolist():
+    for place in np.flatnonzero(lost).tolist():
         path = images.paths[place]
         if not path or not is_there(entries, path):
             other = file_name_found(entries, folder, images.names[place])
             if other is not None:
                 found[place] = other
                 taken[other] += 1
-    for place, path in list(found.items()):
-        if taken[path] > 1:
-            del found[place]
-            said = f"file_name {images.names[place]!r} may be {printable(path)}, and so may another image's"
-            rejects(os.fsencode(file), f"image {images.ids[place]}: {said}")
-    for place, path in found.items():
-        images.paths[place] = path
-    if not found:
-        return []
-    first = next(iter(found))
-    return [
-        f"{len(found):,} of {len(images.ids):,} file names are found by their last parts alone, "
-        f"first {images.names[first]!r} as {printable(found[first])}"
-    ]
+    several = {place: path for place, path in found.items() if taken[path] > 1}
+    for place, path in several.items():
+        name = images.names[place]
+        faults[place] = f"file_name {name!r:.60} may be {printable(path)}, and so may another image's"
+    alone = np.zeros(len(images.ids), bool)
+    for place in found.keys() - several.keys():
+        images.paths[place] = found[place]
+        faults.pop(place, None)
+        alone[place] = True
+    return alone
 
 
 def fitting(

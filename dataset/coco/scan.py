@@ -43,7 +43,7 @@ from dataset.coco.matching import (
     validating,
 )
 from dataset.images.columns import HEADER, Header, told_of_exif
-from dataset.manifest import Rejected, Rejects, create_column, writing
+from dataset.manifest import Rejected, Rejects, create_column, printable, writing
 from dataset.scan import Progress, reading, remembered
 from dataset.sources import source_named
 
@@ -114,12 +114,20 @@ def open_coco(
         )
         image_of = places_of(listed.ids, rows["image_id"])
         if images:
-            named = [path for path in listed.paths if path]
-            warnings += found_by_last_parts(entries, folder, listed, mine, rejects, file)
             with reading(root):
-                found = [path for path in listed.paths if path]
-                entries.remember(visits, [below(folder, ""), *named, *found])
+                entries.remember(visits, [below(folder, ""), *(path for path in listed.paths if path)])
             records, faults = headers_of(entries, listed, mine, made, say)
+            with reading(root):
+                anew = found_by_last_parts(entries, folder, listed, mine & (records["size"] < 0), faults)
+                entries.remember(visits, [listed.paths[place] for place in np.flatnonzero(anew).tolist()])
+            if anew.any():
+                again, others = headers_of(entries, listed, anew, made, say)
+                records[anew] = again[anew]
+                faults |= others
+                first = int(anew.argmax())
+                found = f"{listed.names[first]!r} as {printable(listed.paths[first])}"
+                some = f"{np.count_nonzero(anew):,} of {len(listed.ids):,} file names"
+                warnings.append(f"{some} are found by their last parts alone, first {found}")
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
             fits, turned = fitting(entries, file, listed, mine, exif, records, faults, annotations, rejects)
