@@ -124,8 +124,8 @@ def open_coco(
                 again, others = headers_of(entries, listed, anew, made, say)
                 records[anew] = again[anew]
                 faults |= others
-                first = int(anew.argmax())
-                found = f"{listed.names[first]!r} as {printable(listed.paths[first])}"
+                place = int(anew.argmax())
+                found = f"{listed.names[place]!r} as {printable(listed.paths[place])}"
                 some = f"{np.count_nonzero(anew):,} of {len(listed.ids):,} file names"
                 warnings.append(f"{some} are found by their last parts alone, first {found}")
             # + 1: those of no image are -1; they are counted first, and cut off
