@@ -15,7 +15,7 @@ import yaml
 from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
 
 from cli import Settings, flags, nearest
-from contracts import UserError
+from contracts import MAX_PIXELS, UserError
 
 PRESETS = Path(__file__).resolve().parent / "configs"
 
@@ -43,6 +43,9 @@ class Data(Settings):
     $XDG_CACHE_HOME/saturate."""
     rescan: bool = False
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
+    max_pixels: PositiveInt = MAX_PIXELS
+    """Leave out, by name, images and videos whose header claims more pixels (width x height) than this, since
+    decoding one of them may take all memory. Default: the number beyond which Pillow refuses an image."""
 
 
 class Augmentation(Settings):

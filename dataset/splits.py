@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from contracts import Split, UserError
+from contracts import MAX_PIXELS, Split, UserError
 from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
@@ -86,7 +86,9 @@ def are_files(settings: DataSettings, content: Content) -> bool:
     return True
 
 
-def open_split(root: Path, *, source: str = "auto", cache: Path | None = None) -> Split:
+def open_split(
+    root: Path, *, source: str = "auto", cache: Path | None = None, max_pixels: int = MAX_PIXELS
+) -> Split:
     """Open one split of images with a label, scanned once and found again in milliseconds.
 
     For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
@@ -94,7 +96,7 @@ def open_split(root: Path, *, source: str = "auto", cache: Path | None = None) -
     """
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
-    return module.open(Path(data), name, cache=cache_folder(cache))
+    return module.open(Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels)
 
 
 class DataSettings(Protocol):
@@ -110,6 +112,8 @@ class DataSettings(Protocol):
     def manifest_dir(self) -> Path | None: ...
     @property
     def rescan(self) -> bool: ...
+    @property
+    def max_pixels(self) -> int: ...
 
 
 class Console(Protocol):
@@ -157,6 +161,7 @@ def open_splits(
     how = {
         "cache": cache_folder(settings.manifest_dir),
         "rescan": settings.rescan,
+        "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
     if without:

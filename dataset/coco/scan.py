@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import MAX_PIXELS, Array, UserError
 from dataset import walk
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco
@@ -81,6 +81,7 @@ def open_coco(
     classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
+    max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> Instances:
     """Return the manifest of one split: from `cache` if nothing has changed since, or anew.
@@ -119,7 +120,7 @@ def open_coco(
             with reading(root):
                 found = [path for path in listed.paths if path]
                 entries.remember(visits, [below(folder, ""), *named, *found])
-            records, faults = headers_of(entries, listed, mine, made, say)
+            records, faults = headers_of(entries, listed, mine, made, say, max_pixels)
             # + 1: those of no image are -1; they are counted first, and cut off
             annotations = np.bincount(image_of + 1, minlength=len(listed.ids) + 1)[1:]
             fits, turned = fitting(entries, file, listed, mine, exif, records, faults, annotations, rejects)
@@ -150,7 +151,7 @@ def open_coco(
 
     names_given = None if classes is None else list(classes)
     what = "coco" if images else "coco alone"
-    key = [str(real), os.path.abspath(root), names_given, what, split, file.name, source, exif]
+    key = [str(real), os.path.abspath(root), names_given, what, split, file.name, source, exif, max_pixels]
     found = remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
     if classes is None or found.classes == tuple(classes):
         return found

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from contracts import Array, Split, UserError
+from contracts import MAX_PIXELS, Array, Split, UserError
 from dataset import walk
 from dataset.entries import Files
 from dataset.images.columns import Images
@@ -138,6 +138,7 @@ def open_folder(
     cache: Path,
     classes: Sequence[str] | None = None,
     rescan: bool = False,
+    max_pixels: int = MAX_PIXELS,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Images:
@@ -163,6 +164,7 @@ def open_folder(
         "classes": classes,
         "cache": cache,
         "rescan": rescan,
+        "max_pixels": max_pixels,
         "workers": workers,
         "progress": progress,
     }
