@@ -156,7 +156,7 @@ def open_folder(
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         walk.remember(visits, os.fsencode(real))
-        labels = walk.labels(real, classes)
+        labels = walk.labels(real, classes, visits, rejects)
         walk.list_files(real, labels, made, visits, rejects, say)
         return labels
 

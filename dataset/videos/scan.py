@@ -58,8 +58,8 @@ def open_videos(
             total = len(files)
             labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
-            labels = walk.labels(real, classes, "videos")
             with reading(data):
+                labels = walk.labels(real, classes, visits, rejects, "video")
                 total = walk.list_files(real, labels, made, visits, rejects, say)
             samples = np.zeros(total, SAMPLE)
             samples["file"] = np.arange(total)
@@ -76,7 +76,7 @@ def open_videos(
                 if not counts[label] and listed:
                     rejects(os.fsencode(real), f"class '{name}' has no video that can be read")
                 elif not counts[label]:
-                    rejects(os.fsencode(real / name), "class folder without a video")
+                    rejects(os.fsencode(real / name), "class without a video")
             if classes is None:  # one without a video has no label: those behind it move up
                 kept["label"] = (np.cumsum(counts > 0) - 1)[kept["label"]]
                 used = [name for name in used if counts[labels[name]]]
