@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from dataset.entries import ReadAt
 from dataset.images.columns import CHROMA, FORMATS, Header
+from dataset.images.foreign import named
 from dataset.manifest import Rejected
 
 HEAD = 4096  # bytes read at first; nearly every header ends before
@@ -81,7 +82,7 @@ def parse(head: bytes, size: int, read_at: ReadAt = lambda offset, length: b"") 
             if not (0 < found.height < 2**31 and 0 < found.width < 2**31):
                 raise Rejected(f"{FORMATS[found.format].upper()} of {found.width} x {found.height} pixels")
             return found
-    raise Rejected(f"no known image format (starts with {head[:8].hex(' ')})")
+    raise Rejected(named(head) or f"no known image format (starts with {head[:8].hex(' ')})")
 
 
 def _jpeg(file: _File) -> Header:
