@@ -31,7 +31,7 @@ interpreter() {
 # What a log says in its last line that is not empty.
 last() { grep -v '^[[:space:]]*$' "$1" | tail -n 1 | tr -d '|' | cut -c 1-100; }
 
-# One row: ROW VERSION PYTHON RESOLUTION. In a clone, by the programs that a user calls.
+# Prints a row: row VERSION PYTHON RESOLUTION. In a clone, by the programs that a user calls.
 row() {
   local folder=$work/$1-$3 installed='failed' demo='-' tests='-' status=1
   rm -rf "$folder"
@@ -41,7 +41,8 @@ row() {
   if [ -e "$root/../shared" ]; then ln -s "$(realpath "$root/../shared")" "$folder/shared"; fi # real images of some tests
   (
     cd "$folder/saturate"
-    export PATH=$folder/path:$PATH UV_RESOLUTION=$3 SATURATE_DEMO_DIR=$folder
+    # no builds: the lowest version is then the lowest that has a wheel for this Python
+    export PATH=$folder/path:$PATH UV_RESOLUTION=$3 UV_NO_BUILD=1 SATURATE_DEMO_DIR=$folder
     scripts/setup.sh --dev >"$folder/install.txt" 2>&1 || exit 1
     if grep -q 'trying pip' "$folder/install.txt"; then exit 1; fi # pip would take the newest
     scripts/demo.sh --epochs 1 >"$folder/demo.txt" 2>&1 || exit 2
