@@ -15,7 +15,8 @@ import yaml
 from pydantic import Field, FiniteFloat, PositiveInt, ValidationError
 
 from cli import Settings, flags, nearest
-from contracts import UserError
+from contracts import MAX_PIXELS, UserError
+from preset import read_preset, shown
 
 PRESETS = Path(__file__).resolve().parent / "configs"
 
@@ -43,6 +44,9 @@ class Data(Settings):
     $XDG_CACHE_HOME/saturate."""
     rescan: bool = False
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
+    max_pixels: PositiveInt = MAX_PIXELS
+    """Leave out, by name, images and videos whose header claims more pixels (width x height) than this, since
+    decoding one of them may take all memory. Default: the number beyond which Pillow refuses an image."""
 
 
 class Augmentation(Settings):
@@ -277,10 +281,10 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
     nearest name."""
     nested: dict[str, dict[str, Any]] = {group: {} for group in GROUPS}
     for key, value in flat.items():
-        name = str(key).replace("-", "_")
+        name = str(key).replace("-", "_")[:200]
         if name not in GROUP_OF:
             raise UserError(
-                f"{origin}: unknown key '{key}'{nearest(name, GROUP_OF)}; --help lists every setting"
+                f"{origin}: unknown key {shown(name)}{nearest(name, GROUP_OF)}; --help lists every setting"
             )
         nested[GROUP_OF[name]][name] = value
     try:
@@ -289,7 +293,9 @@ def build(flat: dict[str, Any], origin: str = "settings") -> Config:
         first = error.errors()[0]
         where = str(first["loc"][1] if len(first["loc"]) > 1 else first["loc"][0])
         said = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{origin}: --{where.replace('_', '-')} got {first['input']!r}: {said}") from None
+        raise UserError(
+            f"{origin}: --{where.replace('_', '-')} got {shown(first['input'])}: {said}"
+        ) from None
     _check_ranges(config, origin)
     return config
 
@@ -317,23 +323,6 @@ def _check_ranges(config: Config, origin: str) -> None:
                 f"{origin}: {flag} {folder} lies inside --data {data}, which is never written to; name "
                 "another folder"
             )
-
-
-def read_preset(path: Path) -> dict[str, Any]:
-    """Return the flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no
-    mapping."""
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UserError(f"--config {path}: {error.strerror or error}; presets are in configs/") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise UserError(
-            f"--config {path}: got {type(content).__name__ if content else 'nothing'}, a preset is a mapping "
-            "'setting: value'"
-        )
-    return content
 
 
 def parse(argv: list[str], tables: Mapping[str, Iterable[str]] | None = None) -> Config:

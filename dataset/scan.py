@@ -209,6 +209,12 @@ class Parser:
         return self.pack(rows), bad
 
 
+def require_few(width: int, height: int, max_pixels: int) -> None:
+    """Raise Rejected for a picture of more pixels, which may take all memory when it is decoded."""
+    if width * height > max_pixels:
+        raise Rejected(f"claims {width} x {height} pixels, more than --max-pixels {max_pixels}")
+
+
 def each_file(
     parser: Parser, total: int, workers: int, rejects: walk.Reject, say: Progress, *, threads: bool = False
 ) -> Iterator[tuple[int, Any]]:

@@ -12,12 +12,13 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from contracts import Split, UserError
+from contracts import MAX_PIXELS, Split, UserError
 from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.images.columns import as_shown, told_of_exif
 from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
+from dataset.manifest import printable
 from dataset.model_classes import ModelClasses
 from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
@@ -86,7 +87,9 @@ def are_files(settings: DataSettings, content: Content) -> bool:
     return True
 
 
-def open_split(root: Path, *, source: str = "auto", cache: Path | None = None) -> Split:
+def open_split(
+    root: Path, *, source: str = "auto", cache: Path | None = None, max_pixels: int = MAX_PIXELS
+) -> Split:
     """Open one split of images with a label, scanned once and found again in milliseconds.
 
     For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
@@ -94,7 +97,7 @@ def open_split(root: Path, *, source: str = "auto", cache: Path | None = None) -
     """
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
-    return module.open(Path(data), name, cache=cache_folder(cache))
+    return module.open(Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels)
 
 
 class DataSettings(Protocol):
@@ -110,6 +113,8 @@ class DataSettings(Protocol):
     def manifest_dir(self) -> Path | None: ...
     @property
     def rescan(self) -> bool: ...
+    @property
+    def max_pixels(self) -> int: ...
 
 
 class Console(Protocol):
@@ -157,6 +162,7 @@ def open_splits(
     how = {
         "cache": cache_folder(settings.manifest_dir),
         "rescan": settings.rescan,
+        "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
     if without:
@@ -171,8 +177,9 @@ def open_splits(
             console.warn(f"{split}: {line}")
         if settings.exif == "shown":
             splits[split] = replace(splits[split], columns=as_shown(columns))
-        if split == "train":
-            _warn_of_classes(columns, content, console)
+        if content in ("images", "videos"):
+            listed = content == "videos" and list_of(settings.data, split) is not None
+            _tell_of_classes(split, splits[split], console, expected=classes, listed=listed)
         classes = columns.classes
     if model is not None:
         splits["val"] = _under(model, splits["val"], console)
@@ -200,20 +207,37 @@ def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
     return [*columns.warnings, fewer]
 
 
-def _warn_of_classes(columns: Any, content: Content, console: Console) -> None:
-    """Warn of training data with a single class, or with classes that have no video."""
-    if content in ("images", "videos") and len(columns.classes) == 1:
+def _tell_of_classes(
+    name: str, split: Split, console: Console, *, expected: tuple[str, ...] | None, listed: bool
+) -> None:
+    """Warn of a single class where more are `expected`, or any, and of classes without a sample; say where
+    all files lie deeper than in their class folders. A `listed` sample has no class folder."""
+    columns = split.columns
+    counts = np.bincount(columns.label, minlength=len(columns.classes))
+    present = np.flatnonzero(counts)
+    deep = "" if listed or not split.source.files else _all_deeper(columns)
+    too_many = f"all files lie in folders below, as {deep}: is there a folder too many?"
+    if len(present) == 1 and (expected is None or len(expected) > 1):
         console.warn(
-            f"train: one class alone, '{columns.classes[0]}', so there is nothing to learn; "
-            "is --data a folder too high?"
+            f"{name}: one class alone, '{columns.classes[present[0]]}', so there is nothing to learn; "
+            f"{too_many if deep else 'is --data a folder too high?'}"
         )
-    if content == "videos":
-        empty = np.flatnonzero(np.bincount(columns.label, minlength=len(columns.classes)) == 0)
-        if len(empty):
-            console.warn(
-                f"train: {len(empty)} of {len(columns.classes)} classes have no video, "
-                f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
-            )
+    elif deep:
+        console.info(f"{name}: its own folders are the classes; {too_many}")
+    if expected is None and not counts.all():
+        empty = np.flatnonzero(counts == 0)
+        console.warn(
+            f"{name}: {len(empty)} of {len(columns.classes)} classes have no video, "
+            f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
+        )
+
+
+def _all_deeper(columns: Any) -> str:
+    """Return the path of a sample below its split where all lie in folders of their class folders, or ""."""
+    looked_at = np.linspace(0, len(columns) - 1, min(len(columns), 1000)).astype(int)
+    if any(columns.entry(sample).count(b"/") < 2 for sample in looked_at.tolist()):
+        return ""
+    return printable(columns.entry(0))
 
 
 def require_splits(settings: DataSettings, content: Content) -> None:

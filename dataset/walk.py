@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mimetypes
 import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -15,25 +17,72 @@ import storage
 from contracts import UserError
 from dataset.manifest import FILE_LIST, printable, writing
 
+OF_THE_STORAGE = frozenset(
+    (
+        *("lost+found", "$RECYCLE.BIN", "System Volume Information", "__MACOSX", "Network Trash Folder"),
+        *("@eaDir", "@Recycle", "@Recently-Snapshot", "@tmp", "#recycle", "#snapshot", "~snapshot"),
+    )
+)
+"""Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
+
 # a folder's path below the root (os.fsdecode), its date of change in ns, its inode
 Visit = tuple[str, int, int]
 Reject = Callable[[bytes, str], None]  # absolute path, reason
+NO_DATA = "belongs to the storage, and not to the data"
+ARTICLE = {"image": "an", "video": "a"}
 
 
-def labels(root: Path, classes: Sequence[str] | None, files: str = "images") -> dict[str, int]:
+def labels(
+    root: Path,
+    classes: Sequence[str] | None,
+    visits: list[Visit],
+    reject: Reject,
+    wanted: Literal["image", "video"] = "image",
+) -> dict[str, int]:
     """Return the label of each class folder (or link to one) in root.
 
-    It is the place in `classes`, else among the sorted names, as in ImageFolder.
+    It is the place in `classes`, else among the sorted names, as in ImageFolder. What lies beside the class
+    folders goes to `reject`, and so does a folder without a file that none of the `classes` is; such folders
+    are added to `visits`.
     """
+    names = []
     try:
-        names = sorted(
-            name for name in os.listdir(root) if not name.startswith(".") and is_folder(root / name)
-        )
+        for name in sorted(os.listdir(root)):
+            path = os.fsencode(root / name)
+            if name.startswith("."):
+                continue
+            if name in OF_THE_STORAGE:
+                reject(path, NO_DATA)
+            elif not is_folder(path):
+                if _is_media(name, wanted):
+                    reject(path, "lies in no class folder")
+            elif classes is not None and name not in classes and not _holds_file(root, name, visits):
+                reject(path, f"class without {ARTICLE[wanted]} {wanted}")
+            else:
+                names.append(name)
     except OSError as error:
         raise UserError(f"--data: {root} cannot be listed: {error.strerror}") from None
     if not names:
-        raise UserError(f"--data: {root} has no class folders; {files} are expected in {root}/<class>/")
-    return numbered(names, classes, f"{root} has class folder", files)
+        raise UserError(f"--data: {root} has no class folders; {wanted}s are expected in {root}/<class>/")
+    first = names[0]
+    if classes and len(names) == 1 and any(is_folder(root / first / one) for one in classes):
+        raise UserError(
+            f"--data: {root} has one class folder alone, '{first}', and the classes of training lie in it: "
+            "is there a folder too many? Move them up"
+        )
+    return numbered(names, classes, f"{root} has class folder", f"{wanted}s")
+
+
+def _is_media(name: str, wanted: str) -> bool:
+    """Whether a file's name says that it is an image, or a video."""
+    guessed = mimetypes.guess_type(name, strict=False)[0] or ""
+    return guessed.startswith(f"{wanted}/") or (wanted == "video" and name.lower().endswith((".mkv", ".ts")))
+
+
+def _holds_file(root: Path, name: str, visits: list[Visit]) -> bool:
+    """Whether any file lies below a folder, as far as it can be listed. A file that comes later is seen."""
+    files = walk(os.fsencode(root), os.fsencode(name), [], visits, lambda *_: None)
+    return next(files, None) is not None
 
 
 def is_folder(path: str | bytes | Path) -> bool:
@@ -207,6 +256,9 @@ def _names_in(root: bytes, folder: bytes, reject: Reject) -> list[bytes]:
     with os.scandir(root + b"/" + folder) as entries:
         for entry in entries:
             if entry.name.startswith(b"."):
+                continue
+            if os.fsdecode(entry.name) in OF_THE_STORAGE:
+                reject(entry.path, NO_DATA)
                 continue
             try:
                 if entry.is_dir():

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from contracts import UserError
+from engine import slurm
 from engine.peers import Peers, is_gone
 from machine import cores
 
@@ -45,19 +46,29 @@ def prepare_process() -> torch.device:
     # CUDA maps streams onto 8 hardware queues by default, and a decoder's stream that shares a queue with
     # training makes it wait; docs/benchmarks/image.md has what a loop without this loses
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    try:
+        os.environ.update(slurm.torchrun_variables(os.environ))
+    except UserError as error:  # before any program can take it
+        print(error, file=sys.stderr, flush=True)
+        os._exit(2)
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    sharing = _sharing(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-        torch.set_num_threads(max(1, min(4, int(cores() // local_size))))
+        torch.set_num_threads(max(1, min(4, int(cores() // sharing))))
         torch.backends.cudnn.benchmark = True
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
         return device
     # torchrun sets OMP_NUM_THREADS=1, which would leave a run on the CPU on one core
-    torch.set_num_threads(max(1, int(cores() // local_size)))
+    torch.set_num_threads(max(1, int(cores() // sharing)))
     return torch.device("cpu")
+
+
+def _sharing(local_size: int) -> int:
+    """Return how many of so many ranks on this machine share the cores of this one."""
+    return 1 if slurm.has_own_cores(os.environ) else local_size
 
 
 def leave(code: int) -> None:
@@ -118,7 +129,7 @@ class ProcessWorld:
         Raises UserError for more than any machine can use.
         """
         if asked is None:
-            return default_workers(self.local_size)
+            return default_workers(_sharing(self.local_size))
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
         if asked > most:
             remedy = "leave it out for one a core, less one"
@@ -133,7 +144,8 @@ class ProcessWorld:
             yield
             return
         self._peers = Peers(rank=self.rank, size=self.size, timeout_s=self.timeout_s)
-        shared_gpu = self.device.type == "cuda" and self.local_size > torch.cuda.device_count()
+        gpus = max(torch.cuda.device_count(), slurm.gpus_on_node(os.environ))
+        shared_gpu = self.device.type == "cuda" and self.local_size > gpus
         with_nccl = self.device.type == "cuda" and not shared_gpu  # which refuses two ranks on one GPU
         try:
             dist.init_process_group(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,10 +32,14 @@ def lacks_memory(error: Exception) -> bool:
 
 @contextmanager
 def memory_named() -> Iterator[None]:
-    """Raise UserError where it is the GPU's memory that DALI lacks."""
+    """Raise UserError where it is the GPU's memory that DALI lacks.
+
+    An error leaves nothing of DALI's alive: the memory of a pipeline that failed is there for the next one.
+    """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the pipeline, from Python 3.12 on for long
         if lacks_memory(error):
             raise UserError(
                 "DALI ran out of the GPU's memory: "

@@ -103,7 +103,7 @@ def _motion(
     offsets = np.zeros((len(seconds), count, 2))
     phase = rng.random(count)
     size = rng.random(count)
-    way = rng.choice((-1, 1))
+    way = int(rng.choice((-1, 1)))
     speed = rng.uniform(0.4, 0.8) * rng.uniform(0.8, 1.2, count)
     if name in ("up", "down", "sideways"):
         axis, sign = {"up": (1, -1), "down": (1, 1), "sideways": (0, way)}[name]

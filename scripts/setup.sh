@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with what requirements.txt names, once, and prints the path of its Python.
+# Makes .venv with what requirements.txt names, of Python 3.11 or newer, once, and prints the path of its Python.
 #
 #   python=$(scripts/setup.sh)          what a run needs
 #   python=$(scripts/setup.sh --dev)    and what scripts/test.sh needs
@@ -25,11 +25,11 @@ case "${1:-}" in
   *) die "unknown argument '$1': only --dev is known" ;;
 esac
 
-new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
+new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
 
 if [ -n "${SATURATE_PYTHON:-}" ]; then
   command -v "$SATURATE_PYTHON" >/dev/null || die "SATURATE_PYTHON=$SATURATE_PYTHON is no program"
-  new_enough "$SATURATE_PYTHON" || die "SATURATE_PYTHON=$SATURATE_PYTHON is not Python 3.10 or newer"
+  new_enough "$SATURATE_PYTHON" || die "SATURATE_PYTHON=$SATURATE_PYTHON is not Python 3.11 or newer"
   "$SATURATE_PYTHON" -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' ||
     die "SATURATE_PYTHON=$SATURATE_PYTHON has no torch: unset it to let this script make .venv"
   command -v "$SATURATE_PYTHON"
@@ -54,13 +54,13 @@ if ready; then
 fi
 
 system_python=
-for candidate in python3 python3.13 python3.12 python3.11 python3.10 python; do
+for candidate in python3 python3.13 python3.12 python3.11 python; do
   if new_enough "$candidate"; then
     system_python=$(command -v "$candidate")
     break
   fi
 done
-[ -n "$system_python" ] || die "no Python 3.10 or newer found (python3 is $(python3 --version 2>&1 | tail -n 1)): install one"
+[ -n "$system_python" ] || die "no Python 3.11 or newer found (python3 is $(python3 --version 2>&1 | tail -n 1)): install one"
 
 # A second call waits here for the first, then finds the work done. The lock belongs to the open file, so it outlives the
 # Python that takes it (flock(1) is not everywhere) and goes when this script ends, however it ends.

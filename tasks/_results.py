@@ -87,6 +87,8 @@ class Results:
         same sort of shape.
         """
         try:
+            if path.is_char_device():  # it may have no end
+                raise UserError(f"--score {path}: is a device; name a results file in COCO's format")
             content = json.loads(path.read_bytes())
         except OSError as error:
             raise UserError(

@@ -126,18 +126,18 @@ def validating(images: ImageTable) -> Array:
 
 
 def headers_of(
-    entries: Entries, images: ImageTable, mine: Array, made: Path, say: Progress
+    entries: Entries, images: ImageTable, mine: Array, made: Path, say: Progress, max_pixels: int
 ) -> tuple[Array, dict[int, str]]:
     """Return HEADER [n], with size -1 where there is none, and why, by the place of the image.
 
-    `mine`: bool [n], the images of this split.
+    `mine`: bool [n], the images of this split. What claims more than `max_pixels` is left out.
     """
     places = [place for place in np.flatnonzero(mine).tolist() if images.paths[place]]
     walk.write_file_list([images.paths[place] for place in places], made)
     faults: dict[bytes, str] = {}
     records = np.zeros(len(images.ids), HEADER)
     records["size"] = -1
-    records[places] = read_headers(entries, made, 0, faults.__setitem__, say)
+    records[places] = read_headers(entries, made, 0, faults.__setitem__, say, max_pixels=max_pixels)
     shown = {place: entries.shown(images.paths[place]) for place in places}
     return records, {place: faults[path] for place, path in shown.items() if path in faults}
 

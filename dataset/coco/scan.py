@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import MAX_PIXELS, Array, UserError
 from dataset import walk
 from dataset.coco import annotation_file
 from dataset.coco.annotation_file import Annotation, Category, Image, NotCoco
@@ -81,6 +81,7 @@ def open_coco(
     classes: Sequence[str] | None = None,
     cache: Path,
     rescan: bool = False,
+    max_pixels: int = MAX_PIXELS,
     progress: Progress | None = None,
 ) -> Instances:
     """Return the manifest of one split: from `cache` if nothing has changed since, or anew.
@@ -116,12 +117,12 @@ def open_coco(
         if images:
             with reading(root):
                 entries.remember(visits, [below(folder, ""), *(path for path in listed.paths if path)])
-            records, faults = headers_of(entries, listed, mine, made, say)
+            records, faults = headers_of(entries, listed, mine, made, say, max_pixels)
             with reading(root):
                 anew = found_by_last_parts(entries, folder, listed, mine & (records["size"] < 0), faults)
                 entries.remember(visits, [listed.paths[place] for place in np.flatnonzero(anew).tolist()])
             if anew.any():
-                again, others = headers_of(entries, listed, anew, made, say)
+                again, others = headers_of(entries, listed, anew, made, say, max_pixels)
                 records[anew] = again[anew]
                 faults |= others
                 place = int(anew.argmax())
@@ -158,7 +159,7 @@ def open_coco(
 
     names_given = None if classes is None else list(classes)
     what = "coco" if images else "coco alone"
-    key = [str(real), os.path.abspath(root), names_given, what, split, file.name, source, exif]
+    key = [str(real), os.path.abspath(root), names_given, what, split, file.name, source, exif, max_pixels]
     found = remembered(Instances, root, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
     if classes is None or found.classes == tuple(classes):
         return found

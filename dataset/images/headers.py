@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from dataset.entries import ReadAt
 from dataset.images.columns import CHROMA, FORMATS, Header
+from dataset.images.foreign import named
 from dataset.manifest import Rejected
 
 HEAD = 4096  # bytes read at first; nearly every header ends before
@@ -22,6 +23,10 @@ JPEG = b"\xff\xd8\xff"  # what a file begins with
 TAIL = 64  # bytes in which a file's end is looked for: some have a little padding behind it
 # pieces that are read to follow the chunks of a PNG; of one with more, its end alone is looked at
 FOLLOWED = 16
+
+
+DEFLATE = 1032
+"""Bytes that one byte of deflate stands for at most: two bits copy 258 bytes."""
 
 
 class _File:
@@ -77,7 +82,7 @@ def parse(head: bytes, size: int, read_at: ReadAt = lambda offset, length: b"") 
             if not (0 < found.height < 2**31 and 0 < found.width < 2**31):
                 raise Rejected(f"{FORMATS[found.format].upper()} of {found.width} x {found.height} pixels")
             return found
-    raise Rejected(f"no known image format (starts with {head[:8].hex(' ')})")
+    raise Rejected(named(head) or f"no known image format (starts with {head[:8].hex(' ')})")
 
 
 def _jpeg(file: _File) -> Header:
@@ -119,6 +124,10 @@ def _jpeg(file: _File) -> Header:
     rgb = components == 3 and not jfif and (adobe == 0 if adobe is not None else described[::3] == b"RGB")
     chroma = CHROMA.index("rgb" if rgb else _chroma(described[1::3]))
     progressive = code in (0xC2, 0xC6, 0xCA, 0xCE)
+    if code <= 0xC2:  # Huffman-coded blocks
+        # a bit at least for the DC of each block, and unless progressive another one for the end of its AC
+        least = _blocks(height, width, described[1::3]) * (1 if progressive else 2)
+        _require_bits(file, height, width, least)
     (length,) = struct.unpack(">H", file.at(at, 2))
     whole = orderly and _to_pixels(file, at + length) and file.ends_with(b"\xff\xd9")
     return Header(
@@ -133,6 +142,23 @@ def _jpeg(file: _File) -> Header:
         progressive,
         whole=whole,
     )
+
+
+def _blocks(height: int, width: int, sampling: bytes) -> int:
+    """Return how many blocks of 8 x 8 all components of a JPEG have, from their sampling bytes."""
+    across = max(byte >> 4 for byte in sampling)
+    down = max(byte & 15 for byte in sampling)
+    if not (across and down):
+        raise Rejected("header is damaged")
+    return sum(
+        -(-width * (byte >> 4) // (8 * across)) * -(-height * (byte & 15) // (8 * down)) for byte in sampling
+    )
+
+
+def _require_bits(file: _File, height: int, width: int, bits: int) -> None:
+    """Raise Rejected unless the whole file has so many bits, the least that such pixels are coded in."""
+    if bits > 8 * file.size:
+        raise Rejected(f"claims {width} x {height} pixels, more than its {file.size} bytes can hold")
 
 
 def _to_pixels(file: _File, at: int) -> bool:
@@ -179,6 +205,7 @@ def _png(file: _File) -> Header:
     components = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour)
     if components is None or depth not in (1, 2, 4, 8, 16):
         raise Rejected(f"has colour type {colour} at {depth} bits")
+    _require_bits(file, height, width, height * width * components * depth // DEFLATE)
     at = 33  # behind the signature and IHDR
     orientation = 0
     while True:

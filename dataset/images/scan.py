@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from contracts import Array
+from contracts import MAX_PIXELS, Array
 from dataset import walk
 from dataset.entries import Entries
 from dataset.images import headers
 from dataset.images.columns import COLUMNS, HEADER, Header, Images
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered
+from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
 from machine import cores
 
 CHUNK = 500  # images a task
@@ -41,6 +41,7 @@ def open_images(
     cache: Path,
     classes: Sequence[str] | None = None,
     rescan: bool = False,
+    max_pixels: int = MAX_PIXELS,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Images:
@@ -50,29 +51,36 @@ def open_images(
     `data` is the file or folder that the source lies in, `key` (JSON values) what the scan depends on beside
     it, and `where` says where images are expected. `classes` fixes the labels (validation has those of
     training); without it they are the listed classes that have an image. Of several processes that call this
-    at once one scans and the others wait. `workers` processes read headers; 0 = four a core, 32 at most, for
-    they wait for the storage. `progress(done, total, what)` is called a few times a second; total is 0 while
-    it is not known. Raises UserError.
+    at once one scans and the others wait. What claims more than `max_pixels` is left out. `workers` processes
+    read headers; 0 = four a core, 32 at most, for they wait for the storage. `progress(done, total, what)` is
+    called a few times a second; total is 0 while it is not known. Raises UserError.
     """
     real = Path(os.path.realpath(data))
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         with reading(data):
             labels = list_files(made, rejects, visits, say)
-        records = read_headers(entries, made, workers, rejects, say)
+        records = read_headers(entries, made, workers, rejects, say, max_pixels=max_pixels)
         used = _keep(entries, where, labels, classes, records, made, rejects)
         return used if classes is None else classes
 
     names = None if classes is None else list(classes)
-    return remembered(
-        Images, data, [str(real), names, *key], fill, root=real, cache=cache, rescan=rescan, progress=progress
-    )
+    key = [str(real), names, *key, max_pixels]
+    return remembered(Images, data, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
 
 
-def read_headers(entries: Entries, made: Path, workers: int, rejects: walk.Reject, say: Progress) -> Array:
+def read_headers(
+    entries: Entries,
+    made: Path,
+    workers: int,
+    rejects: walk.Reject,
+    say: Progress,
+    *,
+    max_pixels: int = MAX_PIXELS,
+) -> Array:
     """Return HEADER [n], one for each entry of made/file_list.*, size -1 where it is left out.
 
-    `workers` as for open_images.
+    `workers` and `max_pixels` are those of open_images.
     """
     total = (made / "file_list.offsets").stat().st_size // np.dtype(FILE_LIST["offsets"]).itemsize - 1
     if not total:
@@ -83,7 +91,12 @@ def read_headers(entries: Entries, made: Path, workers: int, rejects: walk.Rejec
     few = total <= FEW
     pack = partial(np.array, dtype=HEADER)
     parser = Parser(
-        partial(_header, entries), LEFT_OUT, pack, entries.shown, made, step=CHUNK // 10 if few else CHUNK
+        partial(_header, entries, max_pixels),
+        LEFT_OUT,
+        pack,
+        entries.shown,
+        made,
+        step=CHUNK // 10 if few else CHUNK,
     )
     count = 8 if few else workers or min(32, max(int(4 * cores()), 1))
     for first, rows in each_file(parser, total, count, rejects, say, threads=few):
@@ -91,9 +104,11 @@ def read_headers(entries: Entries, made: Path, workers: int, rejects: walk.Rejec
     return records
 
 
-def _header(entries: Entries, name: bytes) -> Header:
+def _header(entries: Entries, max_pixels: int, name: bytes) -> Header:
     with entries.opened(name) as (size, read_at):
-        return headers.read_header(size, read_at)
+        header = headers.read_header(size, read_at)
+    require_few(header.width, header.height, max_pixels)
+    return header
 
 
 def _keep(

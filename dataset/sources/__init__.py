@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from contracts import Source, Split, UserError
+from contracts import MAX_PIXELS, Source, Split, UserError
 from dataset.entries import Entries
 from dataset.scan import Progress
 
@@ -43,13 +43,14 @@ class SourceModule(Protocol):
         classes: Sequence[str] | None = None,
         cache: Path,
         rescan: bool = False,
+        max_pixels: int = MAX_PIXELS,
         progress: Progress | None = None,
         read_delay_s: float = 0.0,
     ) -> Split:
         """Open a split of images with a label: its columns, a dataset.images.columns.Images, and their bytes.
 
         `classes` are those of training, where this is validation. `cache` is the folder where scans are kept;
-        `rescan` makes a new one. Raises UserError.
+        `rescan` makes a new one. What claims more than `max_pixels` is left out. Raises UserError.
         """
 
     def entries(self, data: Path) -> Entries:

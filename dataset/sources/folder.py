@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import storage
-from contracts import Array, Split, UserError
+from contracts import MAX_PIXELS, Array, Split, UserError
 from dataset import walk
 from dataset.entries import Files
 from dataset.images.columns import Images
@@ -138,6 +138,7 @@ def open_folder(
     cache: Path,
     classes: Sequence[str] | None = None,
     rescan: bool = False,
+    max_pixels: int = MAX_PIXELS,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Images:
@@ -155,7 +156,7 @@ def open_folder(
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         walk.remember(visits, os.fsencode(real))
-        labels = walk.labels(real, classes)
+        labels = walk.labels(real, classes, visits, rejects)
         walk.list_files(real, labels, made, visits, rejects, say)
         return labels
 
@@ -163,6 +164,7 @@ def open_folder(
         "classes": classes,
         "cache": cache,
         "rescan": rescan,
+        "max_pixels": max_pixels,
         "workers": workers,
         "progress": progress,
     }

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import Array, UserError
+from contracts import MAX_PIXELS, Array, UserError
 from dataset import walk
 from dataset.entries import Files
 from dataset.manifest import FILE_LIST, Rejects, create_column
-from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered
+from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
 from dataset.videos.columns import RECORD, Videos
 from dataset.videos.file_list import SAMPLE, read_list
 from dataset.videos.packets import LEFT_OUT, Times, read
@@ -28,6 +28,7 @@ def open_videos(
     cache: Path,
     classes: Sequence[str] | None = None,
     rescan: bool = False,
+    max_pixels: int = MAX_PIXELS,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Videos:
@@ -57,15 +58,15 @@ def open_videos(
             total = len(files)
             labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
-            labels = walk.labels(real, classes, "videos")
             with reading(data):
+                labels = walk.labels(real, classes, visits, rejects, "video")
                 total = walk.list_files(real, labels, made, visits, rejects, say)
             samples = np.zeros(total, SAMPLE)
             samples["file"] = np.arange(total)
             samples["end"] = np.inf
             samples["label"] = np.fromfile(made / "file_list.labels", FILE_LIST["labels"])
             used = sorted(labels, key=labels.__getitem__)
-        records = _read_all(root, total, made, workers, rejects, say)
+        records = _read_all(root, total, made, workers, rejects, say, max_pixels=max_pixels)
         kept = _segments(root, samples, records, made, rejects)
         if not len(kept):
             raise nothing_found("video", str(data), rejects)
@@ -75,18 +76,27 @@ def open_videos(
                 if not counts[label] and listed:
                     rejects(os.fsencode(real), f"class '{name}' has no video that can be read")
                 elif not counts[label]:
-                    rejects(os.fsencode(real / name), "class folder without a video")
+                    rejects(os.fsencode(real / name), "class without a video")
             if classes is None:  # one without a video has no label: those behind it move up
                 kept["label"] = (np.cumsum(counts > 0) - 1)[kept["label"]]
                 used = [name for name in used if counts[labels[name]]]
         _write(kept, records, made)
         return used if classes is None else classes
 
-    key = [str(real), None if classes is None else list(classes), "videos"]
+    key = [str(real), None if classes is None else list(classes), "videos", max_pixels]
     return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
 
 
-def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects, say: Progress) -> Array:
+def _read_all(
+    root: Path,
+    total: int,
+    made: Path,
+    workers: int,
+    rejects: Rejects,
+    say: Progress,
+    *,
+    max_pixels: int,
+) -> Array:
     """Return a RECORD a file, with size -1 where it is left out.
 
     The frames of all files go to made/file_list.pts and made/file_list.keys.
@@ -97,7 +107,14 @@ def _read_all(root: Path, total: int, made: Path, workers: int, rejects: Rejects
         made / "file_list.records", mode="w+", dtype=RECORD, shape=(total,)
     )
     shown = Files(root).shown
-    parser = Parser(lambda name: read(shown(name)), LEFT_OUT, _pack, shown, made, step=CHUNK, what="videos")
+
+    def read_one(name: bytes) -> Times:
+        times = read(shown(name))
+        record = dict(zip(RECORD.names or (), times.record, strict=True))
+        require_few(record["width"], record["height"], max_pixels)
+        return times
+
+    parser = Parser(read_one, LEFT_OUT, _pack, shown, made, step=CHUNK, what="videos")
     count = min(workers or max(int(2 * cores()), 1), -(-total // CHUNK))
     with open(made / "file_list.pts", "wb") as pts, open(made / "file_list.keys", "wb") as keys:
         for first, (rows, some_pts, some_keys) in each_file(parser, total, count, rejects, say):

@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "torch_files": set(),
     "models": {"torch_files"},
     "cli": {"contracts"},  # its errors are UserErrors
-    "config": {"cli", "contracts"},
+    "preset": {"contracts"},
+    "config": {"cli", "contracts", "preset"},
     "processes": {"contracts", "machine"},
     "plan": {"contracts"},
     "dataset": {"contracts", "machine", "processes", "storage", "plan.draws"},

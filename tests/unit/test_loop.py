@@ -176,6 +176,8 @@ def test_figures_that_take_longer_than_an_epoch_are_waited_for(tmp_path: Path) -
     assert toy.training.fit() and [later.waited for later in toy.later] == [1, 1, 1]
     assert toy.told == [(2 * STEPS, STEPS, 0.1), (3 * STEPS, 2 * STEPS, 0.3), (3 * STEPS, 3 * STEPS, 0.2)]
     assert toy.kept("best.pt")[0] == 2 * STEPS
+    (warned,) = toy.report.warn.call_args_list
+    assert "the warm-up of 5 epochs fills the run of 3" in warned.args[0]
 
 
 def test_a_signal_meanwhile_loses_neither_steps_nor_figures(tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def test_what_is_left_out_is_named(root: Path, cache: Path, monkeypatch: pytest.
         "ant/pipe": "no regular file",
         "cat/notes\\n.txt": "no known image format (starts with 6e 6f 6e 65)",
         "cat": "class without an image",
+        "stray.jpg": "lies in no class folder",
     }
 
 

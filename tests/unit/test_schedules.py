@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from config import Optimisation
-from engine.schedules import learning_rate
+from engine.schedules import learning_rate, warmup_warning
 
 DROPS: dict[str, Any] = {"lr": 0.1, "epochs": 26, "schedule": "step", "lr_gamma": 0.1}
 
@@ -24,3 +24,22 @@ def test_drops_at_steps() -> None:
     optimisation = Optimisation(warmup_epochs=0, lr_step_epochs=2, **DROPS)
     found = [learning_rate(epoch, optimisation) for epoch in (0, 1.99, 2, 4)]
     assert found == pytest.approx([0.1, 0.1, 0.01, 0.001])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"epochs": 3},
+            "the warm-up of 5 epochs fills the run of 3: the learning rate only rises, to 0.0604 of",
+        ),
+        ({"epochs": 5}, "the learning rate only rises, to 0.1 of --lr 0.1"),
+        ({"steps": 20}, "fills the run of 2: "),
+        ({"epochs": 6}, None),
+        ({"steps": 51}, None),
+        ({"steps": 20, "warmup_epochs": 0}, None),
+    ],
+)
+def test_a_warmup_longer_than_the_run_is_told(settings: dict[str, Any], said: str | None) -> None:
+    found = warmup_warning(Optimisation(**settings), epoch_steps=10)
+    assert (said is None and found is None) or (said is not None and found is not None and said in found)

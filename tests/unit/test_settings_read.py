@@ -9,8 +9,8 @@ import pytest
 from config import GROUP_OF, GROUPS
 from tests.unit.test_house import MAY_IMPORT, ROOT, python
 
-CLASSES = {"Config": "", **{group.__name__: name for name, group in GROUPS.items()}}
-"""Class of config.py -> its name in Config; Config itself has none."""
+CLASSES = {"Config": "", "DataSettings": "data", **{group.__name__: name for name, group in GROUPS.items()}}
+"""Class of config.py, or the protocol of one -> its name in Config; Config itself has none."""
 PRODUCTION = {"train", *MAY_IMPORT} - {"config", "contracts"}
 
 

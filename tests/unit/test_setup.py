@@ -195,7 +195,7 @@ def test_a_machine_without_uv_gets_it_from_pip_or_uses_pip(fakes: str, by: str, 
 @pytest.mark.parametrize(
     ("fakes", "said"),
     [
-        ("old", "no Python 3.10 or newer found (python3 is Python 3.6.9)"),
+        ("old", "no Python 3.11 or newer found (python3 is Python 3.6.9)"),
         ("no-venv", "install python3-venv"),
         ("venv-fails", "could not make"),
     ],

@@ -31,6 +31,7 @@ class Console:
     def __init__(self) -> None:
         self.counted: list[str] = []
         self.warnings: list[str] = []
+        self.said: list[str] = []
 
     @contextmanager
     def counting(self, what: str) -> Iterator[Callable[..., None]]:
@@ -40,7 +41,8 @@ class Console:
     def warn(self, line: str) -> None:
         self.warnings.append(line)
 
-    def info(self, *lines: str) -> None: ...
+    def info(self, *lines: str) -> None:
+        self.said += lines
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def test_what_is_left_out_is_named(videos: Path, cache: Path, clips: dict[str, P
     assert reasons(found) == [
         ("ant/broken.mp4", "cannot be read: Invalid data found when processing input"),
         ("cat/notes.txt", "no known video container (read as tty)"),
-        ("cat", "class folder without a video"),
+        ("cat", "class without a video"),
     ]
     # the frames of what is left out shift nothing
     assert found.pts(3).tolist() == read(found.path(3)).pts.tolist()

@@ -1,0 +1,85 @@
+"""The place of this process among the tasks of a Slurm job step, in torchrun's words; must not know torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+
+from contracts import UserError
+
+PORTS = range(20_000, 32_000)
+"""Below those that Linux hands out by itself."""
+REMEDY = "start with torchrun in each task, or as one task: srun --ntasks 1"
+
+
+def torchrun_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what torchrun would have set for a task that `srun` started beside others, or {} for any other
+    process: torchrun's own, one alone, or a job's script, which runs once however many tasks there are.
+
+    The user's MASTER_ADDR and MASTER_PORT stay. Raises UserError where Slurm's variables do not say it.
+    """
+    tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS", "1")
+    script = environ.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environ
+    if "RANK" in environ or "SLURM_PROCID" not in environ or tasks == "1" or script:
+        return {}
+    lists = (environ.get(f"SLURM_{of}NODELIST") for of in ("STEP_", "", "JOB_"))
+    nodes = next((nodes for nodes in lists if nodes), "")
+    try:
+        size = int(tasks)
+        rank = int(environ["SLURM_PROCID"])
+        local_rank = int(environ["SLURM_LOCALID"])
+        local_size = _tasks_here(environ, size)
+        port = PORTS[int(environ.get("SLURM_JOB_ID", 0)) % len(PORTS)]
+        found = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(local_rank),
+            "LOCAL_WORLD_SIZE": str(local_size),
+            "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(nodes),
+            "MASTER_PORT": environ.get("MASTER_PORT") or str(port),
+        }
+    except (KeyError, ValueError, IndexError) as error:
+        said = f"{error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(
+            f"one of {tasks} tasks of Slurm, of unknown place among them ({said}); {REMEDY}"
+        ) from None
+    if not 0 <= local_rank < local_size <= size or not rank < size:
+        places = f"task {rank} of {size}, {local_rank} of {local_size} on its node"
+        raise UserError(f"Slurm's variables contradict each other ({places}); {REMEDY}")
+    return found
+
+
+def _tasks_here(environ: Mapping[str, str], size: int) -> int:
+    """Return how many tasks this node has: of "2(x3),1" two on each of three nodes, and one on the last."""
+    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE", "")
+    counts: list[int] = []
+    for part in told.split(",") if told else []:
+        count, _, times = part.partition("(x")
+        counts += [int(count)] * int(times.removesuffix(")") or 1)
+    if counts:
+        return counts[int(environ.get("SLURM_NODEID", 0))]
+    if environ.get("SLURM_NNODES", "1") == "1":
+        return size
+    raise ValueError("SLURM_TASKS_PER_NODE is missing")
+
+
+def first_host(nodes: str) -> str:
+    """Return the first host of a list such as "gpu[003-007,9],login1". Raises ValueError for an empty one."""
+    first = re.match(r"(?:[^,\[\]\s]|\[[^\[\]]+\])+", nodes)
+    if first is None:
+        raise ValueError(f"the list of nodes is {nodes!r}")
+    return re.sub(r"\[([^\],-]+)[^\]]*\]", r"\1", first[0])
+
+
+def has_own_cores(environ: Mapping[str, str]) -> bool:
+    """Whether this rank is a task that Slurm has bound to cores of the node that other tasks do not share."""
+    here = environ.get("SLURM_CPUS_ON_NODE", "")
+    is_task = "SLURM_PROCID" in environ and "TORCHELASTIC_RUN_ID" not in environ
+    return is_task and here.isdecimal() and len(os.sched_getaffinity(0)) < int(here)
+
+
+def gpus_on_node(environ: Mapping[str, str]) -> int:
+    """Return how many GPUs the step has on this node, of which a task may see its own alone; 0: not said."""
+    here = environ.get("SLURM_GPUS_ON_NODE", "")
+    return int(here) if here.isdecimal() else 0

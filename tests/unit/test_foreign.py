@@ -1,0 +1,67 @@
+"""Images of formats that no loader reads are left out by their format's name, with the command that converts
+them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from PIL import Image, features
+
+from dataset.images.headers import parse
+from dataset.manifest import Rejected
+from tests.unit.folders import JPEG, fill, reasons
+from tests.unit.test_splits import opened
+
+HEIF = b"\0\0\0\x18ftyp%b\0\0\0\0%b"
+FOREIGN = {
+    "AVIF": HEIF % (b"avif", b"avifmif1"),
+    "AVIF, whose first brand is its container's": HEIF % (b"mif1", b"miafavif"),
+    "HEIC": HEIF % (b"heic", b"mif1heic"),
+    "HEIC, whose first brand is its container's": HEIF % (b"mif1", b"heic"),
+    "JPEG XL": b"\xff\x0a\x7f\0",
+    "JPEG XL in a container": b"\0\0\0\x0cJXL \r\n\x87\n\0\0\0\x14ftypjxl ",
+    "JPEG 2000": b"\0\0\0\x0cjP  \r\n\x87\n\0\0\0\x14ftypjp2 ",
+    "JPEG 2000, raw": b"\xff\x4f\xff\x51\0\x2f",
+    "SVG": b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg">',
+    "OpenEXR": b"\x76\x2f\x31\x01\2\0\0\0",
+    "DICOM": bytes(128) + b"DICM",
+}
+CONVERTS = {
+    "AVIF": "avifdec",
+    "HEIC": "heif-convert",
+    "JPEG XL": "djxl",
+    "JPEG 2000": "opj_decompress",
+    "SVG": "rsvg-convert",
+    "OpenEXR": "magick",
+    "DICOM": "dcmj2pnm",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_format_that_no_loader_reads_is_named(name: str) -> None:
+    content = FOREIGN[name] + bytes(40)
+    family = next(known for known in CONVERTS if name.startswith(known))
+    with pytest.raises(
+        Rejected, match=f"^{family}, which no loader reads: {CONVERTS[family]} .* converts it$"
+    ):
+        parse(content, len(content))
+
+
+@pytest.mark.parametrize("head", [HEIF % (b"isom", b"iso2avc1mp41"), b"\0\0\0\x0cABCD", b"<html>"])
+def test_what_is_no_image_is_not_named_so(head: bytes) -> None:
+    with pytest.raises(Rejected, match=r"^no known image format \(starts with"):
+        parse(head, len(head))
+
+
+def test_files_that_pillow_writes(tmp_path: Path) -> None:
+    content = {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG}
+    for format, feature in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")):
+        if features.check(feature):
+            target = io.BytesIO()
+            Image.new("RGB", (20, 10)).save(target, format)
+            content[f"train/ant/{format}"] = target.getvalue()
+    found = reasons(opened(fill(tmp_path / "data", content))["train"].columns)
+    assert len(found) == len(content) - 2
+    assert all("which no loader reads" in why for why in found.values())
