@@ -101,6 +101,22 @@ def begin(stop: Stop, parent: int) -> None:
 
 
 @contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off until the end of what is inside: an import, which may make another error of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[Any] = []
+    before = signal.signal(signal.SIGINT, lambda *how: came.append(how))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came and callable(before):
+            before(*came[0])
+
+
+@contextmanager
 def forking() -> Iterator[None]:
     """Hold this around whatever forks.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
 
-INTERRUPT = signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # imports leave nothing to tidy up
+import startup
+
+INTERRUPT = startup.begin("train.py")
 from engine.distributed import ProcessWorld, cores, leave, prepare_process  # noqa: E402
 
 DEVICE = prepare_process()  # before anything starts CUDA or threads
@@ -18,8 +19,8 @@ import torch  # noqa: E402
 
 from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
-from contracts import Feed, NotFinite, Pixels, UserError  # noqa: E402
-from engine import graphed, memory, precision  # noqa: E402
+from contracts import Feed, Pixels  # noqa: E402
+from engine import ends, graphed, memory, precision  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
@@ -171,9 +172,8 @@ def main() -> int:
         return train(start.config, start, resume, world, Console(enabled=world.rank == 0))
     except KeyboardInterrupt:  # before there was anything to save
         return 130
-    except (UserError, NotFinite, Unusable, PermissionError) as error:
-        world.complain(f"train.py: {error}")
-        return 3 if isinstance(error, NotFinite) else 2
+    except Exception as error:
+        return ends.code_of(error, world, said_by=Unusable)
 
 
 if __name__ == "__main__":

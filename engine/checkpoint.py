@@ -38,6 +38,9 @@ class Progress:
     step: int = 0  # optimiser steps of the whole run
     best: float = float("-inf")  # the figure of best.pt
     dropped: int = 0  # samples that were the tail of an epoch
+    samples: int = 0  # rows of all steps
+    lost: int = 0  # those of them that could not be decoded
+    failed: tuple[int, ...] = ()  # training samples that could not be decoded, each once
 
 
 # --- writing ----------------------------------------------------------------------------------------------

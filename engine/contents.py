@@ -14,7 +14,7 @@ from contracts import UserError
 FORMAT = 2
 """What is written has this format: 2 has `used`, the settings as a run used them; 1 had those asked for."""
 READ = (1, 2)
-WHERE = {"epoch", "consumed", "step", "dropped"}
+WHERE = {"epoch", "consumed", "step", "dropped", "samples", "lost"}
 """Whole numbers of a checkpoint's progress."""
 
 
@@ -36,7 +36,11 @@ def _is_names(value: Any) -> bool:
 
 
 def _is_progress(value: Any) -> bool:
-    if not _is_named(value) or not value.keys() <= {*WHERE, "best"} or isinstance(value.get("best"), bool):
+    known = {*WHERE, "best", "failed"}
+    if not _is_named(value) or not value.keys() <= known or isinstance(value.get("best"), bool):
+        return False
+    failed = value.get("failed", ())
+    if not isinstance(failed, list | tuple) or any(type(sample) is not int for sample in failed):
         return False
     whole = [value.get(name, 0) for name in WHERE]
     return isinstance(value.get("best", 0.0), int | float) and all(type(n) is int and n >= 0 for n in whole)
@@ -56,7 +60,7 @@ CHECKED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model": (_is_state, "a state dict"),
     "optimizer": (_is_optimizer, "an optimiser's state"),
     "scaler": (_is_named, "a scaler's state"),
-    "progress": (_is_progress, "epoch, consumed, step and dropped as whole numbers, and best"),
+    "progress": (_is_progress, "epoch, consumed, step, dropped and the like as whole numbers, and best"),
     "config": (_is_named, "settings by name"),
     "used": (_is_named, "settings by name"),
 }

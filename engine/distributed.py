@@ -5,6 +5,7 @@ torch.distributed.
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import sys
 import threading
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import startup
 from contracts import UserError
 from engine import slurm
 from engine.peers import Peers, is_gone
@@ -34,6 +36,9 @@ ALONE_AFTER_S = 5.0
 
 MARGIN_S = 60.0
 """Seconds by which a collective waits longer than engine/watch.py, which says who is waited for."""
+FILES = startup.LEAST_FILES
+FILES_A_WORKER = 4
+"""Files that are open for each worker process of a loader."""
 MOST_WORKERS_A_CORE = 64
 MOST_WORKERS = 256
 """More workers a rank than the larger of these two are a slip: processes would be forked for minutes."""
@@ -126,10 +131,18 @@ class ProcessWorld:
     def workers(self, asked: int | None) -> int:
         """Return how many workers this rank starts: as asked, or its share of the cores less one.
 
-        Raises UserError for more than any machine can use.
+        Raises UserError for more than any machine can use, or than this process may have files open for.
         """
+        workers = default_workers(_sharing(self.local_size)) if asked is None else asked
+        files = FILES + 2 * FILES_A_WORKER * workers  # those of the validation come beside them
+        if not startup.open_files(files):
+            few = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            raise UserError(
+                f"--workers {workers} need about {files} open files, in a validation too, and "
+                f"ulimit -n allows {few}: raise it, or ask for fewer"
+            )
         if asked is None:
-            return default_workers(_sharing(self.local_size))
+            return workers
         most = max(MOST_WORKERS, int(MOST_WORKERS_A_CORE * cores()))
         if asked > most:
             remedy = "leave it out for one a core, less one"

@@ -76,6 +76,8 @@ class Training:
         self._epochs_last_batch: Batch | None = None
         self._ceilings_batch: Batch | None = None  # what ceilings are measured with, once they were
         self._failed_in_epoch: set[int] = set()
+        self._lost_before = 0  # samples that could not be decoded before this part of the epoch
+        self.failures.ids.update(self.progress.failed)
         self._read_bytes = 0
         self._has_measured = False  # this rank's rate, for --seconds
         self._time_is_up = False  # the ranks agreed on that
@@ -182,6 +184,7 @@ class Training:
         assert self.loader is not None
         batches = self._remembering(self.watch.batches(self.loader, progress.epoch, progress.consumed))
         self._failed_in_epoch = set()
+        self._lost_before = progress.lost
         self.checkpoints.module.train()
         self._start_clocks()
         # without the tail, which is no whole step
@@ -255,6 +258,7 @@ class Training:
         self.step.phases.step()
         self.progress.step += 1
         self.progress.consumed += self.plan.global_batch_size
+        self.progress.samples += self.plan.global_batch_size
         self.rescue.done(self.progress)
         self.watch.beat()
         for batch in self._seen:
@@ -331,7 +335,10 @@ class Training:
             self._last_scale = point["loss_scale"]
         # of all ranks, so that all of them end when there are too many
         everyones = self.world.gather(sorted(self._failed_in_epoch))
-        self.failures.check({sample for ids in everyones for sample in ids})
+        failed = {sample for ids in everyones for sample in ids}
+        self.failures.check(failed)
+        self.progress.lost = self._lost_before + len(failed)
+        self.progress.failed = tuple(sorted(self.failures.ids))
         # the bar stands where the figures do: at the last step that was read
         unread = self.progress.step - int(points[-1]["step"])
         consumed = self.progress.consumed - unread * self.plan.global_batch_size

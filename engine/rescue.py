@@ -71,11 +71,10 @@ class Rescue:
         self._whole.clear()
 
     def undo(self) -> None:
-        """Take back what a step has changed that cannot be finished; called by who was in it."""
+        """Take back what a step has changed of the network that cannot be finished; for who was in it."""
         if self._in_step and self._buffers:
             torch._foreach_copy_(self._buffers, self._kept)
         self._in_step = False
-        self._checkpoints.step.optimizer.zero_grad(set_to_none=True)
 
     def save(self) -> bool:
         """Write last.pt of the last whole step, without the other ranks, from any thread.

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from contracts import UserError
+from processes import uninterrupted
 
 NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation failed", "bytes on device")
 """What DALI says, in different places, when the GPU has no memory left."""
@@ -17,7 +18,8 @@ NO_MEMORY = ("out of memory", "cudaErrorMemoryAllocation", "CUDA allocation fail
 def import_dali() -> Any:
     """Return nvidia.dali. Raises UserError, which says how to get it."""
     try:
-        import nvidia.dali
+        with uninterrupted():
+            import nvidia.dali
     except ImportError as error:
         raise UserError(
             f"DALI is not installed ({error}): pip install nvidia-dali-cuda120, or use --loader torchvision"

@@ -218,8 +218,8 @@ class Workers:
 
     def _died(self) -> str:
         """Return how a worker process ended that nobody had told to; empty where none has."""
-        iterator = getattr(self._loader, "_iterator", None)
-        processes = () if self._stop.said or iterator is None else getattr(iterator, "_workers", ())
+        iterator: Any = getattr(self._loader, "_iterator", None)
+        processes = () if self._stop.said else getattr(iterator, "_workers", ())
         for worker, process in enumerate(processes):
             if process.exitcode is not None:
                 had = min((at for at, task in iterator._task_info.items() if task == (worker,)), default=None)

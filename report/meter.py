@@ -96,7 +96,7 @@ class Meter:
 
     def flush(self) -> None:
         """Keep what was counted, while paused, as a window if there is none yet. The rate is then `short`."""
-        if not self.windows and self._active_s > 0:
+        if not self.windows and self._active_s > 0 and any(self._world.gather(self._samples)):
             self._close()
 
     def _point(self, *, resume: bool) -> RateWindow | None:
@@ -110,8 +110,9 @@ class Meter:
         else:  # a window that is too short stays open, and goes on after the pause
             self._since = None
             self._paused_at = now
-        # every rank must decide alike: rank 0's clock decides
-        return self._close() if self._world.gather(self._active_s)[0] >= self._min_window_s else None
+        # every rank must decide alike: rank 0's clock decides; a time without a sample is no window
+        active_s, samples = zip(*self._world.gather((self._active_s, self._samples)), strict=True)
+        return self._close() if active_s[0] >= self._min_window_s and any(samples) else None
 
     def _meet(self) -> None:
         # the device before the ranks: a step counts once its work is done, on every one of them

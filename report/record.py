@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import math
 import os
@@ -232,7 +233,10 @@ class Record:
         self.enabled = enabled
         self._kept: set[tuple[str, int]] = set()
         self._points: Appender | None = None
+        self.kept_metrics = ""  # where those of a run are that lost its checkpoint
         if enabled:
+            if resume_step == 0:
+                self._keep()
             if resume_step is not None:
                 self._cut(resume_step)
             self._points = Appender(folder / "metrics.jsonl")
@@ -287,6 +291,14 @@ class Record:
             self._points.sync()
             self._points.close()
             self._points = None
+
+    def _keep(self) -> None:
+        """Give metrics.jsonl another name where it has steps: the run begins anew, since last.pt has gone."""
+        path = self.folder / "metrics.jsonl"
+        if path.exists() and b'"kind": "train"' in path.read_bytes():
+            names = (f"metrics-{number}.jsonl" for number in itertools.count(1))
+            self.kept_metrics = next(name for name in names if not (self.folder / name).exists())
+            path.rename(self.folder / self.kept_metrics)
 
     def _cut(self, resume_step: int) -> None:
         """Cut metrics.jsonl down to whole lines up to the step."""

@@ -65,6 +65,8 @@ class Reporter:
         here = world.rank == 0
         record = Record(output, enabled=here, resume_step=resumed_at)
         record.config(description["config"])
+        if kept := record.kept_metrics:
+            console.warn(f"--resume auto: no last.pt is there, and the run begins anew; its metrics: {kept}")
         board = Board(output, enabled=here, purge_step=None if resumed_at is None else resumed_at + 1)
         return Reporter(
             world=world,
@@ -337,8 +339,10 @@ class Reporter:
         validation = self._validation
         if finished and not self._meter.total_samples() and (earlier := self._record.earlier_summary()):
             remedy = "more --epochs or --steps go on from here"
-            self._console.info(f"nothing was left to train, its figures stay as they were: {remedy}")
-            known = {**earlier, "finished": True, "epochs": progress["epoch"]}
+            until = earlier.get("steps")
+            whose = "" if until == progress["step"] else f" of the part that ended at step {until}"
+            self._console.info(f"nothing was left to train, its rates{whose} stay as they were: {remedy}")
+            known = {**earlier, "finished": True, **summary.trained(progress, failed)}
             known["validation"] = validation or earlier["validation"]
             self._record.summary(known)
             # the events were cut behind that step
@@ -361,11 +365,7 @@ class Reporter:
             **{name: value for name, value in self._description.items() if name not in NOT_IN_SUMMARY},
             "reader": self._description.get("reader") or self._validation_reader,
             "finished": finished,
-            "epochs": progress["epoch"],
-            "steps": progress["step"],
-            "samples": self._meter.total_samples(),
-            "samples_dropped": progress["dropped"],
-            "samples_failed": sorted(failed),
+            **summary.trained(progress, failed),
             "versions": versions(),
             "rate": rate,
             "ceiling": self._ceilings,

@@ -138,6 +138,17 @@ def of_points(points: Sequence[Mapping[str, float]]) -> tuple[dict[str, float | 
     return means, norms[-1] if norms else None
 
 
+def trained(progress: Mapping[str, Any], failed: set[int]) -> dict[str, Any]:
+    """Return what the whole run has trained on, whatever parts it was made in, for its summary."""
+    return {
+        "epochs": progress["epoch"],
+        "steps": progress["step"],
+        "samples": progress["samples"] - progress["lost"],
+        "samples_dropped": progress["dropped"],
+        "samples_failed": sorted(failed),
+    }
+
+
 def mean_load(load: Sequence[Mapping[str, float | None]], name: str, warm: int) -> float | None:
     """Return the mean reading `name` of the windows behind the first `warm`, of all where none is behind.
 

@@ -20,6 +20,7 @@ from contracts import Array
 from dataset.images.columns import CHROMA, FORMATS
 from dataset.images.headers import parse
 from loaders import Undecodable
+from processes import uninterrupted
 
 Region = tuple[int, int, int, int]
 Decode = Callable[[bytes, Region], Array]
@@ -176,9 +177,9 @@ def choose(name: str) -> str:
     region = (5, 3, 61, 40)
     for candidate in FASTEST_FIRST:
         try:
-            if np.array_equal(
-                READERS[candidate]()(buffer.getvalue(), region), _pil(buffer.getvalue(), region)
-            ):
+            with uninterrupted():
+                pixels = READERS[candidate]()(buffer.getvalue(), region)
+            if np.array_equal(pixels, _pil(buffer.getvalue(), region)):
                 return candidate
         except (ImportError, OSError, RuntimeError):
             continue

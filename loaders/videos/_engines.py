@@ -25,6 +25,7 @@ from loaders.videos._packets import Clip, Group, before_turning, require
 from loaders.videos._planes import BT601, MATRICES, Picture
 from loaders.videos._reading import Read
 from loaders.videos._surfaces import nv12
+from processes import uninterrupted
 
 NAMES = {"h264": "H264", "hevc": "HEVC", "vp9": "VP9"}
 """Codec -> member of PyNvVideoCodec.cudaVideoCodec."""
@@ -47,7 +48,8 @@ gets it.
 def import_codec() -> Any:
     """Return PyNvVideoCodec, which loads the driver's libraries. Raises UserError: what is missing."""
     try:
-        return import_module("PyNvVideoCodec")
+        with uninterrupted():
+            return import_module("PyNvVideoCodec")
     except (ImportError, OSError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise UserError(

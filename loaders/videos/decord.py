@@ -11,6 +11,7 @@ from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
 from loaders.videos.pyav import Pyav
+from processes import uninterrupted
 
 OPENS_FILES = True
 
@@ -52,7 +53,9 @@ class Decord:
 
 def open(feed: Feed) -> ClipLoader:
     try:
-        import decord  # noqa: F401  no reader before the workers are forked: its threads would not be there
+        with uninterrupted():
+            # no reader before the workers are forked: its threads would not be there
+            import decord  # noqa: F401
     except (ImportError, OSError) as error:
         raise UserError(
             f"--loader decord: decord cannot be imported ({error}): "

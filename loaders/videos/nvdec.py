@@ -24,6 +24,7 @@ from loaders.videos._reading import Read
 from loaders.videos._surfaces import Fit, build
 from loaders.videos.exact import exact
 from loaders.videos.pyav import Pyav
+from processes import uninterrupted
 
 OPENS_FILES = True
 CHUNK = 16
@@ -103,7 +104,8 @@ def beside_of(name: str) -> Beside | None:
     """Return the CPU's reader of that name; None for none."""
     if name == "decord":
         try:
-            importlib.import_module("decord")
+            with uninterrupted():
+                importlib.import_module("decord")
         except (ImportError, OSError) as error:
             raise UserError(
                 f"--loader nvdec+decord: decord cannot be imported ({error}): --loader nvdec+pyav needs none"

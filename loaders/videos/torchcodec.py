@@ -11,6 +11,7 @@ from loaders import Undecodable
 from loaders.videos._planes import Picture, rgb
 from loaders.videos._worker import ClipLoader, same_times
 from loaders.videos.pyav import Pyav
+from processes import uninterrupted
 
 OPENS_FILES = True
 
@@ -46,7 +47,8 @@ class Torchcodec:
 
 def open(feed: Feed) -> ClipLoader:
     try:
-        import torchcodec.decoders  # noqa: F401
+        with uninterrupted():
+            import torchcodec.decoders  # noqa: F401
     except (ImportError, OSError, RuntimeError) as error:
         raise UserError(
             f"--loader torchcodec: it cannot be imported ({str(error).splitlines()[0]}): "

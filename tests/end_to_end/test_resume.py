@@ -223,7 +223,8 @@ def test_other_batch_and_world_size_go_on_with_the_tail(train: Runner, pictures:
         last = points(train.cwd / "run", "train")[-1]
         assert (last["step"], last["consumed"]) == (step, consumed)
     assert len(losses(train.cwd / "run")) == 9
-    assert summary(train.cwd / "run")["samples_dropped"] == 3
+    found = summary(train.cwd / "run")
+    assert (found["samples"], found["samples_dropped"]) == (93, 3), "of the whole run"
 
 
 def test_a_finished_run_stays_as_it_was(train: Runner, pictures: Path) -> None:

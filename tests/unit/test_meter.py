@@ -253,6 +253,7 @@ def test_ranks_close_a_window_together_or_not_at_all(seconds: tuple[float, float
     def work(world: Threads) -> Any:
         meter, clock = meter_of(world)
         meter.resume(0)
+        meter.add(world.rank)
         clock.sleep(seconds[world.rank])
         due = meter.due()
         return due, meter.point() is not None
@@ -260,6 +261,20 @@ def test_ranks_close_a_window_together_or_not_at_all(seconds: tuple[float, float
     results = on_ranks(2, work)
     assert [due for due, _ in results] == [s >= 2.0 for s in seconds]
     assert [made for _, made in results] == [closed, closed]
+
+
+def test_a_time_without_a_sample_is_no_window() -> None:
+    """As where a worker was killed before the first step of an epoch."""
+
+    def work(world: Threads) -> Any:
+        meter, clock = meter_of(world)
+        meter.resume(0)
+        clock.sleep(5.0)
+        nothing = meter.pause()
+        meter.flush()
+        return nothing, meter.windows
+
+    assert on_ranks(1, work) == [(None, [])]
 
 
 def test_a_resume_meets_the_other_ranks_first() -> None:

@@ -135,7 +135,7 @@ def test_the_summary_has_instances(tmp_path: Path) -> None:
     reporter = reporter_in(tmp_path, io.StringIO(), instances_per_image=7.25, padding=0.0625)
     rate = {"steady": 40.0, "short": False, "warmup_windows": 0}
     reporter._meter.result = lambda unit="img/s": rate | {"unit": unit}  # type: ignore[method-assign]
-    progress = {"epoch": 1, "step": 3, "dropped": 0}
+    progress = {"epoch": 1, "step": 3, "dropped": 0, "samples": 12, "lost": 1}
     summary = reporter.finish(progress=progress, failed=set(), finished=True)
     reporter.close()
     assert summary["detection"] == {"instances_per_image": 7.25, "padding": 0.0625, "instances_per_s": 290.0}

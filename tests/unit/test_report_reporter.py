@@ -42,7 +42,7 @@ class Told:
         self.reporter = Reporter(world=self.world, meter=self.meter, description=description, **here)
 
     def finish(self, *, finished: bool = True, **more: Any) -> dict[str, Any]:
-        progress = {"epoch": 1, "step": 3, "dropped": 0}
+        progress = {"epoch": 1, "step": 3, "dropped": 0, "samples": 12, "lost": 1}
         return self.reporter.finish(progress=progress, failed=set(), finished=finished, **more)
 
     def points(self) -> list[dict[str, Any]]:

@@ -1,0 +1,56 @@
+"""What has ended a run, as one line: errors that are a machine's or a user's, in words of libraries."""
+
+from __future__ import annotations
+
+import errno
+
+from contracts import NotFinite, UserError
+from engine.distributed import ProcessWorld
+
+SHORT = {
+    "can't start new thread": "ulimit -u and docker's --pids-limit bound the number of threads",
+    "can't allocate memory": "the machine has not enough memory",
+    "bad_alloc": "the machine has not enough memory",
+    "cannot allocate memory": "the machine has not enough memory",
+    "failed to map segment": "the machine has not enough memory, or ulimit -v is too low",
+    "Too many open files": "ulimit -n bounds them",
+}
+"""Words in an error's text -> what to do about it."""
+COMPILER = {
+    "InvalidCxxCompiler": "C++ compiler, which CXX may name",
+    "No working C++ compiler": "C++ compiler, which CXX may name",
+    "Failed to find C compiler": "C compiler, which CC may name",
+}
+"""Words in an error of torch.compile's -> what it lacks."""
+
+
+def code_of(error: Exception, world: ProcessWorld, *, said_by: type[Exception]) -> int:
+    """Say what has ended the run in one line, and return its exit code.
+
+    Raises the error again where there is no line for it; one that is `said_by` its own words has one.
+    """
+    line = str(error) if isinstance(error, said_by) else line_of(error)
+    if line is None:
+        raise error
+    world.complain(f"train.py: {line}")
+    return 3 if isinstance(error, NotFinite) else 2
+
+
+def line_of(error: BaseException) -> str | None:
+    """Return the line for an error; None for one that nobody has thought of, which needs its traceback."""
+    if isinstance(error, UserError | NotFinite):
+        return str(error)
+    said = str(error)
+    for sign, lacking in COMPILER.items():
+        if sign in said:
+            return f"--compile: torch finds no {lacking}: apt install g++, or leave --compile away"
+    if isinstance(error, MemoryError):
+        return "the machine has not enough memory: a smaller --batch-size, or fewer --workers"
+    for sign, advice in SHORT.items():
+        if sign.lower() in said.lower():
+            first = next((line.strip() for line in said.splitlines() if sign.lower() in line.lower()), sign)
+            return f"{first[:200]}: {advice}"
+    # of files: where no room has said it better, the system has
+    if isinstance(error, OSError) and error.errno in errno.errorcode and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return None

@@ -1,0 +1,54 @@
+"""What a program does before its first large import: hear Ctrl-C, and see whether its limits let it begin.
+
+Behind such a limit libraries end the process in words of their own, or hang. This module imports none.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from typing import Any
+
+LEAST_ADDRESSES = 6 << 30
+"""Bytes of addresses that a run needs: torch's libraries take 3.5 GiB, more than they take of memory."""
+LEAST_FILES = 128
+"""Open files that a run without worker processes needs, and a few more."""
+
+
+def begin(program: str) -> Any:
+    """Let Ctrl-C end the program at once, with its exit code; return the handler that was there before.
+
+    Exits with code 2 and one line where a limit is too low to begin.
+    """
+    # imports leave nothing to tidy up
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    if said := too_low():
+        print(f"{program}: {said}", file=sys.stderr, flush=True)
+        sys.exit(2)
+    return before
+
+
+def too_low() -> str:
+    """Return which limit is too low for any run, and what to do; raise that of open files where it helps."""
+    addresses = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if addresses != resource.RLIM_INFINITY and addresses < LEAST_ADDRESSES:
+        allows = f"ulimit -v allows {addresses / 2**30:.3g} GiB of addresses, and torch's libraries need more"
+        return f"{allows} than they use of memory: ulimit -v unlimited, or {LEAST_ADDRESSES >> 10} at least"
+    if not open_files(LEAST_FILES):
+        return (
+            f"ulimit -n allows {resource.getrlimit(resource.RLIMIT_NOFILE)[1]} open files, "
+            f"and a run needs {LEAST_FILES} at least: raise it"
+        )
+    return ""
+
+
+def open_files(needed: int) -> bool:
+    """Whether this process may have so many open files; its soft limit is raised where it has to be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            return False
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    return True

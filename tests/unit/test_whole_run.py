@@ -1,0 +1,74 @@
+"""What is told of a run that was made in several parts: the whole of it, and nothing that was not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from contracts import Batch
+from engine.checkpoint import Progress
+from report.record import Record
+from tests.unit.test_loop import BATCH, SAMPLES, STEPS, Toy
+from tests.unit.test_report_reporter import RESULT, Told
+
+
+def damaged(toy: Toy, failed: list[int]) -> None:
+    """Let these samples be lost in every epoch."""
+    whole = toy.batches
+
+    def batches(epoch: int, consumed: int) -> Iterator[Batch]:
+        for batch in whole(epoch, consumed):
+            batch.failed = tuple(sample for sample in failed if sample in batch.ids)
+            yield batch
+
+    toy.training.loader.batches = batches  # type: ignore[union-attr, method-assign]
+
+
+def test_samples_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    first = Toy(tmp_path, epochs=2, figures=[0.1, 0.2])
+    damaged(first, [1, 7])
+    first.training.fit()
+    at = first.training.progress
+    assert (at.samples, at.lost, at.failed) == (2 * SAMPLES, 4, (1, 7))
+    later = Toy(tmp_path, epochs=3, figures=[0.3])
+    resumed = Progress(**{**asdict(at), "epoch": 2, "consumed": BATCH})
+    later.training.progress = resumed
+    later.training.__post_init__()
+    damaged(later, [3])
+    later.training.fit()
+    assert (resumed.samples, later.training.progress.samples) == (2 * SAMPLES + (STEPS - 1) * BATCH,) * 2
+    assert (later.training.progress.lost, later.training.failed) == (5, {1, 3, 7})
+
+
+def test_a_run_that_was_killed_in_its_last_validation(tmp_path: Path) -> None:
+    """The summary that is there is of an earlier part: what was trained since is told, and whose rate."""
+    told = Told(tmp_path)
+    earlier: dict[str, Any] = {"steps": 18, "samples": 141, "samples_failed": [], "validation": {}}
+    told.reporter._record.summary(earlier | {"rate": {"steady": 9.0}, "efficiency": None, "finished": False})
+    told.reporter.validated(RESULT, step=30, epoch=2)
+    progress = {"epoch": 3, "step": 30, "dropped": 2, "samples": 240, "lost": 1}
+    told.reporter.finish(progress, failed={5}, finished=True)
+    told.reporter.close()
+    found = json.loads((tmp_path / "summary.json").read_text())
+    known = {"steps": 30, "samples": 239, "samples_dropped": 2, "samples_failed": [5], "epochs": 3}
+    assert known.items() <= found.items() and found["finished"] and found["rate"]["steady"] == 9.0
+    assert "its rates of the part that ended at step 18 stay" in told.stream.getvalue()
+
+
+def test_metrics_outlive_their_checkpoint(tmp_path: Path) -> None:
+    """--resume auto begins anew where last.pt has gone."""
+    record = Record(tmp_path)
+    record.point("train", 1, {"losses": [0.5]})
+    record.close()
+    written = (tmp_path / "metrics.jsonl").read_bytes()
+    for number in (1, 2):
+        again = Record(tmp_path, resume_step=0)
+        assert again.kept_metrics == f"metrics-{number}.jsonl"
+        assert (tmp_path / again.kept_metrics).read_bytes() == written
+        assert (tmp_path / "metrics.jsonl").read_bytes() == b""
+        again.point("train", 1, {"losses": [0.5]})
+        again.close()
+    assert Record(tmp_path / "new", resume_step=None, enabled=False).kept_metrics == ""
