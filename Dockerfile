@@ -34,18 +34,16 @@ RUN set -eu; \
 
 COPY . .
 
-# Any user may run it (--user): caches, runs and home are writable for all, and USER names one for whom the image has no entry.
-ENV HOME=/home/saturate \
+# Any user may run it (--user): runs and the shared folder of caches are writable for all, and USER names one for whom the image
+# has no entry. The entry point gives each user a cache of their own. HOME is outside the volume of caches: what is started
+# around the entry point (--entrypoint) shares nothing with other users.
+ENV HOME=/tmp \
     USER=saturate \
-    XDG_CACHE_HOME=/home/saturate/.cache \
-    TORCH_HOME=/home/saturate/.cache/torch \
-    TORCHINDUCTOR_CACHE_DIR=/home/saturate/.cache/torchinductor \
-    TRITON_CACHE_DIR=/home/saturate/.cache/triton \
-    NUMBA_CACHE_DIR=/home/saturate/.cache/numba
+    SATURATE_CACHES=/home/saturate/.cache
 RUN set -eu; \
-    useradd --no-log-init --create-home --home-dir "${HOME}" --uid 10001 saturate; \
-    install -d -m 1777 "${HOME}" runs "${XDG_CACHE_HOME}" \
-      "${TORCH_HOME}" "${TORCHINDUCTOR_CACHE_DIR}" "${TRITON_CACHE_DIR}" "${NUMBA_CACHE_DIR}"
+    useradd --no-log-init --create-home --home-dir /home/saturate --uid 10001 saturate; \
+    install -d -m 755 /home/saturate; \
+    install -d -m 1777 runs "${SATURATE_CACHES}"
 
 # video: nvJPEG's engine and NVDEC are not visible to a container without it.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
@@ -63,5 +61,6 @@ RUN set -eu; \
       exit(f"DALI {v} of this BASE is too old: take a newer image" if tuple(map(int, v.split(".")[:2])) < (2, 2) else print("DALI", v))'; \
     python train.py --help > /dev/null
 
-ENTRYPOINT ["torchrun", "--standalone"]
+# torchrun --standalone
+ENTRYPOINT ["python", "/opt/saturate/scripts/entry_point.py"]
 CMD ["train.py", "--help"]
