@@ -35,7 +35,7 @@ RUN set -eu; \
 COPY . .
 
 # Any user may run it (--user): runs and the shared folder of caches are writable for all, and USER names one for whom the image
-# has no entry. The entry point gives each user a cache of their own. HOME is outside the volume of caches: what is started
+# has no entry. The entry point gives each user a cache and a name of their own. HOME is outside the volume of caches: what is started
 # around the entry point (--entrypoint) shares nothing with other users.
 ENV HOME=/tmp \
     USER=saturate \

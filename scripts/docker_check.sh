@@ -4,7 +4,7 @@
 #   scripts/docker_check.sh FOLDER [options of buildah for every build and run]
 #   BASE=IMAGE scripts/docker_check.sh FOLDER     on an image that buildah finds, in place of the stand-in
 #
-# It needs root, buildah, debootstrap (Debian's packages) and room in FOLDER: 35 GB, or 12 GB with STORAGE_DRIVER=overlay.
+# It needs root, buildah, debootstrap (Debian's packages) and room: 25 GB, and 40 GB with STORAGE_DRIVER=vfs.
 # The stand-in for NVIDIA's image is this system's release (SUITE, MIRROR: debootstrap's) with Python, a compiler, and torch
 # and torchvision from pip's index, all pinned in PIP_CONSTRAINT as NVIDIA pins its own. Behind a proxy or a mirror the
 # options mount what pip needs: -v /etc/pip.conf:/etc/pip.conf:ro -v /etc/ssl/certs:/etc/ssl/certs:ro
@@ -15,13 +15,12 @@
 set -euo pipefail
 
 if [ $# -eq 0 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
-  sed -n '2,16s/^# \{0,1\}//p' "$0"
+  sed -n '2,14s/^# \{0,1\}//p' "$0"
   exit 2
 fi
 work=$(realpath -m "$1")
 options=("${@:2}")
 root=$(cd "$(dirname "$0")/.." && pwd)
-export STORAGE_DRIVER=${STORAGE_DRIVER:-vfs}
 export BUILDAH_ISOLATION=chroot
 mkdir -p "$work"
 
@@ -39,9 +38,10 @@ row() {
   printf '%-7s %s\n' "$state" "$what"
 }
 not() { ! "$@"; }
-images() { buildah --root "$work/storage" --runroot "$work/runroot" "$@"; }
+storage=(--root "$work/storage" --runroot "$work/runroot" ${STORAGE_DRIVER:+--storage-driver "$STORAGE_DRIVER"})
+images() { buildah "${storage[@]}" "$@"; }
 
-# A release with Python and a compiler, then torch: one container, committed once, since vfs copies whole layers.
+# A release with Python and a compiler, then torch: one container, committed once, since vfs copies every layer whole.
 make_base() {
   local tree=$work/tree suite container mounted
   if [ ! -e "$tree.complete" ]; then
@@ -91,7 +91,8 @@ install -d -m 1777 "$work/runs"
 install -d -m "$(stat -c %a "$mounted/home/saturate/.cache")" "$work/cache"
 
 # Start the image's entry point with the mounts of the README: start UID NAME ARGUMENTS... leaves NAME.log and NAME.code. The
-# shell writes its process number, which is then the entry point's; chroot isolation has no numbers of its own.
+# shell writes its process number, which is then the entry point's; chroot isolation has no numbers of its own. It names the
+# container as /etc/hosts does not, so that torchrun's first lookup would time out: localhost.
 start() {
   local uid=$1 name=$2 code=0
   shift 2

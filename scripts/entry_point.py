@@ -74,8 +74,11 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     for variable, folder in CACHES.items():
         os.environ.setdefault(variable, str(own / folder))
+    # torch has precompiled headers in /tmp/torchinductor_$USER, wherever its cache is: one name for all users
+    # would let the first of them in a container shut out the others.
+    os.environ["USER"] = f"uid-{os.getuid()}"
     if arguments and "/" not in arguments[0] and shutil.which(arguments[0]):
-        os.execvp(arguments[0], arguments)
+        os.execvp(arguments[0], list(arguments))
     return torchrun(arguments)
 
 

@@ -94,11 +94,11 @@ def test_a_folder_that_others_may_write_is_refused(
 
 
 def test_a_command_of_the_image_has_the_caches(shared: Path) -> None:
-    show = "import os; print(*(os.environ[name] for name in ('XDG_CACHE_HOME', 'TRITON_CACHE_DIR')))"
+    show = "import os; print(*(os.environ[name] for name in ('XDG_CACHE_HOME', 'TRITON_CACHE_DIR', 'USER')))"
     own = shared / str(os.getuid())
     python = Path(sys.executable).name
     said, _ = started(shared, python, "-c", show, TRITON_CACHE_DIR="elsewhere").communicate()
-    assert said.split() == [str(own), "elsewhere"]
+    assert said.split() == [str(own), "elsewhere", f"uid-{os.getuid()}"]
 
 
 def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path) -> None:
