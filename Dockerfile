@@ -51,7 +51,7 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 USER 10001
 
 # Everything that saturate imports is here (PyNvVideoCodec does not load without a driver, which a build does not have), and DALI is
-# new enough (2.2 reads stored pixels) whoever brought it.
+# new enough (2.2 reads stored pixels) whoever brought it. What these commands leave in HOME would shut out other users.
 RUN set -eu; \
     python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)'; \
     python -c 'import av, cv2, faster_coco_eval, filelock, imageio, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
@@ -59,7 +59,8 @@ RUN set -eu; \
     if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord, importlib.util as u; exit(u.find_spec("PyNvVideoCodec") is None)'; fi; \
     python -c 'import nvidia.dali as d; v = d.__version__; \
       exit(f"DALI {v} of this BASE is too old: take a newer image" if tuple(map(int, v.split(".")[:2])) < (2, 2) else print("DALI", v))'; \
-    python train.py --help > /dev/null
+    python train.py --help > /dev/null; \
+    find /tmp -mindepth 1 -user 10001 -delete
 
 # torchrun --standalone
 ENTRYPOINT ["python", "/opt/saturate/scripts/entry_point.py"]
