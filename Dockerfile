@@ -34,18 +34,16 @@ RUN set -eu; \
 
 COPY . .
 
-# Any user may run it (--user): caches, runs and home are writable for all, and USER names one for whom the image has no entry.
-ENV HOME=/home/saturate \
+# Any user may run it (--user): runs and the shared folder of caches are writable for all, and USER names one for whom the image
+# has no entry. The entry point gives each user a cache and a name of their own. HOME is outside the volume of caches: what is started
+# around the entry point (--entrypoint) shares nothing with other users.
+ENV HOME=/tmp \
     USER=saturate \
-    XDG_CACHE_HOME=/home/saturate/.cache \
-    TORCH_HOME=/home/saturate/.cache/torch \
-    TORCHINDUCTOR_CACHE_DIR=/home/saturate/.cache/torchinductor \
-    TRITON_CACHE_DIR=/home/saturate/.cache/triton \
-    NUMBA_CACHE_DIR=/home/saturate/.cache/numba
+    SATURATE_CACHES=/home/saturate/.cache
 RUN set -eu; \
-    useradd --no-log-init --create-home --home-dir "${HOME}" --uid 10001 saturate; \
-    install -d -m 1777 "${HOME}" runs "${XDG_CACHE_HOME}" \
-      "${TORCH_HOME}" "${TORCHINDUCTOR_CACHE_DIR}" "${TRITON_CACHE_DIR}" "${NUMBA_CACHE_DIR}"
+    useradd --no-log-init --create-home --home-dir /home/saturate --uid 10001 saturate; \
+    install -d -m 755 /home/saturate; \
+    install -d -m 1777 runs "${SATURATE_CACHES}"
 
 # video: nvJPEG's engine and NVDEC are not visible to a container without it.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
@@ -53,7 +51,7 @@ ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility,video
 USER 10001
 
 # Everything that saturate imports is here (PyNvVideoCodec does not load without a driver, which a build does not have), and DALI is
-# new enough (2.2 reads stored pixels) whoever brought it.
+# new enough (2.2 reads stored pixels) whoever brought it. What these commands leave in HOME would shut out other users.
 RUN set -eu; \
     python -c 'import torch, torchvision; print("torch", torch.__version__, "torchvision", torchvision.__version__)'; \
     python -c 'import av, cv2, faster_coco_eval, filelock, imageio, numba, numpy, nvidia.nvimgcodec, PIL, psutil, pycocotools.mask, pydantic, pynvml'; \
@@ -61,7 +59,9 @@ RUN set -eu; \
     if [ "$(uname -m)" = x86_64 ]; then python -c 'import decord, importlib.util as u; exit(u.find_spec("PyNvVideoCodec") is None)'; fi; \
     python -c 'import nvidia.dali as d; v = d.__version__; \
       exit(f"DALI {v} of this BASE is too old: take a newer image" if tuple(map(int, v.split(".")[:2])) < (2, 2) else print("DALI", v))'; \
-    python train.py --help > /dev/null
+    python train.py --help > /dev/null; \
+    find /tmp -mindepth 1 -user 10001 -delete
 
-ENTRYPOINT ["torchrun", "--standalone"]
+# torchrun --standalone
+ENTRYPOINT ["python", "/opt/saturate/scripts/entry_point.py"]
 CMD ["train.py", "--help"]

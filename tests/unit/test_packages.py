@@ -139,12 +139,14 @@ def test_dockerfile_has_what_a_gpu_and_any_user_need():
     )
     assert variables["NVIDIA_DRIVER_CAPABILITIES"] == "compute,utility,video"
     assert dict(found)["USER"] not in ("0", "root")
-    assert dict(found)["ENTRYPOINT"] == '["torchrun", "--standalone"]'
-    # Every cache lies in the home folder, and each is made writable for any user.
-    made = steps("install -d -m 1777")[0]
-    for name in ("HOME", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
-        assert variables[name].startswith("/home/saturate")
-        assert f"${{{name}}}" in made
+    folder = dict(found)["WORKDIR"]
+    assert dict(found)["ENTRYPOINT"] == f'["python", "{folder}/scripts/entry_point.py"]'
+    # In the folder that users share the entry point makes each a cache of their own; nothing else lies there.
+    shared = variables["SATURATE_CACHES"]
+    assert "${SATURATE_CACHES}" in steps("install -d -m 1777")[0]
+    assert f"-v saturate-cache:{shared} " in (ROOT / "README.md").read_text()
+    assert not Path(shared).is_relative_to(variables["HOME"])
+    assert not [name for name, value in variables.items() if value.startswith(f"{shared}/")]
 
 
 def test_dockerfile_checks_every_import():

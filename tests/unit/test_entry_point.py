@@ -1,0 +1,114 @@
+"""The entry point of the Docker image: caches of a user's own in a shared folder, and exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from scripts import entry_point
+
+ENTRY = Path(entry_point.__file__)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A folder as the image has it."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    return folder
+
+
+def started(shared: Path, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in entry_point.CACHES}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**inherited, "PATH": path, "SATURATE_CACHES": str(shared), **variables}
+    command = [sys.executable, str(ENTRY), *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=environment, text=True, stdout=pipe, stderr=pipe)
+
+
+def test_the_folder_is_the_users_own_and_is_kept(shared: Path) -> None:
+    own = entry_point.own_folder(shared)
+    assert own == shared / str(os.getuid()) and own.stat().st_mode & 0o777 == 0o700
+    assert entry_point.own_folder(shared) == own
+
+
+def others(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uid = os.getuid() + 1
+    own.with_name(str(uid)).mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: uid)
+
+
+def linked(own: Path, _: pytest.MonkeyPatch) -> None:
+    own.with_name("elsewhere").mkdir(mode=0o700)
+    own.symlink_to("elsewhere")
+
+
+def opened(own: Path, _: pytest.MonkeyPatch) -> None:
+    own.mkdir()
+    own.chmod(0o770)
+
+
+def not_sticky(own: Path, _: pytest.MonkeyPatch) -> None:
+    own.parent.chmod(0o777)
+
+
+def missing(own: Path, _: pytest.MonkeyPatch) -> None:
+    own.parent.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "told"),
+    [
+        (others, "made by uid"),
+        (linked, "no folder"),
+        (opened, "mode 770"),
+        (not_sticky, "sticky"),
+        (missing, "No such file"),
+    ],
+)
+def test_a_folder_that_others_may_write_is_refused(
+    prepare: Callable[[Path, pytest.MonkeyPatch], None],
+    told: str,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def went_on(*_: object) -> None:
+        pytest.fail("the command was started")
+
+    prepare(shared / str(os.getuid()), monkeypatch)
+    monkeypatch.setenv("SATURATE_CACHES", str(shared))
+    monkeypatch.setattr(os, "execvp", went_on)
+    assert entry_point.main(["true"]) == 2
+    said = capsys.readouterr().err
+    assert told in said and said.count("\n") == 1
+
+
+def test_a_command_of_the_image_has_the_caches(shared: Path) -> None:
+    show = "import os; print(*(os.environ[name] for name in ('XDG_CACHE_HOME', 'TRITON_CACHE_DIR', 'USER')))"
+    own = shared / str(os.getuid())
+    python = Path(sys.executable).name
+    said, _ = started(shared, python, "-c", show, TRITON_CACHE_DIR="elsewhere").communicate()
+    assert said.split() == [str(own), "elsewhere", f"uid-{os.getuid()}"]
+
+
+def test_a_signal_is_the_exit_code(shared: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    program = tmp_path / "program.py"
+    program.write_text(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)")
+    process = started(shared, "--nproc-per-node", "1", str(program))
+    deadline = time.monotonic() + 60
+    while not begun.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Traceback" not in said
