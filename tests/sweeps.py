@@ -34,7 +34,6 @@ SWEEPS: dict[str, str] = {
     f"{CONFORMANCE}signals.py::test_a_program*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_an_end*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}workers.py::test_each_read_waits*[pyav]": "torchvision, with the same workers",
-    f"{CONFORMANCE}workers.py::test_worker_counts[*-validation]": "training",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[pyav]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_does_not_wait*[dali-fed]": "torchvision, with the same workers",
     f"{CONFORMANCE}leaving.py::test_close_leaves_nothing[decord]": "pyav",
@@ -43,9 +42,6 @@ SWEEPS: dict[str, str] = {
         f"{CONFORMANCE}places.py::test_the_plan_of_detectors[*-{name}]": "multiscale and ssd"
         for name in ("flip", "lsj", "ssdlite")
     },
-    f"{CONFORMANCE}pixels.py::test_every_reader*[*-samples]": (
-        "the reader that `auto` takes on these, each on drawn photographs"
-    ),
     # files of every kind
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[*-h264.ts]": "the other three kinds of file",
     f"{UNIT}clip_heap.py::test_a_clip_keeps_nothing[decord-vp9.webm]": "decord with H.264",

@@ -1,6 +1,4 @@
-"""Put the same assertions to every loader; pictures.py scenes.py looking.py, and for clips moving.py
-reels.py, hold what they share.
-"""
+"""Put the same assertions to every loader, plan, task and source."""
 
 import pytest
 

@@ -1,5 +1,4 @@
-"""A program that passes over a folder until it is stopped: what a user's own training loop looks like. For
-test_signals.py.
+"""A program that passes over a folder until it is stopped, for test_signals.py.
 
 python -m tests.conformance.consumer LOADER DEVICE images|videos DATA MANIFESTS DELAY_MS [leave]
 

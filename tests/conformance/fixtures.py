@@ -1,6 +1,4 @@
-"""Scenes that are made once a test process, and the loaders a test is repeated for; for the conftest of every
-folder that uses them.
-"""
+"""Scenes that are made once a test process, and the loaders a test is repeated for."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ LOADERS: dict[str, Callable[..., list[Backend]]] = {
 """Argument of a test -> the loaders that it is repeated for. `backend`: that read files. `any_backend`: all.
 """
 OF_EITHER = {"quick", "ruled"}
-"""Scenes of images or of videos, whichever the loader reads. Tests of the others are of images: no clip has
-what they ask about.
-"""
+"""Scenes of images or of videos, whichever the loader reads; the others are of images."""
 ROOT = Path(__file__).parents[2]
 
 
@@ -63,7 +59,6 @@ def parametrise(metafunc: pytest.Metafunc, device: torch.device) -> None:
 
 
 def backend_of(request: pytest.FixtureRequest) -> Backend:
-    """The loader that a test is repeated for."""
     (name,) = LOADERS.keys() & set(request.fixturenames)
     found: Backend = request.getfixturevalue(name)
     return found
@@ -87,7 +82,6 @@ def ramps(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 @pytest.fixture(scope="session")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """42 quick files."""
     return scene(tmp_path_factory.mktemp("small"), scenes.small())
 
 
@@ -99,39 +93,33 @@ def ruled_clips(tmp_path_factory: pytest.TempPathFactory) -> Scene:
 
 @pytest.fixture(scope="session")
 def quick_clips(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """42 quick videos."""
     return reels.quick(tmp_path_factory.mktemp("quick-clips"))
 
 
 @pytest.fixture
 def ruled(request: pytest.FixtureRequest) -> Scene:
-    """`ramps` or `ruled_clips`: what the loader reads."""
     found: Scene = request.getfixturevalue("ruled_clips" if backend_of(request).clips else "ramps")
     return found
 
 
 @pytest.fixture
 def quick(request: pytest.FixtureRequest) -> Scene:
-    """`small` or `quick_clips`: what the loader reads."""
     found: Scene = request.getfixturevalue("quick_clips" if backend_of(request).clips else "small")
     return found
 
 
 @pytest.fixture(scope="session")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """18 JPEGs of ImageNet's sizes."""
     return scene(tmp_path_factory.mktemp("photographs"), scenes.photographs())
 
 
 @pytest.fixture(scope="session")
 def odd(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """One file of each format, depth and colour model."""
     return scene(tmp_path_factory.mktemp("odd"), pictures.odd_files())
 
 
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    """Real ImageNet files, where there are some."""
     folder = sample_folder("imagenet_sample")
     return scenes.scanned(folder, tmp_path_factory.mktemp("manifests"))
 

@@ -1,6 +1,4 @@
-"""What a loader leaves behind: processes, threads, open files, temporary folders, and memory from epoch to
-epoch.
-"""
+"""What a loader leaves behind: processes, threads, files, folders, and memory from epoch to epoch."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ WARM_EPOCHS, EPOCHS, ATTEMPTS = 4, 10, 3
 
 @dataclass(frozen=True, slots=True)
 class Traces:
-    """What this process holds; nothing that a loader has made may be in it once the loader is closed."""
+    """What this process holds."""
 
     children: frozenset[int]
     threads: frozenset[str]  # names of ours
@@ -52,7 +50,6 @@ class Traces:
         )
 
     def beyond(self, before: Traces) -> list[str]:
-        """What is here and was not before, in words."""
         return [
             *(f"child process {pid}" for pid in self.children - before.children),
             *(f"thread {name}" for name in self.threads - before.threads),
@@ -90,11 +87,7 @@ def measures(device: torch.device) -> dict[str, tuple[Callable[[], float], float
 
 
 def epochs_are_flat(open_: Open, feed: Feed, attempts: int = ATTEMPTS) -> dict[str, float]:
-    """Passes over EPOCHS epochs add nothing. Returns the growth of an epoch.
-
-    A leak shows every time, so growth must be seen in `attempts` windows in a row: allocators and forked
-    pages settle slowly.
-    """
+    """Return what an epoch adds: nothing in one of `attempts` windows, for allocators settle slowly."""
     readings = measures(feed.device)
     with trimming(), open_(feed) as loader:
         epoch = 0

@@ -1,6 +1,4 @@
-"""What a loader delivered, copied to the host; the pixels it should have delivered; where in the source they
-came from.
-"""
+"""What a loader delivered and should have delivered, and where in the source it came from."""
 
 from __future__ import annotations
 
@@ -29,12 +27,10 @@ class Seen:
 
     @property
     def real(self) -> Array:
-        """bool [N], no padding."""
         return self.ids >= 0
 
 
 def seen(batch: Batch, feed: Feed) -> Seen:
-    """A copy that stays when the loader writes its memory again."""
     raw = batch.images.detach().to("cpu", torch.float32, copy=True).movedim(1, -1).numpy()
     return Seen(
         ids=np.array(batch.ids),
@@ -47,7 +43,6 @@ def seen(batch: Batch, feed: Feed) -> Seen:
 
 
 def joined(parts: Iterable[Seen]) -> Seen:
-    """Many batches as one."""
     parts = list(parts)
     arrays = {
         name: np.concatenate([getattr(part, name) for part in parts])
@@ -57,7 +52,6 @@ def joined(parts: Iterable[Seen]) -> Seen:
 
 
 def passed(open_: Open, feed: Feed, epoch: int = 0, first: int = 0) -> Seen:
-    """All of one pass of a loader that is opened for it."""
     with open_(feed) as loader:
         return joined(seen(batch, feed) for batch in loader.batches(epoch, first))
 
@@ -91,20 +85,14 @@ def torchvision_levels(content: bytes, size: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Where in the stored image a delivered ramp came from: x0 y0 x1 y1 in pixels, and whether it was
-    mirrored.
-    """
+    """x0 y0 x1 y1, in pixels of the stored image, of a delivered ramp, and whether it was mirrored."""
 
     window: tuple[float, float, float, float]
     flipped: bool
 
 
 def fitted(levels: Array, height: int, width: int) -> Fit:
-    """Read a window back from float [H, W, 3] of a `pictures.ramp` of that stored size.
-
-    A straight line through the inner 60 % of the columns' (rows') means: filters bend the ends, where source
-    pixels run out.
-    """
+    """Read a window back from a `pictures.ramp`, by its inner 60 %: filters bend the ends."""
     left, right = _ends(levels[..., 0].mean(axis=0), width)
     top, bottom = _ends(levels[..., 1].mean(axis=1), height)
     flipped = left > right

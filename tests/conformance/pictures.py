@@ -1,6 +1,4 @@
-"""Image files made for the tests: pixels that say where they are, photographs of nothing, every odd format,
-and damage.
-"""
+"""Image files made for the tests: ramps, photographs of nothing, every odd format, and damage."""
 
 from __future__ import annotations
 
@@ -23,10 +21,7 @@ RAMP = (10.0, 245.0)
 
 
 def ramp(height: int, width: int, blue: int) -> Array:
-    """uint8 [H, W, 3]: red grows from left to right, green from top to bottom, blue is constant.
-
-    Rounding differs from line to line, so that the mean over lines has fractions of a level.
-    """
+    """uint8 [H, W, 3]: red grows to the right, green to the bottom, by fractions of a level in the mean."""
     pixels = np.full((height, width, 3), blue, np.uint8)
     offsets = np.arange(max(height, width)) * 0.618034 % 1.0
     pixels[..., 0] = np.linspace(*RAMP, width)[None, :] + offsets[:height, None]
@@ -62,7 +57,6 @@ def png(pixels: Array) -> bytes:
 
 
 def turned(pixels: Array, orientation: int) -> bytes:
-    """A JPEG that asks its viewer to turn it."""
     exif = Image.Exif()
     exif[EXIF_ORIENTATION] = orientation
     return jpeg(pixels, quality=95, exif=exif.tobytes())
@@ -89,7 +83,7 @@ def _png_16(pixels: Array, colour_type: int) -> bytes:
 
 
 def odd_files() -> dict[str, bytes]:
-    """name -> bytes, one of each format, depth and colour model that a folder of images may hold."""
+    """name -> bytes, one of each format, depth and colour model."""
     pixels = photograph(7, 90, 120)
     colour = Image.fromarray(pixels)
     grey, alpha = colour.convert("L"), Image.fromarray(np.tile(np.arange(120, dtype=np.uint8) * 2, (90, 1)))
@@ -160,9 +154,7 @@ def _big_endian_tiff(pixels: Array) -> bytes:
 
 
 def damaged_files() -> dict[str, bytes]:
-    """name -> bytes with a header that can be scanned and a body that is broken; PIL says which of them can
-    be decoded.
-    """
+    """name -> bytes whose header can be scanned and whose body is broken."""
     whole = jpeg(photograph(11, 96, 128), quality=90)
     progressive = jpeg(photograph(12, 96, 128), quality=90, subsampling=2, progressive=True)
     lossless = png(photograph(13, 60, 80))
@@ -193,7 +185,6 @@ def _replaced(data: bytes, share: float, change: Callable[[bytes], bytes]) -> by
 
 
 def _flipped(data: bytes, first: int, seed: int) -> bytes:
-    """Eight random bytes behind `first`, each with one bit flipped."""
     draws, copy = np.random.default_rng(seed), bytearray(data)
     for at in draws.integers(first, len(data) - 2, 8):
         copy[at] ^= 1 << int(draws.integers(0, 8))
@@ -201,12 +192,11 @@ def _flipped(data: bytes, first: int, seed: int) -> bytes:
 
 
 def _without_tables(data: bytes) -> bytes:
-    """The Huffman tables' markers become comments."""
     return data.replace(b"\xff\xc4", b"\xff\xfe")
 
 
 def pil(data: bytes) -> Array | None:
-    """RGB uint8 of a file by Pillow alone, the reference of every loader; None when it cannot decode it."""
+    """RGB uint8 by Pillow alone, the reference of every loader; None when it cannot decode."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.mode.startswith("I"):  # grey of 16 bits, which Pillow's conversion clips

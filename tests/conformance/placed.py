@@ -1,5 +1,4 @@
-"""Images of different sizes at places of a canvas: a plan with numbers of its own, what a loader must make of
-them, and faults.
+"""Images of different sizes at places of a canvas: a plan, its reference, and faults.
 
 The reference is Pillow, NumPy's colours and nothing else: decode, cut out the region, resize the window into
 the place, mirror, distort, normalise; 0 everywhere else.
@@ -49,6 +48,11 @@ class PlacedPlan:
     kind: str
     batch_size: int = 5
 
+    image_size: int = 64
+    sample_shape: tuple[int, ...] = (3, 64, 64)
+    filled: bool = False
+    same_frames: int = 1
+
     @property
     def samples(self) -> int:
         return len(self.heights)
@@ -58,20 +62,8 @@ class PlacedPlan:
         return self.batch_size
 
     @property
-    def image_size(self) -> int:
-        return max(self.sample_shape[1:])
-
-    @property
-    def sample_shape(self) -> tuple[int, ...]:
-        return (3, 64, 64)
-
-    @property
     def resident(self) -> int:
         return 1 if self.kind in ("places", "colour") else 8
-
-    @property
-    def filled(self) -> bool:
-        return False
 
     @property
     def operates(self) -> bool:
@@ -80,10 +72,6 @@ class PlacedPlan:
     @property
     def transposes(self) -> bool:
         return self.kind in ("turned", "all")
-
-    @property
-    def same_frames(self) -> int:
-        return 1
 
     def steps(self, first: int = 0) -> int:
         return -(-(self.samples - first) // self.batch_size)
@@ -145,7 +133,6 @@ KINDS = ("sizes", "canvas", "places", "colour", "turned", "all")
 
 
 def feed_of(scene: Scene, kind: str, device: torch.device, **changes: Any) -> Feed:
-    """What train.py would give a loader, with packed targets."""
     plan = PlacedPlan(
         heights=np.asarray(scene.manifest.height), widths=np.asarray(scene.manifest.width), kind=kind
     )
@@ -177,7 +164,6 @@ def reference(feed: Feed, content: bytes, rows: Rows, i: int) -> Array | None:
 
 @lru_cache(maxsize=64)
 def decoded(content: bytes) -> Array | None:
-    """Call pictures.pil once a file: every test asks for the same files."""
     return pictures.pil(content)
 
 
@@ -219,7 +205,6 @@ def coloured(levels: Array, rows: Rows, i: int) -> Array:
 
 
 def normalised(feed: Feed, values: Array) -> Array:
-    """Normalise values in 0..1 as the feed's pixels are."""
     return (values - np.array(feed.pixels.mean)) / np.array(feed.pixels.std)
 
 
@@ -233,9 +218,7 @@ def on_canvas(rows: Rows, i: int, values: Array) -> Array:
 def epoch_is_the_plans(
     open_: Open, feed: Feed, scene: Scene, tolerance: float, epochs: Sequence[tuple[int, int]] = ((0, 0),)
 ) -> set[int]:
-    """Everything of every batch of batches(epoch, first), by one loader; `tolerance` in mean grey levels.
-    Returns the ids that failed.
-    """
+    """Check every batch of batches(epoch, first), in mean grey levels; return the ids that failed."""
     failed = set[int]()
     with open_(feed) as loader:
         for epoch, first in epochs:
@@ -270,9 +253,7 @@ def form_is_the_plans(batch: Batch, rows: Rows, feed: Feed) -> None:
 def pixels_are_where_they_belong(
     batch: Batch, rows: Rows, feed: Feed, scene: Scene, tolerance: float
 ) -> None:
-    """Close to the reference inside of the place, exactly 0 outside, and everywhere in rows that are not
-    valid.
-    """
+    """Close to the reference inside of the place, exactly 0 outside, and in rows that are not valid."""
     raw = batch.images.detach().float().cpu().permute(0, 2, 3, 1).numpy()
     for i in range(len(rows)):
         expected = reference(feed, scene.bytes_of[int(rows.ids[i])], rows, i) if rows.valid[i] else None
@@ -292,8 +273,6 @@ def pixels_are_where_they_belong(
 
 
 class PlainPlaced(Plain):
-    """The reference as a loader; what the faults are made from."""
-
     def batch(self, rows: Rows) -> Batch:
         made = [self.image(rows, i) if rows.valid[i] else None for i in range(len(rows))]
         valid = np.array([one is not None for one in made])
@@ -317,8 +296,6 @@ class PlainPlaced(Plain):
 
 
 class InTheCorner(PlainPlaced):
-    """Puts every image at the top left."""
-
     def image(self, rows: Rows, i: int) -> Array | None:
         assert rows.places is not None
         sides = rows.places[:, 2:] - rows.places[:, :2]
@@ -348,8 +325,6 @@ class TransposesLast(PlainPlaced):
 
 
 class NeverTurns(PlainPlaced):
-    """Ignores the turns, but for the shape."""
-
     def image(self, rows: Rows, i: int) -> Array | None:
         return super().image(replace(rows, turns=rows.turns & 4), i)
 
@@ -361,38 +336,30 @@ class BlackOutside(PlainPlaced):
         made = super().image(rows, i)
         left, top, right, bottom = place_of(rows, i)
         if made is not None:
-            out = np.broadcast_to(normalised(self.feed, np.zeros(3)), made.shape).copy()
-            out[top:bottom, left:right] = made[top:bottom, left:right]
-            return out
+            outside = np.ones(made.shape[:2], bool)
+            outside[top:bottom, left:right] = False
+            made[outside] = normalised(self.feed, np.zeros(3))
         return made
 
 
 class NoColour(PlainPlaced):
-    """Ignores the colours."""
-
     def image(self, rows: Rows, i: int) -> Array | None:
         return super().image(replace(rows, ops=None), i)
 
 
 class NeighboursColour(PlainPlaced):
-    """The colours of the row before."""
-
     def image(self, rows: Rows, i: int) -> Array | None:
         assert rows.ops is not None
         return super().image(replace(rows, ops=np.roll(rows.ops, 1, axis=0)), i)
 
 
 class LargestCanvas(PlainPlaced):
-    """Pads every batch to the largest there may be."""
-
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         for rows in self.feed.plan.rows(epoch, first):
             yield self.batch(replace(rows, canvas=(80, 80)))
 
 
 class TargetsOfWhatFailed(PlainPlaced):
-    """Packs the targets before it knows which files can be decoded."""
-
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
         made.host = self.feed.targets(rows)

@@ -1,16 +1,14 @@
-"""A loader as small as can be, and loaders with one fault each: every assertion of the suite must refuse the
-fault it is there for.
-"""
+"""A loader as small as can be, and loaders with one fault each, which the suite must refuse."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +17,8 @@ from PIL import Image
 
 from contracts import Array, Batch, Counts, Feed, Rows
 from tests.conformance import moving, pictures
+
+Tidy = Callable[[], object]
 
 
 class Plain:
@@ -120,16 +120,12 @@ class OwnCrop(Plain):
 
 
 class OnePixelOff(Plain):
-    """Reads the region one pixel to the right."""
-
     def region(self, rows: Rows, i: int) -> tuple[int, int, int, int]:
         x0, y0, x1, y1 = super().region(rows, i)
         return x0 + 1, y0, x1 + 1, y1
 
 
 class NoTurns(Plain):
-    """Ignores the plan's turns."""
-
     def flipped(self, rows: Rows, i: int) -> bool:
         return False
 
@@ -142,15 +138,11 @@ class OneFrameOff(Plain):
 
 
 class Backwards(Plain):
-    """Frames of a clip in the order in which some decoder gave them."""
-
     def frames(self, rows: Rows, i: int) -> list[int]:
         return super().frames(rows, i)[::-1]
 
 
 class NeighboursLabel(Plain):
-    """Labels are one place off."""
-
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
         made.targets["labels"] = made.targets["labels"].roll(1)
@@ -158,8 +150,6 @@ class NeighboursLabel(Plain):
 
 
 class NeighboursPixels(Plain):
-    """Images are one place off."""
-
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
         made.images = made.images.roll(1, 0)
@@ -171,8 +161,7 @@ class Doubled(Plain):
 
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
-        made.ids = made.ids.copy()
-        made.ids[1:2] = made.ids[0]
+        made.ids = np.concatenate([made.ids[:1], made.ids[:1], made.ids[2:]])
         return made
 
 
@@ -185,19 +174,12 @@ class WrongPlace(Plain):
 
 
 class SameWindowsEachEpoch(Plain):
-    """Draws the windows (and frames) of epoch 0 for ever, in the right order."""
-
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         for rows in self.feed.plan.rows(epoch, first):
-            drawn = {
-                int(sample): (zero, i)
-                for zero in self.feed.plan.rows(0, 0)
-                for i, sample in enumerate(zero.ids)
-            }
             made = self.batch(rows)
-            for i, sample in enumerate(rows.ids):
-                zero, at = drawn.get(int(sample), (rows, i))
-                made.images[i] = self.batch(zero).images[at]
+            for zero in super().batches(0, 0):
+                for at, sample in enumerate(zero.ids):
+                    made.images[made.ids == sample] = zero.images[at]
             yield made
 
 
@@ -208,17 +190,13 @@ class NeighbourInstead(Plain):
         made = super().batch(rows)
         for i, sample in enumerate(rows.ids.tolist()):
             if sample in made.failed:
-                made.images[i], made.valid[i], made.targets["labels"][i] = (
-                    made.images[i - 1],
-                    True,
-                    made.targets["labels"][i - 1],
-                )
+                made.valid[i] = True
+                for column in (made.images, made.targets["labels"]):
+                    column[i] = column[i - 1]
         return made
 
 
 class Silent(Plain):
-    """Masks what cannot be decoded and tells nobody."""
-
     def batch(self, rows: Rows) -> Batch:
         made = super().batch(rows)
         made.failed = ()
@@ -226,66 +204,49 @@ class Silent(Plain):
 
 
 class Brighter(Plain):
-    """One grey level too bright."""
-
     def levels(self, rows: Rows, i: int) -> Array | None:
         found = super().levels(rows, i)
         return None if found is None else np.minimum(found, 254) + np.uint8(1)
 
 
-class LeavesThread(Plain):
-    """Its thread goes on after close."""
-
-    def __init__(self, feed: Feed) -> None:
-        super().__init__(feed)
-        self.end = threading.Event()
-        threading.Thread(target=self.end.wait, args=(60,), name="saturate-plant", daemon=True).start()
+def thread() -> Tidy:
+    end = threading.Event()
+    threading.Thread(target=end.wait, args=(60,), name="saturate-plant", daemon=True).start()
+    return end.set
 
 
-class LeavesProcess(Plain):
-    """Its process goes on after close."""
+def process() -> Tidy:
+    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 
-    def __init__(self, feed: Feed) -> None:
-        super().__init__(feed)
-        self.process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    def tidy() -> None:
+        started.kill()
+        started.wait()
 
-
-class LeavesFile(Plain):
-    """A file stays open after close."""
-
-    def __init__(self, feed: Feed) -> None:
-        super().__init__(feed)
-        self.file = os.open(os.devnull, os.O_RDONLY)
+    return tidy
 
 
-class LeavesFolder(Plain):
-    """A temporary folder stays after close."""
-
-    def __init__(self, feed: Feed) -> None:
-        super().__init__(feed)
-        self.folder = tempfile.mkdtemp(prefix="saturate-")
+def open_file() -> Tidy:
+    return partial(os.close, os.open(os.devnull, os.O_RDONLY))
 
 
-def tidied(plant: Plain) -> None:
-    """What the plants left."""
-    if isinstance(plant, LeavesThread):
-        plant.end.set()
-    if isinstance(plant, LeavesProcess):
-        plant.process.kill()
-        plant.process.wait()
-    if isinstance(plant, LeavesFile):
-        os.close(plant.file)
-    if isinstance(plant, LeavesFolder):
-        with contextlib.suppress(OSError):
-            os.rmdir(plant.folder)
+def folder() -> Tidy:
+    return partial(os.rmdir, tempfile.mkdtemp(prefix="saturate-"))
+
+
+LEFT: tuple[Callable[[], Tidy], ...] = (thread, process, open_file, folder)
+"""Each leaves something behind, and returns what takes it away."""
 
 
 class Leaks:
-    """A real loader around which each epoch keeps `mib` MiB."""
+    """A real loader around which each epoch keeps `mib` MiB, and a file where it is asked for."""
 
-    def __init__(self, feed: Feed, inner: Any, mib: int = 1) -> None:
-        self.inner, self.mib, self.in_flight = inner(feed), mib, 0
+    def __init__(self, feed: Feed, inner: Any, mib: int = 1, *, files: bool = False) -> None:
+        self.inner, self.mib, self.leaks_files = inner(feed), mib, files
         self.kept: list[bytes] = []
+        self.files: list[int] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
 
     def __enter__(self) -> Leaks:
         return self
@@ -298,7 +259,11 @@ class Leaks:
 
     def close(self) -> None:
         self.inner.close()
+        for file in self.files:
+            os.close(file)
 
     def batches(self, epoch: int, first: int) -> Iterator[Batch]:
         self.kept.append(os.urandom(self.mib << 20))
+        if self.leaks_files:
+            self.files.append(os.open(os.devnull, os.O_RDONLY))
         yield from self.inner.batches(epoch, first)

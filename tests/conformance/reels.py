@@ -1,4 +1,4 @@
-"""Scenes of videos: what scenes.py is of images. Their files are small, and few that are linked often."""
+"""Scenes of videos: small files, few of which are linked often."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dataset.videos.scan import open_videos
 from plan.clips import ClipPlan, ClipPolicy
@@ -24,12 +22,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "stream.ts": {"b_frames": 2},
     "mpeg4.avi": {"codec": "mpeg4"},
 }
-"""File -> what tests.unit.video_files.Video it is: H.264 as every backend takes it, one that pyav alone does,
-one for CPUs alone.
-"""
+"""File -> tests.unit.video_files.Video: H.264 for every backend, one that pyav alone does, one for CPUs."""
 SAME: dict[str, Any] = {"frames": 10, "size": (48, 64), "gop": 4}
 RULED_FRAMES = 3
-"""Frames of each file of `ruled`: few, so that their blues are apart by more than a decoder may be off."""
+"""So few that their blues are apart by more than a decoder may be off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +34,7 @@ class Reel(Scene):
 
     frames: int
 
-    def plan(
-        self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool
-    ) -> EpochPlan:
+    def plan(self, image_size: int, window: str, *, batch_size: int, training: bool) -> EpochPlan:
         assert not window, "clips have one kind of window to train on, and one to validate"
         resize = round(image_size * 256 / 224)
         policy = ClipPolicy(
@@ -54,7 +48,6 @@ class Reel(Scene):
         return ClipPlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training)
 
     def blue(self, sample: int, frame: int = 0) -> int:
-        """The blue level of a frame of `ruled`."""
         return blue_of(RULED_FRAMES * int(self.names[sample].removeprefix("ramp-")) + frame)
 
 
@@ -67,26 +60,22 @@ def filmed(data: Path, cache: Path, frames: int) -> Reel:
     return Reel(folder=data.resolve(), manifest=videos, bytes_of=contents, names=names, frames=frames)
 
 
-def quick(folder: Path, count: int = 42, classes: int = 3) -> Reel:
-    """Many names of six quick files: of ten frames, 48 x 64 pixels, each of which shows its number. Clips of
-    four.
-    """
+def quick(folder: Path, count: int = 42) -> Reel:
+    """Many names of six files of ten frames, each of which shows its number. Clips of four."""
     made = [
         make(folder / "files" / name, Video(**SAME | kind, numbers_from=50 * place))
         for place, (name, kind) in enumerate(KINDS.items())
     ]
     for i in range(count):
         file = made[i % len(made)]
-        link = folder / "data" / f"class-{i % classes}" / f"quick-{i:03d}{file.suffix}"
+        link = folder / "data" / f"class-{i % 3}" / f"quick-{i:03d}{file.suffix}"
         link.parent.mkdir(parents=True, exist_ok=True)
         os.link(file, link)
     return filmed(folder / "data", folder / "manifests", 4)
 
 
 def ruled(folder: Path) -> Reel:
-    """Videos whose pixels encode x (red), y (green), and the file and the frame (blue). Clips of two of three
-    frames.
-    """
+    """Videos whose pixels encode x (red), y (green), file and frame (blue). Clips of two frames."""
     shapes = [(48, 64), (64, 48), (40, 60), (52, 52)]
     for place in range(2 * len(shapes)):
         height, width = shapes[place % len(shapes)]
@@ -96,9 +85,5 @@ def ruled(folder: Path) -> Reel:
         ]
         path = folder / "data" / f"class-{place % 3}" / f"ramp-{place:02d}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(
-            moving.video(
-                [np.ascontiguousarray(pixels) for pixels in shown], rotation=90 * (place == 1), qp="2"
-            )
-        )
+        path.write_bytes(moving.video(shown, rotation=90 * (place == 1)))
     return filmed(folder / "data", folder / "manifests", 2)

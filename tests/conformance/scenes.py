@@ -1,8 +1,4 @@
-"""A folder of images, its manifest, and the feed that a loader is opened with; and how far from Pillow a
-loader may be.
-
-reels.py has the same of videos.
-"""
+"""A folder of images, its manifest and its feed; and how far from Pillow a loader may be."""
 
 from __future__ import annotations
 
@@ -29,9 +25,7 @@ Open = Callable[[Feed], Loader]
 NO_FILES = ("synthetic",)
 """Loaders that read no file: only ids, labels, padding, resume and exit can be asked of them."""
 MIXED = ("nvdec", "nvdec+pyav", "nvdec+decord", "dali-video")
-"""Loaders of clips of which more processes read than are asked for: for the GPU's decoders, and for
-themselves.
-"""
+"""Loaders of clips of which more processes read than are asked for."""
 NEED_GPU = ("dali-gpu", *MIXED)
 """Loaders that open nowhere else."""
 DECODE_ON_GPU = ("dali-gpu", "dali-fed", *MIXED)
@@ -39,13 +33,9 @@ DECODE_ON_GPU = ("dali-gpu", "dali-fed", *MIXED)
 READ_IN_THREADS = ("dali-cpu", "dali-gpu")
 """Loaders that are closed once the reads under way have ended: a thread in a read cannot be."""
 AS_PYAV = ("decord", "torchcodec", "nvdec+decord")
-"""Loaders that differ from one with pyav in what a worker process calls, and in nothing that runs, waits or
-ends.
-"""
+"""Loaders that differ from one with pyav in nothing but what a worker process calls."""
 MAY_LACK = {"decord": "decord", "torchcodec": "torchcodec.decoders"}
-"""Decoder of some loaders of clips -> its module, which a machine may do without: the loaders are then left
-out.
-"""
+"""Decoder of some loaders of clips -> its module, without which they are left out."""
 FROM_PLANES = ("pyav", "nvdec", "nvdec+pyav")
 """Loaders of clips that resize the planes as they are stored, and make RGB of the result."""
 CPU = torch.device("cpu")
@@ -76,21 +66,15 @@ class Backend:
 
     @property
     def pixel_difference(self) -> float:
-        """Mean absolute difference to Pillow that one image may have: filters round alike, nvJPEG's chroma
-        does not.
-
-        Its nearest chroma is 1.6 levels off on the worst of 200 real files, and up to 3.9 on the colourful
-        generated ones.
+        """Mean absolute difference to Pillow that one image may have: filters round alike. nvJPEG's nearest
+        chroma is 1.6 levels off on the worst of 200 real files, up to 3.9 on colourful generated ones.
         """
         return 5.0 if self.decodes_on_gpu else 0.5
 
     @property
     def repeat_difference(self) -> float:
-        """Grey levels that two passes may differ by: nvJPEG's two engines differ, and which one a file meets
-        depends on its neighbours.
-
-        Of clips, `nvdec+pyav` and `nvdec+decord` deal each one to either decoder, and cuBLAS, which resizes,
-        may sum in another order.
+        """Grey levels that two passes may differ by: which of nvJPEG's two engines a file meets depends on
+        its neighbours. Loaders with a "+" deal each clip to either decoder; cuBLAS may sum in another order.
         """
         if self.clips:
             return 2.0 if "+" in self.name else 0.1 if self.decodes_on_gpu else 0.0
@@ -99,10 +83,7 @@ class Backend:
     @property
     def edge_difference(self) -> float:
         """Source pixels by which an edge of a window may seem to be elsewhere: rounding of 8 bits, and the
-        filter.
-
-        Who decodes clips to RGB, as swscale does for decord and torchcodec, is a level off: a third of a
-        pixel of a ramp.
+        filter. swscale's RGB, of decord and torchcodec, is a level off: a third of a pixel of a ramp.
         """
         return 0.7 if self.clips and self.name not in FROM_PLANES else 0.3
 
@@ -112,9 +93,7 @@ class Backend:
 
 
 def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[Backend]:
-    """Return every loader in the table that runs there, of images or of clips. `files`: only those that
-    read files.
-    """
+    """Return every loader of the medium that runs there. `files`: only those that read files."""
     left_out = (NO_FILES if files else ()) + (() if device.type == "cuda" else NEED_GPU)
     names = [name for name in OF_MEDIUM["videos" if clips else "images"] if name not in left_out]
     lacking = [decoder for decoder in MAY_LACK if not here(decoder)] if clips else []
@@ -124,13 +103,11 @@ def backends(device: torch.device, *, files: bool, clips: bool = False) -> list[
 
 
 def lone(device: torch.device, *, clips: bool = False) -> list[Backend]:
-    """Return one loader of files for each way to run: for tests that take seconds and ask not how a file is
-    decoded.
-    """
+    """Return one loader of files for each way to run, for tests that ask not how a file is decoded."""
     return [backend for backend in backends(device, files=True, clips=clips) if backend.name not in AS_PYAV]
 
 
-def paced(device: torch.device, *, clips: bool = False) -> list[Backend]:
+def paced(device: torch.device, *, clips: bool) -> list[Backend]:
     """Return those of `lone` of which just as many read at once as `workers` says."""
     return [backend for backend in lone(device, clips=clips) if backend.name not in MIXED]
 
@@ -168,14 +145,13 @@ class Scene:
         workers: int = 2,
         delay_s: float = 0.0,
         window: str = "",
-        scale: tuple[float, float] = (0.08, 1.0),
         **changes: Any,
     ) -> Feed:
         """What train.py would give a loader, with windows and flips drawn (training) or the centre crop
         (validation).
         """
         fields: dict[str, Any] = {
-            "plan": self.plan(image_size, window, scale, batch_size=batch_size, training=training),
+            "plan": self.plan(image_size, window, batch_size=batch_size, training=training),
             "source": Folder(self.manifest, delay_s),
             "columns": self.manifest,
             "targets": Classification(self.manifest.label).targets,
@@ -185,21 +161,17 @@ class Scene:
         }
         return Feed(**(fields | changes))
 
-    def plan(
-        self, image_size: int, window: str, scale: tuple[float, float], *, batch_size: int, training: bool
-    ) -> EpochPlan:
-        """`window` and `scale` as in ImagePolicy, "" = the usual one."""
+    def plan(self, image_size: int, window: str, *, batch_size: int, training: bool) -> EpochPlan:
+        """`window` as in ImagePolicy, "" = the usual one."""
         policy = ImagePolicy(
             window=window or ("random-resized" if training else "center"),  # type: ignore[arg-type]
             image_size=image_size,
             resize=round(image_size * 256 / 224),
-            scale=scale,
             flip=0.5 if training else 0.0,
         )
         return ImagePlan.of(self.manifest, policy, seed=5, batch_size=batch_size, training=training)
 
     def blue(self, sample: int, frame: int = 0) -> int:
-        """The blue level of a file of `ramps`."""
         return blue_of(int(self.names[sample].removeprefix("ramp-")))
 
     def path(self, sample: int) -> Path:
@@ -217,7 +189,6 @@ def scene(folder: Path, files: Mapping[str, bytes], classes: int = 3) -> Scene:
 
 
 def scanned(data: Path, cache: Path) -> Scene:
-    """A scene of a folder that is there already."""
     manifest = open_folder(data, cache=cache)
     assert manifest.rejected == 0, (manifest.folder / "rejected.txt").read_text()
     paths = [Path(os.fsdecode(manifest.path(sample))) for sample in range(len(manifest))]
@@ -226,9 +197,7 @@ def scanned(data: Path, cache: Path) -> Scene:
 
 
 def ramps() -> dict[str, bytes]:
-    """Images whose pixels encode x (red), y (green) and the file (blue); lossless or nearly so; landscape,
-    portrait, tiny, narrow.
-    """
+    """Images whose pixels encode x (red), y (green) and the file (blue), of many shapes."""
     shapes = [(96, 128), (128, 96), (200, 150), (90, 90), (64, 200), (200, 64), (23, 31), (180, 240)]
     files = {}
     for place in range(3 * len(shapes)):
@@ -240,7 +209,6 @@ def ramps() -> dict[str, bytes]:
 
 
 def blue_of(place: int) -> int:
-    """The blue level of the ramp of that number."""
     return 15 + 9 * place
 
 
@@ -253,9 +221,7 @@ def small(count: int = 42) -> dict[str, bytes]:
 
 
 def photographs() -> dict[str, bytes]:
-    """JPEGs like ImageNet's in size, chroma and content; some ask to be turned, some are smaller than the
-    output.
-    """
+    """JPEGs like ImageNet's; some ask to be turned, some are smaller than the output."""
     shapes = [(375, 500), (500, 333), (240, 320), (120, 150), (300, 300), (180, 600)]
     files = {}
     for place in range(18):

@@ -1,4 +1,4 @@
-"""What every source must pass, how data is laid out for each of them, and sources with one fault each."""
+"""Assertions that every source must pass, how its data is laid out, and sources with one fault each."""
 
 from __future__ import annotations
 
@@ -35,8 +35,6 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """What a test does to the data of one source: lay it out as a split, and take a sample's bytes away."""
-
     write: Callable[[Path, str, Files], object]
     lose: Callable[[Any, int], object]
 
@@ -58,9 +56,6 @@ LAYOUTS = {
     ),
 }
 """--source -> how its data is written; a source of the table needs a line here."""
-
-
-# --- assertions: of a split, and of the files that were written ---------------------------------------------
 
 
 def names_tell_samples_apart(split: Split, files: Files) -> None:
@@ -85,7 +80,7 @@ def names_ascend(split: Split, files: Files) -> None:
 
 
 def columns_and_bytes_agree(split: Split, files: Files) -> None:
-    """Sample i of the columns is sample i of the source: size and shape are of the bytes that it reads."""
+    """Size and shape in the columns are of the bytes that the source reads."""
     for sample in range(len(files)):
         content = split.source.read(sample)
         with Image.open(io.BytesIO(content)) as image:
@@ -101,7 +96,6 @@ def another_size_is_refused(split: Split, files: Files) -> None:
 
 
 def refused(call: Callable[[], object], name: str) -> None:
-    """A UserError of one line that names the sample."""
     with pytest.raises(UserError) as caught:
         call()
     said = str(caught.value)
@@ -109,7 +103,7 @@ def refused(call: Callable[[], object], name: str) -> None:
 
 
 def a_copy_opens_nothing(split: Split, files: Files, data: Path) -> None:
-    """Before they read, neither the source nor its unpickled copy has a file of the data open or mapped."""
+    """Before they read, neither the source nor its copy has a file of the data open or mapped."""
     nothing_is_open(data)
     copy: Source = pickle.loads(pickle.dumps(split.source))
     nothing_is_open(data)
@@ -165,7 +159,7 @@ def what_is_gone_is_named(split: Split, files: Files, lose: Callable[[Any, int],
 
 def samples_are_files_where_it_says_so(split: Split, files: Files) -> None:
     if not split.source.files:
-        assert not hasattr(split.source, "path"), "only a source of files turns a sample into a path"
+        assert not hasattr(split.source, "path")
         return
     source = cast(FileSource, split.source)
     ids = np.arange(len(files))[::-1]
@@ -194,9 +188,6 @@ def the_fingerprint_is_of_the_data(open_: Callable[..., Split], other: Callable[
     )
 
 
-# --- faults -------------------------------------------------------------------------------------------------
-
-
 class OneName(Folder):
     def name(self, sample: int) -> str:
         return "a sample"
@@ -208,8 +199,6 @@ class TwoLines(Folder):
 
 
 class Neighbour(Folder):
-    """Reads the sample before."""
-
     def read(self, sample: int) -> bytes:
         return super().read(sample - 1 if sample else len(self) - 1)
 
@@ -246,8 +235,6 @@ class Eager(Folder):
 
 
 class Locked(Folder):
-    """Cannot be pickled."""
-
     def __init__(self, manifest: Any, read_delay_s: float = 0.0) -> None:
         super().__init__(manifest, read_delay_s)
         self.lock = threading.Lock()
@@ -276,21 +263,15 @@ class OneThread(Folder):
 
 
 class NoPaths(toy.Memory):
-    """Says that its samples are files."""
-
     files = True
 
 
 class Paths(toy.Memory):
-    """Has a path for what is no file."""
-
     def path(self, sample: int) -> bytes:
         return b"/nowhere"
 
 
 class Hasty(Folder):
-    """Is not slowed down."""
-
     def read(self, sample: int) -> bytes:
         patient, self.read_delay_s = self.read_delay_s, 0.0
         try:
@@ -300,5 +281,4 @@ class Hasty(Folder):
 
 
 def with_sizes_of_neighbours(split: Split) -> Split:
-    """Columns that are one sample off."""
     return replace(split, columns=replace(split.columns, size=np.roll(split.columns.size, 1)))

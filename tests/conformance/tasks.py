@@ -1,5 +1,4 @@
-"""The assertions that every task must pass: plain functions of a case, so that planted faults can be put to
-them."""
+"""Assertions that every task must pass: functions of a case, for planted faults too."""
 
 from __future__ import annotations
 
@@ -35,8 +34,6 @@ TRAIN, VAL, BATCH = 20, 13, 3
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A small run of a task, whose data has no files."""
-
     kind: TaskKind
     columns: Callable[[int], Any]  # of so many samples
     # (columns, rows) -> what a network could say in validation: of the row's numbers alone
@@ -71,7 +68,6 @@ class Case:
         return self.kind.registry.build(self.arch, shape=(BATCH, *plan.sample_shape), weights=None, **more)[0]
 
     def batches(self, split: str, task: Task, plan: Plan) -> list[Batch]:
-        """Return the batches of an epoch, as the synthetic loader gives them."""
         own = self.splits[split]
         feed = Feed(
             plan=plan, source=own.source, columns=own.columns, targets=task.targets, device=CPU, workers=0
@@ -81,8 +77,7 @@ class Case:
 
 
 def scores(classes: int) -> Callable[[Any, Rows], torch.Tensor]:
-    """Return outputs that are fp32 [B, classes], drawn for the numbers of a row; of padding they are no
-    number."""
+    """Return fp32 [B, classes], drawn for the numbers of a row; of padding they are no number."""
 
     def outputs(columns: Any, rows: Rows) -> torch.Tensor:
         frames = rows.frames if rows.frames is not None else rows.regions
@@ -129,12 +124,8 @@ CASES: dict[str, Case] = {
 """Small runs of every task; a new task is a line here. Detectors also of what they find beside boxes."""
 
 
-# --- the assertions -----------------------------------------------------------------------------------------
-
-
 def entry_is_whole(case: Case) -> None:
-    """Defaults exist where they are looked up; groups, settings and figures are named once and by names that
-    are there."""
+    """Defaults exist; groups, settings and figures are named once and by names that are there."""
     kind = case.kind
     assert kind.arch in kind.registry.names() and case.arch in kind.registry.names()
     assert kind.default_loader(gpu=False) in kind.loaders and "synthetic" in kind.loaders
@@ -168,8 +159,7 @@ def settings_that_it_does_not_read_are_refused(case: Case) -> None:
 
 
 def padding_has_no_target(case: Case) -> None:
-    """Targets are a row a sample, an ignored value where the row is padding; or packed by offsets, and
-    padding has none."""
+    """Targets are a row a sample, ignored where it is padding; or packed by offsets."""
     plan = case.plans()[1]
     task = case.tasks()[1]
     rows = list(plan.rows(0, 0))[-1]
@@ -223,8 +213,7 @@ def masked(batch: Batch, lost: int | None) -> Batch:
 
 
 def probes_run(case: Case) -> None:
-    """The module takes what `probe` makes of images alone, in training and in validation, and gives as many
-    outputs."""
+    """The module takes what `probe` makes of images alone, and gives as many outputs."""
     plans = case.plans()
     module = case.module(plans[0])
     for training, task, plan in zip((True, False), case.tasks(), plans, strict=True):
@@ -250,14 +239,13 @@ def figures_of(case: Case, world: Any) -> dict[str, Any]:
     return {name: value for name, value in outcome.result(world).items() if name not in no_figures}
 
 
-def figures_are_exact(case: Case, sizes: tuple[int, ...] = (2, 3)) -> set[str]:
-    """Figures are the declared ones, the first among them, and the same bits on every rank of any number.
-    Return their names."""
+def figures_are_exact(case: Case) -> set[str]:
+    """Figures are the declared ones, and the same bits on every rank. Return their names."""
     whole = figures_of(case, alone())
-    assert set(whole) <= {figure.name for figure in case.kind.figures}, "a figure was not declared"
+    assert set(whole) <= {figure.name for figure in case.kind.figures}
     assert case.kind.figures[0].name in whole
     assert all(isinstance(value, int | float) for value in whole.values())
-    for size in sizes:
+    for size in (2, 3):
         assert on_ranks(size, lambda world: figures_of(case, world)) == [whole] * size
     return set(whole)
 
@@ -267,14 +255,12 @@ def facts_are_json(case: Case) -> None:
     plan, val_plan = case.plans()
     for facts in (case.kind.facts(plan), case.kind.used(val_plan)):
         assert json.loads(json.dumps(facts, allow_nan=False)) == facts
-    assert case.kind.used(val_plan).keys() <= GROUP_OF.keys(), "by the names of settings"
+    assert case.kind.used(val_plan).keys() <= GROUP_OF.keys()
     columns = case.splits["train"].columns
     assert type(case.kind.bytes_read(columns, np.array([0, 2]))) is int
 
 
 class Padding(classification.TopK):
-    """A metric that counts padding."""
-
     def update(self, outputs: Any, batch: Batch) -> None:
         super().update(outputs.nan_to_num(), replace(batch, valid=torch.ones_like(batch.valid)))
 

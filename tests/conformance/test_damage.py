@@ -1,6 +1,4 @@
-"""Files that cannot be decoded, have changed or are gone: a place that is masked and named, or one line for
-the user.
-"""
+"""Files that cannot be decoded are masked and named; changed or gone, they are one line for the user."""
 
 from __future__ import annotations
 
@@ -40,7 +38,6 @@ def mixed(folder: Path, pattern: str) -> Scene:
 
 
 def test_every_kind_of_damage(backend: Backend, tmp_path: Path) -> None:
-    """Among good files, what Pillow can decode arrives with its pixels, and what it cannot is left out."""
     damaged = pictures.damaged_files()
     files = {**scenes.small(14), **damaged}
     made = scene(tmp_path, files)
@@ -80,9 +77,7 @@ def test_wherever_damage_is(backend: Backend, tmp_path: Path, pattern: str) -> N
 
 
 def test_bytes_that_pil_skips(backend: Backend, tmp_path: Path) -> None:
-    """In a batch that DALI parses in several threads: one file whose parts do not follow one another ended
-    the process there.
-    """
+    """One file whose parts do not follow one another ended the process in DALI's parser."""
     files = scenes.small(60)
     for at in range(0, 12, 3):
         jpeg, png = (make(pictures.photograph(700 + at, 60, 70)) for make in (pictures.jpeg, pictures.png))
@@ -140,7 +135,6 @@ def test_a_failure_does_not_outlast_its_loader(backend: Backend, small: Scene, t
 
 
 def spoiled(small: Scene, folder: Path) -> Scene:
-    """A copy of the scene whose files may be changed."""
     shutil.copytree(small.folder, folder / "data")
     return scenes.scanned(folder / "data", folder / "manifests")
 

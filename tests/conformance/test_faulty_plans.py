@@ -1,4 +1,4 @@
-"""A plan that draws nonsense ends the run by its own error, with every loader; what plans say holds."""
+"""A plan that draws nonsense ends the run by its own error; what plans say holds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 from contracts import Array, FaultyPlan
 from plan.epoch import EpochPlan
 from tests.conformance import checks
-from tests.conformance.placed import KINDS, PlacedPlan
+from tests.conformance.placed import feed_of
 from tests.conformance.plans import PLANS
-from tests.conformance.scenes import Backend, Scene
+from tests.conformance.scenes import CPU, Backend, Scene
 
 
 def spoiled(plan: EpochPlan, sample: int) -> EpochPlan:
@@ -46,27 +46,8 @@ def test_the_error_reaches_who_asks_for_batches(backend: Backend, quick: Scene, 
     assert "id 35: [nan, nan, nan, nan] in a region " in str(caught.value)
 
 
-def placed(scene: Scene, kind: str) -> Any:
-    """A plan whose batches are of all sorts."""
-    columns = scene.manifest
-    return PlacedPlan(heights=np.asarray(columns.height), widths=np.asarray(columns.width), kind=kind)
-
-
-@pytest.mark.parametrize("training", [True, False], ids=["training", "validation"])
-@pytest.mark.parametrize("name", PLANS)
-def test_batches_are_as_the_plan_says(name: str, training: bool) -> None:
-    checks.batches_are_as_the_plan_says(PLANS[name](60, batch_size=4, training=training))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_batches_of_all_sorts_are_as_the_plan_says(photographs: Scene, kind: str) -> None:
-    checks.batches_are_as_the_plan_says(placed(photographs, kind))
-
-
 @dataclass(frozen=True)
 class Lying:
-    """A plan that says other things of its batches."""
-
     inner: Any
     says: dict[str, Any]
 
@@ -87,8 +68,7 @@ class Lying:
     ids=str,
 )
 def test_a_plan_that_says_otherwise_is_refused(photographs: Scene, kind: str, says: dict[str, Any]) -> None:
-    plan = placed(photographs, kind)
-    checks.batches_are_as_the_plan_says(plan)
+    plan = feed_of(photographs, kind, CPU).plan
     assert checks.raises(checks.batches_are_as_the_plan_says, Lying(plan, says))
 
 

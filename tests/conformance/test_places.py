@@ -1,6 +1,4 @@
-"""Images of different sizes, at places of a canvas, with distorted colours: every loader makes of them what
-Pillow and NumPy do.
-"""
+"""Every loader places and distorts images of different sizes as Pillow and NumPy do."""
 
 from __future__ import annotations
 
@@ -34,16 +32,14 @@ POLICIES = {
 
 
 def tolerance(backend: Backend, kind: str) -> float:
-    """Contrast and saturation together multiply a difference by 2.25 at most; an image is small, so that its
-    edges count more.
-    """
+    """Contrast and saturation multiply a difference by 2.25 at most; of a small image edges count more."""
     return (backend.pixel_difference + 0.2) * (2.25 if kind in ("colour", "all") else 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_row_is_the_plans(backend: Backend, photographs: Scene, kind: str) -> None:
-    """An epoch, a resume of another, and the first once more, all by one loader."""
-    feed = feed_of(photographs, kind, backend.device)
+    """An epoch, a resume of another, and the first once more, all by one loader, of 0 to 3 workers."""
+    feed = feed_of(photographs, kind, backend.device, workers=KINDS.index(kind) % 4)
     asked = [(0, 0), (1, 7), (0, 0)]
     assert epoch_is_the_plans(backend.open, feed, photographs, tolerance(backend, kind), asked) == set()
 
@@ -61,7 +57,6 @@ def test_damage_among_places(backend: Backend, damaged: Scene, kind: str) -> Non
 
 @pytest.mark.parametrize("augment", POLICIES)
 def test_the_plan_of_detectors(backend: Backend, coco: Scene, augment: str) -> None:
-    """All that plan/boxes.py draws, on photographs; and the whole images of validation."""
     plan = DetectionPlan.of(coco.manifest, POLICIES[augment], seed=3, batch_size=4)
     feed = Feed(
         plan=plan,
@@ -77,15 +72,8 @@ def test_the_plan_of_detectors(backend: Backend, coco: Scene, augment: str) -> N
     epoch_is_the_plans(backend.open, replace(feed, plan=replace(plan, training=False)), coco, allowed)
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_any_number_of_workers_places_alike(backend: Backend, photographs: Scene, workers: int) -> None:
-    feed = feed_of(photographs, "all", backend.device, workers=workers)
-    epoch_is_the_plans(backend.open, feed, photographs, tolerance(backend, "all"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_has_the_form_of_the_rows(device: torch.device, photographs: Scene, kind: str) -> None:
-    """The loader without files: shapes, layout, rows, packed targets."""
     feed = feed_of(photographs, kind, device)
     with open_loader("synthetic", feed) as loader:
         for first in (0, 4):
@@ -102,7 +90,9 @@ def test_canvases_that_change_add_no_memory(backend: Backend, small: Scene) -> N
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_plan_of_these_tests_is_what_it_says(photographs: Scene, kind: str) -> None:
     """Batches of several canvases, images at places, all turns that there are, padding."""
-    rows = list(feed_of(photographs, kind, CPU).plan.rows(0, 0))
+    plan = feed_of(photographs, kind, CPU).plan
+    checks.batches_are_as_the_plan_says(plan)
+    rows = list(plan.rows(0, 0))
     assert (len({one.padded for one in rows}) > 1) == (kind not in ("places", "colour"))
     turns = {int(turn) for one in rows for turn in one.turns}
     assert turns == set(range(8 if kind in ("turned", "all") else 2))

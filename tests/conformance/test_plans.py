@@ -1,5 +1,4 @@
-"""Every plan: an epoch is exact, a resume goes on with it, and the numbers of a sample are its own. The suite
-has its plants."""
+"""Every plan: an epoch is exact, a resume goes on with it, the numbers of a sample are its own."""
 
 from __future__ import annotations
 
@@ -68,7 +67,6 @@ CHECKS: dict[str, Callable[[Make], None]] = {
 
 
 def each(change: Callable[..., dict[str, Any]]) -> Callable[..., list[Rows]]:
-    """Return a fault that replaces fields of every batch: change(rows, plan)."""
     return lambda plan, rows, *_: [replace(one, **change(one, plan)) for one in rows]
 
 

@@ -1,4 +1,4 @@
-"""The suite can fail: each fault is refused by its assertion, and a plain loader passes them all."""
+"""Each fault is refused by its assertion, and a plain loader passes them all."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ def of_images(ramps: Scene, small: Scene, photographs: Scene, tmp_path: Path) ->
 
 @pytest.fixture
 def of_clips(ruled_clips: Scene, quick_clips: Scene) -> dict[str, Check]:
-    """Return the same checks, on clips."""
     ruled, few = ruled_clips.feed(batch_size=6, image_size=64), quick_clips.feed(batch_size=5, image_size=32)
     val = quick_clips.feed(batch_size=5, image_size=32, training=False)
     return {
@@ -84,41 +83,27 @@ FAULTS: dict[str, dict[type[Plain], tuple[str, ...]]] = {
 """Fixture -> fault -> the checks that have to refuse it."""
 
 
-@pytest.fixture
-def checks_of(request: pytest.FixtureRequest) -> dict[str, Check]:
-    """By the name of one of the two above."""
-    found: dict[str, Check] = request.getfixturevalue(request.param)
-    return found
-
-
-@pytest.mark.parametrize("checks_of", ["of_images", "of_clips"], indirect=True)
-def test_a_plain_loader_passes(checks_of: dict[str, Check]) -> None:
-    for check in checks_of.values():
+@pytest.mark.parametrize("of", FAULTS)
+def test_a_plain_loader_passes(of: str, request: pytest.FixtureRequest) -> None:
+    for check in request.getfixturevalue(of).values():
         check(Plain)
 
 
-@pytest.mark.parametrize(
-    ("checks_of", "plant", "names"),
-    [(of, plant, names) for of, faults in FAULTS.items() for plant, names in faults.items()],
-    ids=[f"{of}-{plant.__name__}" for of, faults in FAULTS.items() for plant in faults],
-    indirect=["checks_of"],
-)
-def test_a_fault_is_refused(checks_of: dict[str, Check], plant: type[Plain], names: tuple[str, ...]) -> None:
-    for name in names:
-        assert checks.raises(checks_of[name], plant), f"{name} lets {plant.__name__} pass"
+@pytest.mark.parametrize(("of", "plant"), [(of, plant) for of, faults in FAULTS.items() for plant in faults])
+def test_a_fault_is_refused(of: str, plant: type[Plain], request: pytest.FixtureRequest) -> None:
+    found = request.getfixturevalue(of)
+    for name in FAULTS[of][plant]:
+        assert checks.raises(found[name], plant), f"{name} lets {plant.__name__} pass"
 
 
-@pytest.mark.parametrize(
-    "plant", [plants.LeavesThread, plants.LeavesProcess, plants.LeavesFile, plants.LeavesFolder]
-)
-def test_what_is_left_is_seen(plant: type[Plain], small: Scene, temporary: Path) -> None:
+@pytest.mark.parametrize("leave", plants.LEFT, ids=lambda leave: leave.__name__)
+def test_what_is_left_is_seen(leave: Callable[[], plants.Tidy], temporary: Path) -> None:
     before = Traces.now(temporary)
-    planted = plant(small.feed())
-    planted.close()
+    tidy = leave()
     try:
         assert checks.raises(nothing_is_left, before, temporary, within_s=0.3)
     finally:
-        plants.tidied(planted)
+        tidy()
     nothing_is_left(before, temporary)
 
 

@@ -14,9 +14,7 @@ from tests.conformance import pictures
 from tests.conformance.scenes import Scene
 
 DIFFERENCE = {"opencv": 0.02, "imageio": 0.0}
-"""Mean grey levels that readers which `auto` never chooses may differ by; those that it may choose must be
-equal.
-"""
+"""Mean grey levels that readers which `auto` never chooses may differ by."""
 
 
 def regions(height: int, width: int, seed: int) -> list[tuple[int, int, int, int]]:
@@ -31,7 +29,6 @@ def regions(height: int, width: int, seed: int) -> list[tuple[int, int, int, int
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("source", ["photographs", "samples"])
 def test_regions_are_pillows(reader: str, source: str, request: pytest.FixtureRequest) -> None:
-    """4:4:4, 4:2:2, 4:2:0, grey, progressive, and with an orientation in EXIF."""
     scene: Scene = request.getfixturevalue(source)
     decode, worst = READERS[reader](), 0.0
     for sample in range(0, scene.samples, max(1, scene.samples // 25)):
@@ -53,9 +50,7 @@ def test_auto_chooses_among_equals_only() -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
-    """A reader may refuse more than Pillow, for Pillow is asked then; it must never give other pixels, nor
-    pixels where Pillow has none.
-    """
+    """A reader may refuse more than Pillow, and never give other pixels, or some where Pillow has none."""
     decode = READERS[reader]()
     for name, content in pictures.damaged_files().items():
         with Image.open(io.BytesIO(content)) as image:
@@ -71,7 +66,6 @@ def test_damage_is_refused_or_decoded_as_pillow_does(reader: str) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_smaller_image_than_promised_is_no_image(reader: str) -> None:
-    """Never black pixels where there are none."""
     content = pictures.jpeg(pictures.photograph(1, 40, 50))
     for region in ((0, 0, 51, 40), (0, 0, 50, 41), (10, 10, 60, 60)):
         with pytest.raises(Exception, match=r".*") as caught:

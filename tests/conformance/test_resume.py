@@ -1,6 +1,4 @@
-"""Resuming is asking for another `first`: every loader gives the tail of the same epoch, whatever was asked
-before.
-"""
+"""Every loader gives the tail of the same epoch, whatever was asked before."""
 
 from __future__ import annotations
 
@@ -24,60 +22,29 @@ def test_tails(backend: Backend, quick: Scene, training: bool) -> None:
     checks.resumes_at(backend.open, feed, quick, firsts, backend.repeat_difference)
 
 
-def test_tails_of_ids(any_backend: Backend, quick: Scene) -> None:
+def test_ids_whatever_was_asked_before(any_backend: Backend, quick: Scene) -> None:
+    """Tails, nothing at all, and iterators that are abandoned after none, one or several batches."""
     feed = quick.feed(any_backend.device, batch_size=5, image_size=32)
+    tails = [*itertools.product((0, 1, 7), (0, 5, 13)), (0, quick.samples), (0, quick.samples - 4)]
+    asked: list[tuple[int, int, int | None]] = [(epoch, first, None) for epoch, first in tails]
+    asked += [(taken, 0, taken) for taken in (0, 1, 3, 0, 0, 2, 1)]
     with any_backend.open(feed) as loader:
-        for epoch, first in itertools.product((0, 1, 7), (0, 5, 13)):
-            ids = [batch.ids.tolist() for batch in loader.batches(epoch, first)]
-            assert ids == [rows.ids.tolist() for rows in feed.plan.rows(epoch, first)]
-
-
-def test_nothing_left(any_backend: Backend, quick: Scene) -> None:
-    feed = quick.feed(any_backend.device, batch_size=5, image_size=32)
-    with any_backend.open(feed) as loader:
-        for first in (quick.samples, quick.samples - 4, quick.samples):
-            assert list(loader.batches(0, first)) == []
-        assert next(iter(loader.batches(0, 0))).ids.tolist() == feed.plan.rows(0, 0)[0].ids.tolist()
-
-
-def test_another_process_and_another_day(lone_backend: Backend, quick: Scene) -> None:
-    """Two loaders that know nothing of each other: the second begins where the first was stopped."""
-    feed = quick.feed(lone_backend.device, batch_size=6, image_size=32)
-    whole = passed(lone_backend.open, feed, 3)
-    with lone_backend.open(feed) as loader:
-        begin = joined(seen(batch, feed) for batch in itertools.islice(loader.batches(3, 0), 3))
-    checks.same_samples(begin, 0, whole, 0, lone_backend.repeat_difference)
-    checks.same_samples(passed(lone_backend.open, feed, 3, 18), 0, whole, 18, lone_backend.repeat_difference)
-
-
-def test_abandoned_iterators(any_backend: Backend, quick: Scene) -> None:
-    """Asked again many times quickly, after none, one or several batches; the last iterator gives the whole
-    epoch.
-    """
-    feed = quick.feed(any_backend.device, batch_size=4, image_size=32)
-    with any_backend.open(feed) as loader:
-        for taken in (0, 1, 3, 0, 0, 2, 1):
-            batches = loader.batches(taken, 0)
-            for rows, batch in zip(feed.plan.rows(taken, 0)[:taken], batches, strict=False):
-                assert batch.ids.tolist() == rows.ids.tolist()
-        ids = [batch.ids.tolist() for batch in loader.batches(1, 0)]
-        assert ids == [rows.ids.tolist() for rows in feed.plan.rows(1, 0)]
+        for epoch, first, taken in (*asked, (1, 0, None)):
+            ids = [batch.ids.tolist() for batch in itertools.islice(loader.batches(epoch, first), taken)]
+            assert ids == [rows.ids.tolist() for rows in feed.plan.rows(epoch, first)[:taken]]
 
 
 def test_abandoned_iterators_leave_no_pixels_behind(lone_backend: Backend, quick: Scene) -> None:
+    """And a loader that was opened for it goes on where another one was stopped."""
     feed = quick.feed(lone_backend.device, batch_size=4, image_size=32)
     whole = passed(lone_backend.open, feed, 1)
+    checks.same_samples(passed(lone_backend.open, feed, 1, 18), 0, whole, 18, lone_backend.repeat_difference)
     with lone_backend.open(feed) as loader:
         for taken in (2, 0, 1, 4):
             for _ in itertools.islice(loader.batches(0, 0), taken):
                 pass
-        checks.same_samples(
-            joined(seen(batch, feed) for batch in loader.batches(1, 0)),
-            0,
-            whole,
-            0,
-            lone_backend.repeat_difference,
-        )
+        found = joined(seen(batch, feed) for batch in loader.batches(1, 0))
+    checks.same_samples(found, 0, whole, 0, lone_backend.repeat_difference)
 
 
 def test_validation_in_the_middle_of_an_epoch(lone_backend: Backend, quick: Scene, ruled: Scene) -> None:
@@ -96,19 +63,3 @@ def test_validation_in_the_middle_of_an_epoch(lone_backend: Backend, quick: Scen
                 checks.same_samples(seen(batch, feed), 0, kept, 0, 0)
             parts.append(seen(batch, feed))
     checks.same_samples(joined(parts), 0, whole, 0, lone_backend.repeat_difference)
-
-
-def test_two_loaders_in_turn(lone_backend: Backend, quick: Scene) -> None:
-    """Batch by batch from two open loaders."""
-    one, two = (
-        quick.feed(lone_backend.device, batch_size=5, image_size=32, training=training)
-        for training in (True, False)
-    )
-    expected = passed(lone_backend.open, one), passed(lone_backend.open, two)
-    found: tuple[list, list] = ([], [])
-    with lone_backend.open(one) as first, lone_backend.open(two) as second:
-        for a, b in zip(first.batches(0, 0), second.batches(0, 0), strict=False):
-            found[0].append(seen(a, one))
-            found[1].append(seen(b, two))
-    for parts, whole in zip(found, expected, strict=True):
-        checks.same_samples(joined(parts), 0, whole, 0, lone_backend.repeat_difference)

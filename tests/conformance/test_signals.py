@@ -1,6 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGKILL in the middle of an epoch: the program is gone within seconds, and its workers
-with it.
-"""
+"""Ctrl-C, SIGTERM and SIGKILL in the middle of an epoch: the program and its workers are gone soon."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,22 +21,24 @@ ROOT = Path(__file__).parents[2]
 GONE_S = 60.0
 
 
+def command(backend: Backend, scene: Scene, cache: Path, *more: str) -> dict[str, Any]:
+    files = "videos" if backend.clips else "images"
+    arguments = [backend.name, str(backend.device), files, str(scene.folder), str(cache), "0", *more]
+    return {
+        "args": [sys.executable, "-m", "tests.conformance.consumer", *arguments],
+        "cwd": ROOT,
+        "env": {**os.environ, "TMPDIR": str(cache)},
+        "text": True,
+    }
+
+
 @contextmanager
 def running(
     backend: Backend, scene: Scene, cache: Path
 ) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Process]]]:
     """The consumer in the middle of its first epoch, in a process group of its own, and its workers."""
-    files = "videos" if backend.clips else "images"
-    arguments = [backend.name, str(backend.device), files, str(scene.folder), str(cache), "0"]
-    consumer = subprocess.Popen(
-        [sys.executable, "-m", "tests.conformance.consumer", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(cache)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    asked = command(backend, scene, cache) | dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    consumer: subprocess.Popen[str] = subprocess.Popen(**asked, start_new_session=True)
     workers: list[psutil.Process] = []
     try:
         assert consumer.stdout is not None and consumer.stderr is not None
@@ -73,7 +74,6 @@ def interrupted(backend: Backend, scene: Scene, cache: Path, send: Callable[[int
 
 
 def test_ctrl_c(backend: Backend, quick: Scene, tmp_path: Path) -> None:
-    """To the whole group, as a terminal does."""
     interrupted(backend, quick, tmp_path, os.killpg)
 
 
@@ -84,22 +84,8 @@ def test_ctrl_c_to_the_program_alone(lone_backend: Backend, quick: Scene, tmp_pa
 def test_a_program_that_does_not_close_its_loader(
     lone_backend: Backend, quick: Scene, tmp_path: Path
 ) -> None:
-    """It ends as if it had: within seconds, and nobody says anything."""
-    files = "videos" if lone_backend.clips else "images"
-    arguments = [
-        lone_backend.name,
-        str(lone_backend.device),
-        files,
-        str(quick.folder),
-        str(tmp_path),
-        "0",
-        "leave",
-    ]
-    left = subprocess.run(
-        [sys.executable, "-m", "tests.conformance.consumer", *arguments],
-        cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-        timeout=GONE_S, check=False,
-    )  # fmt: skip
+    asked = command(lone_backend, quick, tmp_path, "leave")
+    left = subprocess.run(**asked, capture_output=True, timeout=GONE_S, check=False)
     assert (left.returncode, left.stdout, left.stderr) == (0, "3\n", "")
     assert not list(tmp_path.glob("saturate-*"))
 

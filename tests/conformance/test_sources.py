@@ -1,5 +1,4 @@
-"""Every source keeps the contract, gives every loader that may take it the same batches, and the others
-refuse it in one line."""
+"""Every source keeps the contract; loaders give its batches, or refuse it in one line."""
 
 from __future__ import annotations
 
@@ -41,7 +40,6 @@ OTHER = {**WRITTEN, "a/small-000.jpg": scenes.small(9)["small-008"]}
 
 @pytest.fixture(autouse=True)
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy source is in the table, as a line would put it there."""
     monkeypatch.setitem(SOURCES, "toy", "tests.conformance.toy")
 
 
@@ -71,8 +69,6 @@ def opened(data: Path, source: str) -> dict[str, Split]:
     config = build({"data": data, "manifest_dir": data.parent / "cache", "source": source})
     return open_splits(config.data, loader="torchvision", console=Console())
 
-
-# --- the contract -------------------------------------------------------------------------------------------
 
 CHECKS: dict[str, Callable[[Split, sources.Files], None]] = {
     "names": sources.names_tell_samples_apart,
@@ -110,7 +106,6 @@ def test_fingerprint_and_delay(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_module_says_what_its_source_is(kind: str, tmp_path: Path) -> None:
-    """Before anything is opened; and what is not there."""
     module: SourceModule = source_named(kind)
     data = tmp_path / "data"
     data.mkdir()
@@ -122,12 +117,9 @@ def test_a_module_says_what_its_source_is(kind: str, tmp_path: Path) -> None:
 
 
 def test_all_sources_have_one_fingerprint(tmp_path: Path) -> None:
-    """So that a run goes on over the same data in another form."""
     prints = {kind: stored(kind, tmp_path / kind)().columns.fingerprint for kind in SOURCES}
     assert len(set(prints.values())) == 1, prints
 
-
-# --- plants -------------------------------------------------------------------------------------------------
 
 PLANTS: list[tuple[str, Callable[[Any], Source]]] = [
     ("names", sources.OneName),
@@ -170,7 +162,7 @@ def test_faults_around_a_source_are_refused(tmp_path: Path) -> None:
         sources.reads_take_as_long_as_asked,
         lambda **how: replace(split, source=sources.Hasty(split.columns, **how)),
     )
-    assert raised(sources.the_fingerprint_is_of_the_data, open_, open_), "other bytes need another"
+    assert raised(sources.the_fingerprint_is_of_the_data, open_, open_)
     drawn = lambda **_: replace(split, columns=replace(split.columns, fingerprint=os.urandom(4).hex()))  # noqa: E731
     assert raised(sources.the_fingerprint_is_of_the_data, drawn, drawn)
     for faulty in (sources.NoPaths, sources.Paths):
@@ -189,9 +181,6 @@ def test_names_in_another_order_are_refused(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(walk, "write_labelled", written)
     assert raised(sources.names_ascend, stored("toy", tmp_path / "data")(), WRITTEN)
-
-
-# --- which source it is -------------------------------------------------------------------------------------
 
 
 def mistake(call: Callable[[], object]) -> str:
@@ -242,16 +231,11 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert "--source toy is for images; videos are files" in said
 
 
-# --- loaders ------------------------------------------------------------------------------------------------
-
-
 def held(columns: Any, folder: Source) -> toy.Memory:
-    """Return a source in memory with the bytes of a folder."""
     return toy.Memory(columns, {columns.entry(sample): folder.read(sample) for sample in range(len(columns))})
 
 
 def same_batches(open_: scenes.Open, feed: Feed, other: Feed) -> None:
-    """Bit for bit, ids and targets too."""
     with open_(feed) as one, open_(other) as two:
         for a, b in zip(one.batches(0, 0), two.batches(0, 0), strict=True):
             assert torch.equal(a.images, b.images) and not (a.failed or b.failed)
@@ -287,25 +271,15 @@ def test_a_loader_takes_bytes_or_says_which_does(name: str, small: Scene, quick_
     same_batches(partial(open_loader, name), feed, other)
 
 
-def test_files_are_opened_by_those_that_say_so() -> None:
-    """Or that have no path to open: a loader that says no, and asks the source for a path, fails in the test
-    above.
-    """
-    assert {name for name in NAMES if not opens_files(name)} == {
-        "synthetic",
-        "torchvision",
-        "dali-fed",
-        "pyav",
-    }
+def test_loaders_that_open_no_files() -> None:
+    """A loader that says so, and asks the source for a path, fails in the test above."""
+    without = {name for name in NAMES if not opens_files(name)}
+    assert without == {"synthetic", "torchvision", "dali-fed", "pyav"}
     for name in NAMES:
         assert isinstance(importlib.import_module({**IMAGE_LOADERS, **VIDEO_LOADERS}[name]).OPENS_FILES, bool)
-
-
-def test_what_auto_is_without_files() -> None:
     images = [default_loader("images", gpu=gpu, files=False) for gpu in (False, True)]
     videos = [default_loader("videos", gpu=gpu, files=False) for gpu in (False, True)]
     assert images == ["torchvision", "dali-fed"] and videos == ["pyav", "pyav"]
-    assert not any(opens_files(name) for name in (*images, *videos))
     assert default_loader("images", gpu=True) == "dali-gpu"
 
 

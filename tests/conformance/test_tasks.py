@@ -1,5 +1,4 @@
-"""Every task: targets, losses, probes, figures and settings are as train.py needs them. The suite has its
-plants."""
+"""Every task has targets, losses, probes, figures and settings as train.py needs them."""
 
 from __future__ import annotations
 
@@ -38,7 +37,6 @@ CHECKS: dict[str, Callable[[Case], object]] = {
 
 @pytest.fixture(autouse=True)
 def toy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The toy's line in the table."""
     monkeypatch.setitem(TASKS, "toy", toy_task.__name__)
 
 
@@ -60,7 +58,6 @@ def test_a_task(name: str, check: str) -> None:
 
 @pytest.mark.parametrize("task", [*TASKS, "toy"])
 def test_figures_are_the_declared_ones_and_exact_over_ranks(task: str) -> None:
-    """No case gives a figure that is not declared, and each that is declared is given by some case."""
     kind = kind_named(task)
     assert kind.name == task
     own = [case for case in CASES.values() if case.kind is kind]
@@ -69,8 +66,6 @@ def test_figures_are_the_declared_ones_and_exact_over_ranks(task: str) -> None:
 
 
 class Alone(TopK):
-    """A metric of which each rank says what it has seen itself."""
-
     def result(self, world: World) -> dict[str, float]:
         return super().result(alone())
 
@@ -127,8 +122,6 @@ if __name__ == "__main__":
 
 
 def test_a_task_is_one_file_and_one_line(tmp_path: Path) -> None:
-    """The toy trains two steps, validates, keeps the best, and its figure is in the table, the summary and
-    TensorBoard."""
     data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=3)
     flags = f"--task toy --data {data} --manifest-dir {tmp_path / 'cache'} --output {tmp_path / 'run'}"
     small = "--loader torchvision --batch-size 4 --epochs 1 --image-size 16 --workers 1 --ceilings false"

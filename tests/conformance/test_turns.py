@@ -1,4 +1,4 @@
-"""Turns and operations are every loader's: NumPy turns its unturned batches, and finds the same bits."""
+"""Every loader turns and distorts as NumPy does with its unturned batches."""
 
 from __future__ import annotations
 

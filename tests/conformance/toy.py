@@ -1,4 +1,4 @@
-"""A source in memory, as docs/data.md says how to write one: this file, and a line of SOURCES."""
+"""A source in memory, as docs/data.md says how to write one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""A task as someone might add it: guess the number of an image's class from its mean colour. One file, and a
-line in tasks.TASKS."""
+"""A task as someone might add it: guess the number of an image's class from its mean colour."""
 
 from __future__ import annotations
 
@@ -19,8 +18,6 @@ RMSE = Figure(name="rmse", title="RMSE", unit="classes", chart="error", compared
 
 
 class Registry:
-    """models.Registry of one architecture."""
-
     def names(self) -> list[str]:
         return ["mean"]
 

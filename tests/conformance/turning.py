@@ -1,7 +1,7 @@
 """All eight turns, and operations on some rows: what a loader must make of them; and faults.
 
-The reference is NumPy's transpose and reversal of what the same loader delivers unturned, and its colours of
-that: a turn is a permutation, so the two are equal bit for bit, and so are rows without an operation.
+The reference is NumPy's turns and colours of what the same loader delivers unturned: equal bit for bit where
+there is no operation.
 """
 
 from __future__ import annotations
@@ -98,7 +98,6 @@ def _same(feed: Feed, image: Array, before: Array, rows: Rows, i: int, tolerance
 
 
 def _delivered(open_: Open, feed: Feed, epoch: int) -> list[Array]:
-    """float32 [B, ..., H, W, 3] of each batch."""
     with open_(feed) as loader:
         return [
             batch.images.detach().float().cpu().movedim(1, -1).numpy().copy()

@@ -18,7 +18,6 @@ KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """96 training and 44 validation images of four classes."""
     return draw(tmp_path_factory.mktemp("pictures") / "data", classes=CLASSES, train=24, val=11)
 
 
@@ -53,7 +52,6 @@ def zygote(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 @pytest.fixture
 def train(tmp_path: Path, environment: dict[str, str], zygote: subprocess.Popen[str]) -> Iterator[Runner]:
-    """train.py in an empty folder."""
     runner = Runner(tmp_path, environment, zygote)
     yield runner
     runner.end()

@@ -24,9 +24,9 @@ STOPPING = "train.py: stopping after this step; Ctrl-C 3 s from now or later end
 """On stderr, once SIGTERM or Ctrl-C has come."""
 
 
-def draw(folder: Path, *, classes: Sequence[str], train: int, val: int, seed: int = 0) -> Path:
+def draw(folder: Path, *, classes: Sequence[str], train: int, val: int) -> Path:
     """An image folder of small JPEGs; a class is a colour in noise. Counts are of a class."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for split, count in (("train", train), ("val", val)):
         for label, name in enumerate(classes):
             (folder / split / name).mkdir(parents=True)
@@ -40,8 +40,6 @@ def draw(folder: Path, *, classes: Sequence[str], train: int, val: int, seed: in
 
 @dataclass
 class Process:
-    """One process of a run, in a session of its own."""
-
     pid: int
     folder: Path  # of its stdout, stderr, status
 
@@ -140,7 +138,6 @@ class Runner:
         ]
 
     def evaluated(self, ranks: int, *argv: object) -> dict[str, Any]:
-        """Return the figures of a validation alone, from run/last.pt, on that many ranks."""
         output = f"evaluated-{len(self.started)}"
         more = ("--evaluate", "true", "--resume", "run/last.pt", "--output", output)
         for process in self.ranks(ranks, *argv, *more):
@@ -178,7 +175,6 @@ def end_session(pid: int) -> None:
 
 
 def session(leader: int) -> list[int]:
-    """Living processes of a session."""
     found = []
     for folder in Path("/proc").iterdir():
         try:

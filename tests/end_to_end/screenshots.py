@@ -117,7 +117,6 @@ class Page:
         return before[-1]
 
     def picture(self) -> bytes:
-        """PNG."""
         return base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"])
 
 
@@ -148,7 +147,6 @@ def started(command: list[str], log: Path, cwd: Path | None = None) -> Iterator[
 
 @contextmanager
 def tensorboard(logdir: Path) -> Iterator[str]:
-    """Its address while it runs."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [

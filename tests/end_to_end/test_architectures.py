@@ -1,4 +1,4 @@
-"""One training step of an architecture of each family in torchvision's registry, as train.py builds it."""
+"""One training step of each family in torchvision's registry, as train.py builds it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ import torch
 
 from config import Optimisation
 from contracts import Batch
-from engine.distributed import ProcessWorld
-from engine.step import Step
 from models import classification as registry
-from plan import draws
-from report.phases import Phases
 from tasks.classification import Classification
+from tests.unit.steps import composed
 
 # family -> (its smallest member, a size that it can train on: the smallest that its layers allow, or the only
 # one)
@@ -75,29 +72,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def unused(*_key: int) -> int:
-    return draws.key(0, draws.Purpose.MODEL)
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_one_step(name: str) -> None:
-    """The loss is finite, auxiliary heads take part, and parameters move, from first layer to last."""
     arch, size = FAMILIES[name]
-    world = ProcessWorld(torch.device("cpu"))
     torch.manual_seed(0)
     module, _ = registry.build(arch, classes=CLASSES, shape=(BATCH, 3, size, size))
     module.to(memory_format=torch.channels_last)
     task = Classification(np.arange(BATCH), auxiliary_weight=registry.auxiliary_weight(arch))
-    optimisation = Optimisation(weight_decay=0.0)
-    step = Step(
-        module=module,
-        task=task,
-        optimisation=optimisation,
-        precision="fp32",
-        world=world,
-        draw_key=unused,
-        phases=Phases(world.device),
-    )
+    step = composed(module, task, Optimisation(weight_decay=0.0))
     batch = Batch(
         images=torch.randn(BATCH, 3, size, size).to(memory_format=torch.channels_last),
         sizes=torch.full((BATCH, 2), size),
@@ -115,4 +97,4 @@ def test_one_step(name: str) -> None:
     still = [key for key, parameter in module.named_parameters() if torch.equal(parameter, before[key])]
     # a bias before a batch norm over 1 x 1 pixels, or what a layer scale of 1e-6 holds back, does not
     assert len(still) < 0.15 * len(before), still
-    assert not {next(iter(before)), next(reversed(before))} & set(still), "the first or the last layer"
+    assert not {next(iter(before)), next(reversed(before))} & set(still)

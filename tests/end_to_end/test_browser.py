@@ -1,6 +1,4 @@
-"""TensorBoard in a real browser, over a folder that a benchmark has left: what the README says of its pages
-can be read there.
-"""
+"""TensorBoard in a real browser, over a folder that a benchmark has left."""
 
 from __future__ import annotations
 
@@ -75,7 +73,6 @@ def measured(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def pages(measured: Path) -> Iterator[dict[str, list[str]]]:
-    """Each page as lines of text."""
     with screenshots.tensorboard(measured) as address, screenshots.browser() as page:
         found = {}
         for name in screenshots.PAGES:
@@ -86,7 +83,6 @@ def pages(measured: Path) -> Iterator[dict[str, list[str]]]:
 
 
 def test_hparams_is_the_table_of_throughput(measured: Path, pages: dict[str, list[str]]) -> None:
-    """A row a run: what it was, the rate, both ceilings and the efficiency."""
     lines = pages["hparams"]
     first = lines.index("Trial ID")
     titles = ["arch", "batch_size", "loader", "precision", "world_size"]

@@ -14,7 +14,6 @@ SHORT = ("--workers", 1, "--ceilings", "false", "--epochs", 6, "--val-every", 6,
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 training and 40 validation images: half of the demo's, and less to score."""
     folder = tmp_path_factory.mktemp("shapes") / "set"
     demo_coco.write(folder, 300, 40, progress=False)
     return folder
@@ -23,9 +22,6 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_preset_learns(train: Runner, shapes: Path) -> None:
-    """In a quarter of the demo's steps, validated once; the header of the preset has the figures of all of
-    them.
-    """
     preset = ("--config", ROOT / "configs/coco/demo.yaml", "--data", shapes)
     learning = train(*preset, "--output", "learned", *SHORT)
     learning.wait(500)  # a minute on two cores; here it may have one

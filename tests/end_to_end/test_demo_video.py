@@ -1,4 +1,4 @@
-"""The video demo, shortened: its preset learns the motion, and from single frames it does not."""
+"""The video demo, shortened: its preset learns the motion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ depending on seed and processor.
 
 @pytest.fixture(scope="module")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """20 training and 16 validation videos of each class."""
     drawn, some = (tmp_path_factory.mktemp("videos") / name for name in ("drawn", "some"))
     demo_videos.write(drawn, 20, 16, progress=False)
     for split in ("train", "val"):
@@ -52,7 +51,6 @@ def shortened(train: Runner, videos: Path, output: str, epochs: int, *flags: obj
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_preset_learns_the_motion_and_not_a_frame(train: Runner, videos: Path) -> None:
-    """In few of the demo's steps; the header of the preset has the figures of all of them."""
     assert shortened(train, videos, "clips", 22) >= 0.7, "chance is 25 %; seeds 0 to 3 had 91 to 98 %"
     assert shortened(train, videos, "frames", 5, "--clip-frames", 1) < 0.4, (
         "chance is 25 %; seeds 0 to 3 had 17 to 25 %"

@@ -119,19 +119,9 @@ def test_files(run: Runner) -> None:
 def test_summary_is_the_contract(run: Runner) -> None:
     found = summary(run.cwd / "run")
     check(found, CONTRACT, "summary")
-    assert (found["arch"], found["loader"], found["world_size"], found["batch_size"]) == (
-        "squeezenet1_1",
-        "torchvision",
-        1,
-        10,
-    )
-    assert (found["epochs"], found["steps"], found["samples"], found["samples_dropped"]) == (
-        2,
-        STEPS,
-        10 * STEPS,
-        DROPPED,
-    )
-    assert found["samples_failed"] == []
+    wanted = {"arch": "squeezenet1_1", "loader": "torchvision", "world_size": 1, "batch_size": 10}
+    wanted |= {"epochs": 2, "steps": STEPS, "samples": 10 * STEPS, "samples_dropped": DROPPED}
+    assert {name: found[name] for name in wanted} == wanted and found["samples_failed"] == []
     assert "--arch squeezenet1_1" in found["command"]
     assert 0 <= found["validation"]["top1"] <= found["validation"]["top5"] <= 1
 
@@ -158,7 +148,6 @@ def test_points_of_the_curves(run: Runner) -> None:
 
 
 def test_measuring_ceilings_changes_nothing(run: Runner) -> None:
-    """Losses and weights, bit for bit: the ceilings were measured between the two epochs."""
     assert losses(run.cwd / "run") == losses(run.cwd / "bare")
     assert points(run.cwd / "bare", "ceilings") == []
     measured, bare = (torch.load(run.cwd / name / "last.pt", weights_only=True) for name in ("run", "bare"))
@@ -166,7 +155,6 @@ def test_measuring_ceilings_changes_nothing(run: Runner) -> None:
 
 
 def test_tensorboard(run: Runner) -> None:
-    """The tags of the design, each step once; one grid of images; the row of the HPARAMS page."""
     board = EventAccumulator(str(run.cwd / "run"), size_guidance={"scalars": 0, "images": 0})
     board.Reload()
     tags = board.Tags()
@@ -181,7 +169,7 @@ def test_tensorboard(run: Runner) -> None:
     missing = {tag for tag in promised - set(tags["scalars"]) if not tag.startswith(("gpu/", "memory/"))}
     # of detectors; the HPARAMS page takes its columns from whichever run it meets first
     missing -= {"val/ap", "val/ap50"}
-    assert missing <= {"time/transfer_ms"}, "a column that no code fills; the transfer is one to a GPU"
+    assert missing <= {"time/transfer_ms"}
     assert all(math.isfinite(event.value) for tag in tags["scalars"] for event in board.Scalars(tag))
     for tag in ("train/loss", "val/top1"):
         steps = [event.step for event in board.Scalars(tag)]
@@ -197,7 +185,6 @@ def test_tensorboard(run: Runner) -> None:
 
 
 def test_config_reads_back(run: Runner, pictures: Path) -> None:
-    """config.yaml as --config is the same configuration; the checkpoint has it too."""
     again = parse(["--config", str(run.cwd / "run" / "config.yaml")])
     flags = [str(word) for word in ("--data", pictures, *FLAGS, *WINDOWS, "--output", "run")]
     assert again.flat() | {"config": None} == parse(flags).flat()
@@ -206,7 +193,6 @@ def test_config_reads_back(run: Runner, pictures: Path) -> None:
 
 
 def test_console(run: Runner) -> None:
-    """Without a terminal lines are plain: an epoch, a validation, a table with what to change first."""
     said = run.started[0].out
     for words in (
         "epoch 1/2",

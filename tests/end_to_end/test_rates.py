@@ -1,6 +1,4 @@
-"""The rate against a stopwatch of our own, an intervention (slower reads move what is bound by its loader,
-and nothing else), and a summary whose figures follow from the points that led to them.
-"""
+"""The rate against a stopwatch and an intervention, and a summary that follows from its points."""
 
 from __future__ import annotations
 
@@ -32,17 +30,13 @@ SMALL = (
 WITHIN = 0.02
 PHASES = ("data_wait", "forward", "backward", "update")
 SPAN, ENDS, SPANS, RUNS = 15, 4, 3, 3
-"""Windows that the stopwatch is held to, and at either end of them; times that it tries; runs, of which one
-must pass its own check.
-"""
+"""Windows that the stopwatch is held to, and at either end of them; times that it tries; runs."""
 
 
 def drift(told_s: list[float], seen: list[float]) -> float:
-    """By how much the durations of a span's windows differ from a stopwatch that noted when each was seen, as
-    a share of its time.
+    """By how much the durations of a span's windows differ from when each was seen, as a share of its time.
 
-    A window is seen late when a process had to wait for a core, and never early: at either end that one
-    counts which was seen the soonest.
+    A window may be seen late, never early: at either end that one counts which was seen the soonest.
     """
     ended = list(accumulate(told_s))
     late = [ours - theirs for ours, theirs in zip(seen, ended, strict=True)]
@@ -63,9 +57,7 @@ def test_a_wrong_duration_is_seen_and_a_late_look_is_not() -> None:
 
 
 def test_stopwatch(train: Runner) -> None:
-    """Windows are what the run says of its time, the clock of this process is another's; of a few spans one
-    must agree.
-    """
+    """Of a few spans one must agree with the clock of this process."""
     flags = (
         "--loader",
         "synthetic",
@@ -118,9 +110,7 @@ def test_stopwatch(train: Runner) -> None:
 
 @dataclass
 class Told:
-    """What a run of one process, without accumulation, says of its speed: summary.json, and the points of
-    metrics.jsonl behind it.
-    """
+    """summary.json of a run of one process, and the points of metrics.jsonl behind it."""
 
     summary: dict[str, Any]
     windows: list[dict[str, Any]]
@@ -134,9 +124,7 @@ class Told:
 
 
 def warm_up(rates: list[float]) -> int:
-    """Windows before the first that is within 10 % of the median of the later half; the earlier half when
-    none is.
-    """
+    """Windows before the first that is within 10 % of the median of the later half."""
     half = len(rates) // 2
     level = statistics.median(rates[half:])
     return next((i for i, rate in enumerate(rates) if abs(rate - level) <= 0.1 * level), half)
@@ -209,9 +197,7 @@ def check_rates(told: Told) -> None:
 
 
 def consistent() -> Told:
-    """By hand: a slow first window, then 100, 110 and 105 samples a second; 45 steps of 10 samples, of which
-    two end no window.
-    """
+    """A slow first window, then 100, 110 and 105 samples a second; 45 steps, two of which end no window."""
     windows = [
         {"step": step, "samples": samples, "seconds": seconds, "rate": samples / seconds, "epoch": epoch}
         for step, samples, seconds, epoch in (
@@ -319,9 +305,7 @@ def as_slow_as_its_reads(said: dict[str, Any], ms: int) -> bool:
 
 
 def passing(train: Runner, pictures: Path, ms: int, *flags: object) -> dict[str, Any]:
-    """The first run that passes its own check, and that reads slowed down: neither holds where the machine
-    stalled on the way.
-    """
+    """The first run that passes its own check and reads slowed down: the machine may have stalled."""
     for turn in range(RUNS):
         said = measured(train, pictures, f"{ms}-ms-{turn}", *flags, "--read-delay-ms", ms)
         check_rates(Told.read(train.cwd / f"{ms}-ms-{turn}"))
@@ -331,7 +315,6 @@ def passing(train: Runner, pictures: Path, ms: int, *flags: object) -> dict[str,
 
 
 def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> None:
-    """One worker, 20 and then 40 ms a read: the loader's ceiling and the rate are what the delay allows."""
     flags = ("--image-size", 32, "--batch-size", 8, "--steps", 24)
     found = {ms: passing(train, pictures, ms, *flags) for ms in (20, 40)}
     for ms, said in found.items():
@@ -342,9 +325,7 @@ def test_slow_reads_move_a_loader_bound_rate(train: Runner, pictures: Path) -> N
 
 
 def test_slow_reads_do_not_move_a_compute_bound_rate(train: Runner, pictures: Path) -> None:
-    """The loader could still give five times what the step takes. The best of up to three runs each: other
-    programs share the cores.
-    """
+    """The best of up to three runs each: other programs share the cores."""
     flags = ("--image-size", 128, "--batch-size", 8, "--steps", 12, "--ceilings", "false")
     rates = {0: 0.0, 2: 0.0}
     for turn in range(RUNS):

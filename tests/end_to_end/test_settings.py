@@ -1,8 +1,7 @@
-"""Settings that change how a step is made: each runs, and says in the files that it did."""
+"""Settings that change how a step is made: each runs, and is told."""
 
 from __future__ import annotations
 
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,6 @@ def run(train: Runner, pictures: Path, output: str, *flags: object) -> Path:
 
 
 def test_precisions(train: Runner, pictures: Path) -> None:
-    """A run in each of three precisions has nearly the same first loss; fp16 alone has a loss scale."""
     first: dict[str, float] = {}
     for precision in ("fp32", "bf16", "fp16"):
         output = run(train, pictures, precision, "--precision", precision, "--steps", 2)
@@ -61,18 +59,6 @@ def test_fp16_resumes_with_its_loss_scale(train: Runner, pictures: Path) -> None
     assert (
         points(parts, "train")[-1]["loss_scale"] == points(whole, "train")[-1]["loss_scale"] <= first < 2**16
     )
-
-
-def test_ceilings_after_steps_that_were_all_skipped(train: Runner) -> None:
-    """One step an epoch in fp16, whose scale is too high at first: AdamW has no state yet when the ceiling is
-    measured.
-    """
-    few = draw(train.cwd / "few", classes=("a", "b"), train=4, val=1)
-    flags = ("--arch", "regnet_x_400mf", "--precision", "fp16", "--optimizer", "adamw", "--epochs", 2)
-    measured = run(train, few, "measured", *flags, "--ceilings", "true")
-    assert points(measured, "train")[-1]["skipped_steps"] == 1
-    bare = run(train, few, "bare", *flags)
-    assert losses(measured) == losses(bare)
 
 
 def test_seconds(train: Runner, pictures: Path) -> None:
@@ -98,76 +84,31 @@ def test_accumulation(train: Runner, pictures: Path) -> None:
     assert summary(output)["samples"] == 96
 
 
-def test_clipping(train: Runner, pictures: Path) -> None:
-    """The norm that is told is the one before; the step is as long as the limit allows."""
-    flags = (
-        "--steps",
-        1,
-        "--momentum",
-        0,
-        "--weight-decay",
-        0,
-        "--lr",
-        1.0,
-        "--warmup-epochs",
-        0,
-        "--precision",
-        "fp32",
-    )
-    weights = {}
-    for limit in (0.01, 0.02):
-        output = run(train, pictures, f"clip-{limit}", *flags, "--clip-grad-norm", limit)
-        assert points(output, "train")[0]["grad_norm"] > limit
-        weights[limit] = torch.load(output / "last.pt", weights_only=True)["model"]
-    moved = math.sqrt(
-        sum(float(((weights[0.02][name] - weights[0.01][name]) ** 2).sum()) for name in weights[0.01])
-    )
-    assert moved == pytest.approx(0.01, rel=1e-3)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_optimizers_resume_exactly(train: Runner, pictures: Path, optimizer: str) -> None:
-    flags = ("--optimizer", optimizer, "--lr", 1e-3, "--norm-weight-decay", 1e-5)
+def test_adamw_resumes_exactly(train: Runner, pictures: Path) -> None:
+    flags = ("--optimizer", "adamw", "--lr", 1e-3, "--norm-weight-decay", 1e-5)
     whole = run(train, pictures, "whole", *flags, "--steps", 6)
     run(train, pictures, "parts", *flags, "--steps", 3)
     assert losses(run(train, pictures, "parts", *flags, "--steps", 6, "--resume", "auto")) == losses(whole)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "step", "constant"])
-def test_schedules(train: Runner, pictures: Path, schedule: str) -> None:
-    """The rate of each step is the schedule at the samples consumed before it; three epochs, half of one to
-    warm up.
-    """
-    settings: dict[str, Any] = {
-        "schedule": schedule,
-        "lr": 0.01,
-        "epochs": 3,
-        "warmup_epochs": 0.5,
-        "final_lr": 0.001,
-    }
+def test_schedule(train: Runner, pictures: Path) -> None:
+    """The rate of each step is the schedule at the samples consumed before it."""
+    settings: dict[str, Any] = {"schedule": "step", "lr": 0.01, "epochs": 3, "warmup_epochs": 0.5}
     settings |= {"lr_step_epochs": 1, "lr_gamma": 0.5}
-    optimisation = Optimisation(**settings)
-    flags = ("--schedule", schedule, "--epochs", 3, "--batch-size", 48, "--lr", 0.01, "--warmup-epochs", 0.5)
-    own = {
-        "cosine": ("--final-lr", 0.001),
-        "step": ("--lr-step-epochs", 1, "--lr-gamma", 0.5),
-        "constant": (),
-    }
-    output = run(train, pictures, "run", *flags, *own[schedule])
+    flags = [word for name, value in settings.items() for word in (f"--{name}", value)]
+    output = run(train, pictures, "run", "--batch-size", 48, *flags)
     rates = {point["step"]: point["lr"] for point in points(output, "train")}
     assert max(rates) == 6
     for step, rate in rates.items():
-        expected = learning_rate((step - 1) / 2, optimisation)
-        assert rate == pytest.approx(expected)
+        assert rate == pytest.approx(learning_rate((step - 1) / 2, Optimisation(**settings)))
 
 
 def test_the_seed_decides_everything(train: Runner, pictures: Path) -> None:
     first, again, other = (
-        run(train, pictures, name, "--steps", 3, "--seed", seed)
+        losses(run(train, pictures, name, "--steps", 2, "--seed", seed))
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
-    assert losses(first) == losses(again)
-    assert losses(first)[0] != losses(other)[0]
+    assert first == again and first[0] != other[0]
 
 
 def test_profile(train: Runner, pictures: Path) -> None:
@@ -189,9 +130,6 @@ def test_the_module_that_a_step_calls_is_compiled() -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs a C++ compiler")
 def test_compile(train: Runner) -> None:
-    """Kernels are built, the losses are the same but for rounding, and the checkpoint is that of the bare
-    module.
-    """
     kernels = train.cwd / "kernels"
     train.env = {**train.env, "TORCHINDUCTOR_CACHE_DIR": str(kernels)}
     small = (

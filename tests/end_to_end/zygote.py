@@ -1,9 +1,7 @@
-"""Starts runs of train.py quickly: imports once what train.py imports, then forks a process for each run that
-it is asked for.
+"""Starts runs of train.py quickly: imports once what it imports, then forks a process for each run.
 
-The child runs train.py as `__main__`, in a session of its own; only the seconds of importing and of compiling
-kernels are saved. One JSON object a line on stdin (see runs.Runner), the child's process id as the answer;
-its exit status goes to a file.
+The child runs train.py as `__main__`, in a session of its own. One JSON object a line on stdin (see
+runs.Runner), the child's process id as the answer; its exit status goes to a file.
 """
 
 from __future__ import annotations
@@ -35,7 +33,6 @@ TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 
 
 def imported_by(file: Path) -> list[str]:
-    """The modules that a program imports at its top level; `from room import file` means room.file."""
     found = []
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -67,9 +64,7 @@ def become(order: dict[str, Any]) -> None:
 
 
 def run() -> NoReturn:
-    """train.py as `__main__`, to the end of its process; what it leaves to the interpreter's own end is done
-    as there.
-    """
+    """train.py as `__main__`, and what it leaves to the interpreter's own end."""
     code: Any = None
     try:
         runpy.run_path(str(TRAIN), run_name="__main__")

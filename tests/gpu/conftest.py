@@ -1,6 +1,4 @@
-"""Needs a CUDA device. Without one every test here is skipped; with one a skip is a failure, but for images
-that are not there.
-"""
+"""Tests that need a CUDA device; with one a skip is a failure, but for images that are not there."""
 
 from __future__ import annotations
 
@@ -19,9 +17,7 @@ from tests.conformance.fixtures import SAMPLES, parametrise
 HERE = Path(__file__).parent
 CUDA = torch.device("cuda", 0)
 LOCK = Path(tempfile.gettempdir(), f"saturate-tests-gpu-{os.getuid()}.lock")
-"""Shared by the tests that use the device, of any process; a test that asks how much of its memory is in use
-has it for itself.
-"""
+"""Shared by the tests that use the device; one that asks how much memory is in use has it alone."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

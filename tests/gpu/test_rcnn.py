@@ -1,6 +1,4 @@
-"""R-CNN's training on a GPU: the kernel keeps what torchvision keeps, losses are torchvision's, and the host
-waits for nothing.
-"""
+"""R-CNN's training on a GPU: torchvision's losses, and no wait of the host."""
 
 from __future__ import annotations
 
@@ -21,7 +19,6 @@ from tests.unit.test_rcnn import HEIGHT, SIZES, WIDTH, first_ones, small, target
 
 @contextmanager
 def no_waits() -> Iterator[None]:
-    """What waits for the device raises."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype")
         torch.cuda.set_sync_debug_mode("error")

@@ -1,6 +1,4 @@
-"""SSD's detections on a GPU: a CPU's, and quickly also where nearly every class of a default box is a
-candidate.
-"""
+"""SSD's detections on a GPU: a CPU's, and quickly."""
 
 from __future__ import annotations
 
@@ -34,9 +32,7 @@ def test_detections_are_those_of_a_cpu(sharpness: float, device: torch.device) -
 
 
 def test_a_network_that_knows_nothing_yet_is_validated_quickly(device: torch.device) -> None:
-    """All 90 classes have 400 candidates in each of 128 images: torchvision's loops take four seconds for
-    them.
-    """
+    """All 90 classes have 400 candidates in each of 128 images."""
     stock = ssd300_vgg16(weights=None, weights_backbone=None).eval()
     images = torch.zeros(1, 3, 300, 300)
     with torch.inference_mode():

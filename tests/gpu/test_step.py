@@ -1,6 +1,4 @@
-"""The training step in fp16 on a GPU: it runs for each family, a ceiling leaves no trace, and ranks agree on
-a validation.
-"""
+"""The training step in fp16 on a GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,12 +18,11 @@ from contracts import Batch
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from models import classification as registry
-from plan import draws
 from report.ceilings import compute_ceiling
-from report.phases import Phases
 from tasks.classification import Classification
 from tests.conformance import scenes
 from tests.conformance.scenes import scene
+from tests.unit.steps import composed
 
 ROOT = Path(__file__).parents[2]
 CLASSES, BATCH = 5, 8
@@ -34,21 +30,11 @@ LABELS = np.arange(BATCH) % CLASSES
 
 
 def made_step(arch: str, device: torch.device, image_size: int) -> Step:
-    """Make a step as train.py composes it, for one process."""
     torch.manual_seed(0)
     module, _ = registry.build(arch, classes=CLASSES, shape=(2, 3, image_size, image_size))
     module = module.to(device).to(memory_format=torch.channels_last)
     task = Classification(LABELS, auxiliary_weight=registry.auxiliary_weight(arch))
-    optimisation = Optimisation(lr=0.01)
-    return Step(
-        module=module,
-        task=task,
-        optimisation=optimisation,
-        precision="fp16",
-        world=ProcessWorld(device),
-        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
-        phases=Phases(device),
-    )
+    return composed(module, task, Optimisation(lr=0.01), precision="fp16", device=device)
 
 
 def made_batch(device: torch.device, image_size: int) -> Batch:
@@ -95,7 +81,6 @@ def test_fp16_steps_learn_one_batch(arch: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize("arch", ["resnet18", "vit_b_16"])
 def test_a_compute_ceiling_leaves_no_trace(arch: str, device: torch.device) -> None:
-    """Parameters, statistics, optimiser and scaler are the same bits as before."""
     step, batch = made_step(arch, device, 224), made_batch(device, 224)
     for position in range(5):
         step(itertools.repeat(batch, 1), lr=0.01, epoch=0, position=position)
@@ -111,7 +96,6 @@ def test_a_compute_ceiling_leaves_no_trace(arch: str, device: torch.device) -> N
 
 
 def launched(ranks: int, *flags: str) -> None:
-    """train.py under torchrun, ranks sharing what devices there are."""
     command = [
         sys.executable,
         "-m",
@@ -133,9 +117,7 @@ def launched(ranks: int, *flags: str) -> None:
 
 
 def test_two_ranks_on_one_gpu_validate_like_one(tmp_path: Path) -> None:
-    """gloo, since NCCL refuses two ranks on one GPU; equal batch a rank, an odd number of samples: counts and
-    losses are the same.
-    """
+    """By gloo, since NCCL refuses two ranks on one GPU; an odd number of samples."""
     files = list(scenes.small(37).items())
     scene(tmp_path / "one", dict(files[:24]))
     scene(tmp_path / "two", dict(files))

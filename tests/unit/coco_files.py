@@ -2,8 +2,7 @@
 files.
 
 Of every four images the first is a landscape, the second a portrait that also holds a crowd, the third grey,
-and the fourth has no annotation. Each of the others has one shape of each category in a quarter of its own,
-so that no two overlap:
+and the fourth has no annotation. Each of the others has one shape of each category; no two overlap:
 
     person    blue, 5 keypoints as white marks of 3 x 3 pixels; the hands have visibility 2 or 0
     box       red, its segmentation the four corners
@@ -33,9 +32,7 @@ PLACES = np.array([(0.5, 0.5), (0.7, 0.25), (0.3, 0.25), (0.85, 0.8), (0.15, 0.8
 SPLITS = {"train2017": 8, "val2017": 5}
 
 
-def write_coco(
-    root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[int, int] = (96, 128), seed: int = 0
-) -> Path:
+def write_coco(root: Path, *, splits: Mapping[str, int] = SPLITS, size: tuple[int, int] = (96, 128)) -> Path:
     """Write root/<split>/*.jpg, root/annotations/instances_<split>.json and person_keypoints_<split>.json;
     returns root.
 
@@ -45,7 +42,7 @@ def write_coco(
     (root / "annotations").mkdir(parents=True, exist_ok=True)
     for place, (split, count) in enumerate(splits.items()):
         (root / split).mkdir(exist_ok=True)
-        rng = np.random.default_rng([seed, place])
+        rng = np.random.default_rng([0, place])
         images, annotations = [], []
         for number in range(count):
             image_id = 1000 * (place + 1) + 7 * number
@@ -80,12 +77,10 @@ def write_coco(
 
 
 def document(root: Path, split: str, kind: str = "instances") -> dict[str, Any]:
-    """What an annotation file of the set holds."""
     return dict(json.loads((root / "annotations" / f"{kind}_{split}.json").read_text()))
 
 
 def write(root: Path, split: str, document: Any, kind: str = "instances") -> Path:
-    """Write an annotation file of the set."""
     path = root / "annotations" / f"{kind}_{split}.json"
     path.write_text(json.dumps(document))
     return path
@@ -113,9 +108,7 @@ def reasons(found: Instances) -> list[str]:
 
 
 def counts(mask: Array) -> list[int]:
-    """COCO's uncompressed run lengths of a bool mask [H, W]: column by column, beginning with those that are
-    False.
-    """
+    """COCO's run lengths of a bool mask [H, W]: column by column, beginning with those that are False."""
     flat = mask.ravel(order="F")
     edges = np.flatnonzero(np.diff(flat)) + 1
     runs = np.diff([0, *edges, len(flat)]).tolist()
@@ -125,7 +118,6 @@ def counts(mask: Array) -> list[int]:
 def _drawn(
     rng: np.random.Generator, height: int, width: int, *, empty: bool, crowd: bool
 ) -> tuple[Image.Image, list[dict[str, Any]]]:
-    """A picture and the annotations of what is drawn on it."""
     picture = Image.fromarray(rng.integers(0, 60, (height, width, 3), np.uint8))
     if empty:
         return picture, []
@@ -180,15 +172,12 @@ def _shape(
 
 
 def of(written: dict[str, Any], key: str, number: int) -> dict[str, Any]:
-    """Return the entry with this id of the list `key`."""
     return next(each for each in written[key] if each["id"] == number)
 
 
 def put(key: str, number: int, **values: Any) -> Callable[[dict[str, Any]], None]:
-    """Return a change of a document: the entry gets these values."""
     return lambda written: of(written, key, number).update(values)
 
 
 def drop(key: str, number: int, name: str) -> Callable[[dict[str, Any]], None]:
-    """Return a change of a document: the entry loses this value."""
     return lambda written: of(written, key, number).pop(name)

@@ -1,4 +1,4 @@
-"""Running the points of a suite: one whose points do what their name says stands for the real ones."""
+"""Running the points of a suite, whose points do what their name says."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,28 +99,23 @@ def test_data_that_no_point_can_use_ends_a_suite(said: str, tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"^--data: no image in it$"):
         ran(tmp_path, "good", "crash", command=refuses)
     assert [row["status"] for row in results(tmp_path)] == ["failed"]
-    assert [row["status"] for row in ran(tmp_path, "good")] == ["ok"], "once it is mended"
+    assert [row["status"] for row in ran(tmp_path, "good")] == ["ok"]
 
 
-def test_a_library_that_gets_no_memory_is_out_of_memory(tmp_path: Path) -> None:
-    """What cuBLAS, DALI, our loaders, the system and C++ say."""
-    lines = [
+@pytest.mark.parametrize(
+    "said",
+    [
         "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when",
         "Can't allocate 77 bytes on device 0.",
         "DALI ran out of the GPU's memory: a",
-    ]
-    lines += ["[Errno 12] Cannot allocate memory", "what():  std::bad_alloc"]
-    for number, said in enumerate(lines):
-        one = replace(
-            suite(),
-            command=lambda *_, said=said: [
-                sys.executable,
-                "-c",
-                f'print("{said}"); print("the end"); exit(1)',
-            ],
-        )
-        (row,) = run(one, Settings(), tmp_path / str(number), lambda *_: None)
-        assert (row["status"], row["error"]) == ("oom", said)
+        "[Errno 12] Cannot allocate memory",
+        "what():  std::bad_alloc",
+    ],
+)
+def test_a_library_that_gets_no_memory_is_out_of_memory(said: str, tmp_path: Path) -> None:
+    program = f'print("{said}"); print("the end"); exit(1)'
+    (row,) = ran(tmp_path, "good", command=lambda *_: [sys.executable, "-c", program])
+    assert (row["status"], row["error"]) == ("oom", said)
 
 
 @pytest.mark.parametrize(
@@ -145,21 +139,17 @@ def test_no_thread_or_a_kill_is_out_of_memory_where_that_is_looked_for(ends: str
 
 
 def test_going_on_measures_what_is_left(tmp_path: Path) -> None:
-    """A point that failed is tried again, once; what is there is not."""
-    ran(tmp_path, "good", "crash")
+    """A point that failed is tried again, once; what is there, or named twice, is not."""
+    ran(tmp_path, "good", "crash", "good")
     with (tmp_path / "results.jsonl").open("a") as file:
         file.write('{"point": {"na')  # a kill in mid-write
     said: list[str] = []
-    rows = run(
-        suite(),
-        Settings(names=("good", "crash"), output=tmp_path),
-        tmp_path,
-        lambda *told: said.append(told[2]),
-    )
-    assert [row["point"]["name"] for row in rows] == ["good", "crash"]
+    settings = Settings(names=("good", "crash", "good"), output=tmp_path)
+    rows = run(suite(), settings, tmp_path, lambda *told: said.append(told[2]))
     assert [line.partition(":")[0] for line in said] == ["crash-8", "crash-8"]
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 4
-    assert [row["point"]["name"] for row in results(tmp_path)] == ["good", "crash"]
+    for found in (rows, results(tmp_path)):
+        assert [row["point"]["name"] for row in found] == ["good", "crash"]
 
 
 def test_a_short_one_is_measured_again_and_shown_nowhere(tmp_path: Path) -> None:
@@ -174,10 +164,6 @@ def test_a_folder_where_nothing_was_measured_holds_the_next_command_alone(tmp_pa
     ran(tmp_path, "crash")
     ran(tmp_path, "good")
     assert [row["point"]["name"] for row in results(tmp_path)] == ["good"]
-
-
-def test_a_point_that_is_named_twice_is_measured_once(tmp_path: Path) -> None:
-    assert [row["point"]["name"] for row in ran(tmp_path, "good", "good")] == ["good"]
 
 
 def test_an_error_is_no_markup(tmp_path: Path) -> None:
@@ -225,17 +211,8 @@ def test_an_interrupt_ends_the_point_and_keeps_the_rows(tmp_path: Path) -> None:
         "bench.SUITES['fake'] = 'tests.unit.test_bench'; here.SUITE = here.suite();"
         "sys.exit(bench.main(sys.argv[1:]))"
     )
-    command = [
-        sys.executable,
-        "-c",
-        script,
-        "fake",
-        "--names",
-        "good",
-        "slow",
-        "--output",
-        str(tmp_path / "out"),
-    ]
+    flags = ["--names", "good", "slow", "--output", str(tmp_path / "out")]
+    command = [sys.executable, "-c", script, "fake", *flags]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while not list(tmp_path.glob("out/runs/slow-8/log.txt")) and time.monotonic() < until:
@@ -262,14 +239,9 @@ def test_repeats_are_processes_in_turns(tmp_path: Path) -> None:
     for row, rate in zip(rows[::2], (90.0, 100.0, 120.0), strict=True):
         row["figures"]["rate"] = rate
     good, crash = merged(rows)
-    assert good["point"] == {"name": "good", "size": 8} and (
-        good["figures"]["rate"],
-        good["figures"]["repeats"],
-    ) == (100.0, 3)
-    assert (
-        good["spread"]["rate"] | {"iqr": 0} == {"n": 3, "min": 90.0, "max": 120.0, "iqr": 0}
-        and good["figures"]["bound"] == "compute"
-    )
+    assert good["point"] == {"name": "good", "size": 8}
+    assert good["figures"].items() >= {"rate": 100.0, "repeats": 3, "bound": "compute"}.items()
+    assert good["spread"]["rate"].items() >= {"n": 3, "min": 90.0, "max": 120.0}.items()
     assert crash["status"] == "failed"
     assert merged(rows[:3])[0]["status"] == "short"
     with pytest.raises(UserError, match="--repeats 2: of fewer than 3 no figure is shown; 1, or 3 and more"):
@@ -309,7 +281,6 @@ def test_a_repeat_that_is_lost_is_shown(tmp_path: Path) -> None:
 
 
 def test_the_commit_is_each_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that went on with another commit lists both: of two points, or of two repeats of one."""
     monkeypatch.setattr(_suite, "_commit", lambda: "one")
     (before,) = ran(tmp_path, "good")
     monkeypatch.setattr(_suite, "_commit", lambda: "other+")
@@ -326,7 +297,6 @@ def test_the_commit_is_each_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_signal_that_is_ignored_stays_so() -> None:
-    """nohup: a closed terminal does not end the suite."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with ending_on_signals():
@@ -338,8 +308,8 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
 
 
 def test_a_signal_while_a_point_is_ended_is_heard_once_it_is(tmp_path: Path) -> None:
-    """A point that took too long, and has its time to end: `timeout` sends a signal once. Under nohup, which
-    ignores another.
+    """`timeout` sends a signal once, to a point that has its time to end. Under nohup, which ignores
+    another.
     """
     send = "[os.kill(os.getppid(), number) for number in (signal.SIGHUP, signal.SIGTERM)]"
     deaf = f"import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: {send}); time.sleep(60)"

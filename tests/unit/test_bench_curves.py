@@ -1,4 +1,4 @@
-"""CUSTOM SCALARS of the suites: the charts as TensorBoard's own plugin lays them out, and their points."""
+"""CUSTOM SCALARS of the suites, as TensorBoard's own plugin lays them out."""
 
 from __future__ import annotations
 
@@ -86,4 +86,4 @@ def test_a_run_is_of_points_that_differ_in_one_value_and_refused_figures_are_in_
     assert {path.name for path in (tmp_path / "curves").iterdir()} == {"pytorch", "dali-fed"}
     assert curve(tmp_path / "curves" / "pytorch", f"{group}/waited_s") == [(0, 0.5), (2500, 0.5)]
     assert curve(tmp_path / "curves" / "dali-fed", f"{group}/waited_s") == [(2500, 0.5)]
-    assert [*charts(tmp_path)[group]] == ["waited, s", "steps, s"], "no chart of what no row has"
+    assert [*charts(tmp_path)[group]] == ["waited, s", "steps, s"]

@@ -1,4 +1,4 @@
-"""The loop by hand of detectors, without a GPU: what its data set gives, how it groups, and a loss."""
+"""The loop by hand of detectors, without a GPU."""
 
 from __future__ import annotations
 
@@ -51,14 +51,12 @@ def coco(tmp_path: Path) -> Path:
 
 def test_boxes_and_masks_follow_the_flip(coco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = baseline.Coco(coco, masks=True)
-    assert len(data) == 7, "without the image that has a crowd alone"
+    assert len(data) == 7
     for flipped, boxes in ((1.0, [[4, 8, 14, 28]]), (0.0, [[50, 8, 60, 28]])):
         monkeypatch.setattr(random, "random", lambda found=flipped: found)
         image, target = data[1]
         assert image.shape == (3, 32, 64) and image.dtype == torch.float32 and image.max() <= 1
-        assert target["boxes"].tolist() == boxes and target["labels"].tolist() == [90], (
-            "neither the thin one nor the one outside"
-        )
+        assert target["boxes"].tolist() == boxes and target["labels"].tolist() == [90]
         ys, xs = np.nonzero(target["masks"][0].numpy())
         assert [xs.min(), ys.min(), xs.max() + 1, ys.max() + 1] == pytest.approx(boxes[0], abs=1)
 
@@ -92,9 +90,6 @@ def test_a_loss_that_is_no_number_ends_the_loop() -> None:
     assert baseline.loss_of(Losses(), good, good).item() == 6  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no number"):
         baseline.loss_of(Losses(), good, bad)  # type: ignore[arg-type]
-
-
-# --- a longer epoch of few images ---------------------------------------------------------------------------
 
 
 def test_links_have_the_annotations_of_their_image(

@@ -1,4 +1,4 @@
-"""The flags of bench and report; a wrong one is said in one line, got and allowed, with exit code 2."""
+"""The flags of bench and report; a wrong one is said in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from tests.end_to_end.runs import draw
             "train --batch-sizes 0 x",
             "--batch-sizes got '0': input should be greater than 0; bench train --help",
         ),
-        ("train --batch-sizes=0", "--batch-sizes got '0'"),
         (
             "train --loaders nothing",
             "--loaders got 'nothing', which is unknown; known: synthetic, torchvision",
@@ -33,7 +32,6 @@ from tests.end_to_end.runs import draw
             "train --precisions fp17",
             "--precisions got 'fp17': input should be 'auto', 'fp16', 'bf16' or 'fp32'",
         ),
-        ("train --limit-s -1", "--limit-s got '-1': input should be greater than or equal to 0"),
         ("train --seconds", "Missing value for argument '--seconds'"),
         ("train --nothing 3", "unknown flag '--nothing'"),
         ("nothing", "SUITE got 'nothing', which is unknown; known: train, readers"),
@@ -99,16 +97,14 @@ def test_a_data_folder_whose_name_is_no_utf_8(
     )
     text = (output / "table.md").read_bytes().decode()
     assert "\n- one | two\n- The same for all" in text
-    assert "\\udcff x" in text.partition("```bash")[2].partition("```")[0], "the command"
-    assert bench.main(["readers", "--data", str(data), "--output", str(output), *flags]) == 0, (
-        "and it goes on"
-    )
+    assert "\\udcff x" in text.partition("```bash")[2].partition("```")[0]
+    assert bench.main(["readers", "--data", str(data), "--output", str(output), *flags]) == 0
     assert report.main([str(output)]) == 0
     other = tmp_path / "other"
     shutil.copytree(output, other)
     (other / "suite.json").write_text((output / "suite.json").read_text().replace("\\udcff", "\\udcfe"))
     assert report.main([str(output), str(other)]) == 0
-    assert "\\udcff x / " in capsys.readouterr().out, "settings differ"
+    assert "\\udcff x / " in capsys.readouterr().out
 
 
 def test_no_suite_gives_a_common_flag_another_meaning() -> None:
@@ -126,20 +122,19 @@ def test_no_suite_gives_a_common_flag_another_meaning() -> None:
         (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),
         (["--", "--bach-size", "4"], "unknown flag"),
         (["--data", "/nope"], "has no train/ folder"),
+        (["--output", "data/out"], "never written to"),
     ],
 )
 def test_mistakes_before_anything_is_made(
-    argv: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    argv: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "data" / "train").mkdir(parents=True)
-    flags = ["train", "--data", str(tmp_path / "data"), "--output", str(tmp_path / "out")]
-    assert bench.main([*flags, *argv]) == 2
+    monkeypatch.chdir(tmp_path)
+    Path("data/train").mkdir(parents=True)
+    assert bench.main(["train", "--data", "data", "--output", "out", *argv]) == 2
     told = capsys.readouterr().err
     assert said in told and told.startswith("bench: ") and told.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
-def test_data_is_never_written_to(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "train").mkdir()
-    assert bench.main(["train", "--data", str(tmp_path), "--output", str(tmp_path / "out")]) == 2
-    assert "never written to" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert not [*tmp_path.rglob("out")]

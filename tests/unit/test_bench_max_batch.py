@@ -1,4 +1,4 @@
-"""The search for the largest batch, over simulated memory; its summary; and one run of it on the CPU."""
+"""The search for the largest batch, over simulated memory; and one run of it."""
 
 from __future__ import annotations
 
@@ -70,22 +70,9 @@ def test_a_failure_above_a_batch_that_trains_is_too_large_and_one_before_any_end
 
 def row(loader: str, batch: int, status: str, **figures: Any) -> dict[str, Any]:
     point = {"arch": "resnet18", "loader": loader, "precision": "fp16", "batch_size": batch}
-    told = {
-        "spread": {},
-        "versions": {},
-        "hardware": {},
-        "folder": f"runs/{name_of(point)}",
-        "suite": "max-batch",
-    }
-    return {
-        "point": point,
-        "status": status,
-        "error": None,
-        "figures": figures,
-        "began": 0.0,
-        "took_s": 2.0,
-        **told,
-    }
+    told = {"point": point, "status": status, "error": None, "figures": figures, "began": 0.0, "took_s": 2.0}
+    empty: dict[str, Any] = {name: {} for name in ("spread", "versions", "hardware")}
+    return {**told, **empty, "folder": f"runs/{name_of(point)}", "suite": "max-batch"}
 
 
 def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limited() -> None:
@@ -104,26 +91,17 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
     told = {its["point"]["loader"]: its for its in summarise(rows)}
     assert list(told) == ["torchvision", "dali-gpu", "other", "dali-cpu", "dali-fed", "synthetic"]
     best = told["torchvision"]["figures"]
-    assert (best["largest"], best["device_gib"], best["ended"], best["trials"]) == (
-        128,
-        20.0,
-        "out of memory at 136",
-        3,
-    )
-    assert (best["of_torchvision"], best["of_dali-gpu"]) == (1.0, 2.0)
-    assert any(
-        line.startswith("GPU clock 1,755 ") for line in _show.conditions(max_batch.SUITE, [*told.values()])
-    )
-    assert not any("steal" in line for line in _show.conditions(max_batch.SUITE, [*told.values()]))
-    next(iter(told.values()))["figures"]["cpu_steal"] = 0.25
-    assert any(
-        line.startswith("Up to 25% of the cores' time")
-        for line in _show.conditions(max_batch.SUITE, [*told.values()])
-    )
+    wanted = {"largest": 128, "device_gib": 20.0, "ended": "out of memory at 136", "trials": 3}
+    assert best.items() >= (wanted | {"of_torchvision": 1.0, "of_dali-gpu": 2.0}).items()
+    stolen = "Up to 25% of the cores' time"
+    lines = "\n".join(_show.conditions(max_batch.SUITE, [*told.values()]))
+    assert "GPU clock 1,755 " in lines and stolen not in lines
+    best["cpu_steal"] = 0.25
+    assert stolen in "\n".join(_show.conditions(max_batch.SUITE, [*told.values()]))
     assert told["torchvision"]["took_s"] == 6.0
     assert told["dali-gpu"]["figures"]["of_torchvision"] == 0.5
     assert told["other"]["figures"]["ended"] == "failed (exit code 1: cuDNN) at 72"
-    assert "of_torchvision" not in told["other"]["figures"], "it was not memory that ended it"
+    assert "of_torchvision" not in told["other"]["figures"]
     assert told["dali-cpu"]["figures"]["ended"] == ">= 96: all training samples"
     assert "of_torchvision" not in told["dali-cpu"]["figures"]
     assert told["dali-fed"]["status"] == "oom"
@@ -136,7 +114,6 @@ def test_the_summary_has_a_row_a_search_and_compares_only_what_memory_has_limite
 def test_a_trial_that_is_killed_or_gets_no_thread_was_too_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever comes first: the search goes on below it."""
     program = """
 import json, os, sys
 batch, folder = int(sys.argv[1]), sys.argv[2]
@@ -238,36 +215,23 @@ def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     data = draw(tmp_path / "data", classes=("red", "blue"), train=12, val=3)
-    flags = [
-        "--archs",
-        "squeezenet1_1",
-        "--loaders",
-        "torchvision",
-        "--start",
-        "16",
-        "--steps",
-        "2",
-        "--output",
-        str(tmp_path / "out"),
-    ]
-    assert (
-        bench.main(["max-batch", "--data", str(data), *flags, "--", "--image-size", "32", "--workers", "1"])
-        == 0
-    )
-    rows = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
+    out = tmp_path / "out"
+    flags = "--archs squeezenet1_1 --loaders torchvision --start 16 --steps 2 -- --image-size 32 --workers 1"
+    assert bench.main(["max-batch", "--data", str(data), "--output", str(out), *flags.split()]) == 0
+    rows = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert [(its["point"]["batch_size"], its["status"]) for its in rows] == [(16, "ok"), (24, "ok")]
     assert all(set(LOADS) <= set(its["figures"]) for its in rows)
-    assert ">= 24: all training samples" in (tmp_path / "out" / "table.md").read_text()
-    assert not list((tmp_path / "out").rglob("*.pt"))
-    assert "validated" in (tmp_path / "out" / rows[-1]["folder"] / "log.txt").read_text()
-    shown = {path.parent.name for path in (tmp_path / "out").rglob("events.out.tfevents.*")}
+    assert ">= 24: all training samples" in (out / "table.md").read_text()
+    assert not list(out.rglob("*.pt"))
+    assert "validated" in (out / rows[-1]["folder"] / "log.txt").read_text()
+    shown = {path.parent.name for path in out.rglob("events.out.tfevents.*")}
     assert shown == {Path(rows[-1]["folder"]).name, "plots", "max-batch"}
     curve = (
-        EventAccumulator(str(tmp_path / "out" / "curves" / "max-batch"))
+        EventAccumulator(str(out / "curves" / "max-batch"))
         .Reload()
         .Scalars("max-batch over batch_size/host_gib")
     )
-    assert [event.step for event in curve] == [16, 24], "its trials"
-    answer = EventAccumulator(str(tmp_path / "out" / rows[-1]["folder"])).Reload()
+    assert [event.step for event in curve] == [16, 24]
+    answer = EventAccumulator(str(out / rows[-1]["folder"])).Reload()
     assert [event.value for event in answer.Scalars("max-batch/largest")] == [24.0]
     assert "_hparams_/session_start_info" in answer.summary_metadata

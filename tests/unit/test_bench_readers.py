@@ -1,6 +1,4 @@
-"""The suite `readers`: its points, what it decodes, the comparison with PIL (with a plant), and one small
-run.
-"""
+"""The suite `readers`, with a plant."""
 
 from __future__ import annotations
 
@@ -24,7 +22,6 @@ from tests.end_to_end.runs import draw
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """48 JPEGs of two classes below train/, the cache of manifests beside them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return draw(tmp_path / "data", classes=("blue", "red"), train=24, val=1)
 
@@ -58,7 +55,7 @@ def test_the_parts_are_the_plans_whatever_their_size(files: Files) -> None:
     assert len(first) == PART and not np.array_equal(first.regions, second.regions)
     (again,) = itertools.islice(files.parts(0), 1)
     np.testing.assert_array_equal(first.windows, again.windows)
-    assert len(next(files.parts(0, 512))) == 512, "more than there are files"
+    assert len(next(files.parts(0, 512))) == 512
     (x0, y0, x1, y1) = files.regions("region", first)[0]
     assert files.regions("entropy", first)[0] == (x0, y1 - 1, x1, y1)
     assert files.regions("to-array", first)[0][:2] == (0, 0) and y0 < y1
@@ -70,9 +67,7 @@ def test_what_is_told_of_the_pixels(files: Files, reader: str, task: Any) -> Non
     pytest.importorskip("nvidia.dali" if reader == "dali" else "cv2")
     found = compare(reader, task, files)
     assert found["compared"] == 48 and found["refused"] == 0
-    assert found["worst"] < (0.5 if task == "train" else 1e-9), (
-        "whole images and regions are PIL's bit for bit"
-    )
+    assert found["worst"] < (0.5 if task == "train" else 1e-9)
 
 
 def test_a_reader_with_shifted_pixels_is_seen(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +77,7 @@ def test_a_reader_with_shifted_pixels_is_seen(files: Files, monkeypatch: pytest.
     for task in ("to-array", "region", "train"):
         found = compare("shifted", task, files)
         assert 1.0 < found["mad"] < found["worst"], task
-    assert "shifted" not in READERS, "the loaders know their own alone"
+    assert "shifted" not in READERS
 
 
 def test_refused_files_are_counted_and_have_no_pixels(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Showing the rows of a suite: the table, the same in Markdown, what is concluded, TensorBoard."""
+"""Tables, Markdown, conclusions and TensorBoard of a suite."""
 
 from __future__ import annotations
 
@@ -24,11 +24,9 @@ def test_the_tables(tmp_path: Path) -> None:
     _show.show(suite(), rows, tmp_path, console)
     shown = console.export_text()
     assert "100.0 (90.0 to 110.0, 5)" in shown and "out of memory" in shown and "too short" in shown
-    assert (
-        "More columns in table.md: bound." in shown and "bound" not in shown.partition("More columns")[0]
-    ), "a detail"
+    assert "More columns in table.md: bound." in shown and "bound" not in shown.partition("More columns")[0]
     text = (tmp_path / "table.md").read_text()
-    assert "| name | img/s | bound |" in text, "neither what is the same for all, nor what nobody has"
+    assert "| name | img/s | bound |" in text
     assert "| good | 100.0 (90.0 to 110.0, 5) | compute |" in text
     short = "| short | too short: no figure; 2 of 3 windows or passes; more --seconds, or data | - |"
     assert short in text and "100" not in text.partition("| short |")[2]
@@ -62,10 +60,8 @@ def test_a_rate_that_never_got_steady_is_named_and_concludes_nothing(tmp_path: P
 @pytest.mark.parametrize(
     ("number", "said", "told"),
     [
-        (signal.SIGKILL, "", "killed, as the system does when memory is short"),
         (signal.SIGKILL, "epoch 1, 100 img/s", "killed, as the system does when memory is short"),
         (signal.SIGABRT, "free(): invalid pointer", "SIGABRT; free(): invalid pointer"),
-        (signal.SIGSEGV, "", "SIGSEGV"),
         (signal.SIGRTMIN + 1, "", f"signal {signal.SIGRTMIN + 1}"),
     ],
 )
@@ -114,14 +110,14 @@ def test_the_time_left_is_the_mean_of_what_has_ended_in_this_run_times_what_is_l
     assert str(left) == "-:--:--"
     left.tell(5, 10)  # of an earlier run
     now += 60
-    assert str(left) == "-:--:--", "nothing has ended"
+    assert str(left) == "-:--:--"
     left.tell(6, 10)
     assert str(left) == "0:04:00"
     now += 10
-    assert str(left) == "0:03:50", "it counts down"
+    assert str(left) == "0:03:50"
     now += 70
     assert str(left) == "0:03:00", "the others do not get shorter by one that takes long"
     left.tell(7, 11)
-    assert str(left) == "0:04:40", "also of a total that has changed"
+    assert str(left) == "0:04:40"
     left.tell(11, 11)
     assert str(left) == "0:00:00"

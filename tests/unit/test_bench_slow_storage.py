@@ -1,4 +1,4 @@
-"""The suite `slow-storage`: where a consumer's seconds go, and what is concluded from them."""
+"""The suite `slow-storage`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from tests.end_to_end.runs import draw
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """48 training images of two classes."""
     return draw(tmp_path_factory.mktemp("pictures") / "data", classes=("a", "b"), train=24, val=1)
 
 
 class Clock:
-    """Seconds that pass when someone sleeps."""
-
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -121,7 +118,7 @@ def test_reads_in_the_consumers_thread_are_waited_for(
         assert figures["floor_s"] == pytest.approx(0.48)
         assert figures["total_s"] >= figures["floor_s"] + figures["waited_s"]
         assert good["spread"]["total_s"]["n"] == 3
-        assert set(LOADS) <= set(figures) and figures["sm_mhz"] is None, "of a GPU"
+        assert set(LOADS) <= set(figures) and figures["sm_mhz"] is None
     # twenty-four batches, three of them ahead of the consumer: twenty times two reads
     assert dali["figures"]["waited_s"] >= 20 * 2 * 0.010
     assert pytorch["figures"]["first_batch_s"] >= 2 * 0.010
@@ -129,9 +126,7 @@ def test_reads_in_the_consumers_thread_are_waited_for(
 
 
 def test_processes_of_a_point_are_what_a_change_is_judged_by() -> None:
-    """bench slow-storage --repeats 3, two folders of it: the epochs of one process say nothing of how
-    processes differ.
-    """
+    """The epochs of one process say nothing of how processes differ."""
 
     def folder(method: str, waits: tuple[float, ...]) -> list[Row]:
         rows = [row(method, 10, waited) for waited in waits]

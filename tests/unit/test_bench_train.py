@@ -1,6 +1,4 @@
-"""The suite `train`: its points, their commands, a loop by hand by the same rule, and a run of it on drawn
-images.
-"""
+"""The suite `train`, and a loop by hand by the same rule."""
 
 from __future__ import annotations
 
@@ -39,17 +37,9 @@ def test_commands_are_train_pys(data: Path, tmp_path: Path) -> None:
     )
     one, two = (command(settings, point, tmp_path / "out") for point in points(settings))
     asked = parse(one[2:])
-    assert (asked.model.arch, asked.loading.batch_size, asked.loading.loader, asked.loading.workers) == (
-        "alexnet",
-        8,
-        "synthetic",
-        3,
-    )
-    assert (asked.optimisation.seconds, asked.augmentation.image_size, asked.run.output) == (
-        settings.seconds,
-        64,
-        tmp_path / "out",
-    )
+    wanted = {"arch": "alexnet", "batch_size": 8, "loader": "synthetic", "workers": 3, "image_size": 64}
+    assert asked.flat().items() >= (wanted | {"seconds": settings.seconds}).items()
+    assert asked.run.output == tmp_path / "out"
     assert (
         two[1:6] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         and two[7:] == one[2:]
@@ -78,12 +68,8 @@ def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch:
     asked = parse(
         command(Train(task=task, data=tmp_path, loaders=(loader,)), found[0], tmp_path.parent / "out")[2:]
     )
-    assert (asked.model.task, asked.model.arch, asked.loading.loader, asked.data.data) == (
-        task,
-        arch,
-        loader,
-        tmp_path,
-    )
+    assert asked.flat().items() >= {"task": task, "arch": arch, "loader": loader}.items()
+    assert asked.data.data == tmp_path
     if torch.cuda.device_count() == 0:
         assert found[0]["precision"] == "fp32", "what train.py picks for this task on a CPU"
     for wrong, said in (
@@ -105,16 +91,9 @@ def test_a_loop_by_hand_of_detectors_is_beside_its_own(tmp_path: Path) -> None:
     (ours, theirs, *_) = points(settings)
     words = command(settings, theirs, tmp_path / "out")
     flags = dict(zip(words[3::2], words[4::2], strict=True))
-    assert (
-        words[1:3] == ["-m", "benchmarks.baselines.train"]
-        and ours["arch"] == theirs["arch"] == flags["--arch"]
-    )
-    assert (flags["--task"], flags["--loader"], flags["--batch-size"], flags["--workers"]) == (
-        "detection",
-        "torchvision",
-        "16",
-        "3",
-    )
+    assert words[1:3] == ["-m", "benchmarks.baselines.train"] and ours["arch"] == theirs["arch"]
+    wanted = {"--task": "detection", "--loader": "torchvision", "--batch-size": "16", "--workers": "3"}
+    assert flags.items() >= (wanted | {"--arch": ours["arch"]}).items()
 
 
 def test_a_loop_by_hand_has_our_pixels_and_workers(
@@ -125,9 +104,9 @@ def test_a_loop_by_hand_has_our_pixels_and_workers(
         data=data, archs=("resnet18",), batch_sizes=(8,), loaders=("torchvision",), by_hand=("dali",)
     )
     ours, theirs = points(settings)
-    assert "--workers" not in command(settings, ours, tmp_path), "the default of train.py"
+    assert "--workers" not in command(settings, ours, tmp_path)
     words = command(settings, theirs, tmp_path)
-    assert words[words.index("--workers") + 1] == "3", "the same"
+    assert words[words.index("--workers") + 1] == "3"
     with pytest.raises(
         UserError, match="--by-hand: the loop by hand trains at 224 px, efficientnet_v2_s at 384"
     ):
@@ -150,18 +129,13 @@ def test_a_summary_of_clips_or_detectors_has_their_figures() -> None:
     }
     told |= {"world_size": 1, "cpu": {"utilisation": None}, "versions": {}, "hardware": {}}
     found = measured(told | {"clips": {"frames_per_s": 160.0, "decoded_per_delivered": 3.1}}).figures
-    assert (found["unit"], found["frames_per_s"], found["decoded_per_delivered"], found["padding"]) == (
-        "clip/s",
-        160.0,
-        3.1,
-        None,
-    )
+    wanted = {"unit": "clip/s", "frames_per_s": 160.0, "decoded_per_delivered": 3.1, "padding": None}
+    assert found.items() >= wanted.items()
     found = measured(told | {"detection": {"instances_per_s": 70.0, "padding": 0.05}}).figures
     assert (found["instances_per_s"], found["padding"], found["frames_per_s"]) == (70.0, 0.05, None)
 
 
 def test_a_loop_by_hand_is_read_by_the_same_rule(tmp_path: Path) -> None:
-    """The slow first window is warm-up."""
     (tmp_path / "figures.json").write_text(
         json.dumps({"windows": [[100, 2.0], [200, 2.0], [210, 2.0], [190, 2.0]], "steps": 70})
     )
@@ -194,7 +168,7 @@ def test_the_bound_of_repeats_is_of_their_medians() -> None:
 
 
 def test_a_loop_by_hand_has_the_columns_of_train_pys_runs(tmp_path: Path) -> None:
-    """A page of HPARAMS takes its columns from the first of its runs: by name that is the loop by hand."""
+    """A page of HPARAMS takes its columns from the first of its runs."""
     for name in ("a by hand", "b"):
         (tmp_path / name).mkdir()
     ours = Board(tmp_path / "b")
@@ -261,7 +235,7 @@ def test_bars_are_of_one_precision_and_number_of_gpus(
     ],
 )
 def test_by_hand_and_flags_it_does_not_take(flags: str, refused: str | None, data: Path) -> None:
-    assert points(Train(data=data, flags=flags)), "without it they are welcome"
+    assert points(Train(data=data, flags=flags))
     settings = Train(data=data, flags=flags, by_hand=("torchvision",))
     if refused is None:
         assert points(settings)
@@ -273,7 +247,7 @@ def test_by_hand_and_flags_it_does_not_take(flags: str, refused: str | None, dat
 
 
 def test_a_run(data: Path, tmp_path: Path) -> None:
-    """A machine too slow for 20 steps in the time, of which the suite says so, is given more of it."""
+    """A machine too slow for 20 steps in the time is given more of it."""
     flags = (
         f"--workers 0 --image-size 32 --min-window-s 0.2 --log-every 5 --manifest-dir {tmp_path / 'cache'}"
     )

@@ -1,6 +1,4 @@
-"""The suite `workers`: its points, the split of a step, and each sentence of its advice over rows made by
-hand.
-"""
+"""The suite `workers`, and each sentence of its advice."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ import pytest
 
 from benchmarks import workers
 from benchmarks._suite import Row
-from benchmarks.workers import Workers, conclude, derive, enough, fixed, points
+from benchmarks.workers import Workers, conclude, derive, points
 from contracts import UserError
 from report.tensorboard import SETTINGS
 
@@ -65,16 +63,6 @@ def test_flags_that_are_a_points_own(flag: str) -> None:
         )
 
 
-def test_fixed_costs_and_enough() -> None:
-    assert fixed({8: 100.0, 16: 200.0, 64: 200.0}) == pytest.approx({8: 1.0, 16: 0.0})
-    assert fixed({one: one / (6.0 + 0.25 * one) for one in (8, 16, 32)}) == pytest.approx(
-        {8: 6 / 8, 16: 6 / 10}
-    )
-    assert enough({8: 50.0, 16: 91.0, 32: 100.0}) == 16
-    assert enough({8: 50.0, 16: 60.0, 32: 100.0}) is None
-    assert enough({8: 50.0, 16: 100.0, 32: 80.0}) == 16
-
-
 def row(
     batch: int,
     rate: float,
@@ -102,6 +90,15 @@ def row(
     return {"point": point, "status": "ok", "figures": figures, "spread": spread, "hardware": {"gpu": gpu}}
 
 
+def pair(batch: int, pinned: float, pageable: float, **more: Any) -> list[Row]:
+    rates = {"pinned": pinned, "pageable": pageable}
+    return [row(batch, rate, ceiling=300, memory=memory, **more) for memory, rate in rates.items()]
+
+
+def rising(eight: float, sixteen: float, **more: Any) -> list[Row]:
+    return [row(size, rate, ceiling=rate, **more) for size, rate in ((8, eight), (16, sixteen))]
+
+
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
@@ -111,29 +108,20 @@ def row(
         ),
         ([row(8, 90, ceiling=100), row(64, 700, ceiling=800)], "still grows at batch 64 (800 img/s)"),
         (
-            [row(8, 105, ceiling=200), row(8, 100, ceiling=200, memory="pageable")],
+            pair(8, 105, 100),
             "Pinned memory: +5.0% at batch 8 with 4 workers, beyond the noise there and in 1 of 1 pairs",
         ),
         (
-            [row(8, 101, ceiling=200), row(8, 100, ceiling=200, memory="pageable")],
+            pair(8, 101, 100),
             "makes no difference beyond the noise (the largest: +1.0%",
         ),
         (
-            [row(8, 105, ceiling=200, repeats=0), row(8, 100, ceiling=200, memory="pageable", repeats=0)],
+            pair(8, 105, 100, repeats=0),
             "Pinned memory: 105 img/s, pageable 100 img/s at batch 8 with 4 workers, "
             "one run each; --repeats 3",
         ),
         (
-            [
-                *(
-                    row(8, rate, ceiling=200, memory=memory)
-                    for rate, memory in ((105, "pinned"), (100, "pageable"))
-                ),
-                *(
-                    row(16, rate, ceiling=300, memory=memory, repeats=0)
-                    for rate, memory in ((300, "pinned"), (200, "pageable"))
-                ),
-            ],
+            pair(8, 105, 100) + pair(16, 300, 200, repeats=0),
             "Pinned memory: +5.0% at batch 8 with 4 workers, beyond the noise there and in 1 of 1 pairs",
         ),
         ([row(8, 91, ceiling=200, workers=2), row(8, 100, ceiling=200)], "Batch 8: 2 workers will do"),
@@ -165,31 +153,19 @@ def row(
             "33% of its compute costs the same up to batch 16, the next that was measured: bound by the work",
         ),
         (
-            [
-                *(row(size, rate, ceiling=rate) for size, rate in ((8, 90), (16, 180))),
-                *(row(size, rate, ceiling=rate, step="graphs") for size, rate in ((8, 270), (16, 360))),
-            ],
+            rising(90, 180) + rising(270, 360, step="graphs"),
             "graphs: 3.00 times the rate of eager at batch 8 (270 img/s).",
         ),
         (
-            [row(size, rate, ceiling=rate, step="graphs") for size, rate in ((8, 90), (16, 180))],
+            rising(90, 180, step="graphs"),
             "too small to fill the GPU: a larger batch.",
         ),
         (
-            [row(8, 105, ceiling=200, gpu=None), row(8, 100, ceiling=200, memory="pageable", gpu=None)],
+            pair(8, 105, 100, gpu=None),
             "without one the two differ by noise alone, here up to 5.0%",
         ),
         (
-            [
-                *(
-                    row(8, rate, ceiling=200, memory=memory)
-                    for rate, memory in ((105, "pinned"), (100, "pageable"))
-                ),
-                *(
-                    row(16, rate, ceiling=300, memory=memory)
-                    for rate, memory in ((200, "pinned"), (220, "pageable"))
-                ),
-            ],
+            pair(8, 105, 100) + pair(16, 200, 220),
             "makes no difference beyond the noise (the largest: -9.1%, batch 16",
         ),
     ],

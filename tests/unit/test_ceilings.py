@@ -1,13 +1,10 @@
-"""The ceilings: right against known durations, training left as it was bit for bit, nothing that was
-prefetched counted.
-"""
+"""The ceilings: right against known durations, and training left as it was bit for bit."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +15,11 @@ from torch import nn
 
 from config import Optimisation
 from contracts import Batch, Counts
-from engine.distributed import ProcessWorld
 from engine.step import Step
-from plan import draws
 from report import ceilings
 from report.phases import Phases
 from tasks.classification import Classification
+from tests.unit.steps import composed
 from tests.unit.test_meter import Clock, Threads, alone, on_ranks
 
 CPU = torch.device("cpu")
@@ -53,16 +49,8 @@ def step_of(
     module: nn.Module, *, optimizer: str = "sgd", precision: str = "fp32", accumulate: int = 1
 ) -> Step:
     settings: dict[str, Any] = {"optimizer": optimizer, "accumulate": accumulate, "weight_decay": 1e-3}
-    optimisation = Optimisation(**settings)
-    return Step(
-        module=module,
-        task=Classification(np.zeros(SIZE, np.int64)),
-        optimisation=optimisation,
-        precision=precision,
-        world=ProcessWorld(CPU),
-        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
-        phases=Phases(CPU),
-    )
+    task = Classification(np.zeros(SIZE, np.int64))
+    return composed(module, task, Optimisation(**settings), precision=precision)
 
 
 @pytest.fixture
@@ -74,8 +62,6 @@ def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 class FakeStep:
-    """Takes as long as it is told and remembers what it was given."""
-
     def __init__(self, seconds: float, sleep: Callable[[float], None] = time.sleep) -> None:
         self.seconds, self.sleep, self.calls = seconds, sleep, 0
         self.phases = Phases(CPU)
@@ -103,9 +89,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# --- the step without a loader ------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[float], None]) -> None:
     step = FakeStep(0.02, sleep)
@@ -117,25 +100,14 @@ def test_the_rate_of_a_step_of_known_duration(accumulate: int, sleep: Callable[[
         found["spread"]["n"] == ceilings.BLOCKS
         and found["spread"]["min"] <= found["rate"] <= found["spread"]["max"]
     )
-    assert found["steps"] * 0.02 >= 2.0, "at least two seconds"
-    assert step.calls == found["steps"] + 8, "eight to warm up"
+    assert found["steps"] * 0.02 >= 2.0
+    assert step.calls == found["steps"] + 8
     assert len(step.given) == accumulate and all(batch.valid.all() for batch in step.given)
-    assert step.phases.read() == {}, "nothing of it is told as training"
-
-
-def test_the_rate_is_that_of_the_wall(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "LEAST_S", 0.3)
-    step = FakeStep(0.02)
-    began = time.perf_counter()
-    found = ceilings.compute_ceiling(step, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
-    slowest = SIZE * found["steps"] / (time.perf_counter() - began)
-    assert slowest <= found["spread"]["max"] and found["rate"] <= 1.001 * SIZE / 0.02
+    assert step.phases.read() == {}
 
 
 def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The steps meet in collectives: a rank that took one more would wait for ever. The slowest sets the
-    rate.
-    """
+    """The steps meet in collectives: a rank that took one more would wait for ever."""
     monkeypatch.setattr(ceilings, "LEAST_S", 0.2)
 
     def work(world: Threads) -> Any:
@@ -150,9 +122,7 @@ def test_ranks_take_as_many_steps_and_share_one_figure(monkeypatch: pytest.Monke
 
 
 def test_resident_batches_stand_for_all_sizes() -> None:
-    """Where sizes differ a few neighbours would say little: the mean over those that are chosen is the mean
-    over the epoch.
-    """
+    """The mean size over those that are chosen is the mean over the epoch."""
     sides = np.sort(np.random.default_rng(0).integers(100, 1000, 3000))  # like sizes are neighbours
     began: list[int] = []
 
@@ -176,13 +146,12 @@ def test_resident_batches_stand_for_all_sizes() -> None:
         return [batch.side for batch in chosen]
 
     one, other = on_ranks(2, work)
-    assert one == other and len(set(one)) == 8, "the same ones on every rank"
+    assert one == other and len(set(one)) == 8
     assert np.mean(one) == pytest.approx(sides.mean(), rel=0.02)
     assert max(began) <= 8 * len(sides) - 8
 
 
 def everything(step: Step) -> dict[str, Any]:
-    """Copies of all that a checkpoint holds."""
     return {
         "model": {name: value.clone() for name, value in step.module.state_dict().items()},
         "optimizer": {
@@ -235,11 +204,12 @@ def test_training_goes_on_bit_for_bit(
     if precision == "fp16":
         assert measured.scaler.is_enabled()
         measured.scaler._growth_interval = plain.scaler._growth_interval = 5  # the measurement would grow it
-    assert train(measured, 0, 3) == expected[:3]
-    before = everything(measured)
-    ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
-    assert_same(everything(measured), before)
-    assert train(measured, 3, 6) == expected[3:]
+    for first, last in ((0, 3), (3, 6)):  # at first the optimiser has no state yet
+        if first or precision != "fp16":  # no run measures with a scale that is not made yet
+            before = everything(measured)
+            ceilings.compute_ceiling(measured, [batch_of()], accumulate=1, world=alone(), synchronise=nothing)
+            assert_same(everything(measured), before)
+        assert train(measured, first, last) == expected[first:last]
 
 
 @pytest.mark.parametrize("asked", [0, 1, 4])
@@ -277,9 +247,6 @@ def test_the_batch_itself_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None
     (given,) = step.given
     assert given.images.data_ptr() != batch.images.data_ptr() and torch.equal(given.images, batch.images)
     assert batch.valid.tolist() == [False] + [True] * 7
-
-
-# --- the loader without a step ------------------------------------------------------------------------------
 
 
 class FakeLoader:
@@ -329,7 +296,7 @@ class FakeLoader:
 def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(
     in_flight: int, sleep: Callable[[float], None]
 ) -> None:
-    """400 batches of 10 ms that are ready at once would make four seconds read a hundred times too fast."""
+    """400 batches that are ready at once would make four seconds read a hundred times too fast."""
     loader = FakeLoader(0.01, sleep, in_flight=in_flight, ready=in_flight)
     found = ceilings.loader_ceiling(loader, epoch=3, world=alone(), synchronise=nothing)
     assert found["rate"] == pytest.approx(SIZE / 0.01)
@@ -337,8 +304,8 @@ def test_the_rate_of_a_loader_of_known_duration_without_what_was_prefetched(
         {"n": found["windows"], "min": SIZE / 0.01, "max": SIZE / 0.01, "iqr": 0.0}, abs=1e-6
     )
     assert found["windows"] >= 3
-    assert -loader.ready * 0.01 >= 1.99, "two seconds of batches that nobody had prefetched"
-    assert loader.asked == [(3, 0)] and loader.abandoned == 1, "whoever iterates next is not in its way"
+    assert -loader.ready * 0.01 >= 1.99
+    assert loader.asked == [(3, 0)] and loader.abandoned == 1
 
 
 def test_prefetched_batches_that_are_not_declared_are_seen(sleep: Callable[[float], None]) -> None:
@@ -351,7 +318,7 @@ def test_a_small_data_set_is_passed_over_several_times(sleep: Callable[[float], 
     loader = FakeLoader(0.01, sleep, in_flight=2, epoch_batches=7, failed=2)
     found = ceilings.loader_ceiling(loader, epoch=1, world=alone(), synchronise=nothing)
     assert loader.asked[:3] == [(1, 0), (2, 0), (3, 0)]
-    assert found["rate"] == pytest.approx((SIZE - 2) / 0.01), "samples that failed are not delivered"
+    assert found["rate"] == pytest.approx((SIZE - 2) / 0.01)
 
 
 def test_each_batch_is_awaited_on_the_device(sleep: Callable[[float], None]) -> None:
@@ -376,7 +343,7 @@ def test_a_slow_loader_is_measured_by_one_round_of_what_is_in_flight(sleep: Call
     loader = FakeLoader(3.0, sleep, in_flight=8)
     found = ceilings.loader_ceiling(loader, epoch=0, world=alone(), synchronise=nothing)
     assert found["rate"] == pytest.approx(SIZE / 3.0)
-    assert found["windows"] == 1 and -loader.ready == 16, "and one round before it"
+    assert found["windows"] == 1 and -loader.ready == 16
 
 
 @pytest.mark.parametrize("asked", [0, 5, 20])

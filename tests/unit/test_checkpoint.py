@@ -1,4 +1,4 @@
-"""Checkpoints: whole at any time, loaded without running code, and a mismatch that prints both values."""
+"""Checkpoints: whole at any time, loaded without running code, refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ CONTENT: dict[str, Any] = {
 
 
 def read(path: Path, **fits: Any) -> dict[str, Any]:
-    """The content of a checkpoint that fits."""
     resume = Resume(path=path)
     resume.fits(**{"task": "classification", **FITS, **fits})
     return resume.content
@@ -65,8 +64,6 @@ def test_round_trip(written: Path) -> None:
     }
     assert [path.name for path in written.parent.iterdir()] == ["last.pt"]
 
-
-# --- whole at any time --------------------------------------------------------------------------------------
 
 WRITER = """
     import itertools, pathlib, sys, torch
@@ -123,7 +120,7 @@ def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Pat
     )
     assert done.returncode == 0, done.stderr
     said = done.stdout.splitlines()
-    assert len(said) == 2, "the first fitted"
+    assert len(said) == 2
     for line in said:
         assert line.startswith(f"--output {tmp_path}: cannot write last.pt: ")
         assert line.endswith("; the earlier last.pt is untouched: mend it, then --resume auto")
@@ -172,8 +169,6 @@ def test_the_file_and_its_folder_are_synced_in_order(tmp_path: Path, monkeypatch
     assert done[1:] == ["rename", tmp_path.name] and done[0] != "last.pt"
 
 
-# --- what does not fit --------------------------------------------------------------------------------------
-
 MANY = [f"class {i}" for i in range(1000)]
 
 
@@ -219,8 +214,6 @@ def test_one_class_of_a_thousand_is_named(tmp_path: Path) -> None:
 
 
 class Evil:
-    """Unpickling this would make a file."""
-
     def __reduce__(self) -> Any:
         return (Path.touch, (Path("evil"),))
 
@@ -231,7 +224,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert "not a checkpoint that can be read" in refusal(tmp_path / "a.pt")
     assert not Path("evil").exists()
     torch.load(tmp_path / "a.pt", weights_only=False)
-    assert Path("evil").exists(), "the plant works"
+    assert Path("evil").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"PK\x03\x04 cut", b"\x80\x02", bytes(1000)])
@@ -262,15 +255,12 @@ def test_damage_is_one_line_or_harmless(written: Path) -> None:
     assert refused > 50
 
 
-# --- which file ---------------------------------------------------------------------------------------------
-
-
 def test_which_file_is_resumed(tmp_path: Path) -> None:
     def found(resume: str | None, output: Path | None) -> Path | None:
         return Resume.find(Run(resume=resume, output=output)).path
 
     assert found(None, tmp_path) is None
-    assert found("auto", tmp_path) is None, "starts anew"
+    assert found("auto", tmp_path) is None
     (tmp_path / "last.pt").touch()
     assert found("auto", tmp_path) == tmp_path / "last.pt"
     assert found(str(tmp_path), None) == tmp_path / "last.pt"

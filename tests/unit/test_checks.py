@@ -1,4 +1,4 @@
-"""plan/checks.py: each kind of faulty plan is stopped where it draws, by an error that names it."""
+"""Each kind of faulty plan is stopped where it draws, by an error that names it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from loaders._ops import OPERATIONS
 from plan import ops
 from plan.clips import ClipPlan
 from plan.images import ImagePlan, ImagePolicy
-from tests.conformance.plans import Videos
-from tests.unit.test_clips import policy
+from tests.conformance.plans import Videos, clip_policy
 
 Change = Callable[[dict[str, Any]], Any]
 POLICY = ImagePolicy(window="random-resized", image_size=16, flip=0.5)
@@ -42,7 +41,8 @@ class Faulty(ImagePlan):
         return framed
 
 
-def faulty(change: Change, **says: Any) -> Faulty:
+def faulty(change: Change, *otherwise: str) -> Faulty:
+    says: dict[str, Any] = {name: name != "filled" for name in otherwise}
     heights, widths = np.arange(COUNT, dtype=np.int32) + 40, np.arange(COUNT, dtype=np.int32) + 50
     return Faulty(
         heights=heights, widths=widths, policy=POLICY, seed=0, batch_size=BATCH, change=change, **says
@@ -51,6 +51,10 @@ def faulty(change: Change, **says: Any) -> Faulty:
 
 def put(name: str, value: Any) -> Change:
     return lambda framed: framed.__setitem__(name, value)
+
+
+def typed(name: str, dtype: Any) -> Change:
+    return lambda framed: framed.__setitem__(name, framed[name].astype(dtype))
 
 
 def at(name: str, where: Any, value: Any) -> Change:
@@ -68,174 +72,156 @@ def with_ops(where: Any, value: float) -> Change:
     return put("ops", numbers)
 
 
-FAULTS: dict[str, tuple[Change, dict[str, bool], str]] = {
+FAULTS: dict[str, tuple[Any, ...]] = {
     "region left of the image": (
         at("regions", (2, 0), -1),
-        {},
         r"regions .*: row 2 of 6, id \d+: \[-1, .*\] in an image \d+ wide, ",
     ),
-    "region above the image": (at("regions", (2, 1), -3), {}, "regions .*: row 2"),
-    "region right of the image": (at("regions", (4, 2), 81), {}, "regions .*: row 4"),
-    "region below the image": (at("regions", (4, 3), 71), {}, "regions .*: row 4"),
+    "region above the image": (at("regions", (2, 1), -3), "regions .*: row 2"),
+    "region right of the image": (at("regions", (4, 2), 81), "regions .*: row 4"),
+    "region below the image": (at("regions", (4, 3), 71), "regions .*: row 4"),
     "region without columns": (
         lambda framed: at("regions", (1, 2), framed["regions"][1, 0])(framed),
-        {},
         "regions .*: row 1",
     ),
     "region upside down": (
         lambda framed: at("regions", 1, framed["regions"][1, [0, 3, 2, 1]])(framed),
-        {},
         "regions .*: row 1",
     ),
     "window that is no number": (
         at("windows", (3, 2), np.nan),
-        {},
         r"windows .*: row 3 of 6, id \d+: \[0, 0, nan, ",
     ),
-    "window without end": (at("windows", (3, 3), np.inf), {}, "windows .*: row 3"),
-    "window before its region": (at("windows", (3, 0), -0.01), {}, "windows .*: row 3"),
-    "window beyond its region": (at("windows", (5, 3), 71.0), {}, "windows .*: row 5"),
-    "window without rows": (at("windows", (5, 3), 0.0), {}, "windows .*: row 5"),
-    "no regions": (put("regions", None), {}, "regions .* NoneType, .* array"),
-    "listed turns": (put("turns", [0] * BATCH), {}, "turns .* list, .* array"),
+    "window without end": (at("windows", (3, 3), np.inf), "windows .*: row 3"),
+    "window before its region": (at("windows", (3, 0), -0.01), "windows .*: row 3"),
+    "window beyond its region": (at("windows", (5, 3), 71.0), "windows .*: row 5"),
+    "window without rows": (at("windows", (5, 3), 0.0), "windows .*: row 5"),
+    "no regions": (put("regions", None), "regions .* NoneType, .* array"),
+    "listed turns": (put("turns", [0] * BATCH), "turns .* list, .* array"),
     "float regions": (
-        lambda framed: put("regions", framed["regions"].astype(float))(framed),
-        {},
+        typed("regions", float),
         "regions .* float64, .* int64",
     ),
     "whole windows": (
-        lambda framed: put("windows", framed["windows"].astype(int))(framed),
-        {},
+        typed("windows", int),
         "windows .* int64, .* float64",
     ),
-    "bool turns": (lambda framed: put("turns", framed["turns"] > 0)(framed), {}, "turns .* bool, .* uint8"),
+    "bool turns": (lambda framed: put("turns", framed["turns"] > 0)(framed), "turns .* bool, .* uint8"),
     "short column": (
         lambda framed: put("turns", framed["turns"][1:])(framed),
-        {},
         r"turns .* shape \(5,\), .* \(6,\)",
     ),
     "windows of two numbers": (
         lambda framed: put("windows", framed["windows"][:, :2])(framed),
-        {},
         r"windows .* \(6, 2\), .* \(6, 4\)",
     ),
-    "nothing to turn by": (lambda framed: framed.pop("turns"), {}, "turns .*does not return it"),
-    "another field": (put("flips", np.zeros(BATCH, bool)), {}, "flips .*`frame` returns regions, .*turns"),
-    "its own ids": (put("ids", np.zeros(BATCH, int)), {}, "ids .*`frame` returns regions"),
-    "size 0": (put("sizes", SIZES * [1, 0]), {}, r"sizes .*: row 0 .*\[16, 0\]; a side has at least a pixel"),
+    "nothing to turn by": (lambda framed: framed.pop("turns"), "turns .*does not return it"),
+    "another field": (put("flips", np.zeros(BATCH, bool)), "flips .*`frame` returns regions, .*turns"),
+    "its own ids": (put("ids", np.zeros(BATCH, int)), "ids .*`frame` returns regions"),
+    "size 0": (put("sizes", SIZES * [1, 0]), r"sizes .*: row 0 .*\[16, 0\]; a side has at least a pixel"),
     "size beyond the plan's": (
         put("sizes", SIZES + 1),
-        {"filled": False},
         r"sizes .*: row 0 .*\[17, 17\] on a canvas of \(16, 16\)",
+        "filled",
     ),
     "several sizes": (
         put("sizes", SIZES - np.arange(BATCH)[:, None]),
-        {},
         r"sizes .*: row 1 .* `filled` is True",
     ),
     "canvas too small": (
         put("canvas", (16, 15)),
-        {"filled": False},
         r"sizes .*: row 0 .* on a canvas of \(16, 15\)",
+        "filled",
     ),
     "canvas too large": (
         put("canvas", (17, 16)),
-        {"filled": False},
         r"canvas .*: \(17, 16\), .*`sample_shape`",
+        "filled",
     ),
     "canvas left free": (
         lambda framed: framed.update(sizes=SIZES - 1, canvas=(16, 16)),
-        {},
         "sizes .* `filled` is True",
     ),
-    "turn 8": (at("turns", 2, 8), {"transposes": True}, "turns .*: row 2 .*: 8; 0 to 7"),
+    "turn 8": (at("turns", 2, 8), "turns .*: row 2 .*: 8; 0 to 7", "transposes"),
     "a transpose that was not announced": (
         at("turns", 2, 4),
-        {},
         "turns .*: row 2 .*: 4, .* `transposes` is False",
     ),
     "place outside": (
         put("places", WHOLE + np.eye(4, dtype=int)[3]),
-        {"filled": False},
         "places .*: row 0 .* in an output of \\[16, 16\\]",
+        "filled",
     ),
-    "place before 0": (put("places", WHOLE - np.eye(4, dtype=int)[0]), {"filled": False}, "places .*: row 0"),
-    "empty place": (put("places", WHOLE * [1, 1, 0, 1]), {"filled": False}, "places .*: row 0"),
+    "place before 0": (put("places", WHOLE - np.eye(4, dtype=int)[0]), "places .*: row 0", "filled"),
+    "empty place": (put("places", WHOLE * [1, 1, 0, 1]), "places .*: row 0", "filled"),
     "places that leave room": (
         put("places", WHOLE - np.eye(4, dtype=int)[2]),
-        {},
         "places .* `filled` is True",
     ),
-    "frames of an image": (put("frames", np.zeros((BATCH, 3), int)), {}, "frames .* no plan of clips"),
+    "frames of an image": (put("frames", np.zeros((BATCH, 3), int)), "frames .* no plan of clips"),
     "operations that were not announced": (
         put("ops", DRAWN),
-        {},
         "ops .*: rows have some, .* `operates` is False",
     ),
     "no operations though announced": (
         lambda framed: None,
-        {"operates": True},
         "ops .*: rows have none, .* `operates` is True",
+        "operates",
     ),
     "an operation that there is not": (
         with_ops((4, 0, 0), 9),
-        {"operates": True},
         r"ops .*: row 4 .*operations \[9\]; there are 1",
+        "operates",
     ),
-    "half of an operation": (with_ops((4, 0, 0), 0.5), {"operates": True}, "ops .*: row 4"),
+    "half of an operation": (with_ops((4, 0, 0), 0.5), "ops .*: row 4", "operates"),
     "an operation's number that is none": (
         with_ops((4, 0, 3), np.nan),
-        {"operates": True},
         "ops .*: row 4 .* not all finite",
+        "operates",
     ),
     "too few numbers": (
         put("ops", DRAWN[:, :, :4]),
-        {"operates": True},
         "ops .*: operation 1 takes 6 numbers, and has 3",
+        "operates",
     ),
-    "operations without slots": (put("ops", DRAWN[:, 0]), {"operates": True}, r"ops .* shape \(6, 7\)"),
-    "operations in fp64": (put("ops", DRAWN.astype(float)), {"operates": True}, "ops .* float64, .* float32"),
+    "operations without slots": (put("ops", DRAWN[:, 0]), r"ops .* shape \(6, 7\)", "operates"),
+    "operations in fp64": (put("ops", DRAWN.astype(float)), "ops .* float64, .* float32", "operates"),
 }
-"""Fault -> what `frame` does, what the plan says, what the error says."""
+"""Fault -> what `frame` does, what the error says, what the plan says otherwise than `Faulty`."""
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_faulty_plan_names_itself(fault: str) -> None:
-    change, says, words = FAULTS[fault]
-    plan = faulty(change, **says)
+    change, words, *otherwise = FAULTS[fault]
     with pytest.raises(FaultyPlan, match="^Faulty draws " + words) as caught:
-        plan.rows(1, 0)[0]
+        faulty(change, *otherwise).rows(1, 0)[0]
     assert not isinstance(caught.value, UserError) and isinstance(caught.value, ValueError)
 
 
-GOOD: dict[str, tuple[Change, dict[str, bool]]] = {
-    "as it is": (lambda framed: None, {}),
+GOOD: dict[str, tuple[Any, ...]] = {
+    "as it is": (lambda framed: None,),
     "a window that is off by rounding": (
         lambda framed: at("windows", (slice(None), slice(2)), -1e-9)(framed),
-        {},
     ),
-    "places that fill": (put("places", WHOLE), {}),
-    "places": (put("places", WHOLE // 2 + np.array([1, 2, 1, 2])), {"filled": False}),
-    "sizes on a canvas": (lambda framed: framed.update(sizes=SIZES - 3, canvas=(16, 14)), {"filled": False}),
-    "every turn": (put("turns", np.arange(2, 8, dtype=np.uint8)), {"transposes": True}),
+    "places that fill": (put("places", WHOLE),),
+    "places": (put("places", WHOLE // 2 + np.array([1, 2, 1, 2])), "filled"),
+    "sizes on a canvas": (lambda framed: framed.update(sizes=SIZES - 3, canvas=(16, 14)), "filled"),
+    "every turn": (put("turns", np.arange(2, 8, dtype=np.uint8)), "transposes"),
     "operations, two of them none": (
         put("ops", DRAWN * (np.arange(BATCH) > 1)[:, None, None].astype(np.float32)),
-        {"operates": True},
+        "operates",
     ),
-    "two slots": (put("ops", np.concatenate([DRAWN, DRAWN], axis=1)), {"operates": True}),
+    "two slots": (put("ops", np.concatenate([DRAWN, DRAWN], axis=1)), "operates"),
 }
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_plan_is_let_pass(name: str) -> None:
-    change, says = GOOD[name]
-    assert len(list(faulty(change, **says).rows(1, 0))) == COUNT // BATCH
+    assert len(list(faulty(*GOOD[name]).rows(1, 0))) == COUNT // BATCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Misplaced(ImagePlan):
-    """A plan whose author orders other samples than there are."""
-
     order: Any
 
     def ordered(self, epoch: int) -> Any:
@@ -321,8 +307,6 @@ def test_opening_refuses_a_plan_without_a_batch() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultyClips(ClipPlan):
-    """A plan of clips whose rows `change` spoils."""
-
     change: Change
     together: int = 1
 
@@ -342,20 +326,19 @@ class FaultyClips(ClipPlan):
             lambda framed: put("frames", framed["frames"][:, 1:])(framed),
             r"shape \(6, 3\), and have to be \(6, 4\)",
         ),
-        (
-            lambda framed: put("frames", framed["frames"].astype(np.int32))(framed),
-            "int32, and have to be int64",
-        ),
+        (typed("frames", np.int32), "int32, and have to be int64"),
     ],
 )
 def test_frames_of_clips(change: Change, words: str) -> None:
-    plan = FaultyClips(columns=Videos(COUNT), policy=policy(), seed=3, batch_size=BATCH, change=change)
+    plan = FaultyClips(columns=Videos(COUNT), policy=clip_policy(), seed=3, batch_size=BATCH, change=change)
     with pytest.raises(FaultyPlan, match=f"^FaultyClips draws frames that no loader can follow: .*{words}"):
         plan.rows(0, 0)[0]
 
 
 def test_views_of_a_video_may_meet_in_a_batch() -> None:
-    plan = ClipPlan(columns=Videos(3), policy=policy(clips=2, crops=3), seed=3, batch_size=6, training=False)
+    plan = ClipPlan(
+        columns=Videos(3), policy=clip_policy(clips=2, crops=3), seed=3, batch_size=6, training=False
+    )
     assert [set(rows.ids.tolist()) for rows in plan.rows(0, 0)] == [{0}, {1}, {2}]
     with pytest.raises(FaultyPlan, match="came 7 times, and has 6 views"):
         replace(plan, batch_size=7).draw(0, np.array([0, 1, 2, 3, 4, 5, 5]))

@@ -1,4 +1,4 @@
-"""The classification task: targets, losses, and a metric that depends neither on order nor on ranks."""
+"""The classification task: losses, and a metric that depends neither on order nor on ranks."""
 
 from __future__ import annotations
 
@@ -64,19 +64,6 @@ def measured(*batches: tuple[torch.Tensor, Batch], world: Any = None) -> dict[st
     return found
 
 
-# --- targets ------------------------------------------------------------------------------------------------
-
-
-def test_labels_of_the_rows_and_ignore_for_padding() -> None:
-    found = Classification(LABELS).targets(rows([4, 1, 0, -1, -1]))
-    assert list(found) == ["labels"] and found["labels"].dtype == np.int64
-    assert found["labels"].tolist() == [3, 0, 3, IGNORE, IGNORE]
-    assert Classification(LABELS).targets(rows([-1, -1]))["labels"].tolist() == [IGNORE, IGNORE]
-
-
-# --- losses -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_one_loss_a_sample(smoothing: float) -> None:
     logits, labels, valid = random(20, 7)
@@ -110,9 +97,6 @@ def test_auxiliary_heads_count_with_their_weight_in_training_only() -> None:
     torch.testing.assert_close(task.losses(tuple(heads), batch), each[0] + 0.3 * each[1] + 0.3 * each[2])
     torch.testing.assert_close(task.losses([heads[0]], batch), each[0])
     assert measured((tuple(heads), batch)) == measured((heads[0], batch))  # type: ignore[arg-type]
-
-
-# --- the metric ---------------------------------------------------------------------------------------------
 
 
 def naive(logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor, k: int) -> int:
@@ -169,7 +153,7 @@ def test_losses_that_are_no_number_or_huge_are_counted_apart() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("where", [0, 1, 6])
 def test_a_sample_whose_output_is_no_number_is_wrong_and_counted(value: float, where: int) -> None:
-    """NaN is the largest value to topk, and the first one wins: a network of NaNs was right for a class."""
+    """NaN is the largest value to topk: a network of NaNs was right for a class."""
     logits = torch.eye(7)[[0, 0, 0, 1, 2]]
     labels, valid = torch.tensor([0, 0, 0, 1, 2]), torch.tensor([True, True, True, True, False])
     assert measured((logits, batch_of(labels, valid)))["top1"] == 1.0
@@ -185,18 +169,7 @@ def test_no_sample_at_all() -> None:
     found = measured(
         (torch.zeros(2, 3), batch_of(torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.bool)))
     )
-    assert (
-        found
-        == {
-            "top1": 0.0,
-            "top5": 0.0,
-            "loss": 0.0,
-            "samples": 0,
-            "losses_not_finite": 0,
-            "outputs_not_finite": 0,
-        }
-        == measured()
-    )
+    assert found == measured() and set(found.values()) == {0}
 
 
 def test_the_sum_has_room_for_a_million_of_the_largest_losses() -> None:

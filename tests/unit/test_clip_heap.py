@@ -1,6 +1,4 @@
-"""What is read of a video leaves nothing behind on C's heap, which grows too slowly for a test that looks at
-a process from outside.
-"""
+"""What is read of a video leaves nothing on C's heap: too little to see from outside a process."""
 
 from __future__ import annotations
 
@@ -34,13 +32,10 @@ FIELDS = (
 
 
 class Mallinfo(ctypes.Structure):
-    """mallinfo(3)."""
-
     _fields_ = [(name, ctypes.c_size_t) for name in FIELDS]
 
 
 def in_use() -> int:
-    """Bytes on the heap."""
     mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
     if mallinfo2 is None:
         pytest.skip("needs glibc 2.33 or later")
@@ -63,8 +58,7 @@ def kept(do: Callable[[], Any]) -> float:
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.ts", "vp9.webm", "mpeg4-packed.avi"])
 @pytest.mark.parametrize("what", ["pyav", "decord", "packets", "cutting", "scan"])
 def test_a_clip_keeps_nothing(what: str, name: str, made: Made) -> None:
-    """Frames at the beginning are asked for: the rest of the file is not read. A refused file keeps nothing
-    either."""
+    """The rest of the file is not read. A refused file keeps nothing either."""
     sample = made.names.index(name)
     path, frames = made.videos.path(sample), [1, 2, 3]
     if what == "scan":

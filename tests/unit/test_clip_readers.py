@@ -1,6 +1,4 @@
-"""Readers of clips, with numbered frames: the right frames or none, from every kind of file, whatever the
-reader.
-"""
+"""Readers of clips: the right frames or none, from every kind of file."""
 
 from __future__ import annotations
 
@@ -24,20 +22,16 @@ from loaders.videos._planes import Fitter, Picture
 from loaders.videos.dali_video import Cutting
 from loaders.videos.exact import EXACT, exact, late, sort_of
 from loaders.videos.pyav import Pyav, planes
+from tests.conformance.fixtures import sample_folder
 from tests.unit.clip_kinds import KINDS, Made, reader
 from tests.unit.video_files import make, number
 
-SAMPLES = (
-    Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "video_sample"
-)
 LEAST = {"pyav": (0, 12), "decord": (12, 7), "torchcodec": (12, 7)}
 """Reader -> files of KINDS, and real ones, that it claims at least; of one that is not here: one."""
 
 
 def patterns(count: int) -> Iterator[list[int]]:
-    """Places of frames to ask for: single ones, short runs, wide steps, anything; the first and the last ones
-    too.
-    """
+    """Places of frames to ask for: single ones, short runs, wide steps, anything."""
     draws = np.random.default_rng(5)
     yield from ([0], [count - 1], [0, count - 1], list(range(count - 4, count)))
     for begin in draws.integers(0, count - 12, 4).tolist():
@@ -48,7 +42,6 @@ def patterns(count: int) -> Iterator[list[int]]:
 
 
 def upright(picture: Picture) -> np.ndarray:
-    """uint8 [H, W, 3], the whole displayed frame in its own size."""
     height, width = picture.shape
     out = np.empty((height, width, 3), np.uint8)
     Fitter(picture, np.array([0, 0, width, height]), np.array([0.0, 0, width, height]), (height, width)).fill(
@@ -73,13 +66,6 @@ def wrong(made: Made, read: Any, sample: int) -> dict[str, int]:
     return found
 
 
-# --- which frames -------------------------------------------------------------------------------------------
-
-
-def test_every_kind_is_in_the_manifest(made: Made) -> None:
-    assert sorted(made.names) == sorted(KINDS)
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> None:
     assert wrong(made, Pyav(made.videos), made.names.index(name)) == {"wrong": 0, "refused": 0}
@@ -90,9 +76,7 @@ def test_pyav_gives_the_frames_that_were_asked_for(made: Made, name: str) -> Non
     ["h264.mp4", "h264.mkv", "h264.ts", "h264-cut.mp4", "hevc.mp4", "vp9.webm", "av1.mp4", "mpeg4-b.mp4"],
 )
 def test_the_first_attempt_is_enough(made: Made, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file is opened once for a clip: later attempts, which are slower, are for files that are not as they
-    should be.
-    """
+    """Later attempts, which are slower, are for files that are not as they should be."""
     opened, sample = [0], made.names.index(name)
     really = av.open
 
@@ -124,9 +108,7 @@ def test_every_reader_has_its_line() -> None:
 
 @pytest.mark.parametrize("backend", EXACT)
 def test_the_table_is_true(made: Made, backend: str) -> None:
-    """What it claims is right, or refused for a reason found in the file; what it could claim is printed
-    (pytest -rP).
-    """
+    """What it claims is right, or refused for a reason; what it could claim is printed (pytest -rP)."""
     read = reader(backend, made.videos)
     claims = exact(backend, made.videos, np.arange(len(made.videos)))
     found = {name: wrong(made, read, sample) for sample, name in enumerate(made.names)}
@@ -135,10 +117,8 @@ def test_the_table_is_true(made: Made, backend: str) -> None:
         for name, claimed in zip(made.names, claims, strict=True)
         if claimed and any(found[name].values())
     }
-    assert {name for name in false if found[name]["wrong"]} == set(), "these frames are wrong"
-    assert set(false) <= {"h264-fragments.mp4", "h264-every.mp4", "h264-open-cut.mp4"}, (
-        "these are claimed and refused"
-    )
+    assert {name for name in false if found[name]["wrong"]} == set()
+    assert set(false) <= {"h264-fragments.mp4", "h264-every.mp4", "h264-open-cut.mp4"}
     modest = [
         name
         for name, claimed in zip(made.names, claims, strict=True)
@@ -149,9 +129,7 @@ def test_the_table_is_true(made: Made, backend: str) -> None:
 
 
 def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -> None:
-    """FFmpeg, left to itself, makes up a frame that it cannot decode from the one before it, which has
-    another number.
-    """
+    """FFmpeg, left to itself, makes up a frame that it cannot decode from the one before it."""
     kinds = Made(tmp_path, {name: KINDS[name] for name in ("h264.mp4", "h264.mkv", "mpeg4.mp4")})
     columns, shown, refused = kinds.videos, Counter[str](), 0
     for sample in range(len(columns)):
@@ -174,7 +152,6 @@ def test_pyav_shows_no_other_frame_of_a_file_with_flipped_bits(tmp_path: Path) -
 
 
 def with_columns(videos: Any, **changed: Any) -> Any:
-    """Columns in which something is other than in the files."""
     columns = {name: getattr(videos, name) for name in dir(videos) if not name.startswith("_")}
     return SimpleNamespace(**columns | changed)
 
@@ -192,8 +169,6 @@ def test_packets_of_a_frame_that_is_not_there(made: Made, reads: Any) -> None:
 
 
 class Sent(bytes):
-    """A packet as FFmpeg gives it."""
-
     is_keyframe, is_discard, is_corrupt, pts, pos = True, False, False, 0, 0
 
 
@@ -232,7 +207,7 @@ def test_decord_refuses_a_file_with_fewer_frames_than_its_manifest(made: Made) -
 
 
 def test_decord_refuses_what_does_not_begin_at_zero(made: Made) -> None:
-    """So it is not asked for it: it would read the whole file for each clip to find out."""
+    """It would read the whole file for each clip to find out."""
     read, late = reader("decord", made.videos), [i for i in range(len(made.videos)) if made.videos.pts(i)[0]]
     claimed = [
         i
@@ -261,15 +236,9 @@ def test_a_file_that_begins_within_half_a_frame_is_not_late() -> None:
 
 @pytest.mark.parametrize("backend", ["pyav", *EXACT])
 def test_real_files(backend: str, tmp_path: Path) -> None:
-    """Random access gives what decoding in sequence gives: the same pixels from pyav, much the same from
-    others.
-    """
-    if not SAMPLES.is_dir():
-        pytest.skip(
-            f"no real videos in {SAMPLES}; set SATURATE_SAMPLES to the folder that holds video_sample"
-        )
+    """Random access gives what decoding in sequence gives."""
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "x").symlink_to(SAMPLES)
+    (tmp_path / "data" / "x").symlink_to(sample_folder("video_sample"))
     videos = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=2)
     assert len(videos) == 12
     read, draws, apart = reader(backend, videos), np.random.default_rng(1), {}

@@ -1,6 +1,4 @@
-"""Clips: which frames, which window, which view, for any video; tests/conformance/test_plans.py has what
-every plan must keep.
-"""
+"""Clips: which frames, which window, which view, for any video."""
 
 from __future__ import annotations
 
@@ -16,37 +14,20 @@ from PIL import Image
 
 from contracts import Rows, UserError
 from plan import clips
-from plan.clips import ClipPlan, ClipPolicy
+from plan.clips import ClipPlan
 from plan.draws import Purpose, uniforms
 from plan.order import order
 from plan.windows import resized
-from tests.conformance.plans import Videos
-
-
-def policy(**changes: Any) -> ClipPolicy:
-    return ClipPolicy(
-        **{
-            "frames": 4,
-            "stride": 2,
-            "image_size": 16,
-            "shorter": (18, 24),
-            "resize": 18,
-            "flip": 0.5,
-            **changes,
-        }
-    )
+from tests.conformance.plans import Videos, clip_policy
 
 
 def plan(n: int, **numbers: Any) -> ClipPlan:
-    return ClipPlan(**{"columns": Videos(n), "policy": policy(), "seed": 3, "batch_size": 4, **numbers})
+    return ClipPlan(**{"columns": Videos(n), "policy": clip_policy(), "seed": 3, "batch_size": 4, **numbers})
 
 
 def places(rows: Rows) -> Any:
     """float64 [B, 4], the windows in pixels of the whole picture."""
     return rows.windows + rows.regions[:, [0, 1, 0, 1]]
-
-
-# --- frames -------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 200), st.integers(1, 20), st.integers(1, 9), st.floats(0, 1, exclude_max=True))
@@ -61,9 +42,7 @@ def test_a_clip_keeps_its_stride_and_repeats_only_the_last_frame(
     for one, other in pairwise(clip.tolist()):
         assert other - one == stride or (not fits and other == frames - 1)
     assert fits or clip[0] == 0
-    assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0), (
-        "the clip that starts last ends with the last frame"
-    )
+    assert int(last[0]) == (frames - (count - 1) * stride - 1 if fits else 0)
 
 
 def test_every_valid_start_is_as_likely() -> None:
@@ -111,16 +90,13 @@ def test_time_at_the_own_rate_is_the_stride(step: int, time_base: tuple[int, int
     """However a file counts it: a tick of avi is mostly a frame, of more than one unit."""
     columns = Videos(40, step=step, time_base=time_base)
     by_frames = plan(40, batch_size=40, columns=columns).rows(1, 0)[0]
-    by_time = plan(40, batch_size=40, columns=columns, policy=policy(fps=25.0)).rows(1, 0)[0]
+    by_time = plan(40, batch_size=40, columns=columns, policy=clip_policy(fps=25.0)).rows(1, 0)[0]
     assert by_frames.frames is not None and by_time.frames is not None
     assert (by_frames.frames == by_time.frames).all()
-    half = plan(40, batch_size=40, columns=columns, policy=policy(fps=50.0)).rows(1, 0)[0]
+    half = plan(40, batch_size=40, columns=columns, policy=clip_policy(fps=50.0)).rows(1, 0)[0]
     assert half.frames is not None
     long = columns.frames[half.ids] > 10
     assert (np.diff(half.frames[long]) == 1).all(), "2 frames of 50 a second are 1 of 25"
-
-
-# --- windows ------------------------------------------------------------------------------------------------
 
 
 def test_the_shorter_side_is_uniform_and_corners_reach_every_place() -> None:
@@ -139,7 +115,7 @@ def test_the_shorter_side_is_uniform_and_corners_reach_every_place() -> None:
         )
     smallest = np.rint(side) == 256
     top = np.rint(full[smallest, 1] * 256 / 480)
-    assert set(top.tolist()) == set(range(33)), "the last corner too"
+    assert set(top.tolist()) == set(range(33))
 
 
 def cropped(pixels: np.ndarray, height: int, width: int, left: int, top: int, crop: int) -> np.ndarray:
@@ -184,12 +160,9 @@ def test_three_crops_cover_the_longer_side(short: int, shape: float, upright: bo
     full = inner + np.concatenate([regions[:, :2], regions[:, :2]], axis=1)
     begin, end = (full[:, 1], full[:, 3]) if upright else (full[:, 0], full[:, 2])
     assert begin[0] == pytest.approx(0, abs=1e-6) and end[2] == pytest.approx(long, abs=1e-6)
-    assert end[0] >= begin[1] - 1e-6 and end[1] >= begin[2] - 1e-6, "no gap"
+    assert end[0] >= begin[1] - 1e-6 and end[1] >= begin[2] - 1e-6
     across = full[:, [0, 2]] if upright else full[:, [1, 3]]
     assert across == pytest.approx(np.array([[0, short]] * 3), abs=1e-6)
-
-
-# --- the plan -----------------------------------------------------------------------------------------------
 
 
 def test_where_numbers_come_from() -> None:
@@ -209,7 +182,7 @@ def test_where_numbers_come_from() -> None:
 def test_views_are_clips_times_crops() -> None:
     columns = Videos(9)
     rows = plan(
-        9, columns=columns, batch_size=9 * 12, training=False, policy=policy(clips=4, crops=3, resize=16)
+        9, columns=columns, batch_size=9 * 12, training=False, policy=clip_policy(clips=4, crops=3, resize=16)
     ).rows(0, 0)[0]
     assert rows.frames is not None
     for sample in range(9):
@@ -228,9 +201,7 @@ def test_views_are_clips_times_crops() -> None:
         )
     one = plan(9, columns=columns, batch_size=9, training=False).rows(0, 0)[0]
     centre = (places(one)[:, :2] + places(one)[:, 2:]) / 2
-    assert np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4, (
-        "one crop is the middle one"
-    )
+    assert np.abs(centre - np.stack([columns.width, columns.height], axis=1) / 2).max() < 4
 
 
 @pytest.mark.parametrize(
@@ -243,5 +214,5 @@ def test_views_are_clips_times_crops() -> None:
 )
 def test_policies_that_cannot_be_are_mistakes(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        policy(**changes)
+        clip_policy(**changes)
     assert "\n" not in str(caught.value)

@@ -1,6 +1,4 @@
-"""The text of an annotation file, read in pieces: the same entries as of the whole text, and damage where it
-is.
-"""
+"""The text of an annotation file, read in pieces."""
 
 from __future__ import annotations
 
@@ -47,7 +45,6 @@ DOCUMENT = st.tuples(
 def test_entries_are_those_of_the_whole_text(
     parts: Any, order: list[int], piece: int, indent: int | None, plain: bool
 ) -> None:
-    """However it is laid out, and wherever the pieces end."""
     other, *lists = parts
     pairs = [*zip(KEYS, lists, strict=True), *((f"_{key}", value) for key, value in other.items())]
     written = dict(pairs[place] for place in order if place < len(pairs))
@@ -87,7 +84,6 @@ def test_damaged_text_is_refused_where_json_is(
 
 
 def test_damage_is_found_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not when the rest has been read too."""
     monkeypatch.setattr(annotation_file, "PIECE", 100)
     file = io.StringIO('{"images": [{"id": tru}, ' + "1, " * 10_000 + "1]}")
     with pytest.raises(NotCoco, match="character 19"):

@@ -25,22 +25,28 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Set:
     )
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many processes each piece of work was given."""
+    found: list[int] = []
+
+    def counted(work: Any, items: Any, workers: int) -> Any:
+        found.append(workers)
+        return results(work, items, workers)
+
+    monkeypatch.setattr(processes, "results", counted)
+    return found
+
+
 @pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_with_a_part_of_the_categories_change_no_digit(
-    few: Set, kind: str, evaluator: str, monkeypatch: pytest.MonkeyPatch
+    few: Set, kind: str, evaluator: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     columns = few.columns(kind)
     found = guesses(columns, kind, seed=2, each=4, digits=1)
     alone = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=2)
     monkeypatch.setattr(_coco, "MANY", 0)
-    asked = []
-
-    def counted(work: Any, items: Any, workers: int) -> Any:
-        asked.append(workers)
-        return results(work, items, workers)
-
-    monkeypatch.setattr(processes, "results", counted)
     for workers in (2, 9):
         together = _coco.score(columns, found, kind=kind, evaluator=evaluator, workers=workers)
         for name in ("precision", "recall", "category_ids"):
@@ -50,19 +56,12 @@ def test_processes_with_a_part_of_the_categories_change_no_digit(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_processes_that_write_a_part_change_no_byte(
-    few: Set, kind: str, monkeypatch: pytest.MonkeyPatch
+    few: Set, kind: str, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = guesses(few.columns(kind), kind, seed=3, each=4)
     alone = _results.written(found, kind)
     monkeypatch.setattr(_results, "PART", 7)
     monkeypatch.setattr(_results, "cores", lambda: 3)
-    asked = []
-
-    def counted(work: Any, items: Any, workers: int) -> Any:
-        asked.append(workers)
-        return results(work, items, workers)
-
-    monkeypatch.setattr(processes, "results", counted)
     assert _results.written(found, kind) == alone and asked == [3]
     assert len(json.loads(alone)) == len(found) > 21
 
@@ -89,5 +88,5 @@ def test_without_processes_one_scores(few: Set, monkeypatch: pytest.MonkeyPatch)
 def test_groups_of_categories_have_as_much_to_do() -> None:
     sizes = np.array([30, 1, 1, 9, 10, 0, 10, 1])
     groups = _coco._alike(sizes, 3)
-    assert sorted(np.bincount(groups, sizes, minlength=3)) == [13, 19, 30], "the largest first"
+    assert sorted(np.bincount(groups, sizes, minlength=3)) == [13, 19, 30]
     assert len(np.unique(_coco._alike(np.zeros(5), 5))) == 5

@@ -1,6 +1,4 @@
-"""COCO's annotation files against the columns that a scan makes of them: drawn sets, real ones, and any
-annotations.
-"""
+"""COCO's annotation files against the columns that a scan makes of them."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from pycocotools import mask as coco_mask
 
 from dataset.coco import scan
 from dataset.coco.columns import Instances
-from tests.unit.coco_files import changed, counts, document, opened, reasons, write, write_coco
-from tests.unit.test_headers import SAMPLES
+from tests.conformance.fixtures import sample_folder
+from tests.unit.coco_files import changed, counts, document, opened, put, reasons, write, write_coco
 
 
 @pytest.fixture
@@ -76,9 +74,6 @@ def expected(written: dict[str, Any], *, keypoints: bool) -> list[dict[str, Any]
     return list(images.values())
 
 
-# --- what is found ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("keypoints", [False, True])
 @pytest.mark.parametrize("piece", [1, 7, 1000])
 def test_columns_are_what_the_file_says(
@@ -112,11 +107,7 @@ def test_columns_of_the_image_are_those_of_its_file(data: Path) -> None:
 
 @pytest.mark.parametrize("keypoints", [False, True])
 def test_real_annotations(keypoints: bool, tmp_path: Path, synced: list[str]) -> None:
-    root = SAMPLES / "coco_sample"
-    if not root.is_dir():
-        pytest.skip(
-            f"no real annotations: there is no {root}; SATURATE_SAMPLES names the folder that holds it"
-        )
+    root = sample_folder("coco_sample")
     kind = "person_keypoints" if keypoints else "instances"
     for split, images, boxes, crowds in (
         [("train", 47, 101, 3), ("val", 24, 50, 1)]
@@ -140,9 +131,7 @@ def test_real_annotations(keypoints: bool, tmp_path: Path, synced: list[str]) ->
 
 
 def test_what_is_trained_on(data: Path) -> None:
-    """No crowds, and no box without width and height in the image; they stay in the columns, for scoring.
-    Boxes may reach out.
-    """
+    """No crowds, and no box without width and height in the image. Boxes may reach out."""
     boxes = {
         "reaches out": [-5.0, -5.0, 20.0, 20.0],
         "no width": [5.0, 5.0, 0.0, 9.0],
@@ -163,7 +152,7 @@ def test_what_is_trained_on(data: Path) -> None:
     assert found.boxes[:5].tolist() == list(boxes.values())
     assert ["no detector trains on it" in line for line in reasons(found)] == [True] * 3
     assert found.with_boxes.tolist() == [0]
-    assert len(found.points) == len(found.rle) == 0, "a set may have no segmentations"
+    assert len(found.points) == len(found.rle) == 0
 
 
 def test_a_set_without_annotations(data: Path) -> None:
@@ -188,7 +177,7 @@ def test_the_only_file_of_a_split_may_have_another_name(data: Path) -> None:
 
 @pytest.mark.parametrize("written", ["train2017/{}", "{root}/train2017/{}", "{link}/train2017/{}"])
 def test_names_of_images_may_begin_with_their_folder(data: Path, written: str) -> None:
-    """The folder may be written as it is called, or absolute, also by a link that the user named."""
+    """The folder may be written as it is called, or absolute, also by a link."""
     (data.parent / "link").symlink_to(data)
     whole = opened(data)
 
@@ -200,16 +189,12 @@ def test_names_of_images_may_begin_with_their_folder(data: Path, written: str) -
     assert found.rejected == 0 and found.fingerprint == whole.fingerprint
 
 
-def test_a_folder_within_that_has_the_same_name_is_meant(data: Path) -> None:
-    (data / "train2017" / "train2017").mkdir()
-    (data / "train2017" / "000000001000.jpg").rename(data / "train2017" / "train2017" / "a.jpg")
-    found = changed(
-        data,
-        lambda written: next(i for i in written["images"] if i["id"] == 1000).update(
-            file_name="train2017/a.jpg"
-        ),
-    )
-    assert os.fsdecode(found.path(0)).endswith("/train2017/train2017/a.jpg") and found.rejected == 0
+@pytest.mark.parametrize("name", ["a/b/é.jpg", "train2017/a.jpg"])
+def test_images_in_folders_below(data: Path, name: str) -> None:
+    (data / "train2017" / name).parent.mkdir(parents=True)
+    (data / "train2017" / "000000001000.jpg").rename(data / "train2017" / name)
+    found = changed(data, put("images", 1000, file_name=name))
+    assert os.fsdecode(found.path(0)).endswith(f"/train2017/{name}") and found.rejected == 0
 
 
 def test_whole_numbers_may_be_written_as_floats(data: Path) -> None:
@@ -247,16 +232,6 @@ def test_with_coco_s_own_name_others_do_not_matter(data: Path) -> None:
     assert len(opened(data)) == 8
 
 
-def test_images_in_folders_below(data: Path) -> None:
-    (data / "train2017" / "a" / "b").mkdir(parents=True)
-    (data / "train2017" / "000000001000.jpg").rename(data / "train2017" / "a" / "b" / "é.jpg")
-    found = changed(
-        data,
-        lambda written: next(i for i in written["images"] if i["id"] == 1000).update(file_name="a/b/é.jpg"),
-    )
-    assert os.fsdecode(found.path(0)).endswith("/train2017/a/b/é.jpg") and found.rejected == 0
-
-
 LENGTHS = st.integers(1, 30)
 NUMBER = st.floats(0, 60, allow_nan=False) | st.integers(0, 60)
 
@@ -286,7 +261,7 @@ def segmentations(draw: st.DrawFn, height: int, width: int) -> Any:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
-    """In any order, form and length each annotation comes back, at its image, in the order of the file."""
+    """Each annotation comes back, at its image, in the order of the file."""
     images = {each["id"]: each for each in document(data, "train2017")["images"]}
     ids = given_data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=20))
     annotations = []
@@ -322,9 +297,6 @@ def test_any_annotations(data: Path, given_data: st.DataObject) -> None:
     assert [as_written(found, sample) for sample in range(len(found))] == written
 
 
-# --- found again --------------------------------------------------------------------------------------------
-
-
 def scanned(root: Path, **how: Any) -> tuple[Instances, bool]:
     """The set, and whether its annotations were read for it."""
     said: list[str] = []
@@ -339,7 +311,7 @@ def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
     assert not read and second.folder == first.folder
     assert scanned(data, rescan=True)[1]
     write(data, "train2017", document(data, "train2017"))
-    assert scanned(data)[1], "the annotation file is another"
+    assert scanned(data)[1]
     (data / "train2017" / "000000001000.jpg").rename(data / "moved.jpg")
     found, read = scanned(data)
     assert read and found.rejected == 1
@@ -349,7 +321,6 @@ def test_found_again_until_the_file_or_the_folder_changes(data: Path) -> None:
 
 
 def test_masks_and_keypoints_are_found_apart(data: Path) -> None:
-    """Each has a manifest of its own, and neither removes the other's."""
     for _ in range(2):
         assert opened(data).keypoints.shape == (20, 0, 3)
         assert opened(data, keypoints=True).keypoints.shape == (6, 5, 3)

@@ -1,6 +1,4 @@
-"""AP of packed detections: both evaluators, the same figures as pycocotools gives by hand, results files
-there and back.
-"""
+"""AP of packed detections by both evaluators and by hand; results files."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import pickle
 import sys
 from pathlib import Path
@@ -27,19 +24,15 @@ from dataset.coco.scan import open_coco
 from tasks import _coco, _masks, _results
 from tasks._coco import Detections, Scores
 from tasks._results import Results
+from tests.conformance.fixtures import sample_folder
 from tests.unit.coco_files import counts as runs_of
 from tests.unit.coco_files import write_coco
 
 pytest.importorskip("faster_coco_eval")
-SAMPLES = (
-    Path(os.environ.get("SATURATE_SAMPLES") or Path(__file__).parents[3] / "shared" / "data") / "coco_sample"
-)
 KINDS = ("boxes", "masks", "keypoints")
 
 
 class Set:
-    """A folder in COCO's layout and its validation columns."""
-
     def __init__(self, root: Path, cache: Path) -> None:
         self.root = root
         self._columns = {
@@ -50,9 +43,7 @@ class Set:
         return self._columns[kind == "keypoints"]
 
     def by_hand(self, found: Detections, kind: str) -> Any:
-        """The 12 figures, or 10, that pycocotools makes of the folder's own annotation file and a results
-        file.
-        """
+        """The figures that pycocotools makes of the annotation file and a results file."""
         which = "person_keypoints" if kind == "keypoints" else "instances"
         with contextlib.redirect_stdout(io.StringIO()):
             truth = COCO(str(self.root / "annotations" / f"{which}_val2017.json"))
@@ -68,7 +59,6 @@ class Set:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
-    """13 images: with crowds, and without anything."""
     folder = tmp_path_factory.mktemp("drawn")
     return Set(
         write_coco(folder / "set", splits={"train2017": 1, "val2017": 13}, size=(64, 80)), folder / "cache"
@@ -77,17 +67,13 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Set:
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Set:
-    if not SAMPLES.is_dir():
-        pytest.skip(f"no real images: there is no {SAMPLES}")
-    return Set(SAMPLES, tmp_path_factory.mktemp("cache"))
+    return Set(sample_folder("coco_sample"), tmp_path_factory.mktemp("cache"))
 
 
 def guesses(
     columns: Any, kind: str, *, seed: int, each: int = 2, wrong: float = 0.2, digits: int = 1
 ) -> Detections:
-    """What a middling detector might find: `each` shapes near every object, crowds too, other classes now and
-    then, many tied scores.
-    """
+    """`each` shapes near every object, crowds too, other classes now and then, many tied scores."""
     rng = np.random.default_rng(seed)
     which = rng.permutation(np.repeat(np.arange(len(columns.area)), each))
     which = which[rng.random(len(which)) < 0.9]
@@ -141,12 +127,8 @@ def check_equal(own: Set, found: Detections, kind: str) -> dict[str, float]:
     return faster.figures()
 
 
-# --- the same figures ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> None:
-    """All 12, or 10, in COCO's order; and not for want of anything to tell apart."""
     figures = check_equal(photographs, guesses(photographs.columns(kind), kind, seed=1, digits=2), kind)
     assert len(figures) == (10 if kind == "keypoints" else 12)
     assert all(0.01 < value < 0.99 for value in figures.values())
@@ -161,24 +143,19 @@ def test_figures_are_pycocotools_on_photographs(photographs: Set, kind: str) -> 
     digits=st.sampled_from([0, 1, 8]),
 )
 def test_evaluators_agree(drawn: Set, kind: str, seed: int, each: int, wrong: float, digits: int) -> None:
-    """Crowds, images without objects, and scores that are all the same, where the order decides."""
     check_equal(
         drawn, guesses(drawn.columns(kind), kind, seed=seed, each=each, wrong=wrong, digits=digits), kind
     )
 
 
-def test_a_hundred_detections_an_image_count(drawn: Set) -> None:
-    """And no more: beyond that both leave out the same ones."""
-    check_equal(
-        drawn, guesses(drawn.columns("boxes"), "boxes", seed=0, each=150, wrong=0.0, digits=8), "boxes"
-    )
-
-
-def test_more_than_255_masks(drawn: Set) -> None:
-    """pycocotools.mask.area of so many at once raises OverflowError."""
-    found = guesses(drawn.columns("masks"), "masks", seed=0, each=10)
+@pytest.mark.parametrize(("kind", "each"), [("boxes", 150), ("masks", 10)])
+def test_many_detections(drawn: Set, kind: str, each: int) -> None:
+    """Over 100 in an image both leave out the same; over 255 masks pycocotools.mask.area raises
+    OverflowError.
+    """
+    found = guesses(drawn.columns(kind), kind, seed=0, each=each, wrong=0.0, digits=8)
     assert len(found) > 255
-    check_equal(drawn, found, "masks")
+    check_equal(drawn, found, kind)
 
 
 @pytest.mark.parametrize("evaluator", _coco.EVALUATORS)
@@ -249,12 +226,8 @@ def test_an_evaluator_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -
         _coco.require("faster-coco-eval")
 
 
-# --- results files ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_gives_the_same_detections(drawn: Set, kind: str, tmp_path: Path) -> None:
-    """To the last bit, so --score says what the run said."""
     columns = drawn.columns(kind)
     found = guesses(columns, kind, seed=3, digits=8)
     path = tmp_path / "results.json"
@@ -262,8 +235,7 @@ def test_a_file_gives_the_same_detections(drawn: Set, kind: str, tmp_path: Path)
     results = Results.read(path)
     assert results.kinds == (kind,)
     again = results.checked(columns)
-    same = {"boxes": "boxes", "masks": "masks", "keypoints": "keypoints"}[kind]
-    for name in ("image_ids", "category_ids", "scores", same):
+    for name in ("image_ids", "category_ids", "scores", kind):
         np.testing.assert_array_equal(getattr(again, name), getattr(found, name))
     assert scored(columns, again, kind).figures() == scored(columns, found, kind).figures()
 
@@ -273,11 +245,6 @@ def test_detections_travel_between_ranks(drawn: Set) -> None:
     again = pickle.loads(pickle.dumps(found))
     assert again.masks == found.masks
     np.testing.assert_array_equal(again.boxes, found.boxes)
-
-
-def test_a_file_may_be_empty_of_detections(drawn: Set) -> None:
-    nothing = guesses(drawn.columns("boxes"), "boxes", seed=0).taken(np.zeros(0, np.int64))
-    assert json.loads(_results.written(nothing, "boxes")) == []
 
 
 def entry(**other: Any) -> dict[str, Any]:
@@ -308,7 +275,6 @@ BAD = {
         [entry(bbox=[1, 2, math.inf, 4])]
     ): "entry 0, bbox got [1, 2, inf, 4]: it must be 4 numbers, none of them NaN",
     json.dumps([entry(bbox=[1, 2, 3])]): "entry 0, bbox got [1, 2, 3]: it must be 4 numbers",
-    json.dumps([entry(bbox=[1, 2, "3", 4])]): "it must be 4 numbers",
     json.dumps(
         [entry(), entry(bbox=[1, 2, -3, 4])]
     ): "entry 1, bbox got [1, 2, -3, 4]: a box is x y width height",
@@ -317,7 +283,6 @@ BAD = {
     ): "entry 0, segmentation got [[1, 2, 3, 4, 5, 6]]: run lengths",
     json.dumps([entry(segmentation={"size": [9, 9], "counts": "0"})]): "of an image of [64, 80] are due",
     "[" * 100_000: "is nested too deep",
-    json.dumps([entry(), entry(score=10**400)]): "entry 1, score got 1000000000",
     json.dumps([entry(), entry(bbox=[1, 2, 3, -(10**400)])]): "entry 1, bbox got [1, 2, 3, -100000",
     json.dumps(
         [entry(score=json.loads("[" * 800 + "]" * 800))]
@@ -405,7 +370,9 @@ def test_an_image_that_the_scan_left_out_is_said(drawn: Set, tmp_path: Path) -> 
 def test_a_file_without_detections_is_0(drawn: Set, tmp_path: Path, kind: str) -> None:
     """A run writes such a file when nothing was found; its name tells the kind."""
     path = tmp_path / ("detections.json" if kind == "boxes" else f"detections_{kind}.json")
-    path.write_text("[]")
+    nothing = guesses(drawn.columns(kind), kind, seed=0).taken(np.zeros(0, np.int64))
+    path.write_bytes(_results.written(nothing, kind))
+    assert json.loads(path.read_text()) == []
     results = Results.read(path)
     assert results.kinds == (kind,)
     for evaluator in _coco.EVALUATORS:

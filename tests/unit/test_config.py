@@ -1,6 +1,4 @@
-"""The settings: preset < flags, one line for every mistake, a round trip through YAML, and a --help that says
-everything.
-"""
+"""The settings: preset < flags, one line for every mistake, YAML there and back, --help."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import config
-from cli import nearest, one_of
+from cli import one_of
 from config import GROUP_OF, GROUPS, READ_WITH, Config, as_yaml, build, parse
 from contracts import UserError
 from tasks import kind_of, task_with_arch
@@ -34,26 +32,6 @@ def mistake(argv: list[str]) -> str:
     said = str(caught.value)
     assert said and "\n" not in said and not re.search("[│╭╰─]|  ", said), said
     return said
-
-
-@pytest.mark.parametrize(
-    ("task", "flag", "value", "readers"),
-    [
-        ("detection", "--crop-scale", ("0.1", "1"), "classification"),
-        ("classification", "--clip-frames", ("8",), "video"),
-        ("video", "--augment", ("lsj",), "detection"),
-        ("detection", "--label-smoothing", ("0.1",), "classification or video"),
-        ("video", "--reader", ("pil",), "classification or detection"),
-    ],
-)
-def test_a_setting_that_the_task_does_not_read(
-    task: str, flag: str, value: tuple[str, ...], readers: str
-) -> None:
-    assert (
-        mistake(["--task", task, flag, *value])
-        == f"{flag} is for --task {readers}, and this is --task {task}"
-    )
-    kind_of(parse(["--task", readers.split()[0], flag, *value]))
 
 
 def test_a_flag_that_another_one_makes_idle() -> None:
@@ -102,9 +80,6 @@ def test_a_flag_may_make_idle_what_a_preset_has(tmp_path: Path) -> None:
     )
 
 
-# --- precedence ---------------------------------------------------------------------------------------------
-
-
 def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
     path = preset(tmp_path, "batch_size: 32\nlr: 0.5\narch: alexnet\n")
     found = parse(["--config", path, "--lr", "0.25"])
@@ -112,7 +87,7 @@ def test_flags_over_preset_over_defaults(tmp_path: Path) -> None:
     assert found.optimisation.momentum == 0.9 == Config().optimisation.momentum
     assert found.run.config == Path(path)
     assert parse([f"--config={path}", "--lr=0.25"]) == found
-    assert parse(["--lr", "0.25", "--config", path]) == found, "whatever their order"
+    assert parse(["--lr", "0.25", "--config", path]) == found
 
 
 def test_a_flag_with_the_defaults_value_still_wins(tmp_path: Path) -> None:
@@ -143,9 +118,6 @@ def test_tuples_take_their_values_one_by_one() -> None:
         0.25,
         1.0,
     )
-
-
-# --- round trip ---------------------------------------------------------------------------------------------
 
 
 def test_what_a_run_writes_is_the_preset_of_the_same_run(tmp_path: Path) -> None:
@@ -218,14 +190,10 @@ def test_any_path_comes_back_from_yaml(path: str) -> None:
     assert build(yaml.safe_load(as_yaml(made).encode("utf-8").decode())) == made
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------
-
 WRONG_FLAGS = [
     (["--batch-size", "0"], ["--batch-size", "0", "greater than 0"]),
-    (["--batch-size", "-3"], ["--batch-size", "-3"]),
     (["--batch-size"], ["--batch-size"]),
     (["--lr", "nan"], ["--lr", "nan", "finite"]),
-    (["--lr", "inf"], ["--lr", "inf"]),
     (["--lr", "0"], ["--lr", "greater than 0"]),
     (["--epochs", "0"], ["--epochs"]),
     (["--steps", "0"], ["--steps"]),
@@ -237,7 +205,6 @@ WRONG_FLAGS = [
     (["--crop-scale", "0", "1"], ["--crop-scale", "0 <"]),
     (["--crop-scale", "0.1", "2"], ["--crop-scale", "<= 1"]),
     (["--crop-ratio", "-1", "1"], ["--crop-ratio"]),
-    (["--crop-ratio", "1"], ["--crop-ratio"]),
     (["--std", "1", "1", "0"], ["--std", "above 0"]),
     (["--precision", "fp8"], ["--precision", "fp8", "bf16"]),
     (["--optimizer", "adam"], ["--optimizer", "adam", "adamw"]),
@@ -276,6 +243,10 @@ WRONG_FLAGS = [
         ["--crop-scale", "--task classification", "--task video"],
     ),
     (["--score", "found.json"], ["--score", "--task detection"]),
+    (
+        ["--task", "detection", "--label-smoothing", "0.1"],
+        ["--label-smoothing is for --task classification or video, and this is --task detection"],
+    ),
     (
         ["--task", "detections"],
         ["--task", "detections", "did you mean detection", "classification, detection, video"],
@@ -327,13 +298,8 @@ def test_a_preset_of_defaults_alone_is_empty_braces(tmp_path: Path) -> None:
     assert parse(["--config", preset(tmp_path, "{}")]).optimisation == Config().optimisation
 
 
-# --- names --------------------------------------------------------------------------------------------------
-
-
 def test_nearest_names() -> None:
     known = ["resnet18", "resnet50", "alexnet"]
-    assert nearest("resnet5", known).startswith(" (did you mean resnet50")
-    assert nearest("zzz", known) == ""
     assert one_of("--arch", "alexnet", known) == "alexnet"
     assert one_of("--loader", "auto", known, auto="alexnet") == "alexnet"
     for name, words in (
@@ -359,11 +325,7 @@ def test_names_of_settings_are_unique_over_groups() -> None:
     assert set(GROUPS) == set(Config.model_fields)
 
 
-# --- help ---------------------------------------------------------------------------------------------------
-
-
 def documented() -> dict[str, dict[str, str]]:
-    """Class -> field -> its docstring, from the source."""
     found: dict[str, dict[str, str]] = {}
     for node in ast.parse(Path(config.__file__).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.ClassDef):
@@ -379,15 +341,6 @@ def documented() -> dict[str, dict[str, str]]:
     return found
 
 
-def test_every_setting_has_a_docstring() -> None:
-    texts = documented()
-    for group in GROUPS.values():
-        assert set(texts[group.__name__]) == set(group.model_fields)
-        for name, text in texts[group.__name__].items():
-            assert text.strip().endswith((".", "?")) and len(text) > 10, f"{group.__name__}.{name}"
-        assert (group.__doc__ or "").strip().endswith(".")
-
-
 def test_help_lists_every_setting_in_groups(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -401,8 +354,10 @@ def test_help_lists_every_setting_in_groups(
     ends = [*places[1:], len(text)]
     for (group, cls), start, end in zip(GROUPS.items(), places, ends, strict=True):
         part = text[start:end]
-        assert (cls.__doc__ or "").strip() in part
+        assert cls.__doc__ and cls.__doc__.strip() in part
+        assert set(documented()[cls.__name__]) == set(cls.model_fields)
         for name, said in documented()[cls.__name__].items():
+            assert said.strip().endswith((".", "?")) and len(said) > 10, name
             flag = f"--{name.replace('_', '-')} "
             assert flag in part, f"{flag} is not among the {group} options"
             assert " ".join(said.split()) in part.replace("- ", "-") or " ".join(said.split()) in part, (
@@ -426,7 +381,6 @@ def test_settings_are_frozen() -> None:
 
 
 def test_which_settings_the_user_gave(tmp_path: Path) -> None:
-    """By a flag in either spelling or by the preset, whether or not it is the default."""
     preset = tmp_path / "own.yaml"
     preset.write_text("batch_size: 8\nval-resize: 40\n")
     argv = ["--config", str(preset), "--image-size", "32", "--lr=0.1", "--evaluate"]

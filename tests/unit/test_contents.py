@@ -55,14 +55,11 @@ def test_a_part_that_is_missing(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("arch", None),
         ("arch", 3),
-        ("classes", None),
         ("classes", []),
         ("classes", [1, 2]),
         ("classes", "ant"),
         ("manifest", b"a1"),
-        ("model", None),
         ("model", {}),
         ("model", {"weight": [1.0]}),
         ("model", torch.zeros(3)),

@@ -1,0 +1,36 @@
+"""A training step as train.py composes it, for one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from config import Optimisation
+from contracts import Task
+from engine.distributed import ProcessWorld
+from engine.step import Step
+from plan import draws
+from report.phases import Phases
+
+CPU = torch.device("cpu")
+
+
+def composed(
+    module: nn.Module,
+    task: Task,
+    optimisation: Optimisation,
+    *,
+    precision: str = "fp32",
+    device: torch.device = CPU,
+) -> Step:
+    return Step(
+        module=module,
+        task=task,
+        optimisation=optimisation,
+        precision=precision,
+        world=ProcessWorld(device),
+        draw_key=partial(draws.key, 0, draws.Purpose.MODEL),
+        phases=Phases(device),
+    )
