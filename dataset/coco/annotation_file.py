@@ -32,7 +32,6 @@ TOKEN = 20  # characters: so close to the end of a piece a name or a number may 
 
 
 WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
-WITHOUT_ID = -(1 << 63)
 
 
 class NotCoco(Exception):
@@ -166,7 +165,7 @@ class Image(NamedTuple):
 class Annotation(NamedTuple):
     """One annotation as finite numbers of the right number; nothing is checked against its image."""
 
-    annotation_id: int  # WITHOUT_ID where it has none
+    annotation_id: int | None  # None where it has none
     image_id: int
     category_id: int
     box: array[float]  # x y width height
@@ -209,12 +208,12 @@ def number_of(entry: Any, key: str) -> int:
     return int.from_bytes(hashlib.blake2b(value.encode("utf-8", "surrogatepass"), digest_size=6).digest())
 
 
-def _own_id(entry: Any) -> int:
-    """Return the id of an annotation, WITHOUT_ID for what is none."""
+def _own_id(entry: Any) -> int | None:
+    """Return the id of an annotation, None for what is none."""
     try:
         return number_of(entry, "id")
     except Rejected:
-        return WITHOUT_ID
+        return None
 
 
 def image(entry: Any) -> Image:

@@ -17,7 +17,7 @@ import numpy as np
 
 from contracts import Array, UserError
 from dataset import walk
-from dataset.coco.annotation_file import WITHOUT_ID, Category, Image
+from dataset.coco.annotation_file import Category, Image
 from dataset.coco.columns import UNUSED, class_names, mirrored
 from dataset.coco.file_names import as_written, below, is_there
 from dataset.coco.file_names import found as file_name_found
@@ -212,8 +212,8 @@ def own_ids(rows: Array) -> list[str]:
     """Number the annotations anew that have no id or another one's, and return a warning."""
     ids = rows["annotation_id"]
     anew = np.ones(len(ids), bool)
-    anew[np.unique(ids, return_index=True)[1]] = False
-    anew |= ids == WITHOUT_ID
+    named = np.flatnonzero(rows["has_id"])
+    anew[named[np.unique(ids[named], return_index=True)[1]]] = False
     count = int(np.count_nonzero(anew))
     if not count:
         return []

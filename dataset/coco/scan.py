@@ -52,6 +52,7 @@ PIECE = 20_000  # annotations that are read, or written, at once: bounds the mem
 ROW = np.dtype(
     [
         ("annotation_id", "i8"),
+        ("has_id", "?"),
         ("image_id", "i8"),
         ("category_id", "i8"),
         ("category", "i4"),  # index into the sorted ids; -1 = unknown
@@ -260,7 +261,8 @@ class _Writer:
         self.runs.extend(found.runs)
         self.keypoints.extend(found.keypoints)
         counts = (len(lengths), sum(lengths), len(found.runs), found.size, len(found.keypoints))
-        ids = (found.annotation_id, found.image_id, found.category_id, -1)
+        own = (found.annotation_id or 0, found.annotation_id is not None)
+        ids = (*own, found.image_id, found.category_id, -1)
         self.rows.append((*ids, tuple(found.box), found.area, found.crowd, *counts))
         self.annotations += 1
         if len(self.rows) == PIECE:
