@@ -64,9 +64,8 @@ class Rows:
     `places` and `canvas` are those AFTER the turn: of a row that is transposed, the image is resized to a
     height that is the width of its place. A turn acts on each frame of a clip.
 
-    With `exif` the stored image, its region and its window are those that viewers show, after the turn that
-    EXIF asks for. plan.geometry.upright says what that is of the stored pixels, which loaders decode; EXIF's
-    turn is then done behind the loader, together with the row's own.
+    With `exif` image, region and window are those that viewers show, after the turn that EXIF asks for.
+    plan.geometry.upright says what that is of the stored pixels, and EXIF's turn is done with the row's own.
 
     A padded row has id -1, `valid` False, and the numbers of some real row. Axes: B samples, T frames, N
     operations of P numbers.
