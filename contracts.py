@@ -230,8 +230,7 @@ class FileSource(Source, Protocol):
         """Return uint8 [B, L], the paths of many samples at once, each padded with NUL."""
 
 
-MAX_PIXELS = 178_956_970
-"""Width x height beyond which Pillow refuses an image: a gigabyte as 16-bit RGB."""
+MAX_PIXELS = 178_956_970  # width x height, beyond which Pillow refuses an image: 1 GiB as 16-bit RGB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,8 @@ row() {
   (
     cd "$folder/saturate"
     # no builds: the lowest version is then the lowest that has a wheel for this Python
-    export PATH=$folder/path:$PATH UV_RESOLUTION=$3 UV_NO_BUILD=1 SATURATE_DEMO_DIR=$folder
+    printf '[pip]\nresolution = "%s"\nonly-binary = [":all:"]\n' "$3" >"$folder/uv.toml"
+    export PATH=$folder/path:$PATH UV_CONFIG_FILE=$folder/uv.toml SATURATE_DEMO_DIR=$folder
     scripts/setup.sh --dev >"$folder/install.txt" 2>&1 || exit 1
     if grep -q 'trying pip' "$folder/install.txt"; then exit 1; fi # pip would take the newest
     scripts/demo.sh --epochs 1 >"$folder/demo.txt" 2>&1 || exit 2
