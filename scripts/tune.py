@@ -13,7 +13,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,17 +195,8 @@ def preset(settings: Tune, kept: Choice, trials: Sequence[Trial]) -> str:
     head = (
         f"# {used.rate:,.0f} {used.unit} here, {_rate(used) / _rate(trials[0]):.2f} times the settings given"
     )
-    written: str = yaml.safe_dump(_plain(found), sort_keys=False)
+    written: str = yaml.safe_dump(found, sort_keys=False)
     return f"{head} (scripts.tune).\n{written}"
-
-
-def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values that YAML has."""
-    kinds = (bool, int, float, str, list, type(None))
-    return {
-        name: list(value) if isinstance(value, tuple) else value if isinstance(value, kinds) else str(value)
-        for name, value in found.items()
-    }
 
 
 def main(argv: list[str]) -> int:

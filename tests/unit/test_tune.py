@@ -72,7 +72,7 @@ def test_the_preset_is_the_recipe_and_what_was_kept(tmp_path: Path) -> None:
     path.write_text(written)
     flat = parse(["--config", str(path)]).flat()
     found = [flat[name] for name in ("optimizer", "arch", "batch_size", "loader", "crop_scale")]
-    assert found == ["adamw", "resnet18", 8, "dali-gpu", (0.2, 1.0)]
+    assert found == ["adamw", "resnet18", 8, "dali-gpu", [0.2, 1.0]]
     assert yaml.safe_load(written)["task"] == "classification"
 
 
