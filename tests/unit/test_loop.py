@@ -85,6 +85,7 @@ class Toy:
         step: Any = MagicMock(
             side_effect=self.step,
             loss_terms=(),
+            masters=None,
             **{"optimizer.state_dict.return_value": {}, "scaler.state_dict.return_value": {}},
         )
         world = ProcessWorld(torch.device("cpu"))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine import watch
+from engine import stop, watch
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
 from engine.rescue import Rescue
@@ -110,6 +110,25 @@ def test_who_goes_on_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not codes
 
 
+def test_a_second_ctrl_c_ends_what_does_not_look(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Soon after the first one it is the same, which torchrun has passed on."""
+    monkeypatch.setattr(stop, "ECHO_S", 0.3)
+    request = StopRequest()
+    with request.listening():
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        time.sleep(0.4)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 2 and said[1] == "train.py: ending now, without a checkpoint"
+
+
 class Steps:
     """A network that is trained by hand, in the steps of a rank of two."""
 
@@ -119,7 +138,7 @@ class Steps:
         world = ProcessWorld(torch.device("cpu"))
         world.size = 2
         scaler = SimpleNamespace(state_dict=dict)
-        step: Any = SimpleNamespace(optimizer=self.optimizer, scaler=scaler)
+        step: Any = SimpleNamespace(optimizer=self.optimizer, scaler=scaler, masters=None)
         checkpoints = Checkpoints(folder=folder, world=world, module=self.net, step=step, about={})
         self.rescue = Rescue(checkpoints, world, accumulate=1)
         self.progress = Progress()
