@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from contracts import MAX_PIXELS, Split, UserError
+from dataset import lists
 from dataset.coco import layouts
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
@@ -328,9 +329,7 @@ def _require_files(source: str) -> None:
 
 def list_of(root: Path, split: str) -> Path | None:
     """Return the list of a split of videos, which goes before its folder."""
-    return next(
-        (path for ending in (".csv", ".txt") if os.path.lexists(path := root / f"{split}{ending}")), None
-    )
+    return next(iter(lists.find(root, split)), None)
 
 
 def _list_or_folder(root: Path, split: str, must_be: str) -> Path:

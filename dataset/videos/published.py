@@ -3,18 +3,19 @@ Kinetics and UCF101; must not know containers, frames or orders."""
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import storage
 from contracts import UserError
+from dataset.lists import List
 from dataset.manifest import printable
 
-Line = tuple[int, bytes, str]
+Line = tuple[int, str, str]
 """Number of a line, path below the list's folder, name of the class."""
-_KINETICS = b"label,youtube_id,time_start,time_end"
+_KINETICS = ["label", "youtube_id", "time_start", "time_end"]
 _CLASSES = "classInd.txt"
 _CONVERT = (
     "import csv, json, sys",
@@ -26,43 +27,37 @@ _CONVERT = (
 CONVERT_JSON = f"python3 -c '{'; '.join(_CONVERT)}' FILE.json > train.csv"
 
 
-def read_published(path: Path, text: bytes) -> Iterator[Line] | None:
-    """Return the lines of a list with this content; None: it is none of these. Raises UserError."""
-    begin = text[:4096].lstrip()
-    if begin.startswith((b"[", b"{")):
+def read_published(lines: List) -> Iterator[Line] | None:
+    """Return the lines of one of these lists; None: it is none of them. Raises UserError."""
+    if lines.begin.lstrip().startswith(("[", "{")):
         raise UserError(
-            f"--data: the list {path} is JSON; of Something-Something this makes a list: {CONVERT_JSON}"
+            f"--data: the list {lines.path} is JSON; of Something-Something this makes a list: {CONVERT_JSON}"
         )
-    if begin.replace(b'"', b"").startswith(_KINETICS):
-        return _kinetics(path, text)
-    return _ucf(path, text)
+    if lines.head and lines.head[0][1][: len(_KINETICS)] == _KINETICS:
+        return _kinetics(lines)
+    return _ucf(lines)
 
 
-def _kinetics(path: Path, text: bytes) -> Iterator[Line]:
+def _kinetics(lines: List) -> Iterator[Line]:
     """Yield the lines of `label,youtube_id,time_start,time_end,split`. The file is <id>_<start>_<end>, with
     six digits each, in the folder of the list's name, in that of its class or in neither."""
-    base = path.with_suffix("")
+    base = lines.path.with_suffix("")
     held: dict[str, dict[str, str]] = {}
-    rows = csv.reader(text.decode("utf-8", "surrogateescape").splitlines())
-    next(rows)
-    for row in rows:
-        if not row:
-            continue
+    for number, row in islice(lines.records(), 1, None):
         try:
             label, video, start, end = row[:4]
             stem = f"{video}_{round(float(start)):06d}_{round(float(end)):06d}"
         except ValueError:
             line = printable(os.fsencode(",".join(row)))[:200]
-            raise UserError(
-                f"--data: {path} line {rows.line_num} is '{line}'; "
-                "a line of Kinetics is label,youtube_id,time_start,time_end,split"
+            raise lines.wrong(
+                number, f"is '{line}'; a line of Kinetics is label,youtube_id,time_start,time_end,split"
             ) from None
         folders = [f"{base.name}/{label}", f"{base.name}/{label.replace(' ', '_')}", base.name]
         for folder in folders:
             if folder not in held:
-                held[folder] = _stems(path.parent / folder)
+                held[folder] = _stems(lines.path.parent / folder)
         found = next((f"{each}/{held[each][stem]}" for each in folders if stem in held[each]), None)
-        yield rows.line_num, os.fsencode(found or f"{folders[0]}/{stem}.mp4"), label
+        yield number, found or f"{folders[0]}/{stem}.mp4", label
 
 
 def _stems(folder: Path) -> dict[str, str]:
@@ -75,22 +70,19 @@ def _stems(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _ucf(path: Path, text: bytes) -> Iterator[Line] | None:
+def _ucf(lines: List) -> Iterator[Line] | None:
     """Return the lines `class/file.avi number`, or `class/file.avi` of a test, where the file classInd.txt
     beside the list says which number is which class; None: they are none."""
     try:
-        words = [line.split() for line in (path.parent / _CLASSES).read_text("utf-8").splitlines()]
+        words = [line.split() for line in (lines.path.parent / _CLASSES).read_text("utf-8").splitlines()]
     except (OSError, ValueError):
         return None
     names = {word[0]: word[1] for word in words if len(word) == 2}
     known = set(names.values())
     found = list[Line]()
-    for number, line in enumerate(text.splitlines(), 1):
-        fields = line.decode("utf-8", "surrogateescape").split()
-        if not fields:
-            continue
+    for number, fields in lines.records():
         label = names.get(fields[1]) if len(fields) == 2 else fields[0].partition("/")[0]
         if len(fields) > 2 or label not in known:
             return None
-        found.append((number, os.fsencode(fields[0]), label))
+        found.append((number, fields[0], label))
     return iter(found)

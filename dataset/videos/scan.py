@@ -11,10 +11,11 @@ import numpy as np
 from contracts import MAX_PIXELS, Array, UserError
 from dataset import walk
 from dataset.entries import Files
+from dataset.lists import class_names
 from dataset.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
 from dataset.videos.columns import RECORD, Videos
-from dataset.videos.file_list import SAMPLE, read_list
+from dataset.videos.file_list import GRAMMAR, SAMPLE, read_list
 from dataset.videos.packets import LEFT_OUT, Times, read
 from machine import cores
 
@@ -52,12 +53,13 @@ def open_videos(
             walk.remember(visits, os.fsencode(root), os.fsencode(real.name) if listed else b"")
         if listed:
             with reading(data):
-                files, samples, used = read_list(real, classes)
+                files, samples, used, fixed = read_list(real, classes, rejects)
                 walk.remember_folders(visits, root, files)
             walk.write_file_list(files, made)
             total = len(files)
             labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}
         else:
+            fixed = False
             with reading(data):
                 labels = walk.labels(real, classes, visits, rejects, "video")
                 total = walk.list_files(real, labels, made, visits, rejects, say)
@@ -70,7 +72,7 @@ def open_videos(
         kept = _segments(root, samples, records, made, rejects)
         if not len(kept):
             raise nothing_found("video", str(data), rejects)
-        if not (listed and all(map(str.isdecimal, used))):  # numbers of classes stay as they are
+        if not fixed:
             counts = np.bincount(kept["label"], minlength=len(classes or used))
             for name, label in labels.items():
                 if not counts[label] and listed:
@@ -84,6 +86,8 @@ def open_videos(
         return used if classes is None else classes
 
     key = [str(real), None if classes is None else list(classes), "videos", max_pixels]
+    if listed:  # what it depends on beside the list
+        key += [GRAMMAR.separators, class_names(root)]
     return remembered(Videos, data, key, fill, root=root, cache=cache, rescan=rescan, progress=progress)
 
 

@@ -1,0 +1,283 @@
+"""The one grammar of lists, files of names with a label a line: where fields, headings and classes are.
+
+Must not know what a name stands for: an image, a video, an entry of a store.
+
+One character separates the fields of a file, the first of these that does in most of its first 1,000 lines:
+a TAB, a semicolon (lists of videos), a comma, else the last blank of a line. Fields between TABs, semicolons
+and commas may be quoted as CSV writers do, and then hold the separator, quotes and ends of lines:
+
+    images/a b.jpg 3                 "images/d, ""e"".jpg",cat            images/c.jpg<TAB>tabby cat
+
+Labels are numbers of classes, or names. Everything takes time linear in the file's length.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+import numpy as np
+
+from contracts import Array, UserError
+from dataset.manifest import printable
+
+HEAD = 1_000
+"""Lines in which separator and heading are looked for."""
+ENDINGS = (".csv", ".tsv", ".txt")
+CLASSES = "classes.txt"
+"""Beside a list: the name of each class, one a line, in the order of their numbers."""
+MOST_CLASSES = 100_000
+"""Labels that are numbers say how many classes there are: a larger one is a date, an id or a slip."""
+BLANK = " "
+SECONDS = re.compile(r"\d+(?:\.\d*)?|\.\d+")
+_OTHER_NUMBER = re.compile(r"-\d+(?:\.0*)?|\d+\.0*")
+"""Labels as data frames write them when some are missing, and -1 for none."""
+_HEADS = {"path", "file", "filename", "file_name", "image", "image_id", "image_path", "img", "img_path"}
+_HEADS |= {"id", "key", "name", "video", "video_id", "video_path"}
+Record = tuple[int, list[str]]
+"""Number of a line, its fields."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grammar:
+    """What one kind of list has beside 'path label'."""
+
+    expected: str  # in words, behind what is wrong with a line
+    separators: str = "\t,"  # tried in this order, before the last blank
+    segments: bool = False  # 'path label start end' too, in seconds
+
+
+def find(folder: Path, place: str) -> list[Path]:
+    """Return the lists of that name in a folder."""
+    return [path for ending in ENDINGS if os.path.lexists(path := folder / f"{place}{ending}")]
+
+
+class List:
+    """A list whose separator is known. Raises UserError for what is no text file."""
+
+    def __init__(self, path: Path, grammar: Grammar) -> None:
+        self.path = path
+        self.grammar = grammar
+        with self._opened() as file:
+            lines = list(islice(file, HEAD))
+        self.begin = lines[0] if lines else ""
+        self.separator = _separator(lines, grammar.separators)
+        self.head = list(self._split(lines))
+
+    def records(self) -> Iterator[Record]:
+        """Yield every line that is not empty, with as many fields as it has."""
+        with self._opened() as file:
+            yield from self._split(file)
+
+    def rows(self, *, skip: int = 0) -> Iterator[Record]:
+        """Yield every line behind the first `skip`: [path, label], or path, label, start, end.
+
+        Raises UserError for a line that has other fields.
+        """
+        segments = self.grammar.segments
+        for number, fields in islice(self.records(), skip, None):
+            if len(fields) > 2:
+                while len(fields) > 2 and not fields[-1]:  # as spreadsheets fill up lines
+                    fields.pop()
+            good = len(fields) == 2 or (
+                segments and len(fields) == 4 and all(map(SECONDS.fullmatch, fields[2:]))
+            )
+            if not good or not fields[0] or not fields[1] or "\0" in fields[0]:
+                line = printable(os.fsencode(self.separator.join(fields)))[:200]
+                raise self.wrong(number, f"is '{line}'; {self.grammar.expected}")
+            yield number, fields
+
+    def heading(self, exists: Callable[[str], bool]) -> str:
+        """Return the first line where it is a heading, else "".
+
+        Then its path is no file, its label is no other line's, and it names columns or looks unlike the rest.
+        """
+        if len(self.head) < 2 or len(self.head[0][1]) < 2:
+            return ""
+        name, label = self.head[0][1][:2]
+        others = [fields for _, fields in self.head[1:] if len(fields) > 1]
+        labels = {fields[1] for fields in others}
+        if "/" in name or label in labels or exists(name):
+            return ""
+        of_numbers = not label.isdecimal() and all(map(str.isdecimal, labels))
+        unlike = "." not in name and all("." in fields[0] or "/" in fields[0] for fields in others)
+        told = of_numbers or unlike or name.lower() in _HEADS
+        return printable(os.fsencode(self.begin.strip()))[:200] if told and others else ""
+
+    def wrong(self, line: int, what: str) -> UserError:
+        """Return the error of a line."""
+        return UserError(f"--data: {self.path} line {line} {what}")
+
+    def _opened(self) -> TextIO:
+        path = self.path
+        expected = self.grammar.expected
+        if not path.is_file():  # a pipe would be waited for
+            raise UserError(f"--data: the list {path} is no file that can be read; {expected}")
+        try:
+            with open(path, "rb") as file:
+                if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                    raise UserError(f"--data: the list {path} is in UTF-16; save it as UTF-8")
+            # names of files may be no UTF-8
+            return open(path, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        except OSError as error:
+            raise UserError(f"--data: the list {path} cannot be read: {error.strerror}") from None
+
+    def _split(self, lines: Iterable[str]) -> Iterator[Record]:
+        if self.separator == BLANK:
+            yield from _by_blanks(lines, segments=self.grammar.segments)
+            return
+        reader = csv.reader(lines, delimiter=self.separator, skipinitialspace=True)
+        number = 1
+        try:
+            for fields in reader:
+                if len(fields) > 1 or (fields and fields[0].strip()):
+                    yield number, fields
+                number = reader.line_num + 1
+        except csv.Error as error:
+            raise self.wrong(number, f"cannot be split: {error}; is a quote left open?") from None
+
+
+def _by_blanks(lines: Iterable[str], *, segments: bool) -> Iterator[Record]:
+    for number, line in enumerate(lines, 1):
+        line = line.strip()
+        if not line:
+            continue
+        fields = line.rsplit(None, 3) if segments else []
+        if len(fields) < 4 or not all(map(SECONDS.fullmatch, fields[2:])):
+            fields = line.rsplit(None, 1)
+        yield number, fields
+
+
+def _separator(lines: Sequence[str], candidates: str) -> str:
+    """Return the first of `candidates` that separates fields in most of these lines, else a blank."""
+    for candidate in candidates:
+        if not any(candidate in line for line in lines):
+            continue
+        several = total = 0
+        try:
+            for fields in csv.reader(lines, delimiter=candidate, skipinitialspace=True):
+                several += len(fields) > 1
+                total += bool(fields)
+        except csv.Error:
+            pass  # what was read so far tells; the line is named when it is read
+        if 2 * several > total:
+            return candidate
+    return BLANK
+
+
+class Labels:
+    """The labels of a list, numbered as they come, and the classes that they are once all are known."""
+
+    def __init__(self, source: List) -> None:
+        self._list = source
+        self.number_of: dict[str, int] = {}  # for loops over millions of lines; `number` adds to it
+        self._words: list[str] = []
+        self._lines: list[int] = []
+
+    def number(self, label: str, line: int) -> int:
+        """Return the number of a label. Raises UserError for one more than MOST_CLASSES."""
+        found = self.number_of.get(label)
+        if found is not None:
+            return found
+        if len(self._words) == MOST_CLASSES:
+            shown = printable(os.fsencode(label))[:50]
+            raise self._list.wrong(
+                line,
+                f"has yet another label, '{shown}', after {MOST_CLASSES:,}; {self._list.grammar.expected}",
+            )
+        self.number_of[label] = len(self._words)
+        self._words.append(printable(os.fsencode(label.strip())))
+        self._lines.append(line)
+        return len(self._words) - 1
+
+    def classes(
+        self, given: Sequence[str] | None, named: Sequence[str] | None
+    ) -> tuple[list[str], Array, bool]:
+        """Return the classes, the class of each number (int32), and whether these are all that there are.
+
+        Labels that are whole numbers are numbers of classes, whose names are `named`, or the numbers
+        themselves. Others are names, sorted, or in the order of `named`. `given` are the classes of the
+        training data, among which these are found by name. Numbers, and `named`, say which classes there are
+        whatever has an image. Raises UserError that names a line.
+        """
+        words = self._words
+        numbers = self._are_numbers()
+        if numbers:
+            words = [str(int(word)) for word in words]
+            if named is not None:
+                words = [self._named(place, int(word), named) for place, word in enumerate(words)]
+        classes = list(given if given is not None else named or [])
+        if not classes:
+            classes = list(map(str, range(max(map(int, words)) + 1))) if numbers else sorted(set(words))
+        places = {name: place for place, name in enumerate(classes)}
+        unknown = next((i for i, word in enumerate(words) if word not in places), None)
+        if unknown is not None:
+            whose = f"of {CLASSES}" if given is None else "of the training data"
+            raise self._list.wrong(
+                self._lines[unknown],
+                f"has the label '{words[unknown]}', which is none of the {len(classes)} classes {whose}; "
+                "remove the line, or add that class there",
+            )
+        return classes, np.array([places[word] for word in words], np.int32), numbers or named is not None
+
+    def _named(self, place: int, number: int, named: Sequence[str]) -> str:
+        if number < len(named):
+            return named[number]
+        raise self._list.wrong(
+            self._lines[place],
+            f"has the label '{number}', and {CLASSES} names {len(named)} classes, 0 to {len(named) - 1}",
+        )
+
+    def _are_numbers(self) -> bool:
+        """Whether labels are numbers of classes. Raises UserError where only some are, or too large."""
+        words = self._words
+        numbers = [word.isdecimal() for word in words]
+        if any(numbers) and not all(numbers):
+            odd = numbers.index(not numbers[0])
+            raise self._list.wrong(
+                self._lines[0],
+                f"has the label '{words[0]}' and line {self._lines[odd]} '{words[odd]}'; labels are all "
+                "numbers from 0 or all names",
+            )
+        if all(_OTHER_NUMBER.fullmatch(word) for word in words):
+            raise self._list.wrong(
+                self._lines[0],
+                f"has the label '{words[0]}'; labels are whole numbers from 0, such as 3, or names",
+            )
+        for line, word in zip(self._lines, words, strict=True):
+            if numbers[0] and (len(word) > 18 or int(word) >= MOST_CLASSES):
+                raise self._list.wrong(
+                    line,
+                    f"has the label '{word[:50]}'; labels are numbers of classes, from 0 to "
+                    f"{MOST_CLASSES - 1:,} at most, or names",
+                )
+        return numbers[0]
+
+
+def class_names(*folders: Path) -> list[str] | None:
+    """Return the names in the first classes.txt of these folders; None where there is none.
+
+    Raises UserError.
+    """
+    path = next((folder / CLASSES for folder in folders if (folder / CLASSES).is_file()), None)
+    if path is None:
+        return None
+    try:
+        lines = path.read_text("utf-8-sig", "surrogateescape").splitlines()
+    except OSError as error:
+        raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
+    names = [printable(os.fsencode(line.strip())) for line in lines if line.strip()]
+    first: dict[str, int] = {}
+    for place, name in enumerate(names):
+        if first.setdefault(name, place) != place:
+            raise UserError(f"--data: {path} names '{name}' twice; it names each class once, in their order")
+    if not names:
+        raise UserError(f"--data: {path} is empty; it names the classes, one a line, or remove it")
+    return names
