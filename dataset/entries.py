@@ -60,14 +60,14 @@ def _shut_in(path: bytes) -> bool:
 
 
 class Files:
-    """Entries that are files: a name is a path below `root`."""
+    """Entries that are files: a name is a path below `root`, or an absolute one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def shown(self, name: bytes) -> bytes:
         """Return the absolute path of an entry."""
-        return os.fsencode(self.root) + b"/" + name
+        return os.path.join(os.fsencode(self.root), name)
 
     @contextmanager
     def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
@@ -93,4 +93,4 @@ class Files:
 
     def remember(self, visits: list[walk.Visit], names: Sequence[bytes]) -> None:
         """Add the folders of these files."""
-        walk.remember_folders(visits, self.root, names)
+        walk.remember_folders(visits, self.root, walk.folders_of(names))

@@ -90,7 +90,7 @@ class Manifest:
     def entry(self, sample: int) -> bytes:
         """Return the name by which the source has listed the sample; any byte but 0 may occur.
 
-        The name of a file is its path below root.
+        The name of a file is its path below root, or an absolute one.
         """
         if not 0 <= sample < len(self):
             raise IndexError(f"sample {sample} of {len(self)}")
@@ -99,7 +99,7 @@ class Manifest:
 
     def path(self, sample: int) -> bytes:
         """Return the absolute path of the sample's file, for a source whose samples are files."""
-        return os.fsencode(self.root) + b"/" + self.entry(sample)
+        return os.path.join(os.fsencode(self.root), self.entry(sample))  # an absolute name stays one
 
     def paths(self, samples: Array) -> Array:
         """Return uint8 [B, L], the absolute paths of samples, each padded with at least one NUL.
@@ -115,9 +115,13 @@ class Manifest:
         places = np.arange(width)
         inside = places < lengths[:, None]
         names = np.where(inside, self.path_bytes[np.where(inside, begins[:, None] + places, 0)], 0)
-        return np.concatenate(
+        paths = np.concatenate(
             [np.broadcast_to(prefix, (len(samples), len(prefix))), names], axis=1, dtype=np.uint8
         )
+        absolute = names[:, 0] == ord("/")
+        if absolute.any():
+            paths[absolute] = np.pad(names[absolute], ((0, 0), (0, len(prefix))))
+        return paths
 
     @property
     def class_names(self) -> Sequence[str]:

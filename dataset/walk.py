@@ -6,7 +6,7 @@ import mimetypes
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal
@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 import storage
-from contracts import UserError
+from contracts import Array, UserError
 from dataset.manifest import FILE_LIST, printable, writing
 
 OF_THE_STORAGE = frozenset(
@@ -125,32 +125,51 @@ def list_files(
 
     They are in the order of the paths' bytes.
     """
-    total = end = 0
     # a link to one of these leads back to itself: it would be followed for ever
     outside = [visit(os.fsencode(folder))[1] for folder in (root, *root.parents)]
-    with ExitStack() as stack:
-        with writing():
-            paths, offsets, ids = (
-                stack.enter_context(open(made / f"file_list.{name}", "wb")) for name in FILE_LIST
-            )
-            offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
+    with FileList(made) as listed:
         # with the slash, as the paths of their files sort: a-b/ comes before a/
         for name in sorted(labels, key=lambda name: os.fsencode(name) + b"/"):
             for files in walk(os.fsencode(root), os.fsencode(name), outside, visits, reject):
-                ends = end + np.cumsum([len(file) for file in files], dtype=FILE_LIST["offsets"])
-                with writing():
-                    paths.write(b"".join(files))
-                    offsets.write(ends.tobytes())
-                    ids.write(np.full(len(files), labels[name], FILE_LIST["labels"]).tobytes())
-                total += len(files)
-                end = int(ends[-1])
-                say(total, 0, "listing files")
-    return total
+                listed.add(files, np.full(len(files), labels[name]))
+                say(listed.total, 0, "listing files")
+    return listed.total
+
+
+class FileList:
+    """Writes made/file_list.*, a piece at a time: of each entry its name, where that ends, its label."""
+
+    def __init__(self, made: Path) -> None:
+        self.total = 0
+        self._end = 0
+        self._stack = ExitStack()
+        with writing():
+            self._paths, self._offsets, self._labels = (
+                self._stack.enter_context((made / f"file_list.{name}").open("wb")) for name in FILE_LIST
+            )
+            self._offsets.write(np.zeros(1, FILE_LIST["offsets"]).tobytes())
+
+    def add(self, names: Sequence[bytes], labels: Sequence[int] | Array) -> None:
+        """Write these entries behind those before."""
+        ends = self._end + np.cumsum(list(map(len, names)), dtype=FILE_LIST["offsets"])
+        with writing():
+            self._paths.write(b"".join(names))
+            self._offsets.write(ends.tobytes())
+            self._labels.write(np.asarray(labels, FILE_LIST["labels"]).tobytes())
+        self.total += len(names)
+        self._end = int(ends[-1]) if len(ends) else self._end
+
+    def __enter__(self) -> FileList:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        with writing():
+            self._stack.close()
 
 
 def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
     """Return how a folder looks from outside, and which folder it is (device, inode). Raises OSError."""
-    status = os.stat(root + b"/" + name if name else root)
+    status = os.stat(os.path.join(root, name) if name else root)  # an absolute name is one of a list
     return (os.fsdecode(name), status.st_mtime_ns, status.st_ino), (status.st_dev, status.st_ino)
 
 
@@ -163,10 +182,15 @@ def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
     settle(visits[-1][1])
 
 
-def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) -> None:
-    """Add the folders of listed files, paths below the root, where a file that is missing now may appear."""
+def folders_of(files: Sequence[bytes]) -> set[bytes]:
+    """Return the folders of listed files."""
+    return {os.path.dirname(file) for file in files}
+
+
+def remember_folders(visits: list[Visit], root: Path, folders: Collection[bytes]) -> None:
+    """Add the folders of listed files, paths below the root, where a file that is missing may appear."""
     below = set[bytes]()
-    for own in {os.path.dirname(file) for file in files}:
+    for own in folders:
         name = own
         while name and not is_folder(os.path.join(os.fsencode(root), name)):
             name = os.path.dirname(name)  # where it would be put
@@ -178,12 +202,8 @@ def remember_folders(visits: list[Visit], root: Path, files: Sequence[bytes]) ->
 
 def write_file_list(files: Sequence[bytes], made: Path, labels: Sequence[int] | None = None) -> None:
     """Write made/file_list.* as `list_files` does, for these names; without `labels` each label is 0."""
-    with writing():
-        (made / "file_list.paths").write_bytes(b"".join(files))
-        np.cumsum([0, *map(len, files)], dtype=FILE_LIST["offsets"]).tofile(made / "file_list.offsets")
-        np.array([0] * len(files) if labels is None else labels, FILE_LIST["labels"]).tofile(
-            made / "file_list.labels"
-        )
+    with FileList(made) as listed:
+        listed.add(files, [0] * len(files) if labels is None else labels)
 
 
 def write_labelled(labels: Mapping[bytes, int], made: Path) -> None:

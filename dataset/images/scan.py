@@ -39,7 +39,9 @@ def open_images(
     key: list[Any],
     where: str,
     cache: Path,
+    root: Path | None = None,
     classes: Sequence[str] | None = None,
+    listed: bool = False,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
     workers: int = 0,
@@ -49,10 +51,11 @@ def open_images(
 
     They come from `cache` when nothing visited has changed since, else from a new scan.
     `data` is the file or folder that the source lies in, `key` (JSON values) what the scan depends on beside
-    it, and `where` says where images are expected. `classes` fixes the labels (validation has those of
-    training); without it they are the listed classes that have an image. Of several processes that call this
-    at once one scans and the others wait. What claims more than `max_pixels` is left out. `workers` processes
-    read headers; 0 = four a core, 32 at most, for they wait for the storage. `progress(done, total, what)` is
+    it, and `where` says where images are expected. Names of files are below `root`, or `data`. `classes`
+    fixes the labels (validation has those of training); without it they are those of `list_files` that have
+    an image, or all where `listed` tells that a list names them. Of several processes that call this at once
+    one scans and the others wait. What claims more than `max_pixels` is left out. `workers` processes read
+    headers; 0 = four a core, 32 at most, for they wait for the storage. `progress(done, total, what)` is
     called a few times a second; total is 0 while it is not known. Raises UserError.
     """
     real = Path(os.path.realpath(data))
@@ -61,12 +64,13 @@ def open_images(
         with reading(data):
             labels = list_files(made, rejects, visits, say)
         records = read_headers(entries, made, workers, rejects, say, max_pixels=max_pixels)
-        used = _keep(entries, where, labels, classes, records, made, rejects)
+        used = _keep(entries, where, labels, classes, records, made, rejects, listed=listed)
         return used if classes is None else classes
 
     names = None if classes is None else list(classes)
     key = [str(real), names, *key, max_pixels]
-    return remembered(Images, data, key, fill, root=real, cache=cache, rescan=rescan, progress=progress)
+    how: dict[str, Any] = {"root": root or real, "cache": cache, "rescan": rescan, "progress": progress}
+    return remembered(Images, data, key, fill, **how)
 
 
 def read_headers(
@@ -119,8 +123,10 @@ def _keep(
     records: Array,
     made: Path,
     rejects: Rejects,
+    *,
+    listed: bool,
 ) -> list[str]:
-    """Write the columns without what is left out; returns the classes that have an image."""
+    """Write the columns without what is left out; returns the classes that have an image, or all `listed`."""
     good = records["size"] >= 0
     samples = int(good.sum())
     if not samples:
@@ -129,11 +135,13 @@ def _keep(
         np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
     )
     counts = np.bincount(old[good], minlength=max(labels.values()) + 1)
+    candidates = np.bincount(old, minlength=len(counts))
     for name, label in labels.items():
-        if not counts[label]:
+        if not counts[label] and (candidates[label] or not listed):  # numbers of a list may have gaps
             rejects(entries.shown(os.fsencode(name)), "class without an image")
-    # without given classes, one without an image has no label: those behind it move up
-    renumbered = np.arange(len(counts)) if classes is not None else np.cumsum(counts > 0) - 1
+    # classes of folders: one without an image has no label, and those behind it move up
+    fixed = listed or classes is not None
+    renumbered = np.arange(len(counts)) if fixed else np.cumsum(counts > 0) - 1
     lengths = np.diff(offsets)
     length_of = {"path_bytes": int(lengths[good].sum()), "path_offsets": samples + 1}
     columns = {
@@ -153,4 +161,4 @@ def _keep(
         columns["path_bytes"][byte : byte + len(blob)] = blob
         row += len(rows)
         byte += len(blob)
-    return [name for name, label in labels.items() if counts[label]]
+    return [name for name, label in labels.items() if listed or counts[label]]

@@ -16,6 +16,7 @@ from dataset.scan import Progress
 
 SOURCES = {
     "folder": "dataset.sources.folder",
+    "list": "dataset.sources.list",
 }
 """--source -> module, a SourceModule.
 
@@ -78,7 +79,7 @@ def choose_source(name: str, data: Path, split: str) -> str:
     if len(holding) > 1:
         raise UserError(
             f"--data {data}: {split} can be read as {' and as '.join(holding)}; "
-            f"choose one with --source {holding[0]}"
+            f"choose one with --source {' or --source '.join(holding)}"
         )
     return holding[0] if holding else next(iter(SOURCES))
 

@@ -54,7 +54,7 @@ def open_videos(
         if listed:
             with reading(data):
                 files, samples, used, fixed = read_list(real, classes, rejects)
-                walk.remember_folders(visits, root, files)
+                walk.remember_folders(visits, root, walk.folders_of(files))
             walk.write_file_list(files, made)
             total = len(files)
             labels = {used[label]: label for label in np.unique(samples["label"]).tolist()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import os
 import pickle
@@ -22,12 +23,13 @@ from PIL import Image
 
 from contracts import FileSource, Source, Split, UserError
 from dataset.sources import SourceModule, folder
+from dataset.sources import list as image_list
 from dataset.sources.folder import Folder
 from tests.conformance import toy
 from tests.unit.folders import fill
 
 DELAY_S = 0.05
-TYPED: tuple[SourceModule, ...] = (folder, toy)
+TYPED: tuple[SourceModule, ...] = (folder, image_list, toy)
 """What mypy holds against the protocol."""
 Files = Mapping[str, bytes]
 """class/name -> bytes."""
@@ -45,9 +47,20 @@ def write_toy(data: Path, split: str, files: Files) -> None:
     toy.STORED[data.resolve(), split] = {os.fsencode(name): content for name, content in files.items()}
 
 
+def write_list(data: Path, place: str, files: Files) -> None:
+    """Write the files into folders that no source looks for, and a list of them as CSV writers do."""
+    fill(data, dict(files))
+    with open(data / f"{place}.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([name, name.partition("/")[0]] for name in sorted(files))
+
+
 LAYOUTS = {
     "folder": Layout(
         write=lambda data, split, files: fill(data / split, dict(files)),
+        lose=lambda source, sample: os.unlink(source.path(sample)),
+    ),
+    "list": Layout(
+        write=write_list,
         lose=lambda source, sample: os.unlink(source.path(sample)),
     ),
     "toy": Layout(

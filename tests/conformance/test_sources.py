@@ -18,7 +18,7 @@ from config import build
 from contracts import Feed, Source, Split, UserError
 from dataset import walk
 from dataset.coco.scan import open_coco
-from dataset.sources import SOURCES, SourceModule, source_named
+from dataset.sources import SOURCES, SourceModule, source_named, what_holds
 from dataset.sources.folder import Folder
 from dataset.splits import are_files, open_splits
 from loaders import IMAGE_LOADERS, VIDEO_LOADERS, default_loader, open_loader, opens_files
@@ -203,8 +203,9 @@ def test_auto_takes_the_one_that_holds_the_data(kind: str, tmp_path: Path) -> No
 
 def test_auto_refuses_when_two_fit(tmp_path: Path) -> None:
     data = data_set("toy", data_set("folder", tmp_path / "data"))
-    assert "train can be read as folder and as toy; choose one with --source folder" in mistake(
-        lambda: opened(data, "auto")
+    assert (
+        "train can be read as folder and as toy; choose one with --source folder or --source toy"
+        in mistake(lambda: opened(data, "auto"))
     )
     assert opened(data, "toy")["train"].source.files is False
 
@@ -219,11 +220,10 @@ def test_a_folder_of_something_else_is_no_folder_of_images(tmp_path: Path) -> No
 def test_what_is_not_there(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    assert f"has no train/ folder; it must be {source_named('folder').HOLDS}; or {toy.HOLDS}" in mistake(
-        lambda: opened(data, "auto")
-    )
+    assert f"has no train/ folder; it must be {what_holds('auto')}" in mistake(lambda: opened(data, "auto"))
+    assert f"{source_named('folder').HOLDS}; or " in what_holds("auto") and toy.HOLDS in what_holds("auto")
     assert f"has no train.toy; it must be {toy.HOLDS}" in mistake(lambda: opened(data, "toy"))
-    assert "--source got 'lmbd', which is unknown; known: auto, folder, toy" in mistake(
+    assert "--source got 'lmbd', which is unknown; known: auto, folder, list, toy" in mistake(
         lambda: opened(data, "lmbd")
     )
     config = build({"data": data, "source": "toy"})

@@ -301,7 +301,7 @@ def test_classes_that_were_not_meant(data: Path, video: Path) -> None:
         assert console.warnings == ([said] if said else [])
     fill(data, {"train/ant/0.jpg": JPEG, "val/ant/0.jpg": JPEG})
     console = Console()
-    opened(data, console=console)
+    opened(data, source="folder", console=console)
     assert len(console.warnings) == 1 and "one class alone, 'ant'" in console.warnings[0]
 
 

@@ -1,0 +1,136 @@
+"""Lists of image files: which files, with which labels; must not know formats or headers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts import Array, Split, UserError
+from dataset import lists, walk
+from dataset.entries import Files
+from dataset.images.scan import open_images
+from dataset.lists import Grammar, Labels, List, class_names
+from dataset.manifest import FILE_LIST, Rejects
+from dataset.scan import Progress
+from dataset.sources.folder import Folder
+
+FILES = True
+HOLDS = "a folder with, or beside, lists of images: train.csv and val.csv (or .tsv, .txt)"
+GRAMMAR = Grammar(
+    expected="a line is 'path label', separated in all lines by TABs, commas (then quote a path that holds "
+    "one) or blanks"
+)
+TRIED = 100
+"""Lines whose files are looked for, to find the folder that paths begin at."""
+PIECE = 10_000
+"""Lines that are written together: bounds the memory."""
+
+
+class Listed(Folder):
+    """A contracts.FileSource over the files of a list."""
+
+
+def missing(data: Path, place: str) -> str:
+    """Return what is not there: a list of that name, in `data` or beside it."""
+    return "" if _lists(data, place) else f"list {place}.csv"
+
+
+def _lists(data: Path, place: str) -> list[Path]:
+    real = Path(os.path.realpath(data))
+    return lists.find(real, place) or lists.find(real.parent, place)
+
+
+def open(
+    data: Path, place: str, *, classes: Sequence[str] | None = None, read_delay_s: float = 0.0, **how: Any
+) -> Split:
+    """Open the images of data/place.csv, as dataset.sources.SourceModule says, in the order of its lines.
+
+    Paths begin at the list's folder, at `data` or at data/place: at the first where a file of the first lines
+    lies. Raises UserError.
+    """
+    path, *others = _lists(data, place)
+    if others:
+        raise UserError(
+            f"--data {data}: {path.name} and {others[0].name} are both lists of {place}; remove one"
+        )
+    listed = List(path, GRAMMAR)
+    folder = path.parent
+    root = _root(listed, [folder, data, data / place])
+    named = class_names(folder, data)
+
+    def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
+        walk.remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
+        labels = Labels(listed)
+        folders = _write_file_list(listed, root, labels, made, rejects, say)
+        used, class_of, _ = labels.classes(classes, named)
+        _renumber(made, class_of)
+        walk.remember_folders(visits, root, folders)
+        return {name: label for label, name in enumerate(used)}
+
+    columns = open_images(
+        data,
+        Files(root),
+        list_files,
+        key=["list", str(path), str(root), named],
+        where=str(path),
+        root=root,
+        classes=classes,
+        listed=True,
+        **how,
+    )
+    return Split(columns=columns, source=source(columns, read_delay_s))
+
+
+def entries(data: Path) -> Files:
+    """Return the files below `data` by their path: the images of COCO's annotations, which name them."""
+    return Files(data)
+
+
+def source(columns: Any, read_delay_s: float = 0.0) -> Listed:
+    """Return the bytes of the files that the columns name."""
+    return Listed(columns, read_delay_s)
+
+
+def _root(listed: List, folders: Sequence[Path]) -> Path:
+    """Return the first folder in which a file of the first lines lies; the first one where none does."""
+    names = [fields[0] for _, fields in listed.head[:TRIED]]
+    found = (folder for folder in folders if any(os.path.exists(folder / name) for name in names))
+    return Path(os.path.realpath(next(found, folders[0])))
+
+
+def _write_file_list(
+    listed: List, root: Path, labels: Labels, made: Path, rejects: Rejects, say: Progress
+) -> set[bytes]:
+    """Write made/file_list.*, with labels as `labels` numbers them, and return the folders of all files.
+
+    Raises UserError.
+    """
+    heading = listed.heading(lambda name: os.path.exists(root / name))
+    if heading:
+        rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
+    rows = listed.rows(skip=bool(heading))
+    folders = set[bytes]()
+    below = os.fsencode(root) + b"/"
+    with walk.FileList(made) as files:
+        while part := list(islice(rows, PIECE)):
+            names = [os.fsencode(fields[0]) for _, fields in part]
+            if any(name.startswith((b"/", b"./")) for name in names):
+                names = [name.removeprefix(below).removeprefix(b"./") for name in names]
+            files.add(names, [labels.number(fields[1], line) for line, fields in part])
+            folders |= walk.folders_of(names)
+            say(files.total, 0, "reading the list")
+    if not files.total:
+        raise UserError(f"--data: the list {listed.path} is empty; {GRAMMAR.expected}")
+    return folders
+
+
+def _renumber(made: Path, class_of: Array) -> None:
+    """Write the class of each label in place of its number."""
+    ids = np.memmap(made / "file_list.labels", FILE_LIST["labels"], "r+")
+    for first in range(0, len(ids), PIECE):
+        ids[first : first + PIECE] = class_of[ids[first : first + PIECE]]
