@@ -39,6 +39,11 @@ class Data(Settings):
     exif: Literal["stored", "shown"] = "stored"
     """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
     them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
+    trust_list: bool = False
+    """Begin to train without having opened the files of a list: of each, size and format are read in worker
+    processes a few thousand samples ahead. What cannot be read is masked and named."""
+    order: Literal["shuffled", "sequential"] = "shuffled"
+    """Order of the training samples: another one each epoch, or that of the list, or of the sorted paths."""
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 
+Fetch = Callable[[Array, Array], None]
+"""(now, coming), ids of samples -> when this returns the columns have the headers of `now`.
+
+Those of `coming`, in the order in which they will be asked for, are read meanwhile.
+"""
+
+
 class UserError(Exception):
     """A user's mistake: one line that says what was got, what is allowed and what to do. Exit code 2."""
 

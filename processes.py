@@ -243,6 +243,27 @@ def gathered(work: Callable[[T], R], items: Sequence[T], workers: int) -> list[R
         return [work(item) for item in items]
 
 
+class Pool(Generic[T, R]):
+    """Processes that do work(item) for items that are asked for bit by bit. Items and results are pickled.
+
+    They are there at once, and end when nobody holds this, or with the program. Raises UserError where the
+    system starts no processes; `who` says what they are.
+    """
+
+    def __init__(self, work: Callable[[T], R], workers: int, who: str) -> None:
+        fork = multiprocessing.get_context("fork")
+        self._stop = Stop()
+        with starting(self._stop, who):
+            self._pool = ProcessPoolExecutor(workers, fork, _start, (work, self._stop, os.getpid()))
+            self._pool.submit(int)  # the first one starts them all
+
+    def submit(self, item: T) -> Future[R]:
+        """Return the result to come of an item."""
+        job: Future[R] = self._pool.submit(_do, item)
+        job.add_done_callback(self._stop.after)
+        return job
+
+
 class Beside(Generic[R]):
     """The result of `work`, made in a process of its own while this one goes on. That process yields to
     others, and may fork more."""

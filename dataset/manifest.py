@@ -69,6 +69,7 @@ class Manifest:
     # the columns that the fingerprint is a digest of, beside the classes
     FINGERPRINT: ClassVar[tuple[str, ...]]
     RAGGED: ClassVar[dict[str, tuple[str, ...]]]  # offsets [n + 1] -> the columns that they cut into pieces
+    LATER: ClassVar[frozenset[str]] = frozenset()  # columns that are still written to after `seal`
 
     folder: Path  # where the columns lie
     root: Path  # absolute: where the source lies; paths of files are relative to it
@@ -137,7 +138,7 @@ class Manifest:
             if about["version"] != cls.VERSION:
                 raise NoManifest(f"version {about['version']}, not {cls.VERSION}")
             columns = {
-                name: _column(folder, name, dtype, about["columns"][name])
+                name: _column(folder, name, dtype, about["columns"][name], sealed=name not in cls.LATER)
                 for name, dtype in cls.COLUMNS.items()
             }
             if len(columns["size"]) != about["samples"]:
@@ -177,14 +178,16 @@ def _hold(folder: Path) -> int:
     return descriptor
 
 
-def _column(folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, Any]) -> Array:
+def _column(
+    folder: Path, name: str, dtype: np.dtype[Any], expected: dict[str, Any], *, sealed: bool
+) -> Array:
     path = folder / f"{name}.npy"
     status = path.stat()
     if status.st_size != expected["bytes"]:
         raise NoManifest(f"{path} has {status.st_size} bytes, not {expected['bytes']}")
     # Reading every column would take a second for ten million samples, so only what was written to since, or
     # copied, is read.
-    if status.st_mtime_ns != expected["mtime_ns"] and _digest(path) != expected["digest"]:
+    if sealed and status.st_mtime_ns != expected["mtime_ns"] and _digest(path) != expected["digest"]:
         raise NoManifest(f"{path} has other contents than were written")
     values = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     if values.dtype != dtype or values.shape[:1] != (expected["length"],):

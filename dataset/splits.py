@@ -116,6 +116,10 @@ class DataSettings(Protocol):
     def rescan(self) -> bool: ...
     @property
     def max_pixels(self) -> int: ...
+    @property
+    def trust_list(self) -> bool: ...
+    @property
+    def order(self) -> str: ...
 
 
 class Console(Protocol):
@@ -179,8 +183,14 @@ def open_splits(
         if settings.exif == "shown":
             splits[split] = replace(splits[split], columns=as_shown(columns))
         if content in ("images", "videos"):
-            listed = content == "videos" and list_of(settings.data, split) is not None
-            _tell_of_classes(split, splits[split], console, expected=classes, listed=listed)
+            listed = isinstance(splits[split].source, Listed) or (
+                content == "videos" and list_of(settings.data, split) is not None
+            )
+            _tell_of_classes(
+                split, splits[split], console, expected=classes, listed=listed, noun=content.removesuffix("s")
+            )
+            if split == "train" and settings.order == "sequential":
+                _warn_of_sorted(columns, console)
         classes = columns.classes
     if model is not None:
         splits["val"] = _under(model, splits["val"], console)
@@ -209,7 +219,7 @@ def _warnings(columns: Any, content: Content, exif: str) -> Sequence[str]:
 
 
 def _tell_of_classes(
-    name: str, split: Split, console: Console, *, expected: tuple[str, ...] | None, listed: bool
+    name: str, split: Split, console: Console, *, expected: tuple[str, ...] | None, listed: bool, noun: str
 ) -> None:
     """Warn of a single class where more are `expected`, or any, and of classes without a sample; say where
     all files lie deeper than in their class folders. A `listed` sample has no class folder."""
@@ -228,7 +238,7 @@ def _tell_of_classes(
     if expected is None and not counts.all():
         empty = np.flatnonzero(counts == 0)
         console.warn(
-            f"{name}: {len(empty)} of {len(columns.classes)} classes have no video, "
+            f"{name}: {len(empty)} of {len(columns.classes)} classes have no {noun}, "
             f"first '{columns.classes[empty[0]]}'; do the labels of the list begin at 0, without gaps?"
         )
 
@@ -239,6 +249,17 @@ def _all_deeper(columns: Any) -> str:
     if any(columns.entry(sample).count(b"/") < 2 for sample in looked_at.tolist()):
         return ""
     return printable(columns.entry(0))
+
+
+def _warn_of_sorted(columns: Any, console: Console) -> None:
+    """Warn of an order in which classes come one after the other: a network then learns one at a time."""
+    label = np.asarray(columns.label)
+    runs = int(np.count_nonzero(label[1:] != label[:-1])) + 1
+    if 1 < runs == len(np.unique(label)):
+        console.warn(
+            f"train: --order sequential, and the {len(label):,} samples are sorted by label, so that nearly "
+            "every batch has one class alone: shuffle the lines of the list, or leave --order out"
+        )
 
 
 def require_splits(settings: DataSettings, content: Content) -> None:
@@ -267,6 +288,8 @@ def _openers(
 
 
 def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> Open:
+    if content != "images" and settings.trust_list:
+        raise UserError("--trust-list is for lists of images with a label; leave it out")
     if content == "instances" or content == "keypoints":
         return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
     must_be = holds(content, settings.source)
@@ -279,10 +302,19 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     if content == "videos":
         _require_files(settings.source)
         return partial(_open_videos, _list_or_folder(root, split, must_be))
-    module = source_named(choose_source(settings.source, root, split))
+    name = choose_source(settings.source, root, split)
+    module = source_named(name)
     if lacking := module.missing(root, split):
         raise UserError(f"--data {root}: has no {lacking}; it must be {must_be}")
-    return partial(module.open, root, split)
+    if not settings.trust_list:
+        return partial(module.open, root, split)
+    trusted: Open | None = getattr(module, "open_trusted", None)
+    if trusted is None:
+        raise UserError(
+            f"--trust-list is for a list of images, and {split} of --data {root} is read by --source {name}; "
+            "leave it out, or name --source list"
+        )
+    return partial(trusted, root, split)
 
 
 def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> str:

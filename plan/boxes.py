@@ -232,7 +232,7 @@ class DetectionPlan(EpochPlan):
     """contracts.Plan for images with boxes. `columns` is a dataset.coco.columns.Instances.
 
     Training: the images that have a box to train on, or all with `keep_empty`, in an order in which
-    neighbours have like sizes. Validation: every image, by size.
+    neighbours have like sizes, unless that of the data is asked for. Validation: every image, by size.
     """
 
     columns: Any
@@ -308,12 +308,14 @@ class DetectionPlan(EpochPlan):
             if own.varies
             else ""
         )
-        return f"seed {self.seed}{sizes}{', with empty images' if self.keep_empty else ''}"
+        begin = f"seed {self.seed}" if self.shuffled else "sequential"
+        return f"{begin}{sizes}{', with empty images' if self.keep_empty else ''}"
 
     def ordered(self, epoch: int) -> Array:
         """Return int64 [samples], ids of images."""
-        ids = self._ids[order.order(self.seed, epoch, self.samples)] if self.training else self._ids
-        if not self.policy.varies:
+        shuffled = self.training and self.shuffled
+        ids = self._ids[order.order(self.seed, epoch, self.samples)] if shuffled else self._ids
+        if not self.policy.varies or (self.training and not shuffled):
             return ids
         heights, widths = self.policy.outputs(self.seed, epoch, ids, *self._stored(ids)).T
         if self.training:

@@ -12,13 +12,16 @@ from typing import Any, overload
 
 import numpy as np
 
-from contracts import Array, Rows, UserError
+from contracts import Array, Fetch, Rows, UserError
 from plan import checks, order
 
 TOGETHER = 64
 """Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and
 other threads stand still.
 """
+AHEAD = 4096
+"""Rows behind those that are drawn whose sizes are fetched meanwhile, where sizes have to be."""
+NONE = np.zeros(0, np.int64)
 
 
 def exif_of(columns: Any) -> Array | None:
@@ -38,6 +41,8 @@ class EpochPlan(ABC):
     rank: int = 0
     accumulate: int = 1
     training: bool = True
+    shuffled: bool = True  # training: in another order each epoch; else in that of the data
+    fetch: Fetch | None = None  # makes the columns hold the sizes of samples, where they may not be there yet
 
     @property
     @abstractmethod
@@ -99,7 +104,7 @@ class EpochPlan(ABC):
 
     @property
     def ordering(self) -> str:
-        return f"seed {self.seed}"
+        return f"seed {self.seed}" if self.shuffled else "sequential"
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -146,14 +151,15 @@ class EpochPlan(ABC):
 
     def ordered(self, epoch: int) -> Array:
         """Return int64, the items of an epoch in their order."""
-        if self.training:
+        if self.training and self.shuffled:
             return order.order(self.seed, epoch, self.samples)
         return np.arange(self.samples * self.views, dtype=np.int64)
 
-    def draw(self, epoch: int, items: Array, count: int = 0) -> Rows:
+    def draw(self, epoch: int, items: Array, count: int = 0, coming: Array = NONE) -> Rows:
         """Return the rows of any items, padded with id -1 to `count`, or to the batch size.
 
-        Raises FaultyPlan: here alone are rows made, and so here are they checked.
+        `coming` are items that will be drawn next. Raises FaultyPlan: here alone are rows made, and so here
+        are they checked.
         """
         real = len(items)
         count = count or self.batch_size
@@ -167,6 +173,8 @@ class EpochPlan(ABC):
         stored = checks.Stored(heights=heights, widths=widths, segments=self.segments)
         checks.require_ids(self, stored, ids[:real])  # first: `frame` reads columns at these
         checks.require_once(self, ids[:real])
+        if self.fetch is not None:
+            self.fetch(ids[:real], coming // self.views)
         framed = self.frame(epoch, ids, views)
         checks.require_fields(self, framed)
         if self.exif is not None:
@@ -196,6 +204,7 @@ class _EpochRows(Sequence[Rows]):
             training=plan.training,
         )
         self._drawn: tuple[range, list[Rows]] = range(0), []
+        self._told = 0  # micro-batches up to this one were named as coming
 
     def __len__(self) -> int:
         return self._count
@@ -216,16 +225,30 @@ class _EpochRows(Sequence[Rows]):
             self._drawn = which, drawn = which, self._draw(which)
         return drawn[index - which.start]
 
+    def _places(self, which: range) -> Array:
+        """Return the places of these micro-batches."""
+        plan = self._plan
+        numbers = {
+            "first": self._first,
+            "batch_size": plan.batch_size,
+            "world_size": plan.world_size,
+            "rank": plan.rank,
+        }
+        return np.concatenate([NONE, *(order.share(self._ordered, i, **numbers) for i in which)])
+
+    def _next(self, begin: int) -> range:
+        """Return the micro-batches from `begin` on that are AHEAD at most, and were not named before."""
+        end = min(begin + -(-AHEAD // self._plan.batch_size), self._count)
+        begin = max(begin, self._told) if self._told <= end else begin
+        self._told = end
+        return range(begin, end)
+
     def _draw(self, which: range) -> list[Rows]:
         """Draw these micro-batches; only the last of an epoch may be short."""
         plan = self._plan
         size = self._plan.batch_size
-        numbers = {"first": self._first, "batch_size": size, "world_size": plan.world_size, "rank": plan.rank}
-        rows = plan.draw(
-            self._epoch,
-            np.concatenate([order.share(self._ordered, i, **numbers) for i in which]),
-            size * len(which),
-        )
+        coming = NONE if plan.fetch is None else self._places(self._next(which.stop))
+        rows = plan.draw(self._epoch, self._places(which), size * len(which), coming)
         if len(which) == 1:
             return [rows]
         assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"

@@ -65,7 +65,8 @@ class ImagePlan(EpochPlan):
     def of(columns: Any, policy: ImagePolicy, **numbers: Any) -> ImagePlan:
         """Return the plan of a manifest's samples."""
         sizes = {"heights": columns.height, "widths": columns.width}
-        return ImagePlan(**sizes, policy=policy, shown_by=exif_of(columns), **numbers)
+        fetch = getattr(columns, "fetch", None)  # stand-ins have none
+        return ImagePlan(**sizes, policy=policy, shown_by=exif_of(columns), fetch=fetch, **numbers)
 
     @property
     def samples(self) -> int:

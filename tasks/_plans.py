@@ -49,7 +49,12 @@ def pair(
     load = config.loading
     steps = config.optimisation
     train = of(
-        splits["train"].columns, training, batch_size=load.batch_size, accumulate=steps.accumulate, **ranks
+        splits["train"].columns,
+        training,
+        batch_size=load.batch_size,
+        accumulate=steps.accumulate,
+        shuffled=config.data.order == "shuffled",
+        **ranks,
     )
     if not config.run.evaluate:
         train.require_a_step()

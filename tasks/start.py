@@ -24,7 +24,7 @@ STARTED_WITH = ("weights", "weights_backbone", "trainable_layers")
 """Settings that say where a training began; an evaluation begins from its end."""
 OF_A_MACHINE = (
     *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms"),
-    *("compile", "graphs", "evaluator", "score", "rescan", "manifest_dir"),
+    *("compile", "graphs", "evaluator", "score", "rescan", "trust_list", "manifest_dir"),
 )
 """Settings that a machine may have otherwise, without another figure."""
 NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE}
@@ -33,7 +33,7 @@ OF_TRAINING = (
     *schema.Optimisation.model_fields,
     *("train_window", "crop_scale", "crop_ratio", "flip"),
     *("short_side", "augment", "short_sides", "keep_empty"),
-    *("batch_size", "val_batch_size", "data", "source"),
+    *("batch_size", "val_batch_size", "data", "source", "order"),
 )
 """Settings that an evaluation may have otherwise without a word."""
 FROM_THE_SIZE = ("val_resize", "longer_side")

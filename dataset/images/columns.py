@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from contracts import Array
+from contracts import Array, Fetch
 from dataset.manifest import Manifest
 
 C = TypeVar("C", bound=Any)  # columns of images, with labels or with boxes
@@ -118,9 +118,24 @@ class Images(Manifest):
     whole: Array
     exif: Array | None = None  # uint8 [n], see `as_shown`; None: images are taken as they are stored
 
+    # what reads the headers of samples before they are used; None: all are there
+    fetch: Fetch | None = None
+
     def numbered(self, numbers: Array, classes: tuple[str, ...]) -> Images:
         """Return the columns with label numbers[i] in place of i, among `classes`.
 
         In this process alone: they pickle as their folder.
         """
         return replace(self, label=numbers[self.label].astype(np.int32), classes=classes)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Unread(Images):
+    """n images in the order of a list, whose headers are read when a plan comes to them.
+
+    Until then all of a header's numbers are 0, its height too, which is written last.
+    """
+
+    VERSION: ClassVar[str] = "unread images 1"
+    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "label")
+    LATER: ClassVar[frozenset[str]] = frozenset(Header._fields)

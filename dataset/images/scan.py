@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from contracts import MAX_PIXELS, Array
 from dataset import walk
 from dataset.entries import Entries
 from dataset.images import headers
-from dataset.images.columns import COLUMNS, HEADER, Header, Images
+from dataset.images.ahead import Headers
+from dataset.images.columns import COLUMNS, HEADER, Header, Images, Unread
 from dataset.manifest import FILE_LIST, Rejects, create_column
 from dataset.scan import Parser, Progress, each_file, nothing_found, reading, remembered, require_few
 from machine import cores
@@ -42,6 +44,7 @@ def open_images(
     root: Path | None = None,
     classes: Sequence[str] | None = None,
     listed: bool = False,
+    unread: bool = False,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
     workers: int = 0,
@@ -53,9 +56,10 @@ def open_images(
     `data` is the file or folder that the source lies in, `key` (JSON values) what the scan depends on beside
     it, and `where` says where images are expected. Names of files are below `root`, or `data`. `classes`
     fixes the labels (validation has those of training); without it they are those of `list_files` that have
-    an image, or all where `listed` tells that a list names them. Of several processes that call this at once
-    one scans and the others wait. What claims more than `max_pixels` is left out. `workers` processes read
-    headers; 0 = four a core, 32 at most, for they wait for the storage. `progress(done, total, what)` is
+    an image, or all where `listed` tells that a list names them. `unread` images are not opened before a plan
+    draws them. Of several processes that call this at once one scans and the others wait. What claims more
+    than `max_pixels` is left out. `workers` processes read headers; 0 = four a core, 32 at most, for they
+    wait for the storage. `progress(done, total, what)` is
     called a few times a second; total is 0 while it is not known. Raises UserError.
     """
     real = Path(os.path.realpath(data))
@@ -63,14 +67,30 @@ def open_images(
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         with reading(data):
             labels = list_files(made, rejects, visits, say)
-        records = read_headers(entries, made, workers, rejects, say, max_pixels=max_pixels)
+        if unread:
+            records = _no_headers(made)
+        else:
+            records = read_headers(entries, made, workers, rejects, say, max_pixels=max_pixels)
         used = _keep(entries, where, labels, classes, records, made, rejects, listed=listed)
         return used if classes is None else classes
 
     names = None if classes is None else list(classes)
     key = [str(real), names, *key, max_pixels]
     how: dict[str, Any] = {"root": root or real, "cache": cache, "rescan": rescan, "progress": progress}
-    return remembered(Images, data, key, fill, **how)
+    if not unread:
+        return remembered(Images, data, key, fill, **how)
+    columns = remembered(Unread, data, [*key, "unread"], fill, **how)
+    return replace(columns, fetch=Headers(columns, entries, max_pixels, workers))
+
+
+def _no_headers(made: Path) -> Array:
+    """Return HEADER [n] of zeros, one for each entry of made/file_list.*."""
+    return np.broadcast_to(np.zeros((), HEADER), (_listed(made),))
+
+
+def _listed(made: Path) -> int:
+    """Return the number of entries of made/file_list.*."""
+    return (made / "file_list.offsets").stat().st_size // np.dtype(FILE_LIST["offsets"]).itemsize - 1
 
 
 def read_headers(
@@ -86,7 +106,7 @@ def read_headers(
 
     `workers` and `max_pixels` are those of open_images.
     """
-    total = (made / "file_list.offsets").stat().st_size // np.dtype(FILE_LIST["offsets"]).itemsize - 1
+    total = _listed(made)
     if not total:
         return np.zeros(0, HEADER)
     records: Array = np.lib.format.open_memmap(

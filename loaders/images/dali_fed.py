@@ -37,9 +37,14 @@ from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_norm
 OPENS_FILES = False
 
 
+UNKNOWN_BYTES = 1 << 17
+"""Taken for the mean size of files that nobody has opened yet; ImageNet's is 110 KiB."""
+
+
 def _room(feed: Feed, rows: int) -> int:
     """Return the bytes for this many files: of mean size, four standard errors more, and a large file."""
     sizes = feed.columns.size[:: max(len(feed.columns) // 65536, 1)]
+    sizes = sizes[sizes > 0] if (sizes > 0).any() else np.array([UNKNOWN_BYTES])
     return int(rows * sizes.mean() + 4 * rows**0.5 * sizes.std() + np.quantile(sizes, 0.999))
 
 

@@ -1,0 +1,185 @@
+"""Lists that are trusted: no file is opened before a plan comes to it, and nothing else is different."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from config import build
+from contracts import Array, Feed, Split, UserError
+from dataset.images import ahead
+from dataset.images.columns import Header
+from dataset.sources import list as image_list
+from dataset.splits import open_splits
+from loaders import open_loader
+from plan.epoch import AHEAD
+from plan.images import ImagePlan, ImagePolicy
+from tests.conformance import scenes
+from tests.conformance.scenes import CPU
+from tests.unit.folders import fill
+from tests.unit.test_splits import Console
+
+POLICY = ImagePolicy(window="random-resized", image_size=24, flip=0.5)
+FILES = {f"{name}.jpg": content for name, content in scenes.small(12).items()}
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, whatever this machine has."""
+    monkeypatch.setattr(ahead, "cores", lambda: 0.5)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return fill(tmp_path / "data", FILES)
+
+
+def opened(data: Path, lines: list[str] | None = None, *, trust: bool = True, **how: Any) -> Split:
+    names = [f"{name},{place % 3}" for place, name in enumerate(FILES)] if lines is None else lines
+    text = "\n".join(names)
+    if not (data / "train.csv").exists() or (data / "train.csv").read_text() != text:
+        (data / "train.csv").write_text(text)
+    open_ = image_list.open_trusted if trust else image_list.open
+    return open_(data, "train", cache=data.parent / "cache", **how)
+
+
+def plan_of(split: Split, **numbers: Any) -> ImagePlan:
+    return ImagePlan.of(split.columns, POLICY, **{"seed": 3, "batch_size": 2, **numbers})
+
+
+def known(split: Split) -> Array:
+    return np.flatnonzero(split.columns.height)
+
+
+def test_nothing_is_opened_before_a_plan_comes_to_it(data: Path) -> None:
+    split = opened(data, [f"gone/{i}.jpg {i % 5}" for i in range(3 * AHEAD)])
+    assert len(split.source) == 3 * AHEAD and not len(known(split))
+    assert split.columns.label.tolist()[:6] == [0, 1, 2, 3, 4, 0] and split.columns.rejected == 0
+
+
+def test_headers_are_read_a_few_thousand_ahead_in_the_plans_order(data: Path) -> None:
+    asked: list[Array] = []
+
+    def fetch(now: Array, coming: Array) -> None:
+        assert np.isin(now, np.concatenate([now, *asked])).all()
+        asked.extend([now, coming])
+
+    sizes = np.full(20_000, 32, np.int32)
+    plan = ImagePlan(
+        heights=sizes, widths=sizes, policy=POLICY, seed=0, batch_size=100, world_size=2, fetch=fetch
+    )
+    rows = plan.rows(0, 0)
+    first = rows[0].ids
+    shares = np.concatenate([rows[i].ids for i in range(1, 60)])
+    np.testing.assert_array_equal(asked[0], first)
+    np.testing.assert_array_equal(asked[1], shares[: len(asked[1])])
+    assert AHEAD <= len(asked[1]) < AHEAD + 100
+    coming = np.concatenate(asked[1::2])
+    assert len(coming) == len(set(coming.tolist())), "each is named once"
+    np.testing.assert_array_equal(coming[: len(shares)], shares)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("first", [0, 5])
+def test_rows_are_those_of_a_scan(data: Path, world_size: int, first: int) -> None:
+    trusted, scanned = opened(data), opened(data, trust=False)
+    for rank in range(world_size):
+        ranks = {"world_size": world_size, "rank": rank, "batch_size": 1}
+        plans = [plan_of(split, **ranks).rows(1, first) for split in (trusted, scanned)]
+        assert len(plans[0]) == len(plans[1]) > 1
+        for one, other in zip(*plans, strict=True):
+            for name in ("ids", "regions", "windows", "turns", "valid"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+    drawn = known(trusted)
+    for name in Header._fields:
+        np.testing.assert_array_equal(
+            getattr(trusted.columns, name)[drawn], getattr(scanned.columns, name)[drawn]
+        )
+    assert len(drawn) == (len(FILES) - first) // world_size * world_size
+
+
+def test_headers_stay_and_are_no_part_of_the_fingerprint(data: Path) -> None:
+    split = opened(data)
+    fingerprint = split.columns.fingerprint
+    list(plan_of(split).rows(0, 0))
+    again = opened(data)
+    assert len(known(again)) == len(FILES) and again.columns.fingerprint == fingerprint
+    assert again.columns.folder == split.columns.folder
+    fresh = opened(data, rescan=True)
+    assert not len(known(fresh)) and fresh.columns.fingerprint == fingerprint
+    assert opened(data, trust=False).columns.fingerprint != fingerprint
+
+
+@pytest.mark.parametrize("name", ["torchvision", "dali-cpu", "dali-fed"])
+def test_what_cannot_be_read_is_masked_and_named(name: str, data: Path) -> None:
+    lines = [f"{file},0" for file in FILES]
+    lines[3] = "gone.jpg,1"
+    lines[5] = "text.jpg,1"
+    fill(data, {"text.jpg": b"no image"})
+    split = opened(data, lines)
+    feed = Feed(
+        plan=plan_of(split, batch_size=5, training=False),
+        source=split.source,
+        columns=split.columns,
+        targets=lambda rows: {"label": np.where(rows.valid, split.columns.label[rows.ids], -1)},
+        device=CPU,
+        workers=2,
+    )
+    with open_loader(name, feed) as loader:
+        assert not any("no plain" in note for note in loader.notes)
+        batches = list(loader.batches(0, 0))
+    failed = [sample for batch in batches for sample in batch.failed]
+    assert failed == [3, 5]
+    labels = np.concatenate([batch.targets["label"].numpy() for batch in batches])
+    assert labels.tolist() == [0, 0, 0, -1, 0, -1, 0, 0, 0, 0, 0, 0, -1, -1, -1]
+    assert [os.path.basename(split.source.name(sample)) for sample in failed] == ["gone.jpg", "text.jpg"]
+
+
+def test_storage_that_does_not_answer_is_named(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(ahead.headers, "read_header", lambda *_: time.sleep(5))
+    with pytest.raises(UserError, match=r"the storage has not answered for 0\.2 s: .*\.jpg is waited for"):
+        plan_of(opened(data)).rows(0, 0)[0]
+
+
+def splits(data: Path, console: Console, **settings: Any) -> dict[str, Split]:
+    config = build({"data": data, "manifest_dir": data.parent / "cache", **settings})
+    return open_splits(config.data, loader="torchvision", console=console)
+
+
+def test_settings_of_lists(data: Path) -> None:
+    opened(data)
+    (data / "val.csv").write_text((data / "train.csv").read_text())
+    console = Console()
+    found = splits(data, console, trust_list=True, order="sequential")
+    assert (
+        not len(known(found["train"])) and found["train"].columns.fetch is not None and not console.warnings
+    )
+    (data / "train.csv").write_text("\n".join(f"{name} {place // 4}" for place, name in enumerate(FILES)))
+    splits(data, console, trust_list=True)
+    splits(data, console, trust_list=True, order="sequential")
+    assert len(console.warnings) == 1 and "the 12 samples are sorted by label" in console.warnings[0]
+    folders = fill(
+        data.parent / "folders", {f"{place}/a/0.jpg": FILES["small-000.jpg"] for place in ("train", "val")}
+    )
+    with pytest.raises(
+        UserError, match=r"is for a list of images, and train of .*is read by --source folder"
+    ):
+        splits(folders, console, trust_list=True)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_sequential_is_the_order_of_the_list(data: Path, world_size: int) -> None:
+    split = opened(data, trust=False)
+    of = partial(plan_of, split, shuffled=False, batch_size=2, world_size=world_size)
+    for epoch in (0, 1):
+        ranks = [of(rank=rank).rows(epoch, 0) for rank in range(world_size)]
+        ids = [rows.ids for step in zip(*ranks, strict=True) for rows in step]
+        assert np.concatenate(ids).tolist() == list(range(12))
+    assert of().ordering != plan_of(split).ordering
