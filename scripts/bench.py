@@ -28,6 +28,7 @@ SUITES = {
     "soak": "benchmarks.soak",
     "loader": "benchmarks.loader",
     "slow-storage": "benchmarks.slow_storage",
+    "lists": "benchmarks.lists",
 }
 """name -> module with a SUITE, imported when asked for."""
 
