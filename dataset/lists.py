@@ -54,9 +54,9 @@ class Grammar:
     segments: bool = False  # 'path label start end' too, in seconds
 
 
-def find(folder: Path, place: str) -> list[Path]:
-    """Return the lists of that name in a folder."""
-    return [path for ending in ENDINGS if os.path.lexists(path := folder / f"{place}{ending}")]
+def find(folder: Path, split: str) -> list[Path]:
+    """Return the lists of a split in a folder."""
+    return [path for ending in ENDINGS if os.path.lexists(path := folder / f"{split}{ending}")]
 
 
 class List:

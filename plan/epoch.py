@@ -225,8 +225,8 @@ class _EpochRows(Sequence[Rows]):
             self._drawn = which, drawn = which, self._draw(which)
         return drawn[index - which.start]
 
-    def _places(self, which: range) -> Array:
-        """Return the places of these micro-batches."""
+    def _items(self, which: range) -> Array:
+        """Return the items of these micro-batches."""
         plan = self._plan
         numbers = {
             "first": self._first,
@@ -247,8 +247,8 @@ class _EpochRows(Sequence[Rows]):
         """Draw these micro-batches; only the last of an epoch may be short."""
         plan = self._plan
         size = self._plan.batch_size
-        coming = NONE if plan.fetch is None else self._places(self._next(which.stop))
-        rows = plan.draw(self._epoch, self._places(which), size * len(which), coming)
+        coming = NONE if plan.fetch is None else self._items(self._next(which.stop))
+        rows = plan.draw(self._epoch, self._items(which), size * len(which), coming)
         if len(which) == 1:
             return [rows]
         assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"

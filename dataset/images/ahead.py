@@ -9,12 +9,14 @@ Must not know orders or windows: it is told sample ids.
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
 
+import storage
 from contracts import Array, UserError
 from dataset.entries import Entries
 from dataset.images import headers
@@ -105,13 +107,24 @@ class Reading:
             self._columns = Unread.open(self._folder)
             self._written = {name: np.load(self._folder / f"{name}.npy", "r+") for name in Unread.LATER}
         for sample in samples.tolist():
-            try:
-                with self._entries.opened(self._columns.entry(sample)) as (size, read_at):
-                    header = headers.read_header(size, read_at)
-                require_few(header.width, header.height, self._max_pixels)
-            except Rejected:
-                header = UNREADABLE
+            header = self._header(self._columns.entry(sample))
             for name, value in header._asdict().items():
                 if name != "height":
                     self._written[name][sample] = value
             self._written["height"][sample] = header.height  # the last one: it says that the others are there
+
+    def _header(self, name: bytes) -> Header:
+        """Return the header of an entry; where the storage fails it is tried again, as other reads are."""
+        for pause_s in (*storage.PAUSES_S, None):
+            try:
+                with self._entries.opened(name) as (size, read_at):
+                    header = headers.read_header(size, read_at)
+                require_few(header.width, header.height, self._max_pixels)
+                return header
+            except Rejected:
+                return UNREADABLE
+            except storage.StorageFault as fault:
+                said = str(fault).rpartition("; ")[0]  # without what ends a scan
+            if pause_s is not None:
+                time.sleep(pause_s)
+        raise storage.StorageFault(f"{said}; go on with --resume auto once the storage is well")

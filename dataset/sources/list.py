@@ -38,7 +38,7 @@ class Listed(Folder):
     def read(self, sample: int) -> bytes:
         """Return what Folder.read does; of a file whose header is not known yet whatever it holds.
 
-        Raises OSError for one whose header could not be read, so that it is masked and named.
+        One whose header could not be read has no bytes, so that no decoder takes it: it is masked and named.
         """
         columns = self.manifest
         if not isinstance(columns, Unread):
@@ -46,47 +46,47 @@ class Listed(Folder):
         if not columns.height[sample]:
             return Path(os.fsdecode(self.path(sample))).read_bytes()
         if not columns.components[sample]:
-            raise OSError("no image that can be read")
+            return b""
         return super().read(sample)
 
 
-def missing(data: Path, place: str) -> str:
+def missing(data: Path, split: str) -> str:
     """Return what is not there: a list of that name, in `data` or beside it."""
-    return "" if _lists(data, place) else f"list {place}.csv"
+    return "" if _lists(data, split) else f"list {split}.csv"
 
 
-def _lists(data: Path, place: str) -> list[Path]:
+def _lists(data: Path, split: str) -> list[Path]:
     real = Path(os.path.realpath(data))
-    return lists.find(real, place) or lists.find(real.parent, place)
+    return lists.find(real, split) or lists.find(real.parent, split)
 
 
-def open_trusted(data: Path, place: str, **how: Any) -> Split:
-    """Open the images of data/place.csv as `open` does, but open none of the files before a plan draws it."""
-    return open(data, place, unread=True, **how)
+def open_trusted(data: Path, split: str, **how: Any) -> Split:
+    """Open the images of data/<split>.csv as `open` does, but none of the files before a plan draws it."""
+    return open(data, split, unread=True, **how)
 
 
 def open(
     data: Path,
-    place: str,
+    split: str,
     *,
     classes: Sequence[str] | None = None,
     read_delay_s: float = 0.0,
     unread: bool = False,
     **how: Any,
 ) -> Split:
-    """Open the images of data/place.csv, as dataset.sources.SourceModule says, in the order of its lines.
+    """Open the images of data/<split>.csv, as dataset.sources.SourceModule says, in the order of its lines.
 
-    Paths begin at the list's folder, at `data` or at data/place: at the first where a file of the first lines
-    lies. `unread` as for dataset.images.scan.open_images. Raises UserError.
+    Paths begin at the list's folder, at `data` or at data/<split>: at the first where a file of the first
+    lines lies. `unread` as for dataset.images.scan.open_images. Raises UserError.
     """
-    path, *others = _lists(data, place)
+    path, *others = _lists(data, split)
     if others:
         raise UserError(
-            f"--data {data}: {path.name} and {others[0].name} are both lists of {place}; remove one"
+            f"--data {data}: {path.name} and {others[0].name} are both lists of {split}; remove one"
         )
     listed = List(path, GRAMMAR)
     folder = path.parent
-    root = _root(listed, [folder, data, data / place])
+    root = _root(listed, [folder, data, data / split])
     named = class_names(folder, data)
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:

@@ -47,10 +47,10 @@ def write_toy(data: Path, split: str, files: Files) -> None:
     toy.STORED[data.resolve(), split] = {os.fsencode(name): content for name, content in files.items()}
 
 
-def write_list(data: Path, place: str, files: Files) -> None:
+def write_list(data: Path, split: str, files: Files) -> None:
     """Write the files into folders that no source looks for, and a list of them as CSV writers do."""
     fill(data, dict(files))
-    with open(data / f"{place}.csv", "w", newline="", encoding="utf-8") as file:
+    with open(data / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([name, name.partition("/")[0]] for name in sorted(files))
 
 

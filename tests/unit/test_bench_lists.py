@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +60,12 @@ def test_memory_is_what_the_kernel_says() -> None:
     assert after["Pss_Shmem"] - before["Pss_Shmem"] == pytest.approx(16, abs=2)
 
 
+def kinds(own: float) -> dict[str, float]:
+    return {"own": own, "anonymous": 0.0, "shared": 0.0, "file": 0.0}
+
+
 def test_growth_is_over_an_empty_worker() -> None:
-    kinds = partial(dict, anonymous=0.0, shared=0.0, file=0.0)
-    grown = lists.growth({1: kinds(own=30.0), 2: kinds(own=12.0)}, {3: kinds(own=9.0), 4: kinds(own=11.0)})
+    grown = lists.growth({1: kinds(30.0), 2: kinds(12.0)}, {3: kinds(9.0), 4: kinds(11.0)})
     assert grown["own"] == [20.0, 2.0]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import storage
 from config import build
 from contracts import Array, Feed, Split, UserError
 from dataset.images import ahead
@@ -20,9 +22,10 @@ from dataset.splits import open_splits
 from loaders import open_loader
 from plan.epoch import AHEAD
 from plan.images import ImagePlan, ImagePolicy
-from tests.conformance import scenes
+from tests.conformance import scenes, sources
 from tests.conformance.scenes import CPU
 from tests.unit.folders import fill
+from tests.unit.test_scan_storage import failing
 from tests.unit.test_splits import Console
 
 POLICY = ImagePolicy(window="random-resized", image_size=24, flip=0.5)
@@ -148,6 +151,22 @@ def test_storage_that_does_not_answer_is_named(data: Path, monkeypatch: pytest.M
         plan_of(opened(data)).rows(0, 0)[0]
 
 
+def test_storage_that_fails_ends_a_run_and_leaves_no_mark(
+    data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "PAUSES_S", (0.0, 0.0))
+    with monkeypatch.context() as sick:
+        failing("open", b".jpg", errno.EIO, sick)
+        with pytest.raises(
+            UserError, match=r"I/O error: .*\.jpg cannot be read: Input/output error; go on with"
+        ):
+            plan_of(opened(data)).rows(0, 0)[0]
+    split = opened(data)
+    assert not len(known(split))
+    list(plan_of(split).rows(0, 0))
+    assert len(known(split)) == len(FILES) and split.columns.components.all()
+
+
 def splits(data: Path, console: Console, **settings: Any) -> dict[str, Split]:
     config = build({"data": data, "manifest_dir": data.parent / "cache", **settings})
     return open_splits(config.data, loader="torchvision", console=console)
@@ -183,3 +202,47 @@ def test_sequential_is_the_order_of_the_list(data: Path, world_size: int) -> Non
         ids = [rows.ids for step in zip(*ranks, strict=True) for rows in step]
         assert np.concatenate(ids).tolist() == list(range(12))
     assert of().ordering != plan_of(split).ordering
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        sources.names_tell_samples_apart,
+        sources.bytes_are_those_written,
+        sources.columns_and_bytes_agree,
+        sources.another_size_is_refused,
+        sources.processes_and_threads_read_alike,
+        sources.samples_are_files_where_it_says_so,
+    ],
+)
+def test_it_keeps_the_contract_of_a_source(check: Any, tmp_path: Path) -> None:
+    """Once headers are there."""
+    files = {f"{'ab'[place % 2]}/{name}": content for place, (name, content) in enumerate(FILES.items())}
+    (tmp_path / "data").mkdir()
+    sources.write_list(tmp_path / "data", "train", files)
+    split = image_list.open_trusted(tmp_path / "data", "train", cache=tmp_path / "cache")
+    split.columns.fetch(np.arange(len(files)), np.zeros(0, np.int64))
+    check(split, files)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_ranks_and_workers_have_each_sample_once(
+    shuffled: bool, world_size: int, workers: int, data: Path
+) -> None:
+    split = opened(data)
+    ids: list[Array] = []
+    for rank in range(world_size):
+        plan = plan_of(split, batch_size=3, world_size=world_size, rank=rank, shuffled=shuffled)
+        feed = Feed(
+            plan=plan,
+            source=split.source,
+            columns=split.columns,
+            targets=lambda _: {},
+            device=CPU,
+            workers=workers,
+        )
+        with open_loader("torchvision", feed) as loader:
+            ids += [batch.ids for batch in loader.batches(0, 0) if not batch.failed]
+    assert sorted(np.concatenate(ids).tolist()) == list(range(len(FILES)))
