@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import time
 from functools import partial
@@ -110,6 +112,10 @@ def test_rows_are_those_of_a_scan(data: Path, world_size: int, first: int) -> No
 def test_headers_stay_and_are_no_part_of_the_fingerprint(data: Path) -> None:
     split = opened(data)
     fingerprint = split.columns.fingerprint
+    digest = hashlib.blake2b(json.dumps(split.columns.classes).encode(), digest_size=16)
+    for column in (split.columns.path_bytes, split.columns.path_offsets, split.columns.label):
+        digest.update(column.tobytes())
+    assert fingerprint == digest.hexdigest(), "of names and labels alone"
     list(plan_of(split).rows(0, 0))
     again = opened(data)
     assert len(known(again)) == len(FILES) and again.columns.fingerprint == fingerprint
