@@ -30,10 +30,10 @@ class Data(Settings):
     """The data to train on."""
 
     data: Path | None = None
-    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout). For videos it may have lists
-    instead, train.csv and val.csv, with lines 'path label' or 'path label start end'. For detectors it has
-    COCO's layout: train2017/, val2017/, annotations/, or that of another tool's export. Not needed with
-    --loader synthetic."""
+    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
+    val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
+    layout: train2017/, val2017/, annotations/, or that of another tool's export. Not needed with --loader
+    synthetic."""
     source: str = "auto"
     """What the images of --data lie in: {sources}; auto = what is found there."""
     exif: Literal["stored", "shown"] = "stored"
