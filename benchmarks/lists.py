@@ -58,7 +58,7 @@ KINDS = {"own": "Private_Dirty", "anonymous": "Anonymous", "shared": "Pss_Shmem"
 MOST_MIB = 20.0
 """What a worker may grow by over an empty one."""
 EMPTY_BATCHES = 200
-WINDOWS = 10
+WINDOWS = 50
 """Parts of an epoch that are timed on their own."""
 EVERY_S = 0.25
 
@@ -301,7 +301,7 @@ def growth(
     }
 
 
-def conclude(rows: Sequence[Row]) -> list[str]:
+def remarks(rows: Sequence[Row]) -> list[str]:
     """Say by how much a worker grows, and whether ours keeps the bound."""
     said = []
     for workers, its in _show.by([row for row in rows if row["status"] == "ok"], "workers").items():
@@ -309,7 +309,7 @@ def conclude(rows: Sequence[Row]) -> list[str]:
             row["point"]["method"]: row["figures"]["own_mib"] + row["figures"]["shared_mib"] for row in its
         }
         told = ", ".join(f"{name} {mib:,.1f} MiB" for name, mib in grown.items())
-        said.append(f"{workers} workers: the largest grows over an empty one by {told}.")
+        said.append(f"Own and shared memory of a worker, over an empty one, --workers {workers}: {told}.")
         if OURS in grown:
             kept = "keeps" if grown[OURS] <= MOST_MIB else "does not keep"
             said.append(f"{OURS} {kept} the bound of {MOST_MIB:g} MiB.")
@@ -352,7 +352,7 @@ SUITE = Suite(
     ),
     rate="rate",
     plots=plots,
-    conclude=conclude,
+    remarks=remarks,
 )
 
 if __name__ == "__main__":

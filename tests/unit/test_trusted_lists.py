@@ -190,6 +190,8 @@ def test_settings_of_lists(data: Path) -> None:
     splits(data, console, trust_list=True)
     splits(data, console, trust_list=True, order="sequential")
     assert len(console.warnings) == 1 and "the 12 samples are sorted by label" in console.warnings[0]
+    with pytest.raises(UserError, match="--exif shown takes the headers of all images"):
+        splits(data, console, trust_list=True, exif="shown")
     folders = fill(
         data.parent / "folders", {f"{place}/a/0.jpg": FILES["small-000.jpg"] for place in ("train", "val")}
     )
