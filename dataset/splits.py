@@ -292,8 +292,8 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
         raise UserError("--trust-list is for lists of images with a label; leave it out")
     if settings.trust_list and settings.exif == "shown":
         raise UserError(
-            "--exif shown takes the headers of all images before training, and --trust-list opens none; leave "
-            "one of them out"
+            "--exif shown takes the headers of all images before training, and --trust-list opens none; "
+            "leave one of them out"
         )
     if content == "instances" or content == "keypoints":
         return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
