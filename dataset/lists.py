@@ -81,18 +81,21 @@ class List:
 
         Raises UserError for a line that has other fields.
         """
-        segments = self.grammar.segments
         for number, fields in islice(self.records(), skip, None):
-            if len(fields) > 2:
-                while len(fields) > 2 and not fields[-1]:  # as spreadsheets fill up lines
-                    fields.pop()
-            good = len(fields) == 2 or (
-                segments and len(fields) == 4 and all(map(SECONDS.fullmatch, fields[2:]))
-            )
-            if not good or not fields[0] or not fields[1] or "\0" in fields[0]:
+            if len(fields) != 2:  # few are: there may be millions of lines
+                self._trim(fields)
+            if (len(fields) != 2 and not self._is_segment(fields)) or not all(fields) or "\0" in fields[0]:
                 line = printable(os.fsencode(self.separator.join(fields)))[:200]
                 raise self.wrong(number, f"is '{line}'; {self.grammar.expected}")
             yield number, fields
+
+    def _trim(self, fields: list[str]) -> None:
+        """Take away the empty fields by which spreadsheets fill up lines."""
+        while len(fields) > 2 and not fields[-1]:
+            fields.pop()
+
+    def _is_segment(self, fields: list[str]) -> bool:
+        return self.grammar.segments and len(fields) == 4 and all(map(SECONDS.fullmatch, fields[2:]))
 
     def heading(self, exists: Callable[[str], bool]) -> str:
         """Return the first line where it is a heading, else "".

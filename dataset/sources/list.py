@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +92,11 @@ def open(
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         walk.remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
         labels = Labels(listed)
-        folders = _write_file_list(listed, root, labels, made, rejects, say)
+        _write_file_list(listed, root, labels, made, rejects, say)
         used, class_of, _ = labels.classes(classes, named)
         _renumber(made, class_of)
         if not unread:
-            walk.remember_folders(visits, root, folders)
+            walk.remember_folders(visits, root, _folders(made))
         return {name: label for label, name in enumerate(used)}
 
     columns = open_images(
@@ -133,28 +133,40 @@ def _root(listed: List, folders: Sequence[Path]) -> Path:
 
 def _write_file_list(
     listed: List, root: Path, labels: Labels, made: Path, rejects: Rejects, say: Progress
-) -> set[bytes]:
-    """Write made/file_list.*, with labels as `labels` numbers them, and return the folders of all files.
-
-    Raises UserError.
-    """
+) -> None:
+    """Write made/file_list.*, with labels as `labels` numbers them. Raises UserError."""
     heading = listed.heading(lambda name: os.path.exists(root / name))
     if heading:
         rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
     rows = listed.rows(skip=bool(heading))
-    folders = set[bytes]()
-    below = os.fsencode(root) + b"/"
+    below = f"{root}/"
+    known = labels.number_of
     with walk.FileList(made) as files:
         while part := list(islice(rows, PIECE)):
-            names = [os.fsencode(fields[0]) for _, fields in part]
-            if any(name.startswith((b"/", b"./")) for name in names):
-                names = [name.removeprefix(below).removeprefix(b"./") for name in names]
-            files.add(names, [labels.number(fields[1], line) for line, fields in part])
-            folders |= walk.folders_of(names)
+            names = [fields[0] for _, fields in part]
+            if any(name.startswith(("/", "./")) for name in names):
+                names = [name.removeprefix(below).removeprefix("./") for name in names]
+            # asked of the dictionary itself: a call for each of millions of lines takes half as long again
+            numbers = [known.get(fields[1]) for _, fields in part]
+            if None in numbers:
+                numbers = [labels.number(fields[1], line) for line, fields in part]
+            files.add(list(map(os.fsencode, names)), np.array(numbers))
             say(files.total, 0, "reading the list")
     if not files.total:
         raise UserError(f"--data: the list {listed.path} is empty; {GRAMMAR.expected}")
-    return folders
+
+
+def _folders(made: Path) -> set[bytes]:
+    """Return the folders of the files in made/file_list.*."""
+    paths, offsets, _ = (
+        np.memmap(made / f"file_list.{name}", dtype, "r") for name, dtype in FILE_LIST.items()
+    )
+    found = set[bytes]()
+    for first in range(0, len(offsets) - 1, PIECE):
+        ends = offsets[first : first + PIECE + 1]
+        blob = paths[ends[0] : ends[-1]].tobytes()
+        found |= walk.folders_of([blob[a:b] for a, b in pairwise((ends - ends[0]).tolist())])
+    return found
 
 
 def _renumber(made: Path, class_of: Array) -> None:
