@@ -24,6 +24,7 @@ from dataset.model_classes import ModelClasses
 from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
 from dataset.sources.folder import Folder
+from dataset.sources.list import Listed
 from dataset.videos.synthetic import SyntheticVideos
 
 Content = Literal["images", "videos", "instances", "keypoints"]

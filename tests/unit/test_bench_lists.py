@@ -37,7 +37,8 @@ def test_every_method_gives_each_line_once(method: str, listed: Path) -> None:
     samples, total, rates = lists.passed(epoch, lines=LINES, batch_size=50, most_s=60.0, watch=watch)
     watch.close()
     assert (samples, total, len(rates)) == (LINES, lists.expected_sum(LINES), lists.WINDOWS)
-    assert len(watch.peaks) == 2 and all(peak["anonymous"] > 1 for peak in watch.peaks.values())
+    assert len(watch.peaks) >= 2, "other tests' processes may not have ended yet"
+    assert all(peak["anonymous"] > 1 for peak in watch.peaks.values())
 
 
 @pytest.mark.parametrize("short", [False, True])

@@ -243,10 +243,14 @@ def test_no_folder_and_no_split_of_videos(data: Path, video: Path) -> None:
     assert "is a file; it must be" in said()
 
 
-def test_images_have_no_lists(data: Path) -> None:
-    fill(data, {"train/ant/0.jpg": JPEG, "val.csv": b"train/ant/0.jpg ant\n"})
-    line = mistake(data)
-    assert "has no val/ folder" in line and "the lists" not in line
+def test_images_of_a_folder_and_of_a_list(data: Path) -> None:
+    fill(data, {"train/ant/0.jpg": JPEG, "train/bee/0.jpg": JPEG, "val.csv": b"train/bee/0.jpg bee\n"})
+    console = Console()
+    splits = opened(data, console=console)
+    assert (names(splits["train"]), splits["val"].columns.label.tolist()) == (["0.jpg", "0.jpg"], [1])
+    assert console.warnings == [
+        "val: one class alone, 'bee', so there is nothing to learn; is --data a folder too high?"
+    ]
 
 
 def test_a_folder_that_may_not_be_entered(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
