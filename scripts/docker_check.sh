@@ -108,7 +108,7 @@ start() {
 logged() { grep -q "$2" "$work/$1.log"; }
 left() { [ "$(cat "$work/$1.code")" = "$2" ]; }
 finished() { grep -q '"finished": true' "$work/runs/$1/summary.json"; }
-train=(--nproc-per-node 1 train.py --config configs/demo.yaml --data /data --no-ceilings)
+train=(--nproc-per-node 1 train.py --config configs/demo.yaml --data /data --ceilings false)
 kernels() { find "$work/cache/$user/torchinductor" -type f | sort; }
 
 say 'drawing a small set'
@@ -131,7 +131,7 @@ start $planted planted "${train[@]}" --epochs 1 --output runs/planted
 
 start $user stopped "${train[@]}" --epochs 3 --output runs/stopped &
 while kill -0 $! 2>/dev/null && [ ! -s "$work/runs/stopped/metrics.jsonl" ]; do sleep 0.5; done
-kill -TERM "$(cat "$work/runs/stopped.pid")"
+kill -TERM "$(cat "$work/runs/stopped.pid")" || say "it ended by itself: $work/stopped.log"
 wait $!
 start $user resumed "${train[@]}" --epochs 3 --output runs/stopped --resume auto
 
