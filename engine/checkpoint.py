@@ -314,10 +314,15 @@ def load_optimizer(
             f"{sum(trains)} are in this run: give "
             "--weights, --weights-backbone and --trainable-layers as it had them"
         )
-    # load_state_dict takes over learning rate, momentum and decay too: those of this run are put back below
     own = [dict(group) for group in optimizer.param_groups]
     try:
-        optimizer.load_state_dict(content["optimizer"])
+        # load_state_dict takes over learning rate, momentum and decay, and `fused` and `capturable` tell it
+        # where the state has to lie: those of this run stand
+        groups = [
+            {**settings, "params": group["params"]}
+            for settings, group in zip(own, content["optimizer"]["param_groups"], strict=True)
+        ]
+        optimizer.load_state_dict({**content["optimizer"], "param_groups": groups})
         if content["scaler"]:
             scaler.load_state_dict(content["scaler"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -325,6 +330,4 @@ def load_optimizer(
         raise UserError(
             f"--resume: a damaged checkpoint: its optimiser's state is not one ({said})"
         ) from None
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings | {"params": group["params"]})
     optimizers.make_state(optimizer)  # of a checkpoint of steps that were all skipped

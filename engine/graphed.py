@@ -152,6 +152,7 @@ def capture(step: Step, batch: Batch, world: ProcessWorld) -> tuple[str, dict[st
             why = next(filter(None, world.gather(why)), "")
     if why:
         step.forget()
+        step.wrap_again()  # a backward pass that broke off leaves DistributedDataParallel in its middle
     return why, split
 
 
@@ -192,9 +193,7 @@ def _captured(step: Step, static: Batch) -> str:
     try:
         step.graphs = Graphs(step, static)
         torch.cuda.synchronize()
-    except torch.OutOfMemoryError:
-        raise  # engine/memory.py names a batch that fits
-    except RuntimeError as error:
+    except RuntimeError as error:  # of memory too: eager steps fit, the warm-up has shown that
         # the generator is still in the capture, and would refuse to draw: give it a state that never was
         device = step.world.device
         fresh = torch.Generator(device).graphsafe_get_state()

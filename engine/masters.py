@@ -2,7 +2,7 @@
 
     network, fp16  --gradients-->  masters, fp32  --update-->  masters  --weights-->  network, fp16
 
-Batch norms keep fp32 weights, which cuDNN takes beside fp16 images. Other norms do too, and are handed fp32.
+Norms keep fp32 weights. The forward pass runs under autocast, which hands each operation what it takes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-BATCH_NORMS = (nn.modules.batchnorm._BatchNorm,)
-OTHER_NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
+NORMS = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class Masters:
@@ -24,11 +23,8 @@ class Masters:
         """Turn the parameters of `module` into fp16, in place, but for those of norms."""
         kept = set()
         for layer in module.modules():
-            if isinstance(layer, (*BATCH_NORMS, *OTHER_NORMS)):
+            if isinstance(layer, NORMS):
                 kept |= set(layer.parameters(recurse=False))
-            if isinstance(layer, OTHER_NORMS):
-                layer.register_forward_pre_hook(_widen)
-                layer.register_forward_hook(_narrow)
         self.names: dict[str, nn.Parameter] = {}
         self.of: dict[nn.Parameter, nn.Parameter] = {}
         for name, parameter in module.named_parameters():
@@ -70,11 +66,3 @@ class Masters:
         with torch.no_grad():
             for name, master in self.names.items():
                 master.copy_(state[name])
-
-
-def _widen(layer: nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    return tuple(tensor.float() for tensor in given)
-
-
-def _narrow(layer: nn.Module, given: tuple[torch.Tensor, ...], out: torch.Tensor) -> torch.Tensor:
-    return out.half()

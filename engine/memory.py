@@ -100,13 +100,17 @@ def _runs(
         images = torch.zeros(shape, device=device, dtype=dtype).to(memory_format=CHANNELS_LAST[len(shape)])
         with precisions.autocast(precision, device):
             outputs = module(*task.probe(images))
-        torch.stack([tensor.float().sum() for tensor in _tensors(outputs)]).sum().backward()
+        total = torch.stack([tensor.float().sum() for tensor in _tensors(outputs)]).sum()
+        trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        # not backward(): DistributedDataParallel's hooks on the parameters would then share these gradients
+        # with ranks that wait in the middle of a step
+        torch.autograd.grad(total, trained, allow_unused=True)
         return True
-    # libraries beside torch say it in a RuntimeError of their own: see GOT_NONE
-    except (torch.OutOfMemoryError, RuntimeError):
+    # libraries beside torch say it in a RuntimeError of their own: see GOT_NONE; and batch norm says by a
+    # ValueError that it cannot train on one value a channel
+    except (torch.OutOfMemoryError, RuntimeError, ValueError):
         return False
     finally:
-        module.zero_grad(set_to_none=True)
         # the next, smaller size must not find the memory of this one taken
         gc.collect()
         if device.type == "cuda":

@@ -37,13 +37,13 @@ def _cpu_has_bf16() -> bool:
 
 def remedy(precision: str) -> str:
     """Return the question whether other settings keep the numbers of a step finite in this precision."""
-    wider = {"fp16": "--precision fp32/bf16", "bf16": "--precision fp32"}
+    wider = {"fp16": "--precision fp32/bf16", PURE: "--precision fp32/bf16", "bf16": "--precision fp32"}
     return f"A lower --lr or {wider.get(precision, '--clip-grad-norm')}?"
 
 
 def autocast(precision: str, device: torch.device) -> torch.autocast:
     """Return the context of a forward pass in this precision."""
-    enabled = precision in ("fp16", "bf16")
+    enabled = precision != "fp32"
     return torch.autocast(device.type, dtype=DTYPES[precision] if enabled else None, enabled=enabled)
 
 

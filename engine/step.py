@@ -4,6 +4,7 @@ project.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
@@ -62,6 +63,8 @@ class Step:
         masters = self.masters.of if self.masters else None
         self.optimizer = optimizers.build(module, optimisation, masters)
         self.capturable = optimizers.OPTIMIZERS[optimisation.optimizer].capturable
+        self._network = module
+        self._compiled = compiled
         self.module = world.wrap(module, compiled=compiled)
         self.task = task
         self.precision = precision
@@ -200,7 +203,10 @@ class Step:
         return self._unscaled if scale is None else scale
 
     def state_tensors(self) -> list[torch.Tensor]:
-        """List every tensor that a step changes and a later step reads. They stay the same objects."""
+        """List every tensor that a step changes and a later step reads. They stay the same objects.
+
+        Sums and gradients of a step's micro-batches are zero between steps.
+        """
         states = self.optimizer.state.values()
         optimizer_state = [v for state in states for v in state.values() if isinstance(v, torch.Tensor)]
         scaler_state: list[torch.Tensor] = []
@@ -225,6 +231,14 @@ class Step:
                 tensor.detach().copy_(before)
             for group, value in zip(self.optimizer.param_groups, lr, strict=True):
                 optimizers.set_group_lr(group, value)
+
+    def wrap_again(self) -> None:
+        """Wrap the network anew, after an error in a backward pass. All ranks call it together."""
+        if self.world.size == 1:
+            return
+        self.module = self._network
+        gc.collect()  # the wrapper before takes its hooks off the parameters
+        self.module = self.world.wrap(self._network, compiled=self._compiled)
 
     def forget(self) -> None:
         """Drop gradients and sums of a step that an error has cut short, and the graphs with their memory."""

@@ -27,7 +27,7 @@ OF_A_MACHINE = (
     *("compile", "graphs", "evaluator", "score", "rescan", "trust_list", "manifest_dir"),
 )
 """Settings that a machine may have otherwise, without another figure."""
-NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE}
+NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, "optimizer"}
 """Settings that an evaluation does not take from a checkpoint."""
 OF_TRAINING = (
     *schema.Optimisation.model_fields,

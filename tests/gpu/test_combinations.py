@@ -27,6 +27,7 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "fp16-pure": (*GRAPHS, "--precision", "fp16-pure"),
     "bf16": (*GRAPHS, "--precision", "bf16"),
     "eager compiled": ("--graphs", "false", "--compile", "true"),
+    "profiled": (*GRAPHS, "--profile", "true"),
     "ceilings": (*GRAPHS, "--ceilings", "true"),
 }
 CLIPS: dict[str, tuple[str, ...]] = {

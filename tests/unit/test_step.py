@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as functional
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from config import Optimisation
 from contracts import Batch, Rows
-from engine import optimizers
+from engine import memory, optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from plan import draws
@@ -297,3 +300,46 @@ def test_adamw_follows_pytorchs() -> None:
 def test_zero_momentum_is_plain_sgd() -> None:
     optimizer = optimizers.build(Net(), Optimisation(**SETTINGS | {"momentum": 0.0}))
     assert not optimizer.param_groups[0]["nesterov"] and not optimizer.state
+
+
+# --- ranks --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Let a step wrap its network as one of two ranks does, in a group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("ranks")
+def test_a_backward_pass_that_broke_off_is_forgotten() -> None:
+    """DistributedDataParallel would refuse every step after it."""
+    net = Net()
+    step = step_of(net)
+    broken = net.head.register_full_backward_hook(lambda *_: pytest.fail("broken"))
+    for _ in range(2):
+        with pytest.raises((pytest.fail.Exception, RuntimeError)):
+            step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
+    broken.remove()
+    step.forget()
+    with pytest.raises(RuntimeError, match="finished reduction"):
+        step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)
+    step.forget()
+    step.wrap_again()
+    assert step(iter([batch_of(0)]), lr=0.1, epoch=0, position=0)[1] == SIZE
+
+
+@pytest.mark.usefixtures("ranks")
+def test_the_search_for_a_batch_that_fits_asks_no_other_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradients are of black images: a rank that waits in its own step must not get them."""
+    step = step_of(Net())
+    step.module(batch_of(0).images)  # memory runs out behind this, in the backward pass
+    shared: list[object] = []
+    assert isinstance(step.module, DistributedDataParallel)
+    step.module.register_comm_hook(None, lambda _, bucket: shared.append(bucket) or bucket.buffer())
+    assert memory.largest_fit(step, 4, (3, 6, 6), CPU) == 3
+    assert not shared
+    assert all(parameter.grad is None for parameter in step.module.parameters())
