@@ -338,8 +338,15 @@ def test_the_search_for_a_batch_that_fits_asks_no_other_rank(monkeypatch: pytest
     step = step_of(Net())
     step.module(batch_of(0).images)  # memory runs out behind this, in the backward pass
     shared: list[object] = []
+
+    def share(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        shared.append(bucket)
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
     assert isinstance(step.module, DistributedDataParallel)
-    step.module.register_comm_hook(None, lambda _, bucket: shared.append(bucket) or bucket.buffer())
+    step.module.register_comm_hook(None, share)
     assert memory.largest_fit(step, 4, (3, 6, 6), CPU) == 3
     assert not shared
     assert all(parameter.grad is None for parameter in step.module.parameters())
