@@ -54,8 +54,11 @@ class SourceModule(Protocol):
         `rescan` makes a new one. What claims more than `max_pixels` is left out. Raises UserError.
         """
 
-    def entries(self, data: Path) -> Entries:
-        """Return images by name, for the scan of COCO's annotations: a name is b"train2017/" + file_name."""
+    def entries(self, data: Path, cache: Path) -> Entries:
+        """Return images by name, for the scan of COCO's annotations: a name is b"train2017/" + file_name.
+
+        An index of them may be kept in `cache`, as scans are.
+        """
 
     def source(self, columns: Any, read_delay_s: float = 0.0) -> Source:
         """Return the bytes behind columns that were scanned through `entries`."""
