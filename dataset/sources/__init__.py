@@ -17,6 +17,7 @@ from dataset.scan import Progress
 SOURCES = {
     "folder": "dataset.sources.folder",
     "list": "dataset.sources.list",
+    "lmdb": "dataset.sources.lmdb",
 }
 """--source -> module, a SourceModule.
 

@@ -6,6 +6,8 @@ import csv
 import io
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -13,6 +15,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
@@ -22,14 +26,14 @@ import pytest
 from PIL import Image
 
 from contracts import FileSource, Source, Split, UserError
-from dataset.sources import SourceModule, folder
+from dataset.sources import SourceModule, folder, lmdb
 from dataset.sources import list as image_list
 from dataset.sources.folder import Folder
 from tests.conformance import toy
 from tests.unit.folders import fill
 
 DELAY_S = 0.05
-TYPED: tuple[SourceModule, ...] = (folder, image_list, toy)
+TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb, toy)
 """What mypy holds against the protocol."""
 Files = Mapping[str, bytes]
 """class/name -> bytes."""
@@ -54,6 +58,36 @@ def write_list(data: Path, split: str, files: Files) -> None:
         csv.writer(file).writerows([name, name.partition("/")[0]] for name in sorted(files))
 
 
+def write_lmdb(data: Path, split: str, files: Mapping[str, bytes]) -> Path:
+    """Write a store with the files under their names, and return its path."""
+    module = import_module("lmdb")
+    data.mkdir(exist_ok=True)
+    path = data / f"{split}.lmdb"
+    with module.open(str(path), map_size=1 << 30) as store, store.begin(write=True) as transaction:
+        for name, content in files.items():
+            transaction.put(os.fsencode(name), content)
+    return path
+
+
+def lose_value(source: Any, sample: int) -> None:
+    """Delete a value, by another process: this one may have the store open."""
+    code = (
+        "import lmdb, os, sys\nstore = lmdb.open(sys.argv[1])\nwith store.begin(write=True) as transaction:\n"
+    )
+    code += "    transaction.delete(os.fsencode(sys.argv[2]))"
+    arguments = [str(source.container.store.path), os.fsdecode(source.columns.entry(sample))]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+
+
+MAY_LACK = {"lmdb": "lmdb"}
+"""--source -> the package that it needs, which a machine may do without."""
+
+
+def here(kind: str) -> bool:
+    """Whether a source can be used on this machine."""
+    return kind not in MAY_LACK or find_spec(MAY_LACK[kind]) is not None
+
+
 LAYOUTS = {
     "folder": Layout(
         write=lambda data, split, files: fill(data / split, dict(files)),
@@ -63,6 +97,7 @@ LAYOUTS = {
         write=write_list,
         lose=lambda source, sample: os.unlink(source.path(sample)),
     ),
+    "lmdb": Layout(write=write_lmdb, lose=lose_value),
     "toy": Layout(
         write=write_toy,
         lose=lambda source, sample: source.stored.pop(source.columns.entry(sample)),

@@ -1,0 +1,72 @@
+"""Sources of entries behind the loaders that take bytes: batches are those of files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import build
+from contracts import Feed
+from dataset.coco.scan import open_coco
+from dataset.sources import source_named
+from dataset.sources.folder import Folder
+from dataset.splits import are_files, open_splits
+from loaders import open_loader
+from plan.boxes import DetectionPlan, DetectionPolicy
+from tests.conformance import placed, sources
+from tests.conformance.scenes import CPU, Scene
+from tests.conformance.test_sources import same_batches, stored
+from tests.unit.coco_files import write_coco
+from tests.unit.test_splits import Console
+
+
+@pytest.fixture(params=["lmdb"])
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    if not sources.here(found):
+        pytest.skip(f"without {sources.MAY_LACK[found]}")
+    return found
+
+
+LOADERS = pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
+
+
+@LOADERS
+def test_batches_are_those_of_files(kind: str, name: str, small: Scene, tmp_path: Path) -> None:
+    feed = small.feed(batch_size=5, training=False)
+    files = dict(zip(map(os.fsdecode, map(feed.columns.entry, range(42))), small.bytes_of, strict=True))
+    split = stored(kind, tmp_path / "data", files)()
+    assert split.columns.fingerprint == feed.columns.fingerprint, "a run goes on over it"
+    same_batches(partial(open_loader, name), feed, replace(feed, source=split.source, columns=split.columns))
+
+
+def put(kind: str, data: Path, split: str, files: dict[str, bytes]) -> None:
+    sources.write_lmdb(data, split, files)
+
+
+@LOADERS
+def test_images_of_detection(kind: str, name: str, tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "coco", splits={"train2017": 8, "val2017": 4}, size=(64, 80)).resolve()
+    folder = open_coco(data, "train", keypoints=False, cache=tmp_path / "cache")
+    for place in ("train2017", "val2017"):
+        (data / place).rename(data / f"{place}-files")
+        put(kind, data, place, {file.name: file.read_bytes() for file in (data / f"{place}-files").iterdir()})
+    settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
+    assert not are_files(settings, "instances")
+    split = open_splits(settings, content="instances", loader=name, console=Console())["train"]
+    assert split.columns.fingerprint == folder.fingerprint
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "train2017").symlink_to(data / "train2017-files")
+    plan = DetectionPlan.of(
+        folder, DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5), seed=3, batch_size=4
+    )
+    how: dict[str, Any] = {"targets": placed.packed, "device": CPU, "workers": 1}
+    feed = Feed(plan=plan, source=split.source, columns=split.columns, **how)
+    files = Folder(replace(folder, root=tmp_path / "again"))
+    same_batches(partial(open_loader, name), feed, replace(feed, source=files, columns=folder))
+    assert source_named(kind).source(split.columns).read(0) == files.read(0)
