@@ -47,6 +47,9 @@ class Data(Settings):
     lmdb_label: str | None = None
     """Labels of the images in an LMDB: prefix = what comes before the first / of a key; else the path of a
     list with lines 'key label'. Default: prefix."""
+    label_key: str | None = None
+    """Labels of the images in tar shards that have no .cls: the value of this key in the .json of a
+    sample."""
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""

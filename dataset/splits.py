@@ -101,7 +101,7 @@ def open_split(
 
     For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
     SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. `labels` is what
-    --lmdb-label says. Raises UserError.
+    --lmdb-label or --label-key says. Raises UserError.
     """
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
@@ -126,6 +126,8 @@ class DataSettings(Protocol):
     def max_pixels(self) -> int: ...
     @property
     def lmdb_label(self) -> str | None: ...
+    @property
+    def label_key(self) -> str | None: ...
     @property
     def trust_list(self) -> bool: ...
     @property
@@ -305,8 +307,8 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
             "leave one of them out"
         )
-    if content != "images" and settings.lmdb_label:
-        raise UserError("--lmdb-label is for images with a label; leave it out")
+    if content != "images" and (settings.lmdb_label or settings.label_key):
+        raise UserError("--lmdb-label and --label-key are for images with a label; leave them out")
     if content == "instances" or content == "keypoints":
         return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
     must_be = holds(content, settings.source)
@@ -339,7 +341,7 @@ def _labels(settings: DataSettings, root: Path, split: str, source: str) -> dict
     """Return what a source is told of where its labels are. Raises UserError for a setting of another one."""
     told: dict[str, Any] = {}
     own = getattr(source_named(source), "LABELS", "")
-    for name, value in {"lmdb_label": settings.lmdb_label}.items():
+    for name, value in {"lmdb_label": settings.lmdb_label, "label_key": settings.label_key}.items():
         if value is None:
             continue
         if name != own:

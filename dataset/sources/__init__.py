@@ -18,6 +18,7 @@ SOURCES = {
     "folder": "dataset.sources.folder",
     "list": "dataset.sources.list",
     "lmdb": "dataset.sources.lmdb",
+    "tar": "dataset.sources.tar",
 }
 """--source -> module, a SourceModule.
 

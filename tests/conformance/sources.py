@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections import Counter
@@ -26,14 +27,14 @@ import pytest
 from PIL import Image
 
 from contracts import FileSource, Source, Split, UserError
-from dataset.sources import SourceModule, folder, lmdb
+from dataset.sources import SourceModule, folder, lmdb, tar
 from dataset.sources import list as image_list
 from dataset.sources.folder import Folder
 from tests.conformance import toy
 from tests.unit.folders import fill
 
 DELAY_S = 0.05
-TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb, toy)
+TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb, tar, toy)
 """What mypy holds against the protocol."""
 Files = Mapping[str, bytes]
 """class/name -> bytes."""
@@ -79,6 +80,30 @@ def lose_value(source: Any, sample: int) -> None:
     subprocess.run([sys.executable, "-c", code, *arguments], check=True)
 
 
+def write_tar(path: Path, files: Mapping[str, bytes], *, form: int = tarfile.PAX_FORMAT) -> Path:
+    """Write a tar of these members, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as file:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_shards(data: Path, split: str, files: Files) -> None:
+    """Write two shards: the third sample, which may be taken away, has one of its own."""
+    names = sorted(files)
+    for shard, own in enumerate((names[:2] + names[3:], names[2:3])):
+        labels = {f"{name.rpartition('.')[0]}.cls": name.partition("/")[0].encode() for name in own}
+        write_tar(data / split / f"{shard}.tar", {**{name: files[name] for name in own}, **labels})
+
+
+def shard_of(source: Any, sample: int) -> Path:
+    """Return the shard that a sample is in."""
+    return Path(source.name(sample).partition(".tar:")[0] + ".tar")
+
+
 MAY_LACK = {"lmdb": "lmdb"}
 """--source -> the package that it needs, which a machine may do without."""
 
@@ -98,6 +123,10 @@ LAYOUTS = {
         lose=lambda source, sample: os.unlink(source.path(sample)),
     ),
     "lmdb": Layout(write=write_lmdb, lose=lose_value),
+    "tar": Layout(
+        write=write_shards,
+        lose=lambda source, sample: os.unlink(shard_of(source, sample)),
+    ),
     "toy": Layout(
         write=write_toy,
         lose=lambda source, sample: source.stored.pop(source.columns.entry(sample)),

@@ -1,4 +1,4 @@
-"""Sources of entries behind the loaders that take bytes: batches are those of files."""
+"""Sources of entries, LMDB and tar shards, behind the loaders that take bytes: batches are those of files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.coco_files import write_coco
 from tests.unit.test_splits import Console
 
 
-@pytest.fixture(params=["lmdb"])
+@pytest.fixture(params=["lmdb", "tar"])
 def kind(request: pytest.FixtureRequest) -> str:
     found: str = request.param
     if not sources.here(found):
@@ -46,7 +46,12 @@ def test_batches_are_those_of_files(kind: str, name: str, small: Scene, tmp_path
 
 
 def put(kind: str, data: Path, split: str, files: dict[str, bytes]) -> None:
-    sources.write_lmdb(data, split, files)
+    if kind == "lmdb":
+        sources.write_lmdb(data, split, files)
+        return
+    names = sorted(files)
+    sources.write_tar(data / split / "0.tar", {name: files[name] for name in names[:3]})
+    sources.write_tar(data / split / "1.tar", {f"{split}/{name}": files[name] for name in names[3:]})
 
 
 @LOADERS
