@@ -20,6 +20,7 @@ import numpy as np
 import processes
 from contracts import Array
 from dataset import walk
+from dataset.beside import beside
 from dataset.manifest import Manifest, Rejects
 from dataset.scan import Progress, reading, remembered
 from dataset.tar_members import Member, Ranges, members, require_unpacked
@@ -145,6 +146,11 @@ def open_index(
         shards = remember_shards(visits, real, real)
         walked = []
         paths = [real / name for name in shards]
+        packed = beside(real.parent, real.name, "index", paths)
+        if samples and not rescan and (taken := packed.taken(Index, made, lambda _: True)) is not None:
+            dates = np.array([path.stat().st_mtime_ns for path in paths], np.int64)
+            np.save(made / "shard_mtime.npy", dates)  # a copy's are others
+            return taken
         work = partial(_walk, samples=samples, label_key=label_key)
         threads = sum(path.stat().st_size for path in paths) <= FEW
         workers = min(len(paths), 8 if threads else min(32, max(4 * int(cores()), 1)))

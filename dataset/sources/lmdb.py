@@ -13,6 +13,7 @@ from typing import Any
 
 from contracts import Split, UserError
 from dataset import walk
+from dataset.beside import beside
 from dataset.entries import ReadAt
 from dataset.images.scan import FileLister, open_images
 from dataset.lists import Grammar, Labels, List, class_names
@@ -125,6 +126,7 @@ def open(
             where=str(path),
             classes=classes,
             listed=list_of is not None,
+            beside=beside(real, split, "images", values.files()) if list_of is None else None,
             **how,
         )
     _unchanged(path, before)

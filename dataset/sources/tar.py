@@ -13,6 +13,7 @@ import numpy as np
 
 from contracts import Split, UserError
 from dataset import walk
+from dataset.beside import beside
 from dataset.entries import ReadAt, unreadable
 from dataset.images.scan import open_images
 from dataset.lists import Grammar, Labels, class_names
@@ -155,6 +156,7 @@ def open(
         classes=classes,
         # numbers of classes are taken as they stand, whether or not each has a sample
         listed=named is not None or all(map(str.isdecimal, shards.index.classes)),
+        beside=beside(real, split, "images", shards.files()),
         **again,
         **how,
     )
