@@ -52,6 +52,7 @@ class SourceModule(Protocol):
     ) -> Split:
         """Open a split of images with a label: its columns, a dataset.images.columns.Images, and their bytes.
 
+        A module with LABELS, the name of a field of config.Data, is also given what that says, as `labels`.
         `classes` are those of training, where this is validation. `cache` is the folder where scans are kept;
         `rescan` makes a new one. What claims more than `max_pixels` is left out. Raises UserError.
         """

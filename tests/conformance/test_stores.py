@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from config import build
-from contracts import Feed
+from contracts import Feed, UserError
 from dataset.coco.scan import open_coco
 from dataset.sources import source_named
 from dataset.sources.folder import Folder
-from dataset.splits import are_files, open_splits
+from dataset.splits import are_files, open_splits, require_splits
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
-from tests.conformance import placed, sources
+from tests.conformance import pictures, placed, scenes, sources
 from tests.conformance.scenes import CPU, Scene
 from tests.conformance.test_sources import same_batches, stored
 from tests.unit.coco_files import write_coco
+from tests.unit.folders import fill
 from tests.unit.test_splits import Console
 
 
@@ -75,3 +76,25 @@ def test_images_of_detection(kind: str, name: str, tmp_path: Path) -> None:
     files = Folder(replace(folder, root=tmp_path / "again"))
     same_batches(partial(open_loader, name), feed, replace(feed, source=files, columns=folder))
     assert source_named(kind).source(split.columns).read(0) == files.read(0)
+
+
+def test_a_damaged_entry_keeps_its_place_and_is_named(kind: str, tmp_path: Path) -> None:
+    files = {f"a/{name}.jpg": content for name, content in scenes.small(3).items()}
+    damaged = pictures.damaged_files().values()
+    files["a/small-001.jpg"] = next(content for content in damaged if pictures.pil(content) is None)
+    split = stored(kind, tmp_path / "data", files)()
+    scene = Scene(folder=tmp_path, manifest=split.columns, bytes_of=(), names=())
+    with open_loader("torchvision", scene.feed(source=split.source, training=False)) as loader:
+        (batch,) = loader.batches(0, 0)
+    assert batch.failed == (1,) and ":a/small-001.jpg" in split.source.name(1)
+
+
+def test_a_setting_of_another_source_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"train/a/x.jpg": b"", "val/a/x.jpg": b""})
+    for name in ("lmdb_label", "label_key"):
+        settings = build({"data": tmp_path / "data", name: "x"}).data
+        flag = name.replace("_", "-")
+        with pytest.raises(UserError, match=f"--{flag} is for another source, and train of"):
+            require_splits(settings, "images")
+        with pytest.raises(UserError, match="are for images with a label; leave them out"):
+            require_splits(settings, "videos")
