@@ -44,6 +44,12 @@ class Data(Settings):
     processes a few thousand samples ahead. What cannot be read is masked and named."""
     order: Literal["shuffled", "sequential"] = "shuffled"
     """Order of the training samples: another one each epoch, or that of the list, or of the sorted paths."""
+    lmdb_label: str | None = None
+    """Labels of the images in an LMDB: prefix = what comes before the first / of a key; else the path of a
+    list with lines 'key label'. Default: prefix."""
+    label_key: str | None = None
+    """Labels of the images in tar shards that have no .cls: the value of this key in the .json of a
+    sample."""
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""

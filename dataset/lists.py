@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import Protocol, TextIO
 
 import numpy as np
 
@@ -116,7 +116,11 @@ class List:
 
     def wrong(self, line: int, what: str) -> UserError:
         """Return the error of a line."""
-        return UserError(f"--data: {self.path} line {line} {what}")
+        return UserError(f"--data: {self.path} {self.place(line)} {what}")
+
+    def place(self, line: int) -> str:
+        """Return what messages call a line."""
+        return f"line {line}"
 
     def _opened(self) -> TextIO:
         path = self.path
@@ -175,10 +179,22 @@ def _separator(lines: Sequence[str], candidates: str) -> str:
     return BLANK
 
 
+class Labelled(Protocol):
+    """Where labels come from: a List, or whatever else can say which of its lines is wrong."""
+
+    @property
+    def grammar(self) -> Grammar: ...
+    def wrong(self, line: int, what: str) -> UserError:
+        """Return the error of a line."""
+
+    def place(self, line: int) -> str:
+        """Return what messages call a line."""
+
+
 class Labels:
     """The labels of a list, numbered as they come, and the classes that they are once all are known."""
 
-    def __init__(self, source: List) -> None:
+    def __init__(self, source: Labelled) -> None:
         self._list = source
         self.number_of: dict[str, int] = {}  # for loops over millions of lines; `number` adds to it
         self._words: list[str] = []
@@ -246,8 +262,8 @@ class Labels:
             odd = numbers.index(not numbers[0])
             raise self._list.wrong(
                 self._lines[0],
-                f"has the label '{words[0]}' and line {self._lines[odd]} '{words[odd]}'; labels are all "
-                "numbers from 0 or all names",
+                f"has the label '{words[0]}' and {self._list.place(self._lines[odd])} '{words[odd]}'; labels "
+                "are all numbers from 0 or all names",
             )
         if all(_OTHER_NUMBER.fullmatch(word) for word in words):
             raise self._list.wrong(

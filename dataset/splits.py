@@ -90,16 +90,23 @@ def are_files(settings: DataSettings, content: Content) -> bool:
 
 
 def open_split(
-    root: Path, *, source: str = "auto", cache: Path | None = None, max_pixels: int = MAX_PIXELS
+    root: Path,
+    *,
+    source: str = "auto",
+    labels: str | None = None,
+    cache: Path | None = None,
+    max_pixels: int = MAX_PIXELS,
 ) -> Split:
     """Open one split of images with a label, scanned once and found again in milliseconds.
 
     For a loader in one's own loop. `Path("DATA/train")` is the split `train` of DATA, as `source`, a name of
-    SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. Raises UserError.
+    SOURCES or auto, finds it there: in folders DATA/train/<class>/, or in another form. `labels` is what
+    --lmdb-label or --label-key says. Raises UserError.
     """
     data, name = os.path.split(os.path.abspath(root))
     module = source_named(choose_source(source, Path(data), name))
-    return module.open(Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels)
+    told: dict[str, Any] = {} if labels is None else {"labels": labels}
+    return module.open(Path(data), name, cache=cache_folder(cache), max_pixels=max_pixels, **told)
 
 
 class DataSettings(Protocol):
@@ -117,6 +124,10 @@ class DataSettings(Protocol):
     def rescan(self) -> bool: ...
     @property
     def max_pixels(self) -> int: ...
+    @property
+    def lmdb_label(self) -> str | None: ...
+    @property
+    def label_key(self) -> str | None: ...
     @property
     def trust_list(self) -> bool: ...
     @property
@@ -296,6 +307,8 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
             "--exif shown takes the headers of all images before training, and --trust-list opens none; "
             "leave one of them out"
         )
+    if content != "images" and (settings.lmdb_label or settings.label_key):
+        raise UserError("--lmdb-label and --label-key are for images with a label; leave them out")
     if content == "instances" or content == "keypoints":
         return _annotated_opener(settings, root, split, keypoints=content == "keypoints")
     must_be = holds(content, settings.source)
@@ -312,8 +325,9 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
     module = source_named(name)
     if lacking := module.missing(root, split):
         raise UserError(f"--data {root}: has no {lacking}; it must be {must_be}")
+    labels = _labels(settings, root, split, name)
     if not settings.trust_list:
-        return partial(module.open, root, split)
+        return partial(module.open, root, split, **labels)
     trusted: Open | None = getattr(module, "open_trusted", None)
     if trusted is None:
         raise UserError(
@@ -321,6 +335,22 @@ def _opener(settings: DataSettings, root: Path, split: Literal["train", "val"], 
             "leave it out, or name --source list"
         )
     return partial(trusted, root, split)
+
+
+def _labels(settings: DataSettings, root: Path, split: str, source: str) -> dict[str, Any]:
+    """Return what a source is told of where its labels are. Raises UserError for a setting of another one."""
+    told: dict[str, Any] = {}
+    own = getattr(source_named(source), "LABELS", "")
+    for name, value in {"lmdb_label": settings.lmdb_label, "label_key": settings.label_key}.items():
+        if value is None:
+            continue
+        if name != own:
+            raise UserError(
+                f"--{name.replace('_', '-')} is for another source, and {split} of --data {root} is read by "
+                f"--source {source}; leave it out"
+            )
+        told["labels"] = value
+    return told
 
 
 def _source_of(settings: DataSettings, root: Path, split: Literal["train", "val"], content: Content) -> str:

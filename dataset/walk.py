@@ -6,6 +6,7 @@ import mimetypes
 import os
 import stat
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,8 +26,10 @@ OF_THE_STORAGE = frozenset(
 )
 """Folders that file systems, network storage and archives put beside the data, where they are not hidden."""
 
-# a folder's path below the root (os.fsdecode), its date of change in ns, its inode
-Visit = tuple[str, int, int]
+# a path below the root (os.fsdecode), its date of change in ns, its inode, of a file its `_look`
+Visit = tuple[str, int, int, int]
+BEGINNING = 1 << 14
+"""Bytes of a file that tell of a change beside its size and date."""
 Reject = Callable[[bytes, str], None]  # absolute path, reason
 NO_DATA = "belongs to the storage, and not to the data"
 ARTICLE = {"image": "an", "video": "a"}
@@ -168,9 +171,20 @@ class FileList:
 
 
 def visit(root: bytes, name: bytes = b"") -> tuple[Visit, tuple[int, int]]:
-    """Return how a folder looks from outside, and which folder it is (device, inode). Raises OSError."""
-    status = os.stat(os.path.join(root, name) if name else root)  # an absolute name is one of a list
-    return (os.fsdecode(name), status.st_mtime_ns, status.st_ino), (status.st_dev, status.st_ino)
+    """Return how a folder or file looks from outside, and which it is (device, inode). Raises OSError."""
+    path = os.path.join(root, name) if name else root  # an absolute name is one of a list
+    status = os.stat(path)
+    look = _look(path, status.st_size) if stat.S_ISREG(status.st_mode) else 0
+    return (os.fsdecode(name), status.st_mtime_ns, status.st_ino, look), (status.st_dev, status.st_ino)
+
+
+def _look(path: bytes, size: int) -> int:
+    """Return a checksum of a file's size and beginning, where an LMDB has its last transaction.
+
+    What is written through a mapping need not change the date. Raises OSError.
+    """
+    with open(path, "rb") as file:
+        return zlib.crc32(file.read(BEGINNING), size & 0xFFFFFFFF)
 
 
 def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:

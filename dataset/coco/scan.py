@@ -97,7 +97,7 @@ def open_coco(
     real = Path(os.path.realpath(root))
     module = source_named(source)
     file, folder, shared = find(root, split, keypoints=keypoints, images=images and module.FILES)
-    entries = module.entries(real)
+    entries = module.entries(real, cache)
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         with reading(file):

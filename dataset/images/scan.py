@@ -13,6 +13,7 @@ import numpy as np
 
 from contracts import MAX_PIXELS, Array
 from dataset import walk
+from dataset.beside import Beside
 from dataset.entries import Entries
 from dataset.images import headers
 from dataset.images.ahead import Headers
@@ -45,6 +46,7 @@ def open_images(
     classes: Sequence[str] | None = None,
     listed: bool = False,
     unread: bool = False,
+    beside: Beside | None = None,
     rescan: bool = False,
     max_pixels: int = MAX_PIXELS,
     workers: int = 0,
@@ -57,14 +59,22 @@ def open_images(
     it, and `where` says where images are expected. Names of files are below `root`, or `data`. `classes`
     fixes the labels (validation has those of training); without it they are those of `list_files` that have
     an image, or all where `listed` tells that a list names them. `unread` images are not opened before a plan
-    draws them. Of several processes that call this at once one scans and the others wait. What claims more
-    than `max_pixels` is left out. `workers` processes read headers; 0 = four a core, 32 at most, for they
-    wait for the storage. `progress(done, total, what)` is
-    called a few times a second; total is 0 while it is not known. Raises UserError.
+    draws them. The columns `beside` a packed store are taken in place of a scan, where they fit. Of several
+    processes that call this at once one scans and the others wait. What claims more than `max_pixels` is left
+    out. `workers` processes read headers; 0 = four a core, 32 at most, for they wait for the storage.
+    `progress(done, total, what)` is called a few times a second; total is 0 while it is not known. Raises
+    UserError.
     """
     real = Path(os.path.realpath(data))
 
+    def fits(found: Images) -> bool:
+        pixels = found.height.astype(np.int64) * found.width
+        return (classes is None or found.classes == tuple(classes)) and pixels.max(initial=0) <= max_pixels
+
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+        if beside is not None and not rescan and (taken := beside.taken(Images, made, fits)) is not None:
+            entries.remember(visits, [])
+            return taken
         with reading(data):
             labels = list_files(made, rejects, visits, say)
         if unread:

@@ -17,6 +17,8 @@ from dataset.scan import Progress
 SOURCES = {
     "folder": "dataset.sources.folder",
     "list": "dataset.sources.list",
+    "lmdb": "dataset.sources.lmdb",
+    "tar": "dataset.sources.tar",
 }
 """--source -> module, a SourceModule.
 
@@ -50,12 +52,16 @@ class SourceModule(Protocol):
     ) -> Split:
         """Open a split of images with a label: its columns, a dataset.images.columns.Images, and their bytes.
 
+        A module with LABELS, the name of a field of config.Data, is also given what that says, as `labels`.
         `classes` are those of training, where this is validation. `cache` is the folder where scans are kept;
         `rescan` makes a new one. What claims more than `max_pixels` is left out. Raises UserError.
         """
 
-    def entries(self, data: Path) -> Entries:
-        """Return images by name, for the scan of COCO's annotations: a name is b"train2017/" + file_name."""
+    def entries(self, data: Path, cache: Path) -> Entries:
+        """Return images by name, for the scan of COCO's annotations: a name is b"train2017/" + file_name.
+
+        An index of them may be kept in `cache`, as scans are.
+        """
 
     def source(self, columns: Any, read_delay_s: float = 0.0) -> Source:
         """Return the bytes behind columns that were scanned through `entries`."""

@@ -122,7 +122,7 @@ def open(data: Path, split: str, *, read_delay_s: float = 0.0, **how: Any) -> Sp
     return Split(columns=columns, source=source(columns, read_delay_s))
 
 
-def entries(data: Path) -> Files:
+def entries(data: Path, cache: Path) -> Files:
     """Return the files below `data` by their path."""
     return Files(data)
 

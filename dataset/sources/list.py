@@ -114,7 +114,7 @@ def open(
     return Split(columns=columns, source=source(columns, read_delay_s))
 
 
-def entries(data: Path) -> Files:
+def entries(data: Path, cache: Path) -> Files:
     """Return the files below `data` by their path: the images of COCO's annotations, which name them."""
     return Files(data)
 

@@ -6,6 +6,9 @@ import csv
 import io
 import os
 import pickle
+import subprocess
+import sys
+import tarfile
 import threading
 import time
 from collections import Counter
@@ -13,6 +16,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
@@ -22,14 +27,14 @@ import pytest
 from PIL import Image
 
 from contracts import FileSource, Source, Split, UserError
-from dataset.sources import SourceModule, folder
+from dataset.sources import SourceModule, folder, lmdb, tar
 from dataset.sources import list as image_list
 from dataset.sources.folder import Folder
 from tests.conformance import toy
 from tests.unit.folders import fill
 
 DELAY_S = 0.05
-TYPED: tuple[SourceModule, ...] = (folder, image_list, toy)
+TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb, tar, toy)
 """What mypy holds against the protocol."""
 Files = Mapping[str, bytes]
 """class/name -> bytes."""
@@ -54,6 +59,60 @@ def write_list(data: Path, split: str, files: Files) -> None:
         csv.writer(file).writerows([name, name.partition("/")[0]] for name in sorted(files))
 
 
+def write_lmdb(data: Path, split: str, files: Mapping[str, bytes]) -> Path:
+    """Write a store with the files under their names, and return its path."""
+    module = import_module("lmdb")
+    data.mkdir(exist_ok=True)
+    path = data / f"{split}.lmdb"
+    with module.open(str(path), map_size=1 << 30) as store, store.begin(write=True) as transaction:
+        for name, content in files.items():
+            transaction.put(os.fsencode(name), content)
+    return path
+
+
+def lose_value(source: Any, sample: int) -> None:
+    """Delete a value, by another process: this one may have the store open."""
+    code = (
+        "import lmdb, os, sys\nstore = lmdb.open(sys.argv[1])\nwith store.begin(write=True) as transaction:\n"
+    )
+    code += "    transaction.delete(os.fsencode(sys.argv[2]))"
+    arguments = [str(source.container.store.path), os.fsdecode(source.columns.entry(sample))]
+    subprocess.run([sys.executable, "-c", code, *arguments], check=True)
+
+
+def write_tar(path: Path, files: Mapping[str, bytes], *, form: int = tarfile.PAX_FORMAT) -> Path:
+    """Write a tar of these members, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w", format=form) as file:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return path
+
+
+def write_shards(data: Path, split: str, files: Files) -> None:
+    """Write two shards: the third sample, which may be taken away, has one of its own."""
+    names = sorted(files)
+    for shard, own in enumerate((names[:2] + names[3:], names[2:3])):
+        labels = {f"{name.rpartition('.')[0]}.cls": name.partition("/")[0].encode() for name in own}
+        write_tar(data / split / f"{shard}.tar", {**{name: files[name] for name in own}, **labels})
+
+
+def shard_of(source: Any, sample: int) -> Path:
+    """Return the shard that a sample is in."""
+    return Path(source.name(sample).partition(".tar:")[0] + ".tar")
+
+
+MAY_LACK = {"lmdb": "lmdb"}
+"""--source -> the package that it needs, which a machine may do without."""
+
+
+def here(kind: str) -> bool:
+    """Whether a source can be used on this machine."""
+    return kind not in MAY_LACK or find_spec(MAY_LACK[kind]) is not None
+
+
 LAYOUTS = {
     "folder": Layout(
         write=lambda data, split, files: fill(data / split, dict(files)),
@@ -62,6 +121,11 @@ LAYOUTS = {
     "list": Layout(
         write=write_list,
         lose=lambda source, sample: os.unlink(source.path(sample)),
+    ),
+    "lmdb": Layout(write=write_lmdb, lose=lose_value),
+    "tar": Layout(
+        write=write_shards,
+        lose=lambda source, sample: os.unlink(shard_of(source, sample)),
     ),
     "toy": Layout(
         write=write_toy,

@@ -93,7 +93,7 @@ def open(
     return Split(columns=columns, source=Memory(columns, stored, read_delay_s))
 
 
-def entries(data: Path) -> Held:
+def entries(data: Path, cache: Path) -> Held:
     return Held(data, "train2017.toy", every(data))
 
 

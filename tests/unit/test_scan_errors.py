@@ -74,7 +74,7 @@ def test_an_entry_that_the_storage_does_not_give_ends_the_scan(tmp_path: Path) -
 
 def test_annotations_and_images_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     data = write_coco(tmp_path / "coco")
-    monkeypatch.setattr("dataset.sources.folder.entries", Flaky)
+    monkeypatch.setattr("dataset.sources.folder.entries", lambda data, cache: Flaky(data))
     with pytest.raises(
         UserError, match=r"^I/O error: --data: .*coco cannot be read: Input/output error; nothing"
     ):

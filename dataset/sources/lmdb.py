@@ -1,0 +1,258 @@
+"""Images that are values of an LMDB: keys, labels and bytes; must not know formats."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from contracts import Split, UserError
+from dataset import walk
+from dataset.beside import beside
+from dataset.entries import ReadAt
+from dataset.images.scan import FileLister, open_images
+from dataset.lists import Grammar, Labels, List, class_names
+from dataset.lmdb_store import Meta, Store, checked, data_file, require_no_writer
+from dataset.manifest import Rejected, Rejects, printable
+from dataset.scan import Progress
+from dataset.sources._stored import Stored, StoredEntries, split_of
+
+FILES = False
+HOLDS = "a folder with train.lmdb and val.lmdb, each a file or a folder with data.mdb"
+LABELS = "lmdb_label"
+PREFIX = "prefix"
+ABOUT = (b"__keys__", b"__len__")
+"""Entries that loaders of others keep beside the samples."""
+GRAMMAR = Grammar(
+    expected="a line is 'key label', separated in all lines by TABs, commas (then quote a key that holds "
+    "one) or blanks"
+)
+PIECE = 10_000
+"""Keys that are written together: bounds the memory."""
+HEAD = 1024
+"""Bytes of a value that tell what it is."""
+_PICKLES = tuple(bytes([0x80, protocol]) for protocol in range(2, 6))
+_ARROWS_FIELD = struct.pack("<I", 4) + b"list\0"
+"""The one column of what pyarrow.serialize writes, as its schema names it."""
+
+
+class Values:
+    """The values of data/<split>.lmdb by key: a dataset.sources._stored.Container."""
+
+    def __init__(self, data: Path, split: str, transaction: int | None = None) -> None:
+        self.store = Store(data / f"{split}.lmdb", transaction)
+
+    @contextmanager
+    def opened(self, key: bytes) -> Iterator[tuple[int, ReadAt]]:
+        """Open a value. Raises Rejected where there is none, or one that only Python code could unpack."""
+        with self.store.value(key) as found:
+            if found is None:
+                raise Rejected("no such key")
+            value = found
+            if what := foreign(bytes(value[:HEAD])):
+                raise Rejected(f"{what}, which is never loaded")
+            yield len(value), lambda offset, length: bytes(value[offset : offset + length])
+
+    def shown(self, key: bytes) -> bytes:
+        """Return the path of the store, and the key."""
+        return os.fsencode(self.store.path) + b":" + key
+
+    def files(self) -> Sequence[Path]:
+        """Return the file of the store. Raises UserError where it is still being written."""
+        require_no_writer(self.store.path)
+        return [data_file(self.store.path)]
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self.store.close()
+
+
+def foreign(head: bytes) -> str:
+    """Return what a value is that begins so and is no file's bytes; "" where it may be an image."""
+    if head.startswith(_PICKLES):
+        return "a Python pickle"
+    if int.from_bytes(head[:4], "little") < 1 << 16 and _ARROWS_FIELD in head:
+        return "an object in pyarrow's old serialization"
+    return ""
+
+
+def missing(data: Path, split: str) -> str:
+    """Return what is not there: a store of that name."""
+    return "" if os.path.lexists(data / f"{split}.lmdb") else f"{split}.lmdb"
+
+
+def open(
+    data: Path,
+    split: str,
+    *,
+    classes: Sequence[str] | None = None,
+    read_delay_s: float = 0.0,
+    labels: str | None = None,
+    **how: Any,
+) -> Split:
+    """Open the images of data/<split>.lmdb, as dataset.sources.SourceModule says.
+
+    `labels` is PREFIX, where keys are class/name, or the path of a list 'key label'. Raises UserError.
+    """
+    real = Path(os.path.realpath(data))
+    path = real / f"{split}.lmdb"
+    try:
+        before = checked(path)
+        require_no_writer(path)
+    except OSError as error:
+        raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
+    values = Values(real, split)
+    entries = StoredEntries(real, lambda _: values, split)
+    list_of = None if labels in (None, PREFIX) else Path(os.path.realpath(str(labels)))
+    if list_of is None:
+        list_files: FileLister = partial(_by_prefix, values, entries, classes)
+        key: list[Any] = ["lmdb", split]
+    else:
+        listed = List(list_of, GRAMMAR)
+        named = class_names(list_of.parent, real)
+        list_files = partial(_by_list, values, entries, classes, listed, named)
+        key = ["lmdb", split, str(list_of), named]
+    with closing(entries):
+        columns = open_images(
+            real,
+            entries,
+            list_files,
+            key=key,
+            where=str(path),
+            classes=classes,
+            listed=list_of is not None,
+            beside=beside(real, split, "images", values.files()) if list_of is None else None,
+            **how,
+        )
+    _unchanged(path, before)
+    return Split(
+        columns=columns,
+        source=Stored(columns, Values(real, split, before.transaction), read_delay_s=read_delay_s),
+    )
+
+
+def _unchanged(path: Path, before: Meta) -> None:
+    """Raise UserError where a store was written to while it was scanned."""
+    now = checked(path)
+    if now != before:
+        raise UserError(
+            f"--data: {path} is still being written: transaction {before.transaction} became "
+            f"{now.transaction} while it was scanned; start when it is complete"
+        )
+
+
+def entries(data: Path, cache: Path) -> StoredEntries:
+    """Return the images of COCO's annotations: of train2017/<file_name> the store is train2017.lmdb."""
+    return StoredEntries(data, partial(Values, data))
+
+
+def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
+    """Return the bytes of the values that the columns of COCO's images name."""
+    split = split_of(columns)
+    values = Values(columns.root, split)
+    return Stored(columns, values, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)
+
+
+def _samples(values: Values) -> Iterator[bytes]:
+    """Yield the keys of samples, in the order of their bytes. Raises UserError where the first is no file."""
+    keys = (key for key in values.store if key not in ABOUT)
+    for first in islice(keys, 1):
+        with values.store.value(first) as value:
+            what = foreign(bytes((value or b"")[:HEAD]))
+        if what:
+            raise UserError(
+                f"--data: {printable(values.shown(first))} is {what}, which is never loaded: it may run any "
+                "code; write each image's file as it is, under the key class/name"
+            )
+        yield first
+    yield from keys
+
+
+def _by_prefix(
+    values: Values,
+    entries: StoredEntries,
+    classes: Sequence[str] | None,
+    made: Path,
+    rejects: Rejects,
+    visits: list[walk.Visit],
+    say: Progress,
+) -> dict[str, int]:
+    """Write made/file_list.* of keys class/name, and return the label of each class."""
+    entries.remember(visits, [])
+    names = set[bytes]()
+    for key in _samples(values):
+        if own := _folder(key):
+            names.add(own)
+        else:
+            rejects(
+                values.shown(key), "no class before a '/' in its key; --lmdb-label names a list of labels"
+            )
+    labels = walk.numbered(sorted(map(os.fsdecode, names)), classes, f"{values.store.path} has class")
+    label_of = {os.fsencode(name): label for name, label in labels.items()}
+    keys = (key for key in values.store if _folder(key))
+    _write(((key, label_of[_folder(key)]) for key in keys), made, say)
+    return labels
+
+
+def _folder(key: bytes) -> bytes:
+    """Return what comes before the first slash of a key; b"" where there is none."""
+    own, slash, _ = key.partition(b"/")
+    return own if slash else b""
+
+
+def _by_list(
+    values: Values,
+    entries: StoredEntries,
+    classes: Sequence[str] | None,
+    listed: List,
+    named: Sequence[str] | None,
+    made: Path,
+    rejects: Rejects,
+    visits: list[walk.Visit],
+    say: Progress,
+) -> dict[str, int]:
+    """Write made/file_list.* of the keys that a list has labels for, and return the label of each class."""
+    entries.remember(visits, [])
+    walk.remember(visits, b"", os.fsencode(listed.path))
+    keys = set(_samples(values))
+    heading = listed.heading(lambda name: os.fsencode(name) in keys)
+    if heading:
+        rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
+    labels = Labels(listed)
+    number_of: dict[bytes, int] = {}
+    others: list[str] = []
+    for line, (name, label) in listed.rows(skip=bool(heading)):
+        key = os.fsencode(name)
+        number = labels.number(label, line)
+        if key not in keys:
+            others.append(f"line {line}, '{printable(key)[:100]}'" if not others else "")
+        elif number_of.setdefault(key, number) != number:
+            raise listed.wrong(line, f"names '{printable(key)[:100]}' again, with another label")
+    if others:
+        rejects(
+            os.fsencode(listed.path),
+            f"{len(others)} lines name no key of {values.store.path}, first {others[0]}",
+        )
+    for key in sorted(keys - number_of.keys()):
+        rejects(values.shown(key), f"{listed.path} has no label for it")
+    if not number_of:
+        raise UserError(
+            f"--data: {listed.path} names no key of {values.store.path}, which has {len(keys)}, such as "
+            f"'{printable(min(keys, default=b''))[:100]}'; {GRAMMAR.expected}"
+        )
+    used, class_of, _ = labels.classes(classes, named)
+    _write(((key, int(class_of[number_of[key]])) for key in sorted(number_of)), made, say)
+    return {name: label for label, name in enumerate(used)}
+
+
+def _write(samples: Iterator[tuple[bytes, int]], made: Path, say: Progress) -> None:
+    """Write made/file_list.* of (key, label), which are in the order of the keys' bytes."""
+    with walk.FileList(made) as files:
+        while part := list(islice(samples, PIECE)):
+            files.add([key for key, _ in part], [label for _, label in part])
+            say(files.total, 0, "listing keys")

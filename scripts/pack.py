@@ -1,0 +1,245 @@
+"""`python -m scripts.pack TO --from DATA`: the images of any source in one LMDB a split, or in tar shards.
+
+Bytes, names, order and classes stay as they are, so that the fingerprint does, and --resume goes on over TO.
+The scan's columns lie beside the store (train.columns), which opens with them without a scan. Each sample is
+read back and compared by a digest. What is interrupted goes on when it is called again; until a split is
+whole it lies in TO/.packing, and does not open.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from config import Data, build
+from contracts import Source, Split, UserError
+from dataset.beside import beside
+from dataset.sources import source_named
+from dataset.splits import open_splits
+from dataset.tar_index import open_index
+from report.console import Console
+from scripts._stores import FORMATS, Packed, Writer
+
+Say = Callable[[int, int, str], None]
+WORK = ".packing"
+THREADS = 16
+"""Reads at once: the storage is waited for, not the processor."""
+BATCH = 64 << 20
+"""Bytes of a commit."""
+DIGEST = 16
+"""Bytes of a sample's digest."""
+
+
+def digest(content: bytes) -> bytes:
+    """Return the digest by which a sample is compared."""
+    return hashlib.blake2b(content, digest_size=DIGEST).digest()
+
+
+def read_ahead(source: Source, samples: Iterable[int]) -> Iterator[bytes]:
+    """Yield the bytes of samples in their order, a few more under way in threads than there are of these."""
+    rest = iter(samples)
+    with ThreadPoolExecutor(THREADS) as pool:
+        jobs = deque[Future[bytes]](pool.submit(source.read, sample) for sample in islice(rest, 2 * THREADS))
+        try:
+            while jobs:
+                yield jobs.popleft().result()
+                jobs.extend(pool.submit(source.read, sample) for sample in islice(rest, 1))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+class Progress:
+    """How far a split is: progress.json, and the digests of the samples that are written."""
+
+    def __init__(self, work: Path, split: str, origin: dict[str, Any]) -> None:
+        self._file = work / f"{split}.json"
+        self.file_of_digests = work / f"{split}.digests"
+        self._origin = origin
+        self.done = 0
+        self.ends: dict[str, int] = {}
+        if self._file.exists():
+            told = json.loads(self._file.read_text(encoding="utf-8"))
+            if told["origin"] == origin:
+                self.done = told["done"]
+                self.ends = told["ends"]
+        with open(self.file_of_digests, "ab") as file:
+            file.truncate(DIGEST * self.done)
+
+    def commit(self, contents: Sequence[bytes], ends: dict[str, int]) -> None:
+        """Write that these samples are in the store, which ends there."""
+        with open(self.file_of_digests, "ab") as file:
+            file.write(b"".join(map(digest, contents)))
+            file.flush()
+            os.fsync(file.fileno())
+        self.done += len(contents)
+        self.ends = ends
+        fresh = self._file.with_suffix(".new")
+        told = {"origin": self._origin, "done": self.done, "ends": ends}
+        fresh.write_text(json.dumps(told), encoding="utf-8")
+        os.replace(fresh, self._file)
+
+    def remove(self) -> None:
+        """Forget a split that is packed."""
+        self._file.unlink(missing_ok=True)
+        self.file_of_digests.unlink()
+
+    def digests(self) -> bytes:
+        """Return the digests of all samples."""
+        return self.file_of_digests.read_bytes()
+
+
+def write(split: Split, writer: Writer, progress: Progress, say: Say) -> None:
+    """Write the samples that are not in the store yet."""
+    columns = split.columns
+    batch: list[Packed] = []
+    size = 0
+    rest = range(progress.done, len(columns))
+    for sample, content in zip(rest, read_ahead(split.source, rest), strict=True):
+        batch.append(Packed(columns.entry(sample), int(columns.label[sample]), content))
+        size += len(content)
+        if size >= BATCH or sample == rest[-1]:
+            progress.commit([each.content for each in batch], writer.write(batch))
+            say(progress.done, len(columns), "writing")
+            batch = []
+            size = 0
+
+
+def verify(split: Split, digests: bytes, say: Say) -> None:
+    """Raise UserError where a sample of the store is not, bit for bit, what was read."""
+    for sample, content in enumerate(read_ahead(split.source, range(len(split.source)))):
+        if digest(content) != digests[DIGEST * sample : DIGEST * (sample + 1)]:
+            raise UserError(
+                f"{split.source.name(sample)} was not read back as it was written; is the disk well?"
+            )
+        say(sample + 1, len(split.source), "verifying")
+
+
+def files_of(store: Path) -> list[Path]:
+    """Return the files of a store, in the order in which its source names them."""
+    return sorted(store.glob("*.tar")) if store.is_dir() else [store]
+
+
+def pack_split(split: Split, name: str, form: str, target: Path, say: Say) -> bool:
+    """Write one split into `target`; False where it is there already. Raises UserError and OSError."""
+    columns = split.columns
+    work = target / WORK
+    made: type[Any] = FORMATS[form]
+    place = target / made.place(name)
+    kept = target / f"{name}.columns"
+    if place.exists():
+        if _fingerprint(kept / "images") == columns.fingerprint:
+            return False
+        raise UserError(f"{place} is there already, of other data; remove it, or name another folder")
+    made.require([columns.entry(sample) for sample in range(len(columns))])
+    origin = {"fingerprint": columns.fingerprint, "format": form}
+    progress = Progress(work, name, origin)
+    if not progress.done:
+        _remove(work / made.place(name))
+    with closing(made(work, name, progress.ends)) as writer:
+        write(split, writer, progress, say)
+        writer.finish(columns.classes)
+    fresh = work / f"{name}.columns"
+    _remove(fresh)
+    with tempfile.TemporaryDirectory() as scans:
+        cache = Path(scans)
+        files = files_of(writer.store)
+        beside(work, name, "images", files).keep(columns)
+        if form == "tar":
+            index = open_index(writer.store, samples=True, cache=cache)
+            beside(work, name, "index", files).keep(index)
+        classes = None if name == "train" else columns.classes
+        packed = source_named(form).open(work, name, classes=classes, cache=cache)
+        if packed.columns.fingerprint != columns.fingerprint:
+            raise UserError(f"{writer.store} was not read back with the names that were written; try again")
+        verify(packed, progress.digests(), say)
+    shutil.copy2(progress.file_of_digests, fresh / "digests")
+    _remove(kept)
+    os.rename(fresh, kept)
+    os.rename(writer.store, place)  # last: with it the split opens
+    progress.remove()
+    return True
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return the fingerprint of columns; "" where there are none."""
+    try:
+        return str(json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["fingerprint"])
+    except (OSError, ValueError, LookupError):
+        return ""
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def pack(settings: Data, target: Path, form: str, console: Console) -> None:
+    """Write TO. Raises UserError and OSError."""
+    assert settings.data is not None, "the command names it"
+    if Path(os.path.realpath(target)).is_relative_to(os.path.realpath(settings.data)):
+        raise UserError(
+            f"{target} lies inside {settings.data}, which is never written to; choose another folder"
+        )
+    splits = open_splits(settings, loader="torchvision", console=console)
+    work = target / WORK
+    work.mkdir(parents=True, exist_ok=True)
+    try:
+        with filelock.FileLock(work / "lock", timeout=0):
+            for name, split in splits.items():
+                with console.counting(name) as say:
+                    made = pack_split(split, name, form, target, say)
+                console.info(
+                    f"{name}: {len(split.columns):,} samples {'' if made else 'were there already'}".rstrip()
+                )
+    except filelock.Timeout:
+        raise UserError(f"another process packs into {target}; wait for it") from None
+    shutil.rmtree(work)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="pack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", metavar="TO", type=Path, help="folder of the stores, for --data")
+    parser.add_argument("--from", dest="data", metavar="DATA", type=Path, required=True, help="as --data")
+    parser.add_argument("--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb")
+    parser.add_argument("--source", default="auto", help="as of training; so are the others")
+    parser.add_argument("--manifest-dir", type=Path)
+    parser.add_argument("--lmdb-label")
+    parser.add_argument("--label-key")
+    options = vars(parser.parse_args(arguments))
+    target = options.pop("target")
+    form = options.pop("format")
+    try:
+        pack(build({name: value for name, value in options.items() if value}).data, target, form, Console())
+    except UserError as error:
+        print(f"pack: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"pack: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("pack: interrupted; the same command goes on", file=sys.stderr)
+        return 130
+    print(f"{target}: --data {target} --source {form}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Sources of entries, LMDB and tar shards, behind the loaders that take bytes: batches are those of files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import build
+from contracts import Feed, UserError
+from dataset.coco.scan import open_coco
+from dataset.sources import source_named
+from dataset.sources.folder import Folder
+from dataset.splits import are_files, open_splits, require_splits
+from loaders import open_loader
+from plan.boxes import DetectionPlan, DetectionPolicy
+from tests.conformance import pictures, placed, scenes, sources
+from tests.conformance.scenes import CPU, Scene
+from tests.conformance.test_sources import same_batches, stored
+from tests.unit.coco_files import write_coco
+from tests.unit.folders import fill
+from tests.unit.test_splits import Console
+
+
+@pytest.fixture(params=["lmdb", "tar"])
+def kind(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    if not sources.here(found):
+        pytest.skip(f"without {sources.MAY_LACK[found]}")
+    return found
+
+
+LOADERS = pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
+
+
+@LOADERS
+def test_batches_are_those_of_files(kind: str, name: str, small: Scene, tmp_path: Path) -> None:
+    feed = small.feed(batch_size=5, training=False)
+    files = dict(zip(map(os.fsdecode, map(feed.columns.entry, range(42))), small.bytes_of, strict=True))
+    split = stored(kind, tmp_path / "data", files)()
+    assert split.columns.fingerprint == feed.columns.fingerprint, "a run goes on over it"
+    same_batches(partial(open_loader, name), feed, replace(feed, source=split.source, columns=split.columns))
+
+
+def put(kind: str, data: Path, split: str, files: dict[str, bytes]) -> None:
+    if kind == "lmdb":
+        sources.write_lmdb(data, split, files)
+        return
+    names = sorted(files)
+    sources.write_tar(data / split / "0.tar", {name: files[name] for name in names[:3]})
+    sources.write_tar(data / split / "1.tar", {f"{split}/{name}": files[name] for name in names[3:]})
+
+
+@LOADERS
+def test_images_of_detection(kind: str, name: str, tmp_path: Path) -> None:
+    data = write_coco(tmp_path / "coco", splits={"train2017": 8, "val2017": 4}, size=(64, 80)).resolve()
+    folder = open_coco(data, "train", keypoints=False, cache=tmp_path / "cache")
+    for place in ("train2017", "val2017"):
+        (data / place).rename(data / f"{place}-files")
+        put(kind, data, place, {file.name: file.read_bytes() for file in (data / f"{place}-files").iterdir()})
+    settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
+    assert not are_files(settings, "instances")
+    split = open_splits(settings, content="instances", loader=name, console=Console())["train"]
+    assert split.columns.fingerprint == folder.fingerprint
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "train2017").symlink_to(data / "train2017-files")
+    plan = DetectionPlan.of(
+        folder, DetectionPolicy(augment="flip", size=60, longer=100, flip=0.5), seed=3, batch_size=4
+    )
+    how: dict[str, Any] = {"targets": placed.packed, "device": CPU, "workers": 1}
+    feed = Feed(plan=plan, source=split.source, columns=split.columns, **how)
+    files = Folder(replace(folder, root=tmp_path / "again"))
+    same_batches(partial(open_loader, name), feed, replace(feed, source=files, columns=folder))
+    assert source_named(kind).source(split.columns).read(0) == files.read(0)
+
+
+def test_a_damaged_entry_keeps_its_place_and_is_named(kind: str, tmp_path: Path) -> None:
+    files = {f"a/{name}.jpg": content for name, content in scenes.small(3).items()}
+    damaged = pictures.damaged_files().values()
+    files["a/small-001.jpg"] = next(content for content in damaged if pictures.pil(content) is None)
+    split = stored(kind, tmp_path / "data", files)()
+    scene = Scene(folder=tmp_path, manifest=split.columns, bytes_of=(), names=())
+    with open_loader("torchvision", scene.feed(source=split.source, training=False)) as loader:
+        (batch,) = loader.batches(0, 0)
+    assert batch.failed == (1,) and ":a/small-001.jpg" in split.source.name(1)
+
+
+def test_a_setting_of_another_source_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path / "data", {"train/a/x.jpg": b"", "val/a/x.jpg": b""})
+    for name in ("lmdb_label", "label_key"):
+        settings = build({"data": tmp_path / "data", name: "x"}).data
+        flag = name.replace("_", "-")
+        with pytest.raises(UserError, match=f"--{flag} is for another source, and train of"):
+            require_splits(settings, "images")
+        with pytest.raises(UserError, match="are for images with a label; leave them out"):
+            require_splits(settings, "videos")

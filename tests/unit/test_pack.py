@@ -1,0 +1,166 @@
+"""scripts.pack: any source to an LMDB or to shards, the same data to a run, whole or not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import build
+from contracts import Source, Split, UserError
+from dataset.images import scan
+from dataset.splits import open_splits
+from scripts import _stores, pack
+from tests.conformance import scenes, sources
+from tests.conformance.sources import LAYOUTS, all_read
+from tests.unit.folders import fill
+from tests.unit.test_splits import Console
+
+FILES = {
+    f"{'ab'[place % 2]}/{name}.jpg": content for place, (name, content) in enumerate(scenes.small(7).items())
+}
+FORMATS = pytest.mark.parametrize(
+    "form",
+    ["tar", pytest.param("lmdb", marks=pytest.mark.skipif(not sources.here("lmdb"), reason="without lmdb"))],
+)
+
+
+def data_of(tmp_path: Path, source: str = "folder") -> Path:
+    data = tmp_path / "data"
+    data.mkdir()
+    for split in ("train", "val"):
+        LAYOUTS[source].write(data, split, FILES)
+    return data
+
+
+def opened(data: Path, **how: Any) -> dict[str, Split]:
+    settings = build({"data": data, "manifest_dir": data.parent / f"cache-{data.name}", **how}).data
+    return open_splits(settings, loader="torchvision", console=Console())
+
+
+def packed(data: Path, form: str, *more: str) -> Path:
+    target = data.parent / form
+    cache = str(data.parent / "cache-data")
+    command = [str(target), "--from", str(data), "--format", form, "--manifest-dir", cache, *more]
+    assert pack.main(command) == 0
+    return target
+
+
+@FORMATS
+@pytest.mark.parametrize("source", ["folder", "list", "tar"])
+def test_a_pack_is_the_same_data(
+    form: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its order, and it opens without a header being read, also where it was copied to."""
+    data = data_of(tmp_path, source)
+    target = packed(data, form)
+    assert sorted(os.listdir(target)) == sorted(
+        f"{split}{ending}"
+        for split in ("train", "val")
+        for ending in (_stores.FORMATS[form].place(""), ".columns")
+    )
+    elsewhere = shutil.move(
+        shutil.copytree(target, tmp_path / "copy", copy_function=shutil.copy), tmp_path / "it"
+    )
+    origin = opened(data)
+    scanned = opened(target, rescan=True)
+    monkeypatch.setattr(scan, "read_headers", None)
+    monkeypatch.setattr("dataset.tar_index._walk", None)
+    for split, found in opened(Path(elsewhere)).items():
+        assert found.columns.fingerprint == origin[split].columns.fingerprint
+        assert found.columns.fingerprint == scanned[split].columns.fingerprint
+        assert found.columns.classes == ("a", "b")
+        assert all_read(found.source) == all_read(origin[split].source)
+
+
+@FORMATS
+def test_what_is_interrupted_goes_on(form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two commits, a third that is torn, and no store that opens; then the rest alone is read."""
+    data = data_of(tmp_path)
+    target = tmp_path / form
+    monkeypatch.setattr(pack, "BATCH", 1)
+    monkeypatch.setattr(_stores, "FIRST_MAP", 1 << 15)
+    monkeypatch.setattr(_stores.Tar, "SHARD", 6000)
+    replace = os.replace
+    commits: list[Path] = []
+
+    def torn(made: Path, place: Path) -> None:
+        if place.name == "train.json":
+            commits.append(place)
+            if len(commits) == 3:
+                raise KeyboardInterrupt
+        replace(made, place)
+
+    monkeypatch.setattr(os, "replace", torn)
+    command = [
+        str(target),
+        "--from",
+        str(data),
+        "--format",
+        form,
+        "--manifest-dir",
+        str(tmp_path / "cache-data"),
+    ]
+    assert pack.main(command) == 130
+    with pytest.raises(UserError, match="has no "):
+        opened(target)
+    read: list[int] = []
+    ahead = pack.read_ahead
+
+    def counted(source: Source, samples: range) -> Iterator[bytes]:
+        read.append(len(samples))
+        return ahead(source, samples)
+
+    monkeypatch.setattr(pack, "read_ahead", counted)
+    assert pack.main(command) == 0 and read == [5, 7, 7, 7]
+    assert all_read(opened(target)["train"].source) == all_read(opened(data)["train"].source)
+    assert pack.main(command) == 0 and len(read) == 4, "it is there already"
+
+
+@FORMATS
+def test_what_is_not_read_back_as_written_is_refused(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = data_of(tmp_path)
+    write = _stores.FORMATS[form].write
+
+    def faulty(writer: Any, batch: list[_stores.Packed]) -> Any:
+        return write(writer, [each._replace(content=each.content[:-9] + bytes(9)) for each in batch])
+
+    monkeypatch.setattr(_stores.FORMATS[form], "write", faulty)
+    assert pack.main([str(tmp_path / "to"), "--from", str(data), "--format", form]) == 2
+    assert "was not read back as it was written" in capsys.readouterr().err
+    assert os.listdir(tmp_path / "to") == [pack.WORK]
+
+
+def test_columns_of_another_store_are_not_taken(tmp_path: Path) -> None:
+    target = packed(data_of(tmp_path), "tar")
+    sources.write_tar(
+        target / "train" / "000001.tar", {"a/new.jpg": FILES["a/small-000.jpg"], "a/new.cls": b"0"}
+    )
+    splits = opened(target)
+    assert (len(splits["train"].columns), len(splits["val"].columns)) == (8, 7)
+
+
+@pytest.mark.parametrize(
+    ("files", "form", "said"),
+    [
+        ({"a/x.1.jpg": b"", "a/x.2.jpg": b""}, "tar", "'a/x.1.jpg' and 'a/x.2.jpg' would be one sample"),
+        ({"a/x": b""}, "tar", "'a/x' is not such; take --format lmdb"),
+        ({f"a/{'x' * 250}/{'y' * 250}/z.jpg" + "z" * 20: b""}, "lmdb", "takes names of 511 bytes at most"),
+    ],
+    ids=["one-key", "no-ending", "long"],
+)
+def test_names_that_a_format_cannot_have(
+    files: dict[str, bytes], form: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = FILES["a/small-000.jpg"]
+    for split in ("train", "val"):
+        fill(tmp_path / "data" / split, dict.fromkeys(files, content))
+    command = [str(tmp_path / "to"), "--from", str(tmp_path / "data"), "--format", form]
+    assert pack.main([*command, "--manifest-dir", str(tmp_path / "cache")]) == 2
+    assert said in capsys.readouterr().err
