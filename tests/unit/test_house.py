@@ -234,9 +234,7 @@ def backwards(source: str) -> int:
 
 
 def test_one_training_step_in_the_repository() -> None:
-    """engine/memory.py runs it without an optimiser, to see which batch size fits;
-    benchmarks/baselines/train.py is what others write.
-    """
+    """benchmarks/baselines/train.py is what others write."""
     counts = {
         str(path): backwards((ROOT / path).read_text(encoding="utf-8"))
         for path in python()
@@ -244,7 +242,6 @@ def test_one_training_step_in_the_repository() -> None:
     }
     assert {path: count for path, count in counts.items() if count} == {
         "engine/step.py": 1,
-        "engine/memory.py": 1,
         "benchmarks/baselines/train.py": 1,
     }
     assert backwards("scaler.scale(f(x)).backward()\ntorch.autograd.backward(x)") == 2
