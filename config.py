@@ -7,7 +7,7 @@ the room's table.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -410,17 +410,18 @@ def recipe(config: Config, arch: str) -> list[str]:
     ]
 
 
-def as_yaml(config: Config) -> str:
-    """Return the whole configuration as a preset that `--config` reads back to the same Config."""
+def as_yaml(config: Config, *, without: Collection[str] = ("config",)) -> str:
+    """Return the configuration as a preset that `--config` reads back to the same Config, but for the
+    settings that are left out (`without`)."""
     lines = []
     for group, cls in GROUPS.items():
-        lines.append(f"# {(cls.__doc__ or '').strip()}")
         values = config.model_dump(mode="json")[group]
-        for name, value in values.items():
-            if name != "config":
-                # JSON would do, but for names beyond the basic plane, which it writes as two halves that YAML
-                # does not join
-                lines.append(
-                    f"{name}: {yaml.safe_dump([value], default_flow_style=True, width=float('inf'))[1:-2]}"
-                )
+        kept = {name: value for name, value in values.items() if name not in without}
+        if kept:
+            lines.append(f"# {(cls.__doc__ or '').strip()}")
+        for name, value in kept.items():
+            # JSON would do, but for names beyond the basic plane, which it writes as two halves that YAML
+            # does not join
+            written = yaml.safe_dump([value], default_flow_style=True, width=float("inf"))[1:-2]
+            lines.append(f"{name}: {written}")
     return "\n".join(lines) + "\n"
