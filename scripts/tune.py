@@ -2,18 +2,20 @@
 
 Each trial is a run of train.py of a few seconds. One lever after the other (loader, workers, torch.compile,
 CUDA graphs, pinned memory) is tried on top of the best so far; a change is kept where it gains more than the
-noise. The answer is a table of what each gave, and a preset that `--config` reads. What follows a bare `--`
-are flags of train.py, for every trial and for the preset.
+noise, also over a second run of what was best before. The answer is a table of what each gave, and a preset
+that `--config` reads. What follows a bare `--` are flags of train.py, for every trial and for the preset: a
+lever that they set is not tried, and what their `--config` sets is where the search begins.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,16 +23,15 @@ from typing import Annotated, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
 
 import torch
-import yaml
 from pydantic import Field, FiniteFloat, PositiveInt
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from benchmarks._process import ROOT, ending_on_signals, ran
-from benchmarks.train import MEASURED_ONLY, require_data, words
+from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
 from cli import Settings, flags
-from config import Config, parse
+from config import Config, Run, as_yaml, build, parse
 from contracts import UserError
 from engine.distributed import default_workers
 from machine import cores
@@ -39,8 +40,14 @@ from tasks import kind_of
 GAIN = 0.03
 """A change that gains less is noise."""
 TRIAL_LIMIT_S = 120.0
-TAKEN = ("task", "data", "arch", "batch_size", "output", "seconds", "steps", "epochs", "resume", "evaluate")
+TAKEN = ("task", "data", "arch", "batch_size", "output", "seconds", "steps", "resume", "evaluate", "score")
 """Settings of train.py that are this program's own flags, or would end a trial early."""
+LEFT_OUT = (*Run.model_fields, "data", "rescan", "steps", "seconds", "score")
+"""Settings that say what one run reads, writes or measures: they are no part of a recipe."""
+NEED_GPU = ("dali-gpu", "dali-video", "nvdec", "nvdec+pyav", "nvdec+decord")
+"""Loaders that open on a GPU alone. Their modules refuse a CPU only once they are opened, so that each would
+cost a trial."""
+AGAIN = "again"
 Choice = dict[str, Any]
 
 
@@ -49,20 +56,20 @@ class Tune(Settings):
 
     data: Path | None = None
     """Folder as --data of train.py."""
-    task: str = "classification"
-    """Task of the run, as --task of train.py."""
+    task: str | None = None
+    """Task of the run, as --task of train.py. Default: that of --config behind --, else classification."""
     arch: str | None = None
-    """Architecture, as --arch of train.py."""
-    batch_size: PositiveInt = 64
-    """Samples a step; it is a part of the recipe, and stays."""
+    """Architecture, as --arch of train.py. Default: that of --config behind --, else the task's."""
+    batch_size: PositiveInt | None = None
+    """Samples a step; it is a part of the recipe, and stays. Default: that of --config behind --, else 64."""
     minutes: Annotated[FiniteFloat, Field(gt=0)] = 5.0
-    """No trial begins later than that."""
+    """No change is tried later than that; one that has won by then is still compared again."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 3.0
     """Seconds of steady windows that a trial measures."""
     output: Path = Path("tuned.yaml")
     """The preset to write."""
     flags: str = ""
-    """More flags of train.py, for every trial; better written last, after a bare --."""
+    """More flags of train.py, for every trial and the preset; better written last, after a bare --."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +77,7 @@ class Trial:
     """One run, and what came of it."""
 
     lever: str
-    choice: Choice  # all settings on top of the flags
+    choice: Choice  # all settings on top of the recipe
     rate: float | None = None  # samples a second; None where it failed
     unit: str = ""
     least: float | None = None  # the slowest window
@@ -79,19 +86,37 @@ class Trial:
     why: str = ""  # it failed
 
 
-def levers(config: Config, best: Choice, used: Choice, *, gpu: bool) -> Iterator[tuple[str, list[Choice]]]:
-    """Yield each lever with its choices, on top of what `best` has by the time it is asked.
+def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
+    """Return the recipe, and the names of the settings that flags behind -- fix. Raises UserError for a flag
+    that does not parse, or that this program sets itself."""
+    try:
+        given = shlex.split(settings.flags)
+    except ValueError as error:
+        raise UserError(f"--flags {settings.flags}: {error}") from None
+    flagged = (word.partition("=")[0] for word in given if word.startswith("--"))
+    fixed = frozenset(flag.removeprefix("--").replace("-", "_") for flag in flagged)
+    for name in TAKEN:
+        if name in fixed:
+            raise UserError(f"--{name.replace('_', '-')} behind -- is what this program sets itself")
+    own = settings.model_dump(include={"data", "task", "arch", "batch_size"}, exclude_none=True)
+    return parse([*given, *words(own)]), fixed
+
+
+def levers(config: Config, used: Choice, *, gpu: bool) -> Iterator[tuple[str, list[Choice]]]:
+    """Yield each lever, which is a setting of train.py, with the choices that differ from what is `used`.
 
     `used` is filled by the caller with what the fastest trial so far ran with.
     """
     kind = kind_of(config)
     others = [name for name in kind.loaders if name not in ("synthetic", used.get("loader"))]
-    needs_gpu = ("dali-gpu", "dali-video", "nvdec", "nvdec+pyav", "nvdec+decord")
-    yield "loader", [{"loader": name} for name in others if gpu or name not in needs_gpu]
-    counts = {max(int(cores()), 1), default_workers(), max(int(cores()) // 2, 1)} - {used.get("workers")}
-    yield "workers", [{"workers": count} for count in sorted(counts)]
+    if config.data.data is None:  # nothing that another one could read
+        others = []
+    yield "loader", [{"loader": name} for name in others if gpu or name not in NEED_GPU]
+    counts = {max(int(cores()), 1), default_workers(), max(int(cores()) // 2, 1)}
+    yield "workers", [{"workers": count} for count in sorted(counts - {used.get("workers")})]
     if used.get("loader") == "dali-fed":
-        yield "decode_threads", [{"decode_threads": count} for count in sorted(counts)]
+        threads = config.loading.decode_threads or used.get("workers")
+        yield "decode_threads", [{"decode_threads": count} for count in sorted(counts - {threads})]
     if gpu:
         yield "compile", [{"compile": not used.get("compile", False)}]
         if kind.graphs:
@@ -102,141 +127,193 @@ def levers(config: Config, best: Choice, used: Choice, *, gpu: bool) -> Iterator
 def search(
     config: Config,
     measure: Callable[[str, Choice], Trial],
+    trials: list[Trial],
     *,
     gpu: bool,
+    fixed: Collection[str] = (),
     may_begin: Callable[[], bool] = lambda: True,
-) -> tuple[list[Trial], Choice]:
-    """Try one lever after the other on top of the best so far.
+) -> Trial:
+    """Try one lever after the other on top of the best so far, but for those that are `fixed`.
 
-    Returns every trial, and the settings that were kept. Raises UserError where the first trial fails.
+    Returns the fastest trial, whose choice is what to keep; appends every trial to `trials`, so that they are
+    there when it is interrupted. Raises UserError where the settings as they are do not run.
     """
-    first = measure("as it is", {})
-    if first.rate is None:
-        raise UserError(f"the first trial failed: {first.why}")
-    trials = [first]
-    best = first
-    used = dict(first.used)
-    for lever, choices in levers(config, best.choice, used, gpu=gpu):
-        tried = []
+    measure("warm-up", {})  # not counted: it scans the data, and reads files that no memory holds yet
+    best = measure("as it is", {})
+    if best.rate is None:
+        raise UserError(f"the first trial failed: {best.why}")
+    trials.append(best)
+    used = dict(best.used)
+    for lever, choices in levers(config, used, gpu=gpu):
+        winners = []
         for choice in choices:
-            if not may_begin():
-                return trials, best.choice
-            tried.append(measure(lever, best.choice | choice))
-        trials += tried
-        won = max((trial for trial in tried if trial.rate is not None), key=_rate, default=best)
-        if _rate(won) > _rate(best) * (1 + GAIN) and (won.least or 0.0) > (best.least or 0.0):
+            if lever not in fixed and may_begin():
+                trial = measure(lever, best.choice | choice)
+                trials.append(trial)
+                winners += [trial] if _beats(trial, best) else []
+        if not winners:
+            continue
+        won = max(winners, key=_rate)
+        again = measure(AGAIN, best.choice)  # a machine's speed drifts
+        trials.append(again)
+        best = max(best, again, key=_rate)
+        if _beats(won, best):
             best = won
             used.update(won.used)
-    return trials, best.choice
+    return best
 
 
 def _rate(trial: Trial) -> float:
     return trial.rate or 0.0
 
 
-def command(settings: Tune, choice: Choice, folder: Path) -> list[str]:
-    """Return the command of one trial."""
-    asked = {"task": settings.task, "arch": settings.arch, "batch_size": settings.batch_size, **MEASURED_ONLY}
-    asked |= {"seconds": settings.seconds, "min_window_s": min(1.0, settings.seconds / 2)}
-    asked |= {"val_every": 0, "ceilings": False, "output": folder, **choice}
-    data = ["--data", str(settings.data.resolve())] if settings.data else []
-    own = words({name: value for name, value in asked.items() if value is not None})
-    return [sys.executable, str(ROOT / "train.py"), *data, *own, *shlex.split(settings.flags)]
+def _beats(trial: Trial, base: Trial) -> bool:
+    """Whether a trial gains more than the noise: also its slowest window is faster than any of `base`."""
+    gains = _rate(trial) > _rate(base) * (1 + GAIN)
+    return gains and (trial.least or 0.0) > (base.most or _rate(base))
 
 
-def measured(settings: Tune, lever: str, choice: Choice) -> Trial:
-    """Run one trial."""
+def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
+    """Return the settings of one trial: the recipe with a choice, as a short run that only measures."""
+    measuring = {
+        **MEASURED_ONLY,
+        **GENTLER.get(recipe.model.task, {}),
+        "seconds": seconds,
+        "min_window_s": min(1.0, seconds / 2),
+        "val_every": 0,
+        "ceilings": False,
+        "profile": False,
+        "steps": None,
+        "resume": None,
+        "evaluate": False,
+        "score": None,
+    }
+    return build({**recipe.flat(), **choice, **measuring})
+
+
+def measured(recipe: Config, seconds: float, lever: str, choice: Choice) -> Trial:
+    """Run one trial, whose steady windows last `seconds`."""
+    trial = trial_of(recipe, choice, seconds)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
         log = Path(scratch) / "log.txt"
+        asked = Path(scratch) / "trial.yaml"
+        asked.write_text(as_yaml(trial), encoding="utf-8")
+        command = [sys.executable, str(ROOT / "train.py"), *words({"config": asked, "output": folder})]
         with log.open("w") as file:
-            code = ran(command(settings, choice, folder), file, TRIAL_LIMIT_S)
+            code = ran(command, file, TRIAL_LIMIT_S)
         if code != 0:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             why = f"it took longer than {TRIAL_LIMIT_S:.0f} s" if code is None else (lines or [""])[-1]
             return Trial(lever=lever, choice=choice, why=why.removeprefix("train.py: "))
         told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     rate = told["rate"]
-    spread = rate["spread"] or {}
+    if rate["steady"] is None or rate["short"]:
+        why = f"the run was shorter than a window of {trial.run.min_window_s:g} s"
+        return Trial(lever=lever, choice=choice, why=why)
     return Trial(
         lever=lever,
         choice=choice,
         rate=rate["steady"],
         unit=rate["unit"],
-        least=spread.get("min"),
-        most=spread.get("max"),
+        least=rate["spread"]["min"],
+        most=rate["spread"]["max"],
         used={name: told[name] for name in ("loader", "workers", "compile", "graphs") if name in told},
     )
 
 
-def table(trials: Sequence[Trial], kept: Choice) -> Table:
-    """Draw what was tried, and what each gave over the first."""
-    drawn = Table("tried", "rate", "windows", "times the first", "")
+def _as_given(trials: Sequence[Trial]) -> float:
+    """Return the better rate of the settings as they were given."""
+    return max(_rate(trial) for trial in trials if not trial.choice)
+
+
+def table(trials: Sequence[Trial], best: Trial | None = None) -> Table:
+    """Draw what was tried, and what each gave over the settings as they were given."""
+    drawn = Table("tried", "rate", "windows", "times as given", "")
     for trial in trials:
-        what = ", ".join(f"{name} {value}" for name, value in trial.choice.items()) or trial.lever
+        what = ", ".join(f"{name} {value}".lower() for name, value in trial.choice.items()) or "as it is"
+        what += ", again" if trial.lever == AGAIN else ""
         if trial.rate is None:
             drawn.add_row(what, "-", "", "", trial.why[:80])
             continue
         windows = f"{trial.least:,.0f} to {trial.most:,.0f}" if trial.least and trial.most else ""
-        mark = "kept" if trial.choice == kept else ""
-        ratio = trial.rate / _rate(trials[0])
+        ratio = trial.rate / _as_given(trials)
+        mark = "kept" if trial is best else ""
         drawn.add_row(what, f"{trial.rate:,.0f} {trial.unit}", windows, f"{ratio:.2f}", mark)
     return drawn
 
 
-def preset(settings: Tune, kept: Choice, trials: Sequence[Trial]) -> str:
-    """Return the YAML of the settings that were kept, the recipe's beside them."""
-    flat = parse(shlex.split(settings.flags)).flat()
-    before = Config().flat()
-    recipe = {name: value for name, value in flat.items() if value != before[name] and name not in TAKEN}
-    asked = {"task": settings.task, "arch": settings.arch, "batch_size": settings.batch_size}
-    found = {**recipe, **{name: value for name, value in asked.items() if value is not None}, **kept}
-    used = next(trial for trial in trials if trial.choice == kept)
-    head = (
-        f"# {used.rate:,.0f} {used.unit} here, {_rate(used) / _rate(trials[0]):.2f} times the settings given"
-    )
-    written: str = yaml.safe_dump(found, sort_keys=False)
-    return f"{head} (scripts.tune).\n{written}"
+def preset(recipe: Config, best: Trial, trials: Sequence[Trial]) -> str:
+    """Return the YAML of the whole recipe, with the settings that were kept."""
+    gained = _rate(best) / _as_given(trials)
+    head = f"# {best.rate:,.0f} {best.unit} here, {gained:.2f} times the settings given (scripts.tune).\n"
+    return head + as_yaml(build(recipe.flat() | best.choice), without=LEFT_OUT)
+
+
+def require_writable(path: Path) -> None:
+    """Raise UserError where no preset can be written there; what is there stays as it is."""
+    new = not os.path.lexists(path)
+    try:
+        with path.open("a"):
+            pass
+        if new:
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(path, error) from None
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"--output {path}: {error.strerror}; name a file in a folder that can be written to")
 
 
 def main(argv: list[str]) -> int:
     """Return 0; 2 for a user's mistake, 130 on Ctrl-C."""
-    console = Console()
+    console = Console(markup=False)
+    trials: list[Trial] = []
     try:
         at = argv.index("--") if "--" in argv else len(argv)
         more = [f"--flags={shlex.join(argv[at + 1 :])}"] if at + 1 < len(argv) else []
         settings = flags(Tune, [*argv[:at], *more], prog="scripts.tune")
-        given = shlex.split(settings.flags)
-        for name in TAKEN:
-            flag = f"--{name.replace('_', '-')}"
-            if any(word == flag or word.startswith(f"{flag}=") for word in given):
-                raise UserError(f"{flag} behind -- is what this program sets itself")
-        config = parse(["--task", settings.task, *given])
-        require_data(settings.data, [config.loading.loader], config)
+        recipe, fixed = recipe_of(settings)
+        data = recipe.data.data
+        require_data(data, [recipe.loading.loader], recipe)
+        require_writable(settings.output)
+        gpu = torch.cuda.is_available()
         until = time.monotonic() + 60 * settings.minutes
         with ending_on_signals(), Progress(console=console, transient=True) as bar:
             task = bar.add_task("", total=60 * settings.minutes)
 
             def measure(lever: str, choice: Choice) -> Trial:
-                left = until - time.monotonic()
-                bar.update(
-                    task, completed=60 * settings.minutes - left, description=f"{lever} {choice or ''}"
-                )
-                return measured(settings, lever, choice)
+                passed = 60 * settings.minutes - (until - time.monotonic())
+                bar.update(task, completed=passed, description=f"{lever} {choice or ''}")
+                return measured(recipe, settings.seconds, lever, choice)
 
-            trials, kept = search(
-                config, measure, gpu=torch.cuda.is_available(), may_begin=lambda: time.monotonic() < until
+            best = search(
+                recipe,
+                measure,
+                trials,
+                gpu=gpu,
+                fixed=fixed,
+                may_begin=lambda: time.monotonic() < until,
             )
-        console.print(table(trials, kept))
-        settings.output.write_text(preset(settings, kept, trials), encoding="utf-8")
-        console.print(f"{settings.output}: train.py --config {settings.output} --data {settings.data} ...")
+        console.print(table(trials, best))
+        if untried := [lever for lever, _ in levers(recipe, best.used, gpu=gpu) if lever in fixed]:
+            console.print(f"not tried, since flags behind -- set them: {', '.join(untried)}")
+        try:
+            settings.output.write_text(preset(recipe, best, trials), encoding="utf-8")
+        except OSError as error:
+            raise _unwritable(settings.output, error) from None
+        where = f" --data {data}" if data else ""
+        console.print(f"{settings.output}: train.py --config {settings.output}{where} ...")
     except UserError as error:
         print(f"scripts.tune: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"scripts.tune: --output {settings.output}: {error.strerror}", file=sys.stderr)
+        print(f"scripts.tune: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
+        if trials:
+            console.print(table(trials))
         return 130
     return 0
 

@@ -2,85 +2,161 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from config import parse
+from config import Run, parse
 from contracts import UserError
 from scripts import tune
 from scripts.tune import Choice, Trial
 
 RATES = {"torchvision": 100.0, "dali-cpu": 90.0, "dali-gpu": 200.0, "dali-fed": 150.0}
+RECIPE = parse(["--data", "photos"])
 
 
-def machine(gains: dict[str, float], fails: str = "") -> Any:
-    """Return a `measure` of a machine on which settings multiply a loader's rate by `gains`."""
+def machine(gains: dict[str, float], *, fails: str = "", drift: float = 1.0, slowest: float = 0.99) -> Any:
+    """Return a `measure` of a machine on which settings multiply a loader's rate by `gains`.
+
+    It is cold at first, and has become faster by `drift` when something is measured again.
+    """
+    cold = [True]
 
     def measure(lever: str, choice: Choice) -> Trial:
         loader = choice.get("loader", "torchvision")
         if loader == fails:
             return Trial(lever=lever, choice=choice, why="not here")
-        rate = RATES[loader]
+        rate = RATES[loader] * (0.1 if cold else 1.0) * (drift if lever == tune.AGAIN else 1.0)
+        cold.clear()
         for name, value in choice.items():
             rate *= gains.get(f"{name}={value}", 1.0)
         used = {"loader": loader, "workers": 1, "compile": False, "graphs": True} | choice
-        return Trial(
-            lever=lever, choice=choice, rate=rate, unit="img/s", least=0.99 * rate, most=rate, used=used
-        )
+        figures: Choice = {"rate": rate, "least": slowest * rate, "most": rate}
+        return Trial(lever=lever, choice=choice, unit="img/s", used=used, **figures)
 
     return measure
 
 
+def searched(measure: Any, **asked: Any) -> tuple[list[Trial], Trial]:
+    trials: list[Trial] = []
+    return trials, tune.search(RECIPE, measure, trials, **{"gpu": True, **asked})
+
+
 def test_each_lever_stands_on_the_best_before() -> None:
     gains = {"compile=True": 1.2, "graphs=False": 0.5, "pin_memory=False": 1.02}
-    trials, kept = tune.search(parse([]), machine(gains), gpu=True)
-    assert kept == {"loader": "dali-gpu", "compile": True}, "2 % is noise"
-    assert trials[-1].choice == kept | {"pin_memory": False}
+    trials, best = searched(machine(gains))
+    assert best.choice == {"loader": "dali-gpu", "compile": True}, "2 % is noise"
+    assert trials[0].rate == 100, "the cold run does not count"
+    assert trials[-1].choice == best.choice | {"pin_memory": False}
     assert max(trial.rate or 0.0 for trial in trials) == pytest.approx(1.02 * 240)
 
 
+@pytest.mark.parametrize(
+    ("noise", "kept"),
+    [({}, True), ({"drift": 1.18}, False), ({"slowest": 0.8}, False)],
+    ids=["quiet", "drift", "overlap"],
+)
+def test_a_gain_is_more_than_the_noise(noise: dict[str, Any], kept: bool) -> None:
+    trials, best = searched(machine({"compile=True": 1.2}, **noise), fixed=("loader",))
+    assert best.choice == ({"compile": True} if kept else {})
+    assert not any("loader" in trial.choice for trial in trials), "flags fix it"
+
+
 def test_a_loader_that_cannot_run_is_a_row() -> None:
-    trials, kept = tune.search(parse([]), machine({}, fails="dali-gpu"), gpu=True)
-    assert kept == {"loader": "dali-fed"}
+    trials, best = searched(machine({}, fails="dali-gpu"))
+    assert best.choice == {"loader": "dali-fed"}
     assert [trial.why for trial in trials if trial.rate is None] == ["not here"]
-    drawn = tune.table(trials, kept)
-    assert drawn.row_count == len(trials)
+    assert tune.table(trials, best).row_count == len(trials)
 
 
 def test_without_a_gpu_and_without_time() -> None:
-    trials, _ = tune.search(parse([]), machine({}), gpu=False)
-    assert {trial.lever for trial in trials} <= {"as it is", "loader", "workers", "decode_threads"}
+    trials, _ = searched(machine({}), gpu=False)
+    assert {trial.lever for trial in trials} <= {"as it is", "again", "loader", "workers", "decode_threads"}
     assert not any(trial.choice.get("loader") == "dali-gpu" for trial in trials)
-    trials, kept = tune.search(parse([]), machine({}), gpu=True, may_begin=lambda: False)
-    assert (len(trials), kept) == (1, {})
+    trials, best = searched(machine({}), may_begin=lambda: False)
+    assert (len(trials), best.choice) == (1, {})
 
 
 def test_the_first_trial_has_to_run() -> None:
     with pytest.raises(UserError, match="the first trial failed: not here"):
-        tune.search(parse([]), machine({}, fails="torchvision"), gpu=True)
+        searched(machine({}, fails="torchvision"))
 
 
 def test_the_preset_is_the_recipe_and_what_was_kept(tmp_path: Path) -> None:
-    settings = tune.Tune(arch="resnet18", batch_size=8, flags="--optimizer adamw --crop-scale 0.2 1")
-    trials, kept = tune.search(parse(["--optimizer", "adamw"]), machine({}), gpu=True)
-    written = tune.preset(settings, kept, trials)
+    base = tmp_path / "base.yaml"
+    base.write_text("arch: alexnet\nbatch_size: 256\nepochs: 7\nlr: 0.3\nseed: 5\nworkers: 3\nsteps: 9\n")
+    settings = tune.Tune(batch_size=8, flags=f"--optimizer adamw --crop-scale 0.2 1 --config {base}")
+    recipe, fixed = tune.recipe_of(settings)
+    assert "optimizer" in fixed and "workers" not in fixed
+    trials, best = searched(machine({}))
+    written = tune.preset(recipe, best, trials)
     assert "2.00 times the settings given" in written
     path = tmp_path / "tuned.yaml"
     path.write_text(written)
     flat = parse(["--config", str(path)]).flat()
-    found = [flat[name] for name in ("optimizer", "arch", "batch_size", "loader", "crop_scale")]
-    assert found == ["adamw", "resnet18", 8, "dali-gpu", [0.2, 1.0]]
-    assert yaml.safe_load(written)["task"] == "classification"
+    wanted = {"arch": "alexnet", "batch_size": 8, "epochs": 7, "lr": 0.3, "optimizer": "adamw"}
+    wanted |= {"crop_scale": [0.2, 1.0], "workers": 3, "loader": "dali-gpu"}
+    assert {name: flat[name] for name in wanted} == wanted
+    assert not {*Run.model_fields, "steps", "seconds", "data"} & yaml.safe_load(written).keys()
+    trial = tune.trial_of(recipe, {"compile": True}, 3.0)
+    assert (trial.optimisation.lr, trial.optimisation.steps, trial.model.compile) == (1e-3, None, True)
+    assert tune.trial_of(parse(["--task", "detection"]), {}, 3.0).optimisation.lr == 1e-5
 
 
-def test_a_real_trial_and_a_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = tune.Tune(arch="squeezenet1_1", batch_size=2, seconds=0.2, flags="--image-size 32")
-    trial = tune.measured(settings, "as it is", {"loader": "synthetic", "workers": 1})
+def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = parse(["--arch", "squeezenet1_1", "--batch-size", "2", "--image-size", "32"])
+    trial = tune.measured(recipe, 0.2, "as it is", {"loader": "synthetic", "workers": 1, "pin_memory": False})
     assert trial.rate and trial.used["loader"] == "synthetic", trial.why
-    failed = tune.measured(settings, "loader", {"loader": "nothing"})
-    assert failed.rate is None and "--loader" in failed.why
-    assert tune.main(["--", "--epochs", "3"]) == 2
-    assert "--epochs behind -- is what this program sets itself" in capsys.readouterr().err
+
+    def short(command: list[str], *_: Any) -> int:
+        output = Path(command[-1])
+        output.mkdir()
+        (output / "summary.json").write_text(json.dumps({"rate": {"steady": None, "short": False}}))
+        return 0
+
+    monkeypatch.setattr(tune, "ran", short)
+    assert tune.measured(recipe, 0.2, "loader", {}).why == "the run was shorter than a window of 0.1 s"
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--", "--steps", "3"], "--steps behind -- is what this program sets itself"),
+        (["--", "--batch_size=3"], "--batch-size behind -- is what this program sets itself"),
+        (["--output", "no/such/folder.yaml"], "--output no/such/folder.yaml: No such file"),
+    ],
+    ids=["steps", "batch-size", "output"],
+)
+def test_mistakes_are_told_before_a_trial(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune, "require_data", lambda *_: None)
+    monkeypatch.setattr(tune, "measured", lambda *_: pytest.fail("a trial"))
+    assert tune.main(argv) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "disk full"), 2)], ids=["ctrl-c", "disk"]
+)
+def test_an_end_in_the_middle(
+    error: BaseException,
+    code: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measured(recipe: Any, seconds: float, lever: str, choice: Choice) -> Trial:
+        if choice:
+            raise error
+        return Trial(lever=lever, choice=choice, rate=123.0, used={"workers": -1})
+
+    monkeypatch.setattr(tune, "measured", measured)
+    output = tmp_path / "tuned.yaml"
+    assert tune.main(["--output", str(output), "--", "--loader", "synthetic"]) == code
+    told = capsys.readouterr()
+    assert ("123" in told.out) == (code == 130) and "--output" not in told.err
+    assert not output.exists()
