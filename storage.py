@@ -31,12 +31,14 @@ OF_THE_FILE = frozenset(
         errno.EILSEQ,
         errno.EFBIG,
         errno.EOVERFLOW,
+        errno.EUCLEAN,  # a damaged inode; a file system that is damaged as a whole fails of its folders too
+        errno.EBADMSG,  # a checksum that is not its content's
     }
 )
 """What an error may say of one file alone. Anything else, such as EIO, ESTALE, ETIMEDOUT, ENOTCONN or EMFILE,
 is said by the storage, the network or the machine, and would be said of any file."""
 PAUSES_S = (1.0, 4.0, 10.0)
-"""Seconds before a read that the storage has failed is tried again: three times, within 30 s."""
+"""Seconds before a read that the storage has failed is tried again: three times, within 15 s."""
 PIECE = 1 << 20
 """Bytes that are read at once where only their being there matters."""
 
@@ -112,4 +114,4 @@ def _say_once(line: str) -> None:
     global _has_said
     if not _has_said:
         _has_said = True
-        print(line, file=sys.stderr, flush=True)
+        print(f"train.py: {line}", file=sys.stderr, flush=True)

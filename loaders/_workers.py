@@ -383,7 +383,7 @@ def died(process: Any, files: str) -> str:
     )
     advice = (
         "the system kills workers when memory is short: "
-        "a file that takes much should go, and fewer --workers need less"
+        "--max-pixels leaves out files that take much, and fewer --workers need less"
         if code == -signal.SIGKILL
         else "if it ends there again, take that file away"
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import storage
 from contracts import UserError
 from dataset.coco import annotation_file
 from dataset.coco.scan import open_coco
@@ -113,3 +114,16 @@ def test_coco(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
         sick.setattr(annotation_file, "entries", torn)
         ends_without_a_trace(open_, data, cache, "instances_train2017.json")
     assert len(open_(data, cache)) == 3
+
+
+@pytest.mark.parametrize("number", [errno.EUCLEAN, errno.EBADMSG])
+def test_a_damaged_inode_is_the_files_fault(number: int) -> None:
+    assert not storage.failed(OSError(number, os.strerror(number)))
+
+
+def test_what_a_worker_says_of_storage_says_who_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(storage, "_has_said", False)
+    storage._say_once("I/O error")
+    assert capsys.readouterr().err == "train.py: I/O error\n"
