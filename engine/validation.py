@@ -156,10 +156,9 @@ class Validation:
 
         Its figure goes to `progress.best`. A network with an output that is no number is not the best.
         """
-        if self._unsettled is None:
-            return
         settled = self._unsettled
-        self._unsettled = None
+        if settled is None:
+            return
         result = settled.outcome.result(self.world)
         self.report.validated(
             result,
@@ -184,6 +183,7 @@ class Validation:
             if settled.content is not None:
                 settled.content["progress"]["best"] = figure
             self.checkpoints.write("best.pt", settled.content)
+        self._unsettled = None  # not before: a run that ends in here resumes into the validation
 
     @contextmanager
     def cancelled_on_error(self) -> Iterator[None]:

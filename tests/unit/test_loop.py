@@ -315,3 +315,19 @@ def test_the_bar_counts_what_is_trained(tmp_path: Path) -> None:
     toy.training.plan.samples = SAMPLES + 1  # type: ignore[misc]
     toy.training.fit()
     assert toy.report.epoch.call_args.args == (0, 1, SAMPLES, 0)
+
+
+def test_nothing_is_saved_past_figures_that_are_waited_for(tmp_path: Path) -> None:
+    """A signal may come in that wait, and where ranks cannot meet the watch saves what it may."""
+    toy = Toy(tmp_path, epochs=1, figures=[0.5])
+    pending = toy.later[0]
+    unsettled: list[bool] = []
+    result = pending.result
+
+    def waited() -> dict[str, Any]:
+        unsettled.append(toy.training.validation.unsettled)
+        return result()
+
+    pending.result = waited  # type: ignore[method-assign]
+    assert toy.training.fit()
+    assert unsettled == [True] and not toy.training.validation.unsettled
