@@ -154,7 +154,7 @@ class Training:
     def _rescued(self) -> bool:
         """Save the last whole step without the other ranks; from any thread. Returns whether it was."""
         # until a validation's figures are known, last.pt resumes into it
-        return not self.validation.unsettled and self.rescue.save()
+        return not self.validation.unsettled and self.rescue.save(best=self.progress.best)
 
     def _leave_alone(self) -> None:
         """Save what this rank alone can, when another one has gone; leave if the run was asked to stop."""
@@ -251,6 +251,8 @@ class Training:
         """Pass batches on to the step, and remember them until it is counted."""
         for batch in batches:
             self._seen.append(batch)
+            if len(self._seen) == self.optimisation.accumulate:
+                self.rescue.hold_launch()
             yield batch
 
     def _count(self, outcome: torch.Tensor, lr: float) -> None:

@@ -3,11 +3,17 @@
 The main thread may be in the middle of a step then, for good: it may wait for another rank, or for a batch.
 Weights and the optimiser's state are those of the last whole step until the optimiser moves them; running
 statistics of batch norm move in each forward pass, so a step begins with a copy of them.
+
+    eager        the optimiser's pre-hook holds the lock that `save` takes, until the step is done
+    CUDA graphs  no hook is called in a replay: the lock is held from a step's last batch until it is launched
+    on a GPU     what is launched may still run: the event of each step tells what the device has done, and
+                 nothing that was copied while one came is kept
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from contextlib import nullcontext
 from dataclasses import replace
@@ -22,7 +28,11 @@ from engine.distributed import ProcessWorld
 
 AHEAD = 4
 """Steps by which the host may be ahead of the device, at most."""
-TRIES = 3
+TRIES = AHEAD + 1
+SETTLES_S = 0.5
+"""Seconds in which a device ends the update that it is in; one that hangs is in no update."""
+HELD_S = 10.0
+"""Seconds for which the main thread holds the weights at most, unless it hangs there."""
 
 
 class Rescue:
@@ -37,7 +47,7 @@ class Rescue:
         self._kept = [buffer.detach().clone() for buffer in self._buffers]
         self._whole: deque[tuple[Progress, Any]] = deque(maxlen=AHEAD)
         self._in_step = False
-        self._moving = threading.RLock()  # held while the optimiser moves the weights
+        self._moving = threading.RLock()  # held while the main thread moves the weights, or launches that
         self._held = False
         if self._keeps:
             checkpoints.step.optimizer.register_step_pre_hook(lambda *_: self._hold())
@@ -52,16 +62,25 @@ class Rescue:
             torch._foreach_copy_(self._kept, self._buffers)
         self._in_step = True
 
+    def hold_launch(self) -> None:
+        """Let no `save` begin until a step is done that has its last batch, and is replayed next.
+
+        Not in `begin`: the main thread may wait for a batch for ever, and `save` has to work then.
+        """
+        if self._keeps and self._checkpoints.step.graphs is not None:
+            self._hold()
+
     def done(self, progress: Progress) -> None:
         """Count a step that is whole: `progress` is behind it."""
         if not self._keeps:
             return
-        self._in_step = False
-        event = None
-        if self._world.device.type == "cuda":
-            event = torch.cuda.Event()
-            event.record()
-        self._whole.append((replace(progress), event))
+        with self._moving:  # also of a step that has overflowed, for which the optimiser is not called
+            self._in_step = False
+            event = None
+            if self._world.device.type == "cuda":
+                event = torch.cuda.Event()
+                event.record()
+            self._whole.append((replace(progress), event))
         if self._held:
             self._held = False
             self._moving.release()
@@ -76,24 +95,29 @@ class Rescue:
             torch._foreach_copy_(self._buffers, self._kept)
         self._in_step = False
 
-    def save(self) -> bool:
+    def save(self, *, best: float) -> bool:
         """Write last.pt of the last whole step, without the other ranks, from any thread.
 
-        Returns whether it did. The step that is under way never ends: the process has to.
+        `best` is the figure of best.pt by now. Returns whether it did. The step that is under way never ends:
+        the process has to.
         """
-        self._moving.acquire()  # for good: the optimiser waits for ever
+        if not self._moving.acquire(timeout=HELD_S):  # for good: the main thread waits for ever
+            return False
+        settles_s = SETTLES_S if self._world.device.type == "cuda" else 0.0
         with self._checkpoints.writing:  # what the main thread is writing it writes to its end
             for _ in range(TRIES):
+                time.sleep(settles_s)
                 at = self._last()
                 if at is None:
                     return False
-                content = self._content(at)
+                content = self._content(at, best)
+                time.sleep(settles_s)
                 if self._last() == at:
                     return self._write(content)
         return False
 
     def _hold(self) -> None:
-        if self._in_step:  # and no ceiling is being measured
+        if self._in_step and not self._held:  # and no ceiling is being measured
             self._moving.acquire()
             self._held = True
 
@@ -102,12 +126,15 @@ class Rescue:
         done = [progress for progress, event in list(self._whole) if event is None or event.query()]
         return done[-1] if done else None
 
-    def _content(self, progress: Progress) -> dict[str, Any]:
+    def _content(self, progress: Progress, best: float) -> dict[str, Any]:
         """Return what a checkpoint holds, on the host; copied beside what the device hangs in."""
         cuda = self._world.device.type == "cuda"
         with torch.cuda.stream(torch.cuda.Stream(self._world.device)) if cuda else nullcontext():
-            content = self._checkpoints.content(progress)
-            if self._in_step:
+            content = self._checkpoints.content(replace(progress, best=best))
+            # the host may be past a step that the device hangs in: its forward pass has moved the buffers,
+            # and the copy that the next `begin` has asked for waits behind it
+            newest = [each for each, _ in self._whole.copy()][-1:]
+            if self._in_step or newest != [progress]:
                 names = {id(buffer): at for at, buffer in enumerate(self._buffers)}
                 live = dict(self._checkpoints.module.named_buffers())
                 content["model"] = {

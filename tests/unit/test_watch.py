@@ -138,7 +138,7 @@ class Steps:
         world = ProcessWorld(torch.device("cpu"))
         world.size = 2
         scaler = SimpleNamespace(state_dict=dict)
-        step: Any = SimpleNamespace(optimizer=self.optimizer, scaler=scaler, masters=None)
+        step: Any = SimpleNamespace(optimizer=self.optimizer, scaler=scaler, masters=None, graphs=None)
         checkpoints = Checkpoints(folder=folder, world=world, module=self.net, step=step, about={})
         self.rescue = Rescue(checkpoints, world, accumulate=1)
         self.progress = Progress()
@@ -170,9 +170,10 @@ def test_the_last_whole_step_is_saved(tmp_path: Path) -> None:
     whole = run.state()
     run.forward()
     assert not same(whole, run.state())
-    assert run.rescue.save()
+    assert run.rescue.save(best=0.5)
     found = torch.load(tmp_path / "last.pt", weights_only=True)
-    assert same(found["model"], whole) and found["progress"]["step"] == 3
+    assert same(found["model"], whole)
+    assert found["progress"]["step"] == 3 and found["progress"]["best"] == 0.5
     later = threading.Thread(target=run.update, daemon=True)
     later.start()
     later.join(0.3)
@@ -194,9 +195,46 @@ def test_what_is_not_finite_or_not_of_training_is_not_saved(tmp_path: Path) -> N
     run.forward()
     run.update()
     next(run.net.parameters()).data[0, 0] = torch.nan
-    assert not run.rescue.save()
+    assert not run.rescue.save(best=0.5)
     other = Steps(tmp_path)
     other.forward()
     other.update()
     other.rescue.end()
-    assert not other.rescue.save() and not list(tmp_path.iterdir())
+    assert not other.rescue.save(best=0.5) and not list(tmp_path.iterdir())
+
+
+def test_a_step_that_the_device_hangs_in(tmp_path: Path) -> None:
+    """The host is past it, and its forward pass has moved the buffers."""
+    run = Steps(tmp_path)
+    run.forward()
+    run.update()
+    whole = run.state()
+    run.forward()
+    pending = SimpleNamespace(query=lambda: False)
+    run.rescue.done(Progress(step=2))
+    run.rescue._whole[-1] = (Progress(step=2), pending)
+    assert run.rescue.save(best=0.5)
+    found = torch.load(tmp_path / "last.pt", weights_only=True)
+    assert found["progress"]["step"] == 1 and same(found["model"], whole)
+
+
+def test_a_replay_is_not_saved_in_its_middle(tmp_path: Path) -> None:
+    """No hook of the optimiser's is called in one; while its batch is waited for, a step can be saved."""
+    run = Steps(tmp_path)
+    run.rescue._checkpoints.step.graphs = SimpleNamespace()
+    run.forward()
+    saving = threading.Thread(target=run.rescue.save, kwargs={"best": 0.5}, daemon=True)
+    run.rescue.hold_launch()
+    saving.start()
+    saving.join(0.3)
+    assert saving.is_alive()
+    run.rescue.done(Progress(step=1))
+    saving.join(5.0)
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["progress"]["step"] == 1
+    other = Steps(tmp_path)
+    other.rescue._checkpoints.step.graphs = SimpleNamespace()
+    other.forward()
+    saving = threading.Thread(target=other.rescue.save, kwargs={"best": 0.5}, daemon=True)
+    saving.start()
+    saving.join(5.0)
+    assert torch.load(tmp_path / "last.pt", weights_only=True)["progress"]["step"] == 0
