@@ -34,8 +34,10 @@ from machine import cores
 ALONE_AFTER_S = 5.0
 """Rank 0 needs at most this long to meet and say an error that every rank meets."""
 
-MARGIN_S = 60.0
-"""Seconds by which a collective waits longer than engine/watch.py, which says who is waited for."""
+MARGIN_S = 600.0
+"""Seconds by which a collective waits longer than engine/watch.py, which says who is waited for, and lets
+ranks that live be slow where they may: a checkpoint, a compilation, a validation's figures may take as long.
+"""
 FILES = startup.LEAST_FILES
 FILES_A_WORKER = 4
 """Files that are open for each worker process of a loader."""
@@ -119,10 +121,16 @@ class ProcessWorld:
         """Return what messages call this rank."""
         return f"rank {self.rank} on {socket.gethostname()}"
 
-    def beat(self, waits: str) -> None:
-        """Tell the other ranks that this one lives, and what it waits for; from one thread alone."""
-        if self._peers is not None:
-            self._peers.beat(waits)
+    def beat(self, waits: str) -> str:
+        """Tell the other ranks that this one lives, and what it waits for; from one thread alone.
+
+        Returns "", or who does not answer where they cannot hear it any more.
+        """
+        return "" if self._peers is None else self._peers.beat(waits)
+
+    def silent(self) -> str:
+        """Return which ranks do not answer, "" where all live."""
+        return "" if self._peers is None else self._peers.silent()
 
     def blame(self) -> str:
         """Return which ranks do not answer, or what they wait for."""

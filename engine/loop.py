@@ -95,7 +95,8 @@ class Training:
             try:
                 return self._fit()
             except NotFinite:  # on every rank
-                self.validation.settle(self.progress)
+                with self.watch.slow():
+                    self.validation.settle(self.progress)
                 raise
             except RuntimeError as error:
                 if is_gone(error):
@@ -106,7 +107,8 @@ class Training:
         """Validate, tell the figures, and keep nothing. Returns False when a signal came."""
         with self.validation.cancelled_on_error(), self.watch.running():
             passed = self._start_validation(None)
-            self.validation.settle(self.progress)
+            with self.watch.slow():
+                self.validation.settle(self.progress)
         return passed
 
     def exit_code(self, finished: bool) -> int:
@@ -308,15 +310,16 @@ class Training:
         self.report.info("measuring the two ceilings: the step alone, the loader alone")
         self.rescue.end()
         try:
-            found = self.measure_ceilings(
-                batch,
-                epoch=self.progress.epoch + 1,
-                stop=self.stop,
-                step=self.step,
-                loader=WatchedLoader(self.loader, self.watch),
-                plan=self.plan,
-                world=self.world,
-            )
+            with self.watch.slow():
+                found = self.measure_ceilings(
+                    batch,
+                    epoch=self.progress.epoch + 1,
+                    stop=self.stop,
+                    step=self.step,
+                    loader=WatchedLoader(self.loader, self.watch),
+                    plan=self.plan,
+                    world=self.world,
+                )
         except Asked:
             return False
         if found is None:
@@ -387,13 +390,14 @@ class Training:
 
     def _start_validation(self, best_resumes_at: Progress | None) -> bool:
         self.rescue.end()  # last.pt resumes into the validation
-        return self.validation.start(
-            self.progress,
-            best_resumes_at=best_resumes_at,
-            vote=self.vote,
-            stop=self.stop,
-            watch=self.watch,
-        )
+        with self.watch.slow():  # its figures may take minutes
+            return self.validation.start(
+                self.progress,
+                best_resumes_at=best_resumes_at,
+                vote=self.vote,
+                stop=self.stop,
+                watch=self.watch,
+            )
 
     def _save_due(self) -> bool:
         """Whether rank 0 wants a checkpoint, and has not said so yet."""
@@ -411,11 +415,12 @@ class Training:
         """Write last.pt, once a validation is settled; all ranks wait. Raises NotFinite rather than save past
         such a loss.
         """
-        # first: its figure is a part of the progress that is saved
-        self.validation.settle(self.progress)
-        # of all steps: a loss that is no number must not get into last.pt
-        self._recent.read()
-        content = self.checkpoints.content(self.progress) if self.world.rank == 0 else None
-        self.checkpoints.write("last.pt", content)
+        with self.watch.slow():  # all wait for rank 0
+            # first: its figure is a part of the progress that is saved
+            self.validation.settle(self.progress)
+            # of all steps: a loss that is no number must not get into last.pt
+            self._recent.read()
+            content = self.checkpoints.content(self.progress) if self.world.rank == 0 else None
+            self.checkpoints.write("last.pt", content)
         self._saved_at = time.monotonic()
         self._save_is_asked_for = False

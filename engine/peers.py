@@ -6,13 +6,16 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 from contracts import UserError
+
+Found = TypeVar("Found")
 
 BEAT_S = 1.0
 """How often a rank says that it lives."""
@@ -34,6 +37,10 @@ def is_gone(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in GONE)
 
 
+def _torchrun_has_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 class Peers:
     """All ranks of a run that have met, each on its host. A rank `beat`s from a thread of its own."""
 
@@ -48,20 +55,48 @@ class Peers:
         self._beats = 0
         self.hosts = self._met()
 
-    def beat(self, waits: str) -> None:
-        """Say that this rank lives, and what its main thread waits for: "" for nothing of its own."""
+    def beat(self, waits: str) -> str:
+        """Say that this rank lives, and what its main thread waits for: "" for nothing of its own.
+
+        Returns "", or who does not answer where the store has gone, with the process that has it.
+        """
         self._beats += 1
-        self._of_thread.set(f"beat/{self.rank}", f"{self._beats} {waits}")
+        said = f"{self._beats} {waits}"
+        told = self._asked(lambda: [self._of_thread.set(f"beat/{self.rank}", said)])
+        return self._no_store() if told is None else ""
+
+    def silent(self) -> str:
+        """Return which ranks have gone or are stopped, "" where all live. It takes some seconds."""
+        looked = self._asked(self._look)
+        return self._no_store() if looked is None else looked[0]
 
     def blame(self) -> str:
-        """Return which ranks have gone or are stopped, and what the others say that they wait for."""
-        found: list[str] = []
-        asking = threading.Thread(target=lambda: found.append(self._blame()), daemon=True)
+        """Return which ranks have gone or are stopped, else what the others say that they wait for."""
+        looked = self._asked(self._look)
+        if looked is None:
+            return self._no_store()
+        silent, waits = looked
+        return silent or waits or "all ranks live, and do not meet"
+
+    def _asked(self, question: Callable[[], Found]) -> Found | None:
+        """Return the store's answer; None where it has gone, or does not answer."""
+        found: list[Found] = []
+
+        def ask() -> None:
+            with suppress(RuntimeError):  # DistNetworkError is one
+                found.append(question())
+
+        asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         asking.join(ANSWERS_S)
-        return found[0] if found else f"rank 0 on {self.hosts[0]} does not answer"
+        return found[0] if found else None
 
-    def _blame(self) -> str:
+    def _no_store(self) -> str:
+        keeper = f"torchrun on {self.hosts[0]}" if _torchrun_has_store() else self._named(0)
+        return f"{keeper} does not answer"
+
+    def _look(self) -> tuple[str, str]:
+        """Return which ranks do not answer, and what the others wait for."""
         keys = [f"beat/{rank}" for rank in range(self.size)]
         store = self.store.clone()
         before = store.multi_get(keys)
@@ -69,11 +104,10 @@ class Peers:
         after = store.multi_get(keys)
         others = [rank for rank in range(self.size) if rank != self.rank]
         silent = [self._named(rank) for rank in others if before[rank] == after[rank]]
-        if silent:
-            return f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer"
+        silence = f"{', '.join(silent)} {'does' if len(silent) == 1 else 'do'} not answer" if silent else ""
         waits = {rank: after[rank].decode().partition(" ")[2] for rank in others}
         waiting = [f"{self._named(rank)} waits for {what}" for rank, what in waits.items() if what]
-        return "; ".join(waiting) or "all ranks live, and do not meet"
+        return silence, "; ".join(waiting)
 
     def _named(self, rank: int) -> str:
         return f"rank {rank} on {self.hosts[rank]}"
@@ -81,10 +115,8 @@ class Peers:
     def _store(self) -> Any:
         address = os.environ.get("MASTER_ADDR", "localhost")
         port = int(os.environ.get("MASTER_PORT", "29500"))
-        # torchrun has a store of its own, in which an earlier attempt's keys may lie
-        of_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        has_it = self.rank == 0 and not of_torchrun
+        has_it = self.rank == 0 and not _torchrun_has_store()
         if not has_it and not self._is_there(address, port):
             raise self._alone([0], f"at {address}:{port}")
         try:
@@ -100,6 +132,7 @@ class Peers:
             if has_it and "EADDRINUSE" in str(error):
                 raise UserError(f"MASTER_PORT {port} is taken on {self.host}; set another") from None
             raise self._alone([0], f"at {address}:{port}") from None
+        # an earlier attempt's keys may lie in a store of torchrun's
         return dist.PrefixStore(f"saturate/{attempt}", store)
 
     def _is_there(self, address: str, port: int) -> bool:

@@ -6,7 +6,9 @@ run in it alone. The system tells this thread of them through a pipe.
     waits 30 s for a batch             one line: rank, worker, file
     asked to stop, and waits           alone: the wait ends, and the run saves as usual
                                        else: rank 0 saves its last whole step, and all leave
-    other ranks do not come            after --timeout-minutes the same, with a line that names them
+    other ranks do not come            after --timeout-minutes the same, with a line that names them; where a
+                                       rank may be slow, only if one does not live any more
+    the ranks' store has gone          the same at once: rank 0 or torchrun, which has it, is no more
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 
 from contracts import Batch, Counts, Loader
 from engine.distributed import ProcessWorld
+from engine.peers import BEAT_S
 from engine.stop import StopRequest, say
 
 SAID_S = 30.0
@@ -33,6 +36,8 @@ LEAVES_S = 3.0
 """Seconds, or two steps, after which a run that was asked to stop leaves without meeting the other ranks."""
 SLOW_S = 10.0
 """The same where it is not in a step or a batch of validation."""
+WARM_UP = 3
+"""Steps that may be slow: code is compiled in the first ones, on some ranks for longer than on others."""
 LOOK_S = 0.2
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -84,6 +89,8 @@ class Watch:
     _beat_s: float = field(default=0.0, init=False)  # when the run went on last
     _step_s: float = field(default=0.0, init=False)  # how long that had taken
     _in_steps: bool = field(default=False, init=False)
+    _beats: int = field(default=0, init=False)  # since the steps began
+    _slow: int = field(default=0, init=False)  # how many `slow`s the main thread is in
     _waits: Loader | None = field(default=None, init=False)  # whose batch the main thread waits for
     _since_s: float = field(default=0.0, init=False)
     _has_said: bool = field(default=False, init=False)
@@ -117,6 +124,7 @@ class Watch:
     def steps(self) -> Iterator[None]:
         """Say that the run goes on step by step inside, or batch by batch, and `beat`s."""
         self._step_s = 0.0
+        self._beats = 0
         self._in_steps = True
         try:
             yield
@@ -129,6 +137,17 @@ class Watch:
         now = time.monotonic()
         self._step_s = now - self._beat_s
         self._beat_s = now
+        self._beats += 1
+
+    @contextmanager
+    def slow(self) -> Iterator[None]:
+        """Let what is inside take longer than the time-out, as long as all ranks live. All ranks enter it."""
+        self._slow += 1
+        try:
+            yield
+        finally:
+            self._beat_s = time.monotonic()  # no `beat`: it was no step
+            self._slow -= 1
 
     def batches(self, loader: Loader, epoch: int, first: int) -> Iterator[Batch]:
         """Yield a loader's batches. Raises Asked where one does not come, and the run is asked to stop."""
@@ -151,22 +170,27 @@ class Watch:
     def _run(self, reads: int, ended: threading.Event, main: int) -> None:
         heard: tuple[int, float] | None = None
         beaten_s = 0.0
+        excused_s = 0.0  # when all ranks were found to live
         while not ended.is_set():
             ready, _, _ = select.select([reads], [], [], LOOK_S)
             numbers = [number for number in os.read(reads, 4096) if number in SIGNALS] if ready else []
             now = time.monotonic()
             if heard is None and numbers:
                 heard = numbers[0], now
-            if now - beaten_s > 1.0:
+            if now - beaten_s > BEAT_S:
                 beaten_s = now
-                self.world.beat(self._awaited() if self._waits is not None else "")
+                gone = self.world.beat(self._awaited() if self._waits is not None else "")
+                if gone and not ended.is_set():  # at the end of a run rank 0 may be the first to go
+                    code = 2 if heard is None else 128 + heard[0]
+                    self._leave(code, f"{self.world.named} cannot reach the others: {gone}")
             self._tell(now)
             if self.writing.locked():
                 continue
             if heard is not None:
                 self._let_go(heard, now, main)
-            elif self.world.size > 1 and now - self._beat_s > self.world.timeout_s:
-                self._give_up_others()
+            elif self.world.size > 1 and now - max(self._beat_s, excused_s) > self.world.timeout_s:
+                excused_s = now
+                self._give_up_others(now)
 
     def _tell(self, now: float) -> None:
         if self._waits is not None and not self._has_said and now - self._since_s > SAID_S:
@@ -180,21 +204,30 @@ class Watch:
         alone = self.world.size == 1
         if self._waits is not None and alone and not self.stop.gives_up and quiet_s > GIVES_UP_S:
             self.stop.gives_up = True
-            signal.pthread_kill(main, number)  # its handler raises Asked there
+            # its handler raises Asked there; where the wait has just ended it is ignored, and SIGINT would be
+            # taken for the second Ctrl-C
+            signal.pthread_kill(main, signal.SIGTERM)
         most_s = max(LEAVES_S, 2 * self._step_s) if self._in_steps else SLOW_S
         if quiet_s > most_s and (not alone or self._waits is not None):
             waits = f"waits for {self._awaited()}" if self._waits is not None else "cannot meet the others"
             self._leave(128 + number, f"{self.world.named} {waits}")
 
-    def _give_up_others(self) -> None:
-        """End this process, whose peers do not come."""
+    def _give_up_others(self, now: float) -> None:
+        """End this process, whose peers do not come; not where they live, and may be slow."""
         waits = self._waits is not None
+        may_be_slow = self._slow > 0 or (self._in_steps and self._beats < WARM_UP)
+        has_waited = waits and now - self._since_s > self.world.timeout_s
+        if may_be_slow and not has_waited and not self.world.silent():
+            return
         why = f"{self.world.named} waits for {self._awaited()}" if waits else self.world.blame()
         minutes = f"{self.world.timeout_s / 60:.3g} minutes (--timeout-minutes)"
         self._leave(2, f"{self.world.named} has not gone on for {minutes}: {why}")
 
     def _leave(self, code: int, line: str) -> None:
-        saved = self.rescue()
+        try:
+            saved = self.rescue()
+        except Exception:  # of a broken device; nobody else would end the process
+            saved = False
         say(f"{line}; {'its last whole step is saved' if saved else 'nothing more is saved'}")
         self.leave(code)
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from engine import stop, watch
 from engine.checkpoint import Checkpoints, Progress
 from engine.distributed import ProcessWorld
+from engine.peers import Peers
 from engine.rescue import Rescue
 from engine.stop import Asked, StopRequest
 from engine.watch import Watch
@@ -84,7 +86,8 @@ def test_other_ranks_that_do_not_come(
     """Whatever the main thread hangs in, though no handler of Python's runs there."""
     made, codes = watched(monkeypatch, size=2)
     made.world.timeout_s = 100.0 if asked else 0.3
-    monkeypatch.setattr(made.world, "blame", lambda: "rank 1 on b does not answer", raising=False)
+    for name in ("blame", "silent"):
+        monkeypatch.setattr(made.world, name, lambda: "rank 1 on b does not answer")
     with made.stop.listening(), made.running(), made.steps():
         if asked:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -201,6 +204,61 @@ def test_what_is_not_finite_or_not_of_training_is_not_saved(tmp_path: Path) -> N
     other.update()
     other.rescue.end()
     assert not other.rescue.save(best=0.5) and not list(tmp_path.iterdir())
+
+
+class Gone:
+    """A store whose process is no more."""
+
+    def clone(self) -> Gone:
+        return self
+
+    def set(self, *_: str) -> None:
+        raise dist.DistNetworkError("Broken pipe")
+
+    multi_get = set
+
+
+def test_a_store_that_has_gone_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else a rank would go on with nobody to watch it."""
+    made, codes = watched(monkeypatch, size=2)
+    peers = Peers.__new__(Peers)
+    peers.__dict__.update(rank=1, size=2, hosts=["a", "b"], store=Gone(), _of_thread=Gone(), _beats=0)
+    made.world._peers = peers
+    with made.stop.listening(), made.running(), made.steps():
+        until(lambda: codes)
+    assert codes[0] == 2
+    line = f"{HERE} cannot reach the others: rank 0 on a does not answer; its last whole step is saved"
+    assert capfd.readouterr().err.splitlines()[0] == f"train.py: {line}"
+
+
+@pytest.mark.parametrize("lives", [True, False], ids=["all-live", "one-is-dead"])
+@pytest.mark.parametrize("where", ["first-step", "slow"])
+def test_ranks_that_may_be_slow(monkeypatch: pytest.MonkeyPatch, where: str, lives: bool) -> None:
+    made, codes = watched(monkeypatch, size=2)
+    made.world.timeout_s = 0.3
+    monkeypatch.setattr(made.world, "silent", lambda: "" if lives else "rank 1 on b does not answer")
+    with made.running(), made.slow() if where == "slow" else made.steps():
+        time.sleep(1.2)
+    assert bool(codes) == (not lives)
+
+
+def test_the_watchs_own_signal_is_no_second_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may come when the wait that it should end has just ended."""
+    made, _ = watched(monkeypatch)
+    monkeypatch.setattr(stop, "ECHO_S", 0.0)
+    made._waits = Hanging()  # type: ignore[assignment]
+    with made.stop.listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        try:
+            made._let_go((signal.SIGINT, 0.0), 1.0, threading.main_thread().ident or 0)
+            time.sleep(0.05)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            pytest.fail("taken for the second one")
+    assert made.stop.gives_up and made.stop.signal == signal.SIGINT
 
 
 def test_a_step_that_the_device_hangs_in(tmp_path: Path) -> None:
