@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import resource
 import signal
+import sys
 import threading
 import time
 import warnings
@@ -173,7 +174,10 @@ def killed_if_late(processes: Sequence[Any]) -> Iterator[None]:
 
     timer = threading.Timer(2 * GRACE_S, kill)
     with suppress(RuntimeError):  # no thread for it: they are waited for
-        timer.start()
+        # what is closed by the interpreter's own end: its processes have ended (_at_exit), and a thread would
+        # never begin, for which Python 3.11 waits for ever
+        if not sys.is_finalizing():
+            timer.start()
     try:
         yield
     finally:

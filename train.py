@@ -72,7 +72,7 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
         stack.enter_context(world.own_stream())  # before Phases, whose timeline is the stream of now
         output = world.gather(output)[0]  # a new one is named by rank 0's clock
         identity = {"arch": arch, "classes": list(train_set.classes), "manifest": train_set.fingerprint}
-        resume.fits(task=kind.name, **world.agree(identity))  # before a network is built for other classes
+        resume.fits(task=kind.name, config=config.flat(), **world.agree(identity))  # before a net is built
         heads = kind.building(config, train_set)
         net = start.network(registry, arch, (load.batch_size, *shape), heads, console)
         module = net.to(DEVICE).to(memory_format=memory.CHANNELS_LAST[1 + len(shape)])

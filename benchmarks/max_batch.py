@@ -155,7 +155,7 @@ def training_samples(data: Path | None) -> int:
 
 def points(settings: MaxBatch) -> list[Point]:
     flags = check(settings.flags, by_hand=settings.by_hand, more=("--workers",), own=("--val-batch-size",))
-    require_data(settings.data, settings.loaders, flags)
+    require_data(settings.data, settings.loaders, flags, validates=True)
     if settings.by_hand and settings.data is None:
         raise UserError("--by-hand reads files: --data is missing")
     if settings.by_hand:

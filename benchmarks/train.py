@@ -140,14 +140,16 @@ def check(
     return config
 
 
-def require_data(data: Path | None, loaders: Collection[str], config: Config) -> None:
+def require_data(
+    data: Path | None, loaders: Collection[str], config: Config, *, validates: bool = False
+) -> None:
     """Raise UserError when there is nothing for them to train on, as far as names of files tell.
 
-    `config` are the other settings of the runs.
+    `config` are the other settings of the runs, which need no val where none of them `validates`.
     """
     content = kind_of(config).content(config)
     if data is not None:
-        require_splits(config.data.model_copy(update={"data": data}), content)
+        require_splits(config.data.model_copy(update={"data": data}), content, validates=validates)
     elif {*loaders} != {"synthetic"}:
         must_be = holds(content, config.data.source)
         raise UserError(f"--data is missing: {must_be}, or the loader synthetic alone")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import partial
@@ -154,14 +154,15 @@ def open_splits(
     loader: str,
     read_delay_s: float = 0.0,
     evaluate: bool = False,
+    validates: bool = True,
     model: ModelClasses | None = None,
     console: Console,
 ) -> dict[str, Split]:
     """Open {"train": ..., "val": ...}, the data that the settings name; only the synthetic loader needs none.
 
-    The classes of the first are the second's. To `evaluate` the second will do, and is both; of a `model`
-    that was trained on classes of these names it is the only one that is opened, and has the model's classes.
-    Raises UserError.
+    The classes of the first are the second's. To `evaluate` the second will do, and is both; the first is
+    where a training never `validates`. Of a `model` that was trained on classes of these names the second is
+    the only one that is opened, and has the model's classes. Raises UserError.
     """
     if settings.data is None:
         if loader != "synthetic":
@@ -172,7 +173,8 @@ def open_splits(
         return synthetic(content)
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
-    openers, without = _openers(settings, settings.data, content, train=not evaluate)
+    needed = ("val",) if evaluate else SPLITS if validates else ("train",)
+    openers, without = _openers(settings, settings.data, content, needed)
     if model is not None:
         openers = {"val": openers["val"]}
         without = ""
@@ -182,8 +184,10 @@ def open_splits(
         "max_pixels": settings.max_pixels,
         "read_delay_s": read_delay_s,
     }
-    if without:
+    if without and evaluate:
         console.warn(f"train: not read, the classes are those of val; {without}")
+    elif without:
+        console.info(f"val: not read, and nothing is validated; {without}")
     for split, open_it in openers.items():
         with console.counting(split) as progress:
             splits[split] = open_it(classes=classes, progress=progress, **how)
@@ -206,7 +210,8 @@ def open_splits(
         classes = columns.classes
     if model is not None:
         splits["val"] = _under(model, splits["val"], console)
-    return {split: splits.get(split, splits["val"]) for split in SPLITS}
+    (there, *_) = splits.values()
+    return {split: splits.get(split, there) for split in SPLITS}
 
 
 def _under(model: ModelClasses, split: Split, console: Console) -> Split:
@@ -274,18 +279,21 @@ def _warn_of_sorted(columns: Any, console: Console) -> None:
         )
 
 
-def require_splits(settings: DataSettings, content: Content) -> None:
-    """Raise UserError unless both splits are there, as far as names of files tell: nothing is scanned."""
+def require_splits(settings: DataSettings, content: Content, *, validates: bool = True) -> None:
+    """Raise UserError unless there is what trains, and `validates`, as far as names of files tell.
+
+    Nothing is scanned.
+    """
     if settings.data is not None:
-        _openers(settings, settings.data, content, train=True)
+        _openers(settings, settings.data, content, SPLITS if validates else ("train",))
 
 
 def _openers(
-    settings: DataSettings, root: Path, content: Content, *, train: bool
+    settings: DataSettings, root: Path, content: Content, needed: Collection[str]
 ) -> tuple[dict[str, Open], str]:
-    """Return what opens each split, and why there is none for train; no split is scanned yet.
+    """Return what opens each split, and why there is none for one; no split is scanned yet.
 
-    Without `train` it may be missing. Raises UserError.
+    A split that is not `needed` may be missing. Raises UserError.
     """
     found: dict[str, Open] = {}
     without = ""
@@ -293,7 +301,7 @@ def _openers(
         try:
             found[split] = _opener(settings, root, split, content)
         except UserError as mistake:
-            if train or split != "train":
+            if split in needed:
                 raise
             without = str(mistake)
     return found, without

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import torch_files
-from config import Data, Run
+from config import Run
 from contracts import UserError
 from engine import contents, optimizers
 from engine.distributed import ProcessWorld
@@ -25,8 +25,11 @@ FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
 HOW_LONG = {"steps", "seconds"}
 BY_HOW_MANY = {"workers", "decode_threads", "pin_memory", "read_delay_ms"}
-TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | {*Data.model_fields, *Run.model_fields} - {"seed"}
+WHERE_DATA_LIES = {"data", "source", "manifest_dir", "rescan"}
+TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | WHERE_DATA_LIES | {*Run.model_fields} - {"seed"}
 """Settings that a resumed run may change without a word."""
+SCANNED_BY = ("max_pixels", "exif", "trust_list")
+"""Settings on which a scan's fingerprint depends, besides the files."""
 
 
 @dataclass
@@ -208,10 +211,19 @@ class Resume:
         """Return the step of the checkpoint, 0 where --resume auto has found none; None for a fresh run."""
         return self.progress.step if self.content or self.auto else None
 
-    def fits(self, *, task: str, arch: str, classes: tuple[str, ...], manifest: str) -> None:
+    def fits(
+        self,
+        *,
+        task: str,
+        arch: str,
+        classes: tuple[str, ...],
+        manifest: str,
+        config: Mapping[str, Any],
+    ) -> None:
         """Read the checkpoint and compare it with this run. An evaluation may be of other data (`manifest`).
 
-        Raises UserError where it cannot be read, or naming both values where it does not fit.
+        `config` is of Config.flat(). Raises UserError where it cannot be read, or naming both values where it
+        does not fit.
         """
         if self.path is None:
             return
@@ -225,8 +237,11 @@ class Resume:
         for there, here in zip(trained, classes, strict=True):
             self._same("a class", there, here, from_weights)
         if not self.evaluate:
-            remedy = f": files were added, removed or changed since{from_weights}"
-            self._same("training data (manifest fingerprint)", content["manifest"], manifest, remedy)
+            others = _differ(content["config"], {name: config.get(name) for name in SCANNED_BY})
+            flags = [f"--{other.replace('_', '-')}" for other in others]
+            why = " or ".join([*flags, "files were added, removed or changed since"])
+            of_data = "training data (manifest fingerprint)"
+            self._same(of_data, content["manifest"], manifest, f": {why}{from_weights}")
         self.content = content
 
     def _same(self, what: str, there: object, here: object, instead: str) -> None:
@@ -273,10 +288,16 @@ class Resume:
 
     def changed(self, config: Mapping[str, Any]) -> list[str]:
         """List the settings that are not as in the checkpoint, such as 'lr 0.1 -> 1.0'."""
-        before = self.content.get("config", {})
-        compared = [name for name in config if name in before and name not in TAKEN_UP_FREELY]
-        differ = [name for name in compared if before[name] != config[name]]
-        return [f"{name} {before[name]} -> {config[name]}" for name in differ]
+        compared = {name: value for name, value in config.items() if name not in TAKEN_UP_FREELY}
+        return _differ(self.content.get("config", {}), compared)
+
+
+def _differ(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """List the settings that are otherwise now, such as 'lr 0.1 -> 1.0'; those that `before` has not are
+    left out.
+    """
+    differ = [name for name in now if name in before and before[name] != now[name]]
+    return [f"{name} {before[name]} -> {now[name]}" for name in differ]
 
 
 def _is_checkpoint(path: Path) -> bool:

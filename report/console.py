@@ -265,7 +265,7 @@ class Console:
 def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
     """Return (name, value) lines of the final table; '-' for what was not measured.
 
-    Without training they are the validation's alone.
+    Where nothing was trained, so that there is no rate, they are the validation's alone.
     """
     rate = _section(summary, "rate")
     ceiling = _section(summary, "ceiling")
@@ -282,8 +282,9 @@ def rows(summary: Mapping[str, Any], task: Reported) -> list[tuple[str, str]]:
     told = told or [(titled[0].title, "-")]
     more = "   ".join(f"{name} {value}" for name, value in told[1:])
     best = (told[0][0], told[0][1] + (f"   ({more})" if more else ""))
-    if summary.get("samples") == 0:
-        return [best, *([("samples", f"{validation['samples']:,}")] if "samples" in validation else [])]
+    # `samples` of a summary are the whole run's, an evaluation's those that its network was trained on
+    if rate.get("steady") is None and "samples" in validation:
+        return [best, ("samples", f"{validation['samples']:,}")]
     return [
         best,
         ("rate", _rate(rate.get("steady"), None if rate.get("short") else rate.get("spread"), unit)),

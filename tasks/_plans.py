@@ -29,6 +29,7 @@ def opened(
         loader=loader,
         read_delay_s=config.loading.read_delay_ms / 1e3,
         evaluate=config.run.evaluate,
+        validates=config.run.val_every > 0,
         model=model,
         console=console,
     )

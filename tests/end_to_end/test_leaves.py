@@ -169,7 +169,7 @@ def test_tensorboard(run: Runner) -> None:
     missing = {tag for tag in promised - set(tags["scalars"]) if not tag.startswith(("gpu/", "memory/"))}
     # of detectors; the HPARAMS page takes its columns from whichever run it meets first
     missing -= {"val/ap", "val/ap50"}
-    assert missing <= {"time/transfer_ms"}
+    assert missing <= {"time/transfer_ms", "time/graph_ms"}, "phases of a GPU"
     assert all(math.isfinite(event.value) for tag in tags["scalars"] for event in board.Scalars(tag))
     for tag in ("train/loss", "val/top1"):
         steps = [event.step for event in board.Scalars(tag)]

@@ -8,6 +8,7 @@ import psutil
 import pytest
 import torch
 
+import startup
 from tests.end_to_end.runs import Runner, draw, losses, until
 
 SMALL = (
@@ -133,18 +134,18 @@ def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) ->
     train("--loader", "none").mistake()  # all is imported then
     status = Path(f"/proc/{train.zygote.pid}/status").read_text()
     mapped = int(status.split("VmSize:")[1].split()[0]) << 10
-    limit = {"RLIMIT_AS": mapped + (1 << 29)}
+    limit = {"RLIMIT_AS": max(mapped + (1 << 29), startup.LEAST_ADDRESSES)}
     flags = ("--loader", "synthetic", *SMALL, "--steps", 1, "--val-every", 0, "--precision", "fp32")
 
-    line = train(*flags, "--batch-size", 4000, limits=limit).mistake()
-    assert "--batch-size 4000 does not fit" in line and "--accumulate" in line
+    line = train(*flags, "--batch-size", 9000, limits=limit).mistake()
+    assert "--batch-size 9000 does not fit" in line and "--accumulate" in line
     fits = line.split("--batch-size ")[2].split(" ")[0]
-    assert 0 < int(fits) < 4000
+    assert 0 < int(fits) < 9000
 
     assert (
-        "--batch-size 400000 does not fit" in train(*flags, "--batch-size", 400_000, limits=limit).mistake()
+        "--batch-size 180000 does not fit" in train(*flags, "--batch-size", 180_000, limits=limit).mistake()
     )
     line = train(
-        "--data", pictures, *SMALL, "--workers", 8, "--batch-size", 96, "--image-size", 2000, limits=limit
+        "--data", pictures, *SMALL, "--workers", 8, "--batch-size", 96, "--image-size", 4000, limits=limit
     ).mistake()
     assert "memory" in line and "--workers" in line and "--batch-size" in line

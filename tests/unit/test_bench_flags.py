@@ -121,7 +121,8 @@ def test_no_suite_gives_a_common_flag_another_meaning() -> None:
         (["--flags=it's"], "No closing quotation"),
         (["--", "--arch", "alexnet"], "--arch behind -- is what the suite sets itself"),
         (["--", "--bach-size", "4"], "unknown flag"),
-        (["--data", "/nope"], "has no train/ folder"),
+        (["--data", "/nope"], "--data /nope: no such folder"),
+        (["--data", "."], "has no train/ folder"),
         (["--output", "data/out"], "never written to"),
     ],
 )

@@ -31,14 +31,14 @@ CONTENT: dict[str, Any] = {
     },
     "scaler": {},
     "progress": {"epoch": 2, "consumed": 640, "best": float("-inf")},
-    "config": {"optimizer": "sgd", "task": "classification"},
+    "config": {"optimizer": "sgd", "task": "classification", "max_pixels": 9999, "trust_list": False},
     "used": {"image_size": 224},
 }
 
 
 def read(path: Path, **fits: Any) -> dict[str, Any]:
     resume = Resume(path=path)
-    resume.fits(**{"task": "classification", **FITS, **fits})
+    resume.fits(**{"task": "classification", "config": CONTENT["config"], **FITS, **fits})
     return resume.content
 
 
@@ -179,7 +179,11 @@ MANY = [f"class {i}" for i in range(1000)]
         ({"arch": "resnet50"}, ("architecture", "resnet18", "resnet50")),
         ({"classes": ["ant", "bee"]}, ("number of classes", "3", "2")),
         ({"classes": ["ant", "bee", "dog"]}, ("class", "cow", "dog")),
-        ({"manifest": "d4e5f6"}, ("manifest fingerprint", "a1b2c3", "d4e5f6")),
+        ({"manifest": "d4e5f6"}, ("manifest fingerprint", "a1b2c3", "d4e5f6 in this run: files were added")),
+        (
+            {"manifest": "d4e5f6", "config": {"max_pixels": 64, "trust_list": False}},
+            ("d4e5f6 in this run: --max-pixels 9999 -> 64 or files were added",),
+        ),
     ],
 )
 def test_a_mismatch_prints_both_values(fits: dict[str, Any], both: tuple[str, ...], written: Path) -> None:
@@ -290,11 +294,14 @@ def test_what_a_resumed_run_has_otherwise_than_it_began() -> None:
             "9",
             "--seed",
             "1",
+            "--exif",
+            "shown",
         ]
     ).flat()
     changed = Resume(content={"config": before}).changed(now)
     assert sorted(changed) == [
         "crop_scale [0.1, 1.0] -> [0.2, 1.0]",
+        "exif stored -> shown",
         "lr 0.1 -> 1.0",
         "seed 0 -> 1",
     ]

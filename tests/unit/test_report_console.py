@@ -165,7 +165,7 @@ def test_steal_is_told_where_it_counts() -> None:
 
 def test_a_validation_alone_has_no_rows_without_a_value() -> None:
     alone = {
-        "samples": 0,
+        "samples": 1_281_167,
         "rate": {"steady": None},
         "validation": {"top1": 0.5, "top5": 1.0, "loss": 0.25, "samples": 50_000},
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from dataset.coco.columns import Instances
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.columns import Images
 from dataset.images.synthetic import SyntheticImages
-from dataset.splits import Content, cache_folder, open_splits
+from dataset.splits import Content, cache_folder, open_splits, require_splits
 from dataset.videos.synthetic import SyntheticVideos
 from tasks.video import KIND
 from tests.unit.coco_files import document, write, write_coco
@@ -73,6 +73,7 @@ def opened(
         loader=loader,
         read_delay_s=config.loading.read_delay_ms / 1e3,
         evaluate=config.run.evaluate,
+        validates=config.run.val_every > 0,
         console=console or Console(),
     )
 
@@ -125,6 +126,21 @@ def test_lists_of_videos(data: Path, video: Path, ending: str, labels: tuple[str
         [6, 6],
         [6, 3],
     )
+
+
+@pytest.mark.parametrize("content", ["images", "instances"])
+def test_a_training_that_never_validates_needs_no_val(data: Path, content: Content) -> None:
+    if content == "instances":
+        write_coco(data, splits={"train2017": 4})
+    else:
+        fill(data, {"train/ant/0.jpg": JPEG, "train/bee/0.jpg": JPEG})
+    console = Console()
+    splits = opened(data, content=content, val_every=0, console=console)
+    assert splits["val"] is splits["train"] and console.counted == ["train"]
+    assert "val" in mistake(data, content=content)
+    for validates in (False, True):
+        with pytest.raises(UserError) if validates else nullcontext():
+            require_splits(build({"data": data}).data, content, validates=validates)
 
 
 @pytest.mark.parametrize("content", ["images", "videos", "instances"])
