@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from contracts import UserError
+from user_files import open_bytes
 
 LARGEST_PRESET = 1 << 20
 """Bytes of a preset that are read at most; the longest in configs/ has 2,000."""
@@ -18,7 +19,7 @@ def read_preset(path: Path) -> dict[str, Any]:
     """Return the flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no
     mapping."""
     try:
-        with path.open("rb") as file:  # to no end, where it is a device
+        with open_bytes(path) as file:
             text = file.read(LARGEST_PRESET + 1)
         if len(text) > LARGEST_PRESET:
             raise UserError(f"--config {path}: is larger than {LARGEST_PRESET:,} bytes, and no preset")

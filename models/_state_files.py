@@ -14,6 +14,7 @@ import torch
 
 import torch_files
 from models import Unusable
+from user_files import open_bytes
 
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema")
 """Keys of moving averages: timm's, torchvision's references', others'. They are what was measured."""
@@ -70,7 +71,7 @@ def _is_safetensors(path: Path) -> bool:
     """Whether a JSON header follows 8 bytes of its length; a name says less than the bytes do."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         return file.read(9)[8:] == b"{"
 
 

@@ -12,6 +12,7 @@ import storage
 from contracts import UserError
 from dataset.lists import List
 from dataset.manifest import printable
+from user_files import read_text
 
 Line = tuple[int, str, str]
 """Number of a line, path below the list's folder, name of the class."""
@@ -73,10 +74,13 @@ def _stems(folder: Path) -> dict[str, str]:
 def _ucf(lines: List) -> Iterator[Line] | None:
     """Return the lines `class/file.avi number`, or `class/file.avi` of a test, where the file classInd.txt
     beside the list says which number is which class; None: they are none."""
+    path = lines.path.parent / _CLASSES
     try:
-        words = [line.split() for line in (lines.path.parent / _CLASSES).read_text("utf-8").splitlines()]
-    except (OSError, ValueError):
+        words = [line.split() for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines()]
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
     names = {word[0]: word[1] for word in words if len(word) == 2}
     known = set(names.values())
     found = list[Line]()
