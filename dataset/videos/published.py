@@ -48,7 +48,9 @@ def _kinetics(lines: List) -> Iterator[Line]:
         try:
             label, video, start, end = row[:4]
             stem = f"{video}_{round(float(start)):06d}_{round(float(end)):06d}"
-        except ValueError:
+            if "\0" in label + video:
+                raise ValueError("no name of a file has a NUL")
+        except (ValueError, OverflowError):  # of infinity, which has no whole number
             line = printable(os.fsencode(",".join(row)))[:200]
             raise lines.wrong(
                 number, f"is '{line}'; a line of Kinetics is label,youtube_id,time_start,time_end,split"
@@ -88,5 +90,8 @@ def _ucf(lines: List) -> Iterator[Line] | None:
         label = names.get(fields[1]) if len(fields) == 2 else fields[0].partition("/")[0]
         if len(fields) > 2 or label not in known:
             return None
+        if "\0" in fields[0]:
+            line = printable(os.fsencode(" ".join(fields)))[:200]
+            raise lines.wrong(number, f"is '{line}'; no path of a file has a NUL")
         found.append((number, fields[0], label))
     return iter(found)
