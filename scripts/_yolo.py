@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from preset import parsed
 from scripts._labels import Labels, Left, Size, images_below, number, outlined, sizes
 from user_files import read_text
 
@@ -39,8 +40,8 @@ def read_yolo(root: Path) -> Labels:
 
 def _yaml(file: Path) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(read_text(file))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = parsed(read_text(file))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: does not parse as YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(told, dict):
         raise ValueError(f"{file}: is no mapping with names, train and val")
