@@ -17,6 +17,8 @@ from user_files import read_text
 Line = tuple[int, str, str]
 """Number of a line, path below the list's folder, name of the class."""
 _KINETICS = ["label", "youtube_id", "time_start", "time_end"]
+UCF_LISTS = {"train": "trainlist01.txt", "val": "testlist01.txt"}
+"""The lists of UCF101's first split, the one that figures are of where none is named, by our splits."""
 _CLASSES = "classInd.txt"
 _CONVERT = (
     "import csv, json, sys",
@@ -80,6 +82,9 @@ def _ucf(lines: List) -> Iterator[Line] | None:
     try:
         words = [line.split() for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines()]
     except FileNotFoundError:
+        if lines.head and all(len(fields) == 1 and "/" in fields[0] for _, fields in lines.head):
+            said = f"has no label; a test list of UCF101 needs {path}, which numbers the classes; or else"
+            raise lines.wrong(lines.head[0][0], f"{said} {lines.grammar.expected}") from None
         return None
     except OSError as error:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
