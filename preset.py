@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from contracts import UserError
+from user_files import open_bytes
 
 LARGEST_PRESET = 1 << 20
 """Bytes of a preset that are read at most; the longest in configs/ has 2,000."""
@@ -18,14 +19,14 @@ def read_preset(path: Path) -> dict[str, Any]:
     """Return the flat keys of a YAML preset. Raises UserError when it is missing, does not parse or is no
     mapping."""
     try:
-        with path.open("rb") as file:  # to no end, where it is a device
+        with open_bytes(path) as file:
             text = file.read(LARGEST_PRESET + 1)
         if len(text) > LARGEST_PRESET:
             raise UserError(f"--config {path}: is larger than {LARGEST_PRESET:,} bytes, and no preset")
-        content = yaml.safe_load(text.decode("utf-8"))
+        content = parsed(text.decode("utf-8"))
     except OSError as error:
         raise UserError(f"--config {path}: {error.strerror or error}; presets are in configs/") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise UserError(f"--config {path}: does not parse as YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise UserError(
@@ -37,6 +38,16 @@ def read_preset(path: Path) -> dict[str, Any]:
             "'setting: value'"
         )
     return content
+
+
+def parsed(text: str) -> Any:
+    """Return what YAML holds. Raises YAMLError, RecursionError, and ValueError for values that are none."""
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise
+    except Exception as error:  # PyYAML raises whatever a tagged value makes it stumble over
+        raise ValueError(f"a value is none of its type ({error!r})") from None
 
 
 def shown(value: Any) -> str:

@@ -6,13 +6,13 @@ A scan that took the storage's faults for bad files would keep that, and trainin
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from contracts import UserError
+from user_files import open_bytes
 
 Found = TypeVar("Found")
 
@@ -98,12 +98,9 @@ def patiently(action: Callable[[], Found], name: Callable[[], str]) -> Found:
 
 def read_through(path: bytes) -> None:
     """Read a file to its end. Raises OSError: a decoder that fails does not say that a read has failed."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        while os.read(file, PIECE):
+    with open_bytes(path) as file:
+        while file.read(PIECE):
             pass
-    finally:
-        os.close(file)
 
 
 _has_said = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -13,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from user_files import open_bytes
 
 ZIP_HEAD = b"PK\x03\x04"
 NAMESPACE = "argparse.Namespace"
@@ -78,22 +79,19 @@ def _foreign_names(path: Path) -> list[str]:
 
 def _require_plain(path: Path) -> None:
     """Raise Unreadable for what could be read without an end, or become more in memory than it is on disk."""
-    status = path.stat()
-    if stat.S_ISDIR(status.st_mode):
+    if path.is_dir():
         raise Unreadable("a folder, and not a file")
-    if not stat.S_ISREG(status.st_mode):
-        raise Unreadable("a device or a pipe, and not a regular file")
     if not _is_zip(path):
         return
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
     claimed = sum(entry.file_size for entry in entries)
     compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-    if compressed or claimed > status.st_size:  # torch.save compresses nothing
+    if compressed or claimed > path.stat().st_size:  # torch.save compresses nothing
         raise Unreadable(f"a compressed archive, of {claimed:,} bytes, which torch.save does not write")
 
 
 def _is_zip(path: Path) -> bool:
     """Whether torch takes it for one of its archives; it goes by the first bytes alone."""
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         return file.read(len(ZIP_HEAD)) == ZIP_HEAD

@@ -27,6 +27,7 @@ import numpy as np
 
 from contracts import Array, UserError
 from dataset.manifest import printable
+from user_files import open_bytes, open_text, read_text
 
 HEAD = 1_000
 """Lines in which separator and heading are looked for."""
@@ -124,17 +125,17 @@ class List:
 
     def _opened(self) -> TextIO:
         path = self.path
-        expected = self.grammar.expected
-        if not path.is_file():  # a pipe would be waited for
-            raise UserError(f"--data: the list {path} is no file that can be read; {expected}")
         try:
-            with open(path, "rb") as file:
+            with open_bytes(path) as file:
                 if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
                     raise UserError(f"--data: the list {path} is in UTF-16; save it as UTF-8")
             # names of files may be no UTF-8
-            return open(path, encoding="utf-8-sig", errors="surrogateescape", newline="")
+            return open_text(path, "utf-8-sig", "surrogateescape", newline="")
         except OSError as error:
-            raise UserError(f"--data: the list {path} cannot be read: {error.strerror}") from None
+            why = error.strerror
+            raise UserError(
+                f"--data: the list {path} is no file that can be read: {why}; {self.grammar.expected}"
+            ) from None
 
     def _split(self, lines: Iterable[str]) -> Iterator[Record]:
         if self.separator == BLANK:
@@ -285,11 +286,11 @@ def class_names(*folders: Path) -> list[str] | None:
 
     Raises UserError.
     """
-    path = next((folder / CLASSES for folder in folders if (folder / CLASSES).is_file()), None)
+    path = next((folder / CLASSES for folder in folders if os.path.lexists(folder / CLASSES)), None)
     if path is None:
         return None
     try:
-        lines = path.read_text("utf-8-sig", "surrogateescape").splitlines()
+        lines = read_text(path, "utf-8-sig", "surrogateescape").splitlines()
     except OSError as error:
         raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
     names = [printable(os.fsencode(line.strip())) for line in lines if line.strip()]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from contracts import UserError
+from user_files import open_bytes
 
 MAGIC = 0xBEEFC0DE
 VERSION = 1
@@ -51,7 +52,7 @@ def checked(store: Path) -> Meta:
     Raises UserError, in one line, for what is no LMDB that can be read to its end, and OSError.
     """
     path = data_file(store)
-    with open(path, "rb") as file:
+    with open_bytes(path) as file:
         size = os.fstat(file.fileno()).st_size
         metas = [_meta(file.read(HEADER + META.size), path)]
         file.seek(metas[0].page_size)

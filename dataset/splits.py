@@ -25,6 +25,7 @@ from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
 from dataset.sources.folder import Folder
 from dataset.sources.list import Listed
+from dataset.videos.published import UCF_LISTS
 from dataset.videos.synthetic import SyntheticVideos
 
 Content = Literal["images", "videos", "instances", "keypoints"]
@@ -404,8 +405,12 @@ def _require_files(source: str) -> None:
 
 
 def list_of(root: Path, split: str) -> Path | None:
-    """Return the list of a split of videos, which goes before its folder."""
-    return next(iter(lists.find(root, split)), None)
+    """Return the list of a split of videos, which goes before its folder; UCF101's go behind it."""
+    found = lists.find(root, split)
+    published = root / UCF_LISTS[split]
+    if not found and published.exists() and not (root / split).exists():
+        found = [published]
+    return next(iter(found), None)
 
 
 def _list_or_folder(root: Path, split: str, must_be: str) -> Path:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 import processes
+import storage
 from contracts import Array
 from dataset import walk
 from dataset.beside import beside
@@ -25,6 +26,7 @@ from dataset.manifest import Manifest, Rejects
 from dataset.scan import Progress, reading, remembered
 from dataset.tar_members import Member, Ranges, members, require_unpacked
 from machine import cores
+from user_files import open_bytes
 
 IMAGES = frozenset(
     b"jpg jpeg jpe jfif png gif bmp webp tif tiff ppm pgm pbm pnm img image".split()  # as WebDataset and we
@@ -109,7 +111,7 @@ def shards_of(folder: Path) -> list[str]:
     names = sorted(os.listdir(folder))
     for name in names:
         if name.endswith(PACKED) and (".tar." in name or name.endswith(".tgz")):
-            with open(folder / name, "rb") as file:
+            with open_bytes(folder / name) as file:
                 require_unpacked(folder / name, file.read(8))
     return [name for name in names if name.endswith(".tar") and not name.startswith(".")]
 
@@ -211,10 +213,13 @@ def _write(
 
 def _walk(path: Path, *, samples: bool, label_key: str | None) -> _Shard:
     """Return what a shard holds. Raises UserError and OSError."""
-    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        status = os.fstat(file)
-        ranges = Ranges(file)
+        opened = open_bytes(path)
+    except OSError as error:
+        raise storage.end_scan(error, str(path)) from None
+    with opened:
+        status = os.fstat(opened.fileno())
+        ranges = Ranges(opened.fileno())
         rejects: list[tuple[bytes, str]] = []
         found: dict[bytes, Member] = {}
         labels: dict[bytes, str] = {}  # name of a member -> the label that it holds
@@ -232,8 +237,6 @@ def _walk(path: Path, *, samples: bool, label_key: str | None) -> _Shard:
             else _images(found, path.parent.name, rejects)
         )
         return _Shard(status.st_size, status.st_mtime_ns, entries, rejects)
-    finally:
-        os.close(file)
 
 
 def _ending(name: bytes) -> bytes:

@@ -17,6 +17,7 @@ import numpy as np
 import storage
 from contracts import Array, UserError
 from dataset.manifest import FILE_LIST, printable, writing
+from user_files import open_bytes
 
 OF_THE_STORAGE = frozenset(
     (
@@ -183,7 +184,7 @@ def _look(path: bytes, size: int) -> int:
 
     What is written through a mapping need not change the date. Raises OSError.
     """
-    with open(path, "rb") as file:
+    with open_bytes(path) as file:
         return zlib.crc32(file.read(BEGINNING), size & 0xFFFFFFFF)
 
 

@@ -35,15 +35,21 @@ def _is_names(value: Any) -> bool:
     return isinstance(value, list | tuple) and bool(value) and all(map(_is_text, value))
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number that tensors and arrays have too."""
+    return type(value) is int and abs(value) < 1 << 63
+
+
 def _is_progress(value: Any) -> bool:
     known = {*WHERE, "best", "failed"}
     if not _is_named(value) or not value.keys() <= known or isinstance(value.get("best"), bool):
         return False
     failed = value.get("failed", ())
-    if not isinstance(failed, list | tuple) or any(type(sample) is not int for sample in failed):
+    if not isinstance(failed, list | tuple) or not all(map(_is_whole, failed)):
         return False
     whole = [value.get(name, 0) for name in WHERE]
-    return isinstance(value.get("best", 0.0), int | float) and all(type(n) is int and n >= 0 for n in whole)
+    best = value.get("best", 0.0)
+    return (isinstance(best, float) or _is_whole(best)) and all(_is_whole(n) and n >= 0 for n in whole)
 
 
 def _is_optimizer(value: Any) -> bool:

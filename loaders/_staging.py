@@ -256,11 +256,7 @@ def to_device(values: Sequence[Array], device: torch.device) -> list[torch.Tenso
 
 def packed_bytes(like: Sequence[torch.Tensor]) -> int:
     """Return how many bytes tensors behind each other take, where each begins at a multiple of ALIGNED."""
-    return sum(map(_room, like))
-
-
-def _room(tensor: torch.Tensor) -> int:
-    return -(-tensor.nbytes // ALIGNED) * ALIGNED
+    return sum(-(-tensor.nbytes // ALIGNED) * ALIGNED for tensor in like)
 
 
 def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -269,7 +265,7 @@ def unpacked(memory: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.T
     begin = 0
     for tensor in like:
         found.append(memory[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-        begin += _room(tensor)
+        begin += packed_bytes([tensor])
     return found
 
 

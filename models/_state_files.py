@@ -14,10 +14,12 @@ import torch
 
 import torch_files
 from models import Unusable
+from user_files import open_bytes
 
-AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "model_ema_state_dict", "ema")
-"""Keys of moving averages: timm's, torchvision's references', others'. They are what was measured."""
-TRAINED = ("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module", "state")
+TRAINED = (
+    *("state_dict", "model", "model_state_dict", "model_state", "net", "network", "module", "state"),
+    *("params", "weights"),
+)
 """Keys of the weights that were trained."""
 REPLACED = "current_model_state"
 """Lightning's key of the trained weights, where "state_dict" is their average."""
@@ -25,15 +27,19 @@ WRAPPERS = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 """Parts that torch.compile, FSDP and activation checkpointing put into the names of parameters."""
 COUNTER = "n_averaged"
 """Buffer of torch.optim.swa_utils.AveragedModel."""
-AVERAGE = re.compile(r"(?:^|[._])(?:ema|swa|avg|average|averaged|teacher)(?:[._]|$)")
-"""The name of a network that is the average of another one."""
+AVERAGE = re.compile(r"(?:^|[._])(?:ema|swa|avg|averag\w*?|shadow\w*?|teacher)(?:[._]|$)")
+"""The key, or the name, of a network that is the average of another one; averages are what was measured."""
+DEPTH = 3
+"""Mappings within each other in which a state dict is looked for."""
+
+State = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
     """A state dict, and what must be said of where it comes from."""
 
-    state: Mapping[str, torch.Tensor]
+    state: State
     notes: list[str] = field(default_factory=list)  # what was chosen, for the user
     arch: str = ""  # the architecture, where the file names it
 
@@ -41,17 +47,21 @@ class Weights:
 def read(path: Path, said: str) -> Weights:
     """Return the weights in a file. `said` is the flag with its value. Raises Unusable."""
     content = _content(path, said)
-    key, state = _chosen(content)
-    if state is None:
+    found = _found(content)
+    key = _chosen(found)
+    if key is None:
         raise Unusable(f"{said} holds no state dict{_instead(content)}")
+    state = found[key]
     if any(value.is_meta for value in state.values()):
         raise Unusable(f"{said} holds shapes without numbers (tensors of the meta device)")
-    arch = content.get("arch", "") if isinstance(content, Mapping) else ""
+    others = [other for other in found if other != key and _names(state) & _ends(found[other])]
+    averaged = AVERAGE.search(key) is not None or REPLACED in found
     notes = []
-    if key in AVERAGED or (isinstance(content, Mapping) and REPLACED in content):
-        trained = REPLACED if key not in AVERAGED else next((one for one in TRAINED if one in content), None)
-        others = f", not '{trained}'" if trained else ""
-        notes.append(f"{said}: took the averaged weights '{key}'{others}")
+    if averaged or others:
+        what = "averaged weights" if averaged else "weights"
+        left = f", not {', '.join(map(repr, others))}" if others else ""
+        notes.append(f"{said}: took the {what} '{key}'{left}")
+    arch = content.get("arch", "") if isinstance(content, Mapping) else ""
     return Weights(state=state, notes=notes, arch=arch if isinstance(arch, str) else "")
 
 
@@ -70,7 +80,7 @@ def _is_safetensors(path: Path) -> bool:
     """Whether a JSON header follows 8 bytes of its length; a name says less than the bytes do."""
     if not path.is_file():
         return False
-    with path.open("rb") as file:
+    with open_bytes(path) as file:
         return file.read(9)[8:] == b"{"
 
 
@@ -87,24 +97,59 @@ def _read_safetensors(path: Path, said: str) -> dict[str, torch.Tensor]:
     return found
 
 
-def _chosen(content: Any, depth: int = 3) -> tuple[str | None, Mapping[str, torch.Tensor] | None]:
-    """Return the key of a state dict, and the state dict; None for what there is not."""
+def _found(content: Any, depth: int = DEPTH) -> dict[str, State]:
+    """Return the state dicts in a content by the keys that lead to each, joined by dots; "" = itself."""
     if not isinstance(content, Mapping) or depth == 0:
-        return None, None
+        return {}
     if content and all(isinstance(value, torch.Tensor) for value in content.values()):
-        return None, content
-    for key in (*AVERAGED, *TRAINED):
-        inner, state = _chosen(content.get(key), depth - 1)
-        if state is not None:
-            return inner if inner in AVERAGED else key, state
-    return None, None
+        return {"": content}
+    return {
+        f"{key}.{inner}" if inner else key: state
+        for key, value in content.items()
+        if isinstance(key, str)
+        for inner, state in _found(value, depth - 1).items()
+    }
+
+
+def _is_of_weights(key: str) -> bool:
+    """Whether each part of a key is of trained or of averaged weights."""
+    return all(part in TRAINED or AVERAGE.search(part) for part in key.split(".") if part)
+
+
+def _chosen(found: Mapping[str, State]) -> str | None:
+    """Return the key of the weights to take, None where there are none: those of an average go first.
+
+    An average that lacks names of the trained weights is none that could be in their place.
+    """
+    known = [key for key in found if _is_of_weights(key)]
+    averaged = [key for key in known if AVERAGE.search(key)]
+    trained = [key for key in known if key not in averaged]
+    trained.sort(key=lambda key: [TRAINED.index(part) for part in key.split(".") if part])
+    whole = [key for key in averaged if not trained or not _names(found[trained[0]]) - _ends(found[key])]
+    return next(iter([*whole, *trained]), None)
+
+
+def _names(state: State) -> set[str]:
+    """Return the names of a state dict without what wrappers, or a holder of the network, put before all."""
+    names = [_unwrapped(name).split(".") for name in state if name != COUNTER]
+    while names and all(len(name) > 1 and name[0] == names[0][0] for name in names):
+        names = [name[1:] for name in names]
+    return {".".join(name) for name in names}
+
+
+def _ends(state: State) -> set[str]:
+    """Return the names of a state dict, and what is left of each behind its first parts."""
+    names = [_unwrapped(name).split(".") for name in state]
+    return {".".join(name[cut:]) for name in names for cut in range(len(name))}
 
 
 def _instead(content: Any) -> str:
     """Say what there is in place of a state dict."""
     if not isinstance(content, Mapping):
         return f", but an object of class {type(content).__name__}; save its state_dict()"
-    modules = [str(key) for key in (*AVERAGED, *TRAINED) if isinstance(content.get(key), torch_files.Inert)]
+    objects = [key for key, value in content.items() if isinstance(value, torch_files.Inert)]
+    modules = [key for key in objects if isinstance(key, str) and _is_of_weights(key)]
+    modules.sort(key=lambda key: AVERAGE.search(key) is None)
     if modules:
         whole = type(content[modules[0]]).__name__
         return f": '{modules[0]}' is an object of class {whole}; save its state_dict()"
@@ -153,9 +198,7 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
-def _renamed(
-    state: Mapping[str, torch.Tensor], rename: Callable[[str], str | None]
-) -> Mapping[str, torch.Tensor]:
+def _renamed(state: State, rename: Callable[[str], str | None]) -> State:
     """Rename tensors, and the modules whose versions torch keeps beside them; None leaves a name out."""
     new_names = ((rename(name), value) for name, value in state.items())
     renamed = OrderedDict((name, value) for name, value in new_names if name is not None)

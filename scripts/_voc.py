@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts._labels import Labels, Left, Size, is_image, number, sizes
+from user_files import open_bytes, read_text
 
 FOLDERS = ("JPEGImages", "images", "Annotations", ".")
 """Where images are looked for."""
@@ -21,9 +22,9 @@ def read_voc(root: Path) -> Labels:
     for folder in reversed(FOLDERS):
         images |= {path.stem: path.relative_to(root) for path in (root / folder).glob("*") if is_image(path)}
     lists = {name: root / "ImageSets" / "Main" / f"{name}.txt" for name in LISTS}
-    if all(path.is_file() for path in lists.values()):
+    if all(path.exists() for path in lists.values()):
         listed = {
-            name: [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.split()]
+            name: [line.split()[0] for line in read_text(path).splitlines() if line.split()]
             for name, path in lists.items()
         }
     else:
@@ -47,7 +48,8 @@ def _names(path: Path) -> list[str]:
 def _parsed(path: Path) -> ElementTree.Element:
     """Return the root element of an XML file. Raises ValueError."""
     try:
-        return ElementTree.parse(path).getroot()
+        with open_bytes(path) as file:
+            return ElementTree.parse(file).getroot()
     except ElementTree.ParseError as error:
         raise ValueError(f"{path} is no XML: {error}") from None
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import yaml
 
+from preset import parsed
 from scripts._labels import Labels, Left, Size, images_below, number, outlined, sizes
+from user_files import read_text
 
 SPLITS = {"train": ("train",), "val": ("val", "valid", "validation")}
 NAMES = ("classes.txt", "labels/classes.txt", "obj.names")
@@ -38,8 +40,8 @@ def read_yolo(root: Path) -> Labels:
 
 def _yaml(file: Path) -> dict[str, Any]:
     try:
-        told = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        told = parsed(read_text(file))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{file}: does not parse as YAML: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(told, dict):
         raise ValueError(f"{file}: is no mapping with names, train and val")
@@ -53,10 +55,10 @@ def _names(root: Path, told: dict[str, Any]) -> list[str]:
         return [str(names.get(i, f"class {i}")) for i in range(max(map(int, names), default=-1) + 1)]
     if isinstance(names, list):
         return [str(name) for name in names]
-    listed = next((root / name for name in NAMES if (root / name).is_file()), None)
+    listed = next((root / name for name in NAMES if (root / name).exists()), None)
     if listed is None:
         raise ValueError(f"{root} has no data.yaml with names, and no {' or '.join(NAMES)}")
-    return [line.strip() for line in listed.read_text(encoding="utf-8").splitlines() if line.strip()]
+    return [line.strip() for line in read_text(listed).splitlines() if line.strip()]
 
 
 def _keypoints(told: dict[str, Any]) -> tuple[tuple[int, int] | None, list[int]]:
@@ -115,7 +117,7 @@ def _images(root: Path, told: dict[str, Any], place: Any) -> list[Path]:
         raise ValueError(f"{place}, which data.yaml names, is not in {root}")
     if found.is_dir():
         return images_below(found, real)
-    lines = [Path(line.strip()) for line in found.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [Path(line.strip()) for line in read_text(found).splitlines() if line.strip()]
     return [line.relative_to(real) if line.is_relative_to(real) else line for line in lines]
 
 
@@ -133,10 +135,10 @@ def _read(
     """Return the size as shown, and what each line says. An image without a file of labels has none."""
     _, shown = sizes(root, image, left)
     file = _label(image)
-    if not (root / file).is_file():
+    if not (root / file).exists():
         return shown, []
     found = []
-    for place, line in enumerate((root / file).read_text(encoding="utf-8").splitlines(), start=1):
+    for place, line in enumerate(read_text(root / file).splitlines(), start=1):
         if line.strip():
             try:
                 found.append(_object(line.split(), shown, classes, points))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.link_set import command, filled, put, shares
+from user_files import read_text
 
 KINDS = ("instances", "person_keypoints")
 VAL = "val2017"
@@ -60,7 +61,7 @@ def link(root: Path, target: Path, count: int, *, symbolic: bool = False) -> int
             (fresh / folder).mkdir(parents=True, exist_ok=True)
         for kind, path in files.items():
             try:
-                told, links = repeated(json.loads(path.read_text(encoding="utf-8")), count)
+                told, links = repeated(json.loads(read_text(path)), count)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 why = (
                     str(error) if isinstance(error, ValueError) else f"no annotation file of COCO: {error!r}"

@@ -20,6 +20,7 @@ from dataset.coco.annotation_file import number_of
 from machine import cores
 from tasks import _masks
 from tasks._coco import Detections
+from user_files import open_bytes, read_text
 
 KEYS = {"boxes": "bbox", "masks": "segmentation", "keypoints": "keypoints"}
 """What is scored -> its key in a results file."""
@@ -87,9 +88,8 @@ class Results:
         same sort of shape.
         """
         try:
-            if path.is_char_device():  # it may have no end
-                raise UserError(f"--score {path}: is a device; name a results file in COCO's format")
-            content = json.loads(path.read_bytes())
+            with open_bytes(path) as file:
+                content = json.loads(file.read())
         except OSError as error:
             raise UserError(
                 f"--score {path}: {error.strerror or error}; name a results file in COCO's format"
@@ -173,7 +173,7 @@ class Results:
         if unknown.any():
             listed = columns.folder / "rejected.txt"
             named = columns.rejected and re.search(
-                rf"\timage {images[np.argmax(unknown)]}: ", listed.read_text(errors="replace")
+                rf"\timage {images[np.argmax(unknown)]}: ", read_text(listed, errors="replace")
             )
             self._refuse(
                 unknown,

@@ -49,6 +49,7 @@ class Start:
     weights: str | None  # a file, or the name of published weights
     origin: str  # what an evaluation is of, to begin a message: "--resume runs/a/last.pt"
     trained: tuple[str, ...]  # the classes of the checkpoint that is evaluated; () where there is none
+    doubts: tuple[str, ...] = ()  # why its figures may be others, which `network` warns of
 
     @classmethod
     def of(
@@ -68,13 +69,14 @@ class Start:
         weights = config.model.weights
         if not checkpoint:
             return cls(config=config, told=[], weights=weights, origin=f"--weights {weights}", trained=())
-        config, told = _evaluated(checkpoint, config, given, origin)
+        config, told, doubts = _evaluated(checkpoint, config, given, origin)
         return cls(
             config=config,
             told=told,
             weights=str(path),
             origin=origin,
             trained=tuple(checkpoint["classes"]),
+            doubts=doubts,
         )
 
     def native(self, registry: Registry, arch: str) -> Native:
@@ -112,6 +114,8 @@ class Start:
         `heads` is of TaskKind.building. Raises Unusable, and UserError where a part of an evaluation would
         be random.
         """
+        for line in self.doubts:
+            console.warn(line)
         torch.manual_seed(draws.key(self.config.run.seed, draws.Purpose.MODEL))
         try:
             module, loaded = registry.build(arch, shape=shape, weights=self.weights, **heads)
@@ -140,16 +144,17 @@ class Start:
 
 def _evaluated(
     content: Mapping[str, Any], config: Config, given: Collection[str], origin: str
-) -> tuple[Config, list[str]]:
-    """Return the settings of an evaluation, and a line for each that is not the checkpoint's."""
+) -> tuple[Config, list[str], tuple[str, ...]]:
+    """Return the settings of an evaluation, a line for each that is not the checkpoint's, and doubts."""
     asked = {name: value for name, value in content["config"].items() if name in schema.GROUP_OF}
     used = {name: value for name, value in content.get("used", {}).items() if name in schema.GROUP_OF}
     chosen = config.flat()
     told = []
+    doubts: tuple[str, ...] = ()
     if not used:
         # published weights have a validation crop of their own, which is found by their name
         used = {"weights": asked.get("weights")}
-        told.append(f"{origin}: an earlier version has written it, and what that had found is found anew")
+        doubts = (f"{origin}: an earlier version has written it, and what that had found is found anew",)
     trained = {**asked, **used, "arch": content["arch"], "precision": asked.get("precision", "auto")}
     for name in ("task", "arch"):
         if name in given and chosen[name] != trained.get(name, chosen[name]):
@@ -164,7 +169,7 @@ def _evaluated(
         told.append(f"{origin}: {here} differs from the checkpoint's {_shown(trained[name])}")
     taken = {name: value for name, value in trained.items() if name not in NOT_TAKEN or name in used}
     flat = {**chosen, **taken, **{name: chosen[name] for name in given}}
-    return schema.build(flat, origin=origin), told
+    return schema.build(flat, origin=origin), told, doubts
 
 
 def _shown(value: Any) -> str:

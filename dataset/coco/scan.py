@@ -46,6 +46,7 @@ from dataset.images.columns import HEADER, Header, told_of_exif
 from dataset.manifest import Rejected, Rejects, create_column, printable, writing
 from dataset.scan import Progress, reading, remembered
 from dataset.sources import source_named
+from user_files import open_text
 
 PIECE = 20_000  # annotations that are read, or written, at once: bounds the memory
 
@@ -201,7 +202,7 @@ def _read(file: Path, keypoints: bool, made: Path, rejects: Rejects, say: Progre
     try:
         # closed below: an error of writing is not one of this file
         # -sig: editors of Windows begin a file with a byte-order mark
-        text = open(file, encoding="utf-8-sig")  # noqa: SIM115
+        text = open_text(file, "utf-8-sig")
     except OSError as error:
         raise UserError(f"--data: {file} cannot be read: {error.strerror}") from None
     try:

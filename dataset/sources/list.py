@@ -19,6 +19,7 @@ from dataset.lists import Grammar, Labels, List, class_names
 from dataset.manifest import FILE_LIST, Rejects
 from dataset.scan import Progress
 from dataset.sources.folder import Folder
+from user_files import open_bytes
 
 FILES = True
 HOLDS = "a folder with, or beside, lists of images: train.csv and val.csv (or .tsv, .txt)"
@@ -44,7 +45,8 @@ class Listed(Folder):
         if not isinstance(columns, Unread):
             return super().read(sample)
         if not columns.height[sample]:
-            return Path(os.fsdecode(self.path(sample))).read_bytes()
+            with open_bytes(self.path(sample)) as file:
+                return file.read()
         if not columns.components[sample]:
             return b""
         return super().read(sample)

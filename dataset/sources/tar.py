@@ -21,6 +21,7 @@ from dataset.manifest import Rejected, Rejects, printable
 from dataset.scan import Progress
 from dataset.sources._stored import Stored, StoredEntries, split_of
 from dataset.tar_index import PACKED, Index, open_index, remember_shards, shards_of
+from user_files import read_text
 
 FILES = False
 HOLDS = "a folder with tar shards, train/*.tar and val/*.tar"
@@ -142,7 +143,7 @@ def open(
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         remember_shards(visits, real, folder)
-        for line in (shards.index.folder / "rejected.txt").read_text(encoding="utf-8").splitlines():
+        for line in read_text(shards.index.folder / "rejected.txt").splitlines():
             path, _, why = line.partition("\t")
             rejects(path.encode(), why)
         return _list(shards, classes, named, made, rejects)

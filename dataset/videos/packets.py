@@ -41,6 +41,7 @@ from dataset.videos.heads import (
 )
 from dataset.videos.sizes import Sizes, may_say
 from dataset.videos.units import MAY, NO, ORDERED, display_places, is_turned, looker, piece
+from user_files import open_bytes
 
 _FORMATS = dict(
     zip(
@@ -98,7 +99,7 @@ def _read(path: bytes) -> Times:
         raise Rejected("no regular file")
     if not status.st_size:
         raise Rejected("empty file")
-    with open(path, "rb") as plain:
+    with open_bytes(path) as plain:
         head = plain.read(HEAD)
     declared = declared_bytes(head)
     if declared is not None and status.st_size < declared:

@@ -12,10 +12,13 @@ import storage
 from contracts import UserError
 from dataset.lists import List
 from dataset.manifest import printable
+from user_files import read_text
 
 Line = tuple[int, str, str]
 """Number of a line, path below the list's folder, name of the class."""
 _KINETICS = ["label", "youtube_id", "time_start", "time_end"]
+UCF_LISTS = {"train": "trainlist01.txt", "val": "testlist01.txt"}
+"""The lists of UCF101's first split, the one that figures are of where none is named, by our splits."""
 _CLASSES = "classInd.txt"
 _CONVERT = (
     "import csv, json, sys",
@@ -47,7 +50,9 @@ def _kinetics(lines: List) -> Iterator[Line]:
         try:
             label, video, start, end = row[:4]
             stem = f"{video}_{round(float(start)):06d}_{round(float(end)):06d}"
-        except ValueError:
+            if "\0" in label + video:
+                raise ValueError("no name of a file has a NUL")
+        except (ValueError, OverflowError):  # of infinity, which has no whole number
             line = printable(os.fsencode(",".join(row)))[:200]
             raise lines.wrong(
                 number, f"is '{line}'; a line of Kinetics is label,youtube_id,time_start,time_end,split"
@@ -73,10 +78,16 @@ def _stems(folder: Path) -> dict[str, str]:
 def _ucf(lines: List) -> Iterator[Line] | None:
     """Return the lines `class/file.avi number`, or `class/file.avi` of a test, where the file classInd.txt
     beside the list says which number is which class; None: they are none."""
+    path = lines.path.parent / _CLASSES
     try:
-        words = [line.split() for line in (lines.path.parent / _CLASSES).read_text("utf-8").splitlines()]
-    except (OSError, ValueError):
+        words = [line.split() for line in read_text(path, "utf-8-sig", "surrogateescape").splitlines()]
+    except FileNotFoundError:
+        if lines.head and all(len(fields) == 1 and "/" in fields[0] for _, fields in lines.head):
+            said = f"has no label; a test list of UCF101 needs {path}, which numbers the classes; or else"
+            raise lines.wrong(lines.head[0][0], f"{said} {lines.grammar.expected}") from None
         return None
+    except OSError as error:
+        raise UserError(f"--data: {path} cannot be read: {error.strerror}") from None
     names = {word[0]: word[1] for word in words if len(word) == 2}
     known = set(names.values())
     found = list[Line]()
@@ -84,5 +95,8 @@ def _ucf(lines: List) -> Iterator[Line] | None:
         label = names.get(fields[1]) if len(fields) == 2 else fields[0].partition("/")[0]
         if len(fields) > 2 or label not in known:
             return None
+        if "\0" in fields[0]:
+            line = printable(os.fsencode(" ".join(fields)))[:200]
+            raise lines.wrong(number, f"is '{line}'; no path of a file has a NUL")
         found.append((number, fields[0], label))
     return iter(found)

@@ -131,7 +131,7 @@ def test_flags_win_and_are_named(home: Runner) -> None:
 def test_an_earlier_format_is_rebuilt_with_a_word(home: Runner) -> None:
     earlier = edited(home, "earlier.pt", format=1, used=None, versions=None)
     process, output = evaluate(home, "--resume", earlier)
-    assert "an earlier version has written it" in process.done().out
+    assert f"warning: --resume {earlier}: an earlier version has written it" in process.done().out
     assert summary(output)["validation"] == trained_figures(home)
 
 

@@ -36,7 +36,7 @@ def test_aliases_are_not_written_out(key: str, nest: str, tmp_path: Path) -> Non
         (b"? " + b"lr" * 5000 + b"\n: 1", "unknown key 'lr"),
         (b"lr: " + b"[" * 3000, "nested too deep"),
         (b"#" * (LARGEST_PRESET + 1), "is larger than 1,048,576 bytes"),
-        (None, "is larger than 1,048,576 bytes"),
+        (None, "a device or a pipe, and not a regular file"),
     ],
     ids=["long value", "long key", "deep", "long", "no end"],
 )
@@ -50,6 +50,19 @@ def test_a_preset_that_would_fill_a_screen_or_the_memory(
     assert len(str(caught.value)) < 600
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["2024-02-30", "9" * 5000, "!!float abc", "!!bool abc", "!!timestamp abc", "!!int ''"],
+    ids=lambda value: value[:12],
+)
+def test_a_value_that_is_none_is_one_line(value: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"seed: {value}\n")
+    with pytest.raises(UserError, match="does not parse as YAML") as caught:
+        parse(["--config", str(path)])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
 def test_results_from_a_device() -> None:
-    with pytest.raises(UserError, match="--score /dev/zero: is a device"):
+    with pytest.raises(UserError, match="--score /dev/zero: a device or a pipe"):
         Results.read(Path("/dev/zero"))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from contracts import UserError
+from dataset.splits import list_of
 from dataset.videos.columns import Videos
 from dataset.videos.published import CONVERT_JSON
 from dataset.videos.scan import open_videos
@@ -59,11 +60,20 @@ def test_kinetics(layout: str, heading: str, clip: Path, tmp_path: Path) -> None
     )
 
 
-def test_a_line_that_is_none_of_kinetics(clip: Path, tmp_path: Path) -> None:
-    (tmp_path / "train.csv").write_text(f"{HEADING}\nabseiling,x,now,then,train\n")
-    with pytest.raises(
-        UserError, match="line 2 is 'abseiling,x,now,then,train'; a line of Kinetics is label,youtube_id"
-    ):
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("abseiling,x,now,then,train", "abseiling,x,now,then,train"),
+        ("abseiling,x,inf,3,train", "abseiling,x,inf,3,train"),
+        ("abseiling,x,1,1e400,train", "abseiling,x,1,1e400,train"),
+        ("abseiling,x\0y,1,3,train", r"abseiling,x\\x00y,1,3,train"),
+        ("a\0b,x,1,3,train", r"a\\x00b,x,1,3,train"),
+    ],
+    ids=["words", "inf", "1e400", "NUL in the id", "NUL in the label"],
+)
+def test_a_line_that_is_none_of_kinetics(line: str, shown: str, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(f"{HEADING}\n{line}\n")
+    with pytest.raises(UserError, match=f"line 2 is '{shown}'; a line of Kinetics is label,youtube_id"):
         open_videos(tmp_path / "train.csv", cache=tmp_path / "cache")
 
 
@@ -91,6 +101,31 @@ def test_lists_that_are_not_ucf101s_are_read_as_ever(clip: Path, tmp_path: Path)
     (tmp_path / "train.txt").write_text(f"{files[1]} 2\n{files[3]} 0\n")
     found = open_videos(tmp_path / "train.txt", cache=tmp_path.parent / f"{tmp_path.name}-cache")
     assert found.label.tolist() == [2, 0]
+
+
+def test_ucf101s_first_split_under_its_own_names(tmp_path: Path) -> None:
+    for name in ("trainlist01.txt", "testlist01.txt"):
+        (tmp_path / name).touch()
+    assert [list_of(tmp_path, split) for split in ("train", "val")] == [
+        tmp_path / "trainlist01.txt",
+        tmp_path / "testlist01.txt",
+    ]
+    (tmp_path / "val").mkdir()
+    (tmp_path / "train.csv").touch()
+    assert [list_of(tmp_path, split) for split in ("train", "val")] == [tmp_path / "train.csv", None]
+
+
+def test_a_test_list_of_ucf101_without_the_classes(tmp_path: Path) -> None:
+    (tmp_path / "testlist01.txt").write_text("Archery/v_Archery_g01_c01.avi\n")
+    with pytest.raises(UserError, match=r"line 1 has no label; a test list of UCF101 needs .*classInd\.txt"):
+        open_videos(tmp_path / "testlist01.txt", cache=tmp_path / "cache")
+
+
+def test_a_path_of_ucf101_with_a_nul(tmp_path: Path) -> None:
+    (tmp_path / "classInd.txt").write_text("3 Archery\n")
+    (tmp_path / "val.txt").write_text("Archery/a.avi\nArchery/a\0b.avi\n")
+    with pytest.raises(UserError, match=r"line 2 is 'Archery/a\\x00b.avi'; no path of a file has a NUL"):
+        open_videos(tmp_path / "val.txt", cache=tmp_path / "cache")
 
 
 def commands() -> list[str]:

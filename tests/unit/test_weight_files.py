@@ -152,6 +152,11 @@ def assert_equal(one: State, other: State) -> None:
         assert torch.equal(one[name], other[name]), name
 
 
+def under(key: str) -> tuple[Callable[[State, State], Any], str]:
+    """Averaged weights beside the trained ones, and what is said of them."""
+    return lambda state, average: {"model": state, key: average}, f"'{key}', not 'model'"
+
+
 AVERAGES: dict[str, tuple[Callable[[State, State], Any], str | None]] = {
     "timm": (
         lambda state, average: of_timm(state, state_dict_ema=average),
@@ -177,6 +182,20 @@ AVERAGES: dict[str, tuple[Callable[[State, State], Any], str | None]] = {
     ),
     "AveragedModel": (lambda state, average: averaged().state_dict(), None),
     "ema of others": (lambda state, average: {"model": state, "ema": average}, "'ema', not 'model'"),
+    "ema.shadow": (lambda state, average: {"ema": {"shadow": average}}, "'ema.shadow'"),
+    "params": (
+        lambda state, average: {"model": state, "model_ema": {"params": average}},
+        "'model_ema.params', not 'model'",
+    ),
+    "swa_state_dict": (
+        lambda state, average: {"model": state, "swa_state_dict": averaged().state_dict()},
+        "'swa_state_dict', not 'model'",
+    ),
+    "raw of DDP": (
+        lambda state, average: {"model": after("module.", state), "ema_model": average},
+        "'ema_model', not 'model'",
+    ),
+    **{key: under(key) for key in ("ema_weights", "ema_params", "averaged", "shadow", "ema_network")},
 }
 
 
@@ -189,6 +208,23 @@ def test_the_average_is_taken_and_said(layout: str, tmp_path: Path) -> None:
     module, loaded = network(weights=tmp_path / "a.pth")
     assert_equal(module.state_dict(), average)
     assert loaded.anew == [] and len(loaded.notes) == (said is not None)
+    assert said is None or said in loaded.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"best": trained().state_dict()}, "took the weights 'model', not 'best'"),
+        ({"ema": dict(averaged().module.named_parameters())}, "took the weights 'model', not 'ema'"),
+        ({"average_meters": {"loss": torch.ones(1)}}, None),
+    ],
+    ids=["a second one", "an average without buffers", "no network"],
+)
+def test_a_second_state_dict_is_said(more: dict[str, Any], said: str | None, tmp_path: Path) -> None:
+    torch.save({"model": trained().state_dict(), **more}, tmp_path / "a.pth")
+    module, loaded = network(weights=tmp_path / "a.pth")
+    assert_equal(module.state_dict(), trained().state_dict())
+    assert len(loaded.notes) == (said is not None)
     assert said is None or said in loaded.notes[0]
 
 
@@ -340,7 +376,7 @@ def test_detectors_and_their_backbones(tmp_path: Path) -> None:
     shape = (2, 3, 320, 320)
     detector = build_detector(arch, classes=3, shape=shape)[0].state_dict()
     torch.save(
-        of_references({}, model_ema={**after("module.", detector), "n_averaged": torch.tensor(1)}),
+        of_references(detector, model_ema={**after("module.", detector), "n_averaged": torch.tensor(1)}),
         tmp_path / "a.pth",
     )
     again, loaded = build_detector(arch, classes=3, shape=shape, weights=str(tmp_path / "a.pth"))
