@@ -1,6 +1,6 @@
 """The nouns that rooms share. No behaviour beyond reading a field, and no import of ours.
 
-file -> Images -> Plan -> Rows -> Loader -> Batch -> Task.loss -> Step
+file -> columns -> Plan -> Rows -> Loader -> Batch -> Task.losses -> Step
         what        which,          pixels             what it means
         exists      which window
 """
@@ -367,11 +367,9 @@ class Loader(Protocol):
         """
 
     def close(self) -> None:
-        """End every thread, process and buffer within seconds, whatever state the loader is in.
+        """End every thread, process and buffer within seconds; again without effect.
 
-        Another call has no effect; without one they live until the program ends. A read that hangs is waited
-        for where this process reads, and not worker processes: in threads of DALI's, and where there are
-        none.
+        A read that hangs is waited for where this process reads, as in threads of DALI's.
         """
 
     def __enter__(self) -> Loader: ...
@@ -412,10 +410,7 @@ class Pending(Protocol):
         """Whether `result` would not have to wait."""
 
     def result(self) -> dict[str, Any]:
-        """Wait, and return the figures on rank 0, {} on the others.
-
-        Among them are `extras` (see report.reporter) and how many `seconds` they took.
-        """
+        """Wait; return the figures on rank 0, with `extras` and the `seconds` they took, {} on the others."""
 
     def drop(self) -> None:
         """Give up: nobody will ask for them."""
@@ -435,9 +430,8 @@ class Task(Protocol):
     """What a batch means."""
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Return the host arrays that travel with the images.
-
-        They have a row a sample, the ignore value for padding; or are packed, cut by "offsets" [B + 1].
+        """Return the host arrays that travel with the images: a row a sample, the ignore value for padding; or
+        packed, cut by "offsets" [B + 1]. A loader's thread calls it.
         """
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:

@@ -75,6 +75,11 @@ def sample_folder(name: str) -> Path:
 
 
 @pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> scenes.Scene:
+    return scenes.scene(tmp_path_factory.mktemp("deep"), pictures.deep_files())
+
+
+@pytest.fixture(scope="session")
 def ramps(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """Pixels that say where they are."""
     return scene(tmp_path_factory.mktemp("ramps"), scenes.ramps())

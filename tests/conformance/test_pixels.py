@@ -13,7 +13,7 @@ import torch
 from loaders.images.decoders import READERS
 from tests.conformance import checks, pictures
 from tests.conformance.looking import passed, torchvision_levels
-from tests.conformance.scenes import Backend, Scene, scene
+from tests.conformance.scenes import Backend, Scene
 
 _transformed: dict[str, np.ndarray] = {}
 
@@ -50,11 +50,6 @@ def test_every_format_is_decoded_as_pillow_does(backend: Backend, odd: Scene) ->
     assert len(apart) == len(pictures.odd_files())
     feed = replace(odd.feed(backend.device, batch_size=5, image_size=64), workers=1)
     checks.pixels_are_pillows(backend.open, feed, odd, backend.pixel_difference)
-
-
-@pytest.fixture(scope="module")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    return scene(tmp_path_factory.mktemp("deep"), pictures.deep_files())
 
 
 def assert_no_depth_is_clipped(backend: Backend, of: Scene, reader: str = "auto") -> None:
