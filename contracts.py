@@ -1,8 +1,8 @@
 """The nouns that rooms share. No behaviour beyond reading a field, and no import of ours.
 
 file -> columns -> Plan -> Rows -> Loader -> Batch -> Task.losses -> Step
-        what        which,          pixels             what it means
-        exists      which window
+        what       which,          pixels             what it means
+        exists     which window
 """
 
 from __future__ import annotations
@@ -410,7 +410,7 @@ class Pending(Protocol):
         """Whether `result` would not have to wait."""
 
     def result(self) -> dict[str, Any]:
-        """Wait; return the figures on rank 0, with `extras` and the `seconds` they took, {} on the others."""
+        """Wait; return the figures on rank 0, with `extras` and the `seconds` they took, else {}."""
 
     def drop(self) -> None:
         """Give up: nobody will ask for them."""

@@ -19,6 +19,7 @@ from tests.conformance.scenes import Backend, Scene, scene
 from tests.unit.coco_files import write_coco
 
 __all__ = [
+    "deep",
     "coco",
     "damaged",
     "odd",
@@ -75,8 +76,8 @@ def sample_folder(name: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def deep(tmp_path_factory: pytest.TempPathFactory) -> scenes.Scene:
-    return scenes.scene(tmp_path_factory.mktemp("deep"), pictures.deep_files())
+def deep(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    return scene(tmp_path_factory.mktemp("deep"), pictures.deep_files())
 
 
 @pytest.fixture(scope="session")
