@@ -430,8 +430,8 @@ class Task(Protocol):
     """What a batch means."""
 
     def targets(self, rows: Rows) -> dict[str, Array]:
-        """Return the host arrays that travel with the images: a row a sample, the ignore value for padding; or
-        packed, cut by "offsets" [B + 1]. A loader's thread calls it.
+        """Return the host arrays that travel with the images; a loader's thread calls it. They have a row a
+        sample, the ignore value for padding; or are packed, cut by "offsets" [B + 1].
         """
 
     def inputs(self, batch: Batch) -> tuple[Any, ...]:

@@ -19,9 +19,9 @@ from tests.conformance.scenes import Backend, Scene, scene
 from tests.unit.coco_files import write_coco
 
 __all__ = [
-    "deep",
     "coco",
     "damaged",
+    "deep",
     "odd",
     "photographs",
     "quick",
