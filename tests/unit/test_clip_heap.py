@@ -46,13 +46,16 @@ def in_use() -> int:
 
 
 def kept(do: Callable[[], Any]) -> float:
-    """Bytes that are not given back, each time."""
+    """Bytes that are not given back, each time: the least of three rounds, as other threads allocate too."""
     for _ in range(WARM):
         do()
-    before = in_use()
-    for _ in range(CLIPS):
-        do()
-    return (in_use() - before) / CLIPS
+    found = []
+    for _ in range(3):
+        before = in_use()
+        for _ in range(CLIPS):
+            do()
+        found.append((in_use() - before) / CLIPS)
+    return min(found)
 
 
 @pytest.mark.parametrize("name", ["h264.mp4", "h264.ts", "vp9.webm", "mpeg4-packed.avi"])
