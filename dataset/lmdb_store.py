@@ -22,7 +22,7 @@ from user_files import open_bytes
 
 MAGIC = 0xBEEFC0DE
 VERSION = 1
-"""Of the file format that LMDB 0.9 writes."""
+"""The version of the file format that LMDB 0.9 writes."""
 HEADER = 16
 """Bytes of a page before what it holds, on machines of 64 bits."""
 META = struct.Struct("<IIQQ I44x IHH40x QQ")

@@ -35,7 +35,7 @@ GIVES_UP_S = 1.0
 LEAVES_S = 3.0
 """Seconds, or two steps, after which a run that was asked to stop leaves without meeting the other ranks."""
 SLOW_S = 10.0
-"""The same where it is not in a step or a batch of validation."""
+"""Seconds that it has where it is not in a step or a batch of validation."""
 WARM_UP = 3
 """Steps that may be slow: code is compiled in the first ones, on some ranks for longer than on others."""
 LOOK_S = 0.2

@@ -17,7 +17,7 @@ from tests.conformance.looking import passed
 from tests.conformance.scenes import Backend, Scene, scene
 
 SIDE = 32
-"""Of the output, pixels."""
+"""Side of the output, pixels."""
 HEIGHT, WIDTH = 3 * SIDE, 4 * SIDE
 BEYOND = 2  # output pixels that a filter's reach never passes
 ROUNDING = 1.1  # grey levels: two passes are rounded, on a GPU to fp16

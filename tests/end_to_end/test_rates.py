@@ -57,7 +57,7 @@ def test_a_wrong_duration_is_seen_and_a_late_look_is_not() -> None:
 
 
 def test_stopwatch(train: Runner) -> None:
-    """Of a few spans one must agree with the clock of this process."""
+    """One of a few spans must agree with the clock of this process."""
     flags = (
         "--loader",
         "synthetic",

@@ -97,7 +97,7 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
 
 
 def test_two_processes_and_one_killed_before_the_first_checkpoint(train: Runner, pictures: Path) -> None:
-    """As a scheduler may start them. Without a checkpoint --resume auto starts anew."""
+    """A scheduler may start them so. Without a checkpoint --resume auto starts anew."""
     (first,) = start(train, pictures, "run", flags=("--read-delay-ms", 30))
     until(lambda: steps(train.cwd / "run") > 1, TIMEOUT_S, "two steps")
     (second,) = start(train, pictures, "run")

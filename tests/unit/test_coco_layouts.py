@@ -141,7 +141,7 @@ def test_what_has_to_be_converted_is_named(files: list[str], tool: str, tmp_path
 
 
 def test_many_files_are_no_annotation_file(tmp_path: Path) -> None:
-    """As of labelme: one file an image."""
+    """Labelme writes one file an image."""
     for name in ("a", "b", "c", "d"):
         (tmp_path / f"{name}.json").write_text("{}")
     with pytest.raises(UserError, match=r"has 4 JSON files \(a.json, b.json, c.json, ...\)"):

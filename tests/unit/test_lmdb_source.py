@@ -133,7 +133,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("readonly", [False, True], ids=["writer", "reader"])
 def test_a_store_that_is_being_written_is_refused(readonly: bool, tmp_path: Path) -> None:
-    """One that others read is not."""
+    """A store that others read is not refused."""
     data = data_of(tmp_path)
     command = [sys.executable, "-c", HOLD, str(data / "train.lmdb"), str(int(readonly))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:

@@ -264,7 +264,7 @@ def test_ranks_close_a_window_together_or_not_at_all(seconds: tuple[float, float
 
 
 def test_a_time_without_a_sample_is_no_window() -> None:
-    """As where a worker was killed before the first step of an epoch."""
+    """A worker was killed before the first step of an epoch."""
 
     def work(world: Threads) -> Any:
         meter, clock = meter_of(world)

@@ -119,7 +119,7 @@ with world.joined():
 
 
 def test_two_tasks_meet() -> None:
-    """As `srun -n 2` starts them."""
+    """`srun -n 2` starts them so."""
     task = {"SLURM_NTASKS": "2", "SLURM_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
     places = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
     command = [sys.executable, "-c", JOINS]

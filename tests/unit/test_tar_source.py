@@ -201,7 +201,7 @@ def test_the_walk_finds_what_tarfile_finds(form: int, tmp_path: Path) -> None:
 
 
 def test_sizes_in_base_256_and_of_extended_headers(tmp_path: Path) -> None:
-    """As of members of 8 GiB and more, whose bytes are not here: the walk says where they would end."""
+    """Sizes of 8 GiB and more: the bytes are not here, and the walk says where they would end."""
     for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         member = tarfile.TarInfo("x.jpg")
         member.size = 9 << 30
