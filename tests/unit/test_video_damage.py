@@ -1,4 +1,4 @@
-"""Of what is no video, or a damaged one, a scan says why it is left out."""
+"""A scan says why it leaves out what is no video, or a damaged one."""
 
 from __future__ import annotations
 
