@@ -28,10 +28,10 @@ from pydantic import PositiveInt
 from benchmarks._process import ROOT, ran
 from benchmarks._reasons import NOT_HERE, reason
 from cli import Settings
-from config import NotNegative
 from contracts import UserError
 from report import record
 from report.meter import spread
+from settings.types import NotNegative
 
 LEAST = 3
 """Repeats (windows, passes) below which a figure is not shown."""

@@ -47,10 +47,11 @@ from benchmarks._suite import (
 from benchmarks.baselines import train as loop_by_hand
 from benchmarks.loader import expanded
 from benchmarks.train import BY_HAND, MEASURED_ONLY, check, require_data, require_same_pixels, words
-from config import Share, parse
+from config import parse
 from contracts import UserError
 from engine.precision import choose
 from report import hardware
+from settings.types import Share
 from tasks.classification import KIND
 
 GRID = 8

@@ -38,13 +38,13 @@ from benchmarks._suite import (
     measuring,
 )
 from cli import one_of
-from config import NotNegative
 from contracts import Array, RateWindow, UserError
 from dataset.splits import open_split
 from engine.distributed import cores
 from loaders.images.decoders import READERS, plain_jpeg
 from report.hardware import hardware, versions
 from report.meter import spread, steady
+from settings.types import NotNegative
 
 KNOWN = (*READERS, *OTHERS, DALI)
 BLOCKS = 5

@@ -39,11 +39,11 @@ from benchmarks._suite import (
 )
 from benchmarks.baselines import dali
 from benchmarks.loader import expanded
-from config import NotNegative
 from contracts import Split, World
 from dataset.splits import open_split
 from report import hardware
 from report.meter import spread
+from settings.types import NotNegative
 
 BY_HAND = "dali-by-hand"
 """benchmarks/baselines/dali.py."""

@@ -40,12 +40,12 @@ from benchmarks._suite import (
     measuring,
 )
 from benchmarks.loader import expanded
-from config import NotNegative
 from contracts import Feed, Loader, UserError, World
 from report.hardware import LOADS, Sampler, device_gib, hardware, host_gib, versions
 from report.meter import Meter
 from report.record import replace as write
 from report.tensorboard import Board
+from settings.types import NotNegative
 
 JUDGED = 10
 """Fewest epochs after the warm-up: in fewer, a leak and noise look alike."""

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 import torch_files
-from config import Run
 from contracts import UserError
 from engine import contents, optimizers
 from engine.distributed import ProcessWorld
 from engine.instruments import Report
 from engine.step import Step
+from settings.run import Run
 
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from config import Optimisation, Run
 from contracts import Batch, Loader, NotFinite, Plan, RateWindow, UserError
 from engine import schedules
 from engine.checkpoint import Checkpoints, Progress
@@ -26,6 +25,8 @@ from engine.step import Step
 from engine.stop import Asked, StopRequest
 from engine.validation import Validation
 from engine.watch import Watch, WatchedLoader
+from settings.optimisation import Optimisation
+from settings.run import Run
 
 CLOSING_S = 4.0
 """Seconds that closing may take in a run that was asked to stop: a thread may hang in a read."""

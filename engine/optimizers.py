@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from config import Optimisation
 from contracts import UserError
+from settings.optimisation import Optimisation
 
 Groups = list[dict[str, Any]]
 DECAYED = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention)

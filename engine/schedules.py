@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from config import Optimisation
+from settings.optimisation import Optimisation
 
 WARMUP_START = 0.01
 

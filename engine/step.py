@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from config import Optimisation
 from contracts import Batch, Phases, Task
 from engine import optimizers
 from engine import precision as precisions
 from engine.distributed import ProcessWorld
 from engine.masters import Masters
+from settings.optimisation import Optimisation
 
 
 class Replayed(Protocol):

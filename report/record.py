@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from config import Run
 from contracts import UserError
+from settings.run import Run
 
 FAILED = "failed.txt"
 """Samples that could not be decoded: split, tab, name."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import filelock
 
-from config import Data, build
+from config import build
 from contracts import Source, Split, UserError
 from dataset.beside import beside
 from dataset.sources import source_named
@@ -33,6 +33,7 @@ from dataset.splits import open_splits
 from dataset.tar_index import open_index
 from report.console import Console
 from scripts._stores import FORMATS, Packed, Writer
+from settings.data import Data
 
 Say = Callable[[int, int, str], None]
 WORK = ".packing"

@@ -31,10 +31,11 @@ from rich.table import Table
 from benchmarks._process import ROOT, ending_on_signals, ran
 from benchmarks.train import GENTLER, MEASURED_ONLY, require_data, words
 from cli import Settings, flags
-from config import Config, Run, as_yaml, build, parse
+from config import Config, as_yaml, build, parse
 from contracts import UserError
 from engine.distributed import default_workers
 from machine import cores
+from settings.run import Run
 from tasks import kind_of
 
 GAIN = 0.03

@@ -21,7 +21,7 @@ TASKS = {
 
 
 def tables() -> dict[str, Iterable[str]]:
-    """Return the names that settings may have, as config.py's docstrings call their tables."""
+    """Return the names that settings may have, as docstrings of settings call their tables."""
     images = OF_MEDIUM["images"]
     return {"tasks": TASKS, "sources": SOURCES, "image loaders": images, "video loaders": OF_MEDIUM["videos"]}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from config import Augmentation, Clips, Config, Detection
+from config import Config
 from contracts import Split, UserError
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, open_splits
@@ -15,6 +15,9 @@ from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
 from plan.images import ImagePolicy
+from settings.augmentation import Augmentation
+from settings.clips import Clips
+from settings.detection import Detection
 
 P = TypeVar("P", bound=EpochPlan)
 

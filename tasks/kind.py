@@ -90,5 +90,5 @@ class TaskKind(ABC):
         return default_loader(self.medium, gpu=gpu, files=files)
 
     def reads(self, setting: str) -> bool:
-        """Return whether a setting of config.py means anything to this task."""
+        """Return whether a setting means anything to this task."""
         return GROUP_OF[setting] in (*COMMON, *self.groups) and setting not in self.unread

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from config import Optimisation
 from contracts import Batch
 from models import classification as registry
+from settings.optimisation import Optimisation
 from tasks.classification import Classification
 from tests.unit.steps import composed
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from config import Run, parse
+from config import parse
 from report import record
 from report.tensorboard import layout, metrics
+from settings.run import Run
 from tasks import compared
 from tasks.classification import KIND
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, summary

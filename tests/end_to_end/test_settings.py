@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch._dynamo import OptimizedModule
 
-from config import Optimisation
 from engine.distributed import ProcessWorld
 from engine.schedules import learning_rate
+from settings.optimisation import Optimisation
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
 
 SMALL = (

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from config import Optimisation
 from contracts import Feed, Pixels
 from dataset.coco.scan import open_coco
 from dataset.sources.folder import Folder
@@ -18,6 +17,7 @@ from engine.step import Step
 from loaders import open_loader
 from models import detection as registry
 from plan.boxes import DetectionPlan, DetectionPolicy
+from settings.optimisation import Optimisation
 from tasks.detection import Detection
 from tests.unit.coco_files import write_coco
 from tests.unit.steps import composed

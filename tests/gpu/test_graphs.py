@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from config import Optimisation
 from contracts import Batch, UserError
 from engine import graphed
 from engine.distributed import ProcessWorld
@@ -24,6 +23,7 @@ from plan import draws
 from plan.targets import IGNORE
 from report.ceilings import compute_ceiling
 from report.phases import Phases
+from settings.optimisation import Optimisation
 from tasks.classification import Classification
 
 CLASSES = 5

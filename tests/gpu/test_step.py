@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from config import Optimisation
 from contracts import Batch
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from models import classification as registry
 from report.ceilings import compute_ceiling
+from settings.optimisation import Optimisation
 from tasks.classification import Classification
 from tests.conformance import scenes
 from tests.conformance.scenes import scene

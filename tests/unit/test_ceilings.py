@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import nn
 
-from config import Optimisation
 from contracts import Batch, Counts
 from engine.step import Step
 from report import ceilings
 from report.phases import Phases
+from settings.optimisation import Optimisation
 from tasks.classification import Classification
 from tests.unit.steps import composed
 from tests.unit.test_meter import Clock, Threads, alone, on_ranks

@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from config import Run, parse
+from config import parse
 from contracts import UserError
 from engine import checkpoint, contents
 from engine.checkpoint import Resume
+from settings.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 FITS: dict[str, Any] = {"arch": "resnet18", "classes": ["ant", "bee", "cow"], "manifest": "a1b2c3"}

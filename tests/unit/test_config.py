@@ -327,8 +327,11 @@ def test_names_of_settings_are_unique_over_groups() -> None:
 
 def documented() -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(Path(config.__file__).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef):
+    settings = Path(config.__file__).with_name("settings")
+    for file in (Path(config.__file__), *settings.glob("*.py")):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
             fields = found.setdefault(node.name, {})
             for statement, after in zip(node.body, [*node.body[1:], ast.Pass()], strict=True):
                 if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):

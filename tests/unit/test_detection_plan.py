@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import Augmentation, Detection
 from contracts import UserError
 from models import Native
 from plan.boxes import DetectionPlan, DetectionPolicy, padding
 from plan.order import grouped, order
+from settings.augmentation import Augmentation
+from settings.detection import Detection
 from tasks._plans import detection_policies
 from tests.conformance.plans import SHORT_SIDES, boxed
 from tests.unit.annotated import coco_like, columns

@@ -26,17 +26,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"torch_files", "user_files"},
     "cli": {"contracts"},  # its errors are UserErrors
     "preset": {"contracts", "user_files"},
-    "config": {"cli", "contracts", "preset"},
+    "settings": {"cli", "contracts"},
+    "config": {"cli", "contracts", "preset", "settings"},
     "processes": {"contracts", "machine"},
     "plan": {"contracts"},
     "dataset": {"contracts", "machine", "processes", "storage", "user_files", "plan.draws"},
     "loaders": {"contracts", "machine", "processes", "storage", "dataset", "plan"},
     "tasks": {
-        *("cli", "config", "contracts", "machine", "models", "processes", "user_files"),
+        *("cli", "config", "contracts", "machine", "models", "processes", "settings", "user_files"),
         *("dataset", "plan", "loaders"),
     },
-    "engine": {"torch_files", "config", "contracts", "machine", "processes", "startup"},
-    "report": {"config", "contracts", "machine", "processes"},
+    "engine": {"torch_files", "contracts", "machine", "processes", "settings", "startup"},
+    "report": {"config", "contracts", "machine", "processes", "settings"},
 }
 """Room -> the rooms, or single modules, that it may import."""
 EVERYTHING = {"train", "scripts", "benchmarks", "tests"}

@@ -16,7 +16,6 @@ import pytest
 import torch
 from torch import nn
 
-from config import Optimisation, Run
 from contracts import Batch, Counts, Figure, NotFinite, UserError
 from engine.checkpoint import Checkpoints, Progress, Resume
 from engine.distributed import ProcessWorld
@@ -24,6 +23,8 @@ from engine.evaluate import Outcome
 from engine.failures import Failures
 from engine.loop import Training
 from engine.validation import Validation
+from settings.optimisation import Optimisation
+from settings.run import Run
 
 SAMPLES, BATCH, STEPS = 8, 2, 4  # steps an epoch
 

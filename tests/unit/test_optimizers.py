@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from config import Optimisation
 from contracts import UserError
 from engine import optimizers, precision
 from engine.masters import Masters
+from settings.optimisation import Optimisation
 
 
 def net() -> nn.Sequential:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from config import Augmentation
 from contracts import UserError
 from models import Native
 from models.classification import MEAN, STD
@@ -18,6 +17,7 @@ from plan import windows
 from plan.draws import Purpose, uniforms
 from plan.images import ImagePlan, ImagePolicy
 from plan.order import order
+from settings.augmentation import Augmentation
 from tasks._plans import image_policies
 from tests.conformance.plans import by_id
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from config import Optimisation
 from engine.schedules import learning_rate, warmup_warning
+from settings.optimisation import Optimisation
 
 DROPS: dict[str, Any] = {"lr": 0.1, "epochs": 26, "schedule": "step", "lr_gamma": 0.1}
 

@@ -10,12 +10,12 @@ from config import GROUP_OF, GROUPS
 from tests.unit.test_house import MAY_IMPORT, ROOT, python
 
 CLASSES = {"Config": "", "DataSettings": "data", **{group.__name__: name for name, group in GROUPS.items()}}
-"""Class of config.py, or the protocol of one -> its name in Config; Config itself has none."""
-PRODUCTION = {"train", *MAY_IMPORT} - {"config", "contracts"}
+"""Class of settings/, or the protocol of one -> its name in Config; Config itself has none."""
+PRODUCTION = {"train", *MAY_IMPORT} - {"config", "contracts", "settings"}
 
 
 class Reads(ast.NodeVisitor):
-    """Settings that code reads from an object of config.py, known by a parameter's annotation and by what it
+    """Settings that code reads from an object of settings/, known by a parameter's annotation and by what it
     is assigned to.
 
     `settings.lr`, `config.optimisation.lr`, `self.opt.lr` of an annotated field,

@@ -15,13 +15,13 @@ import torch.nn.functional as functional
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from config import Optimisation
 from contracts import Batch, Rows
 from engine import memory, optimizers
 from engine.distributed import ProcessWorld
 from engine.step import Step
 from plan import draws
 from report.phases import Phases
+from settings.optimisation import Optimisation
 from tasks.classification import IGNORE, Classification
 
 CPU = torch.device("cpu")

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
-from config import Run, parse
+from config import parse
 from contracts import UserError
 from scripts import tune
 from scripts.tune import Choice, Trial
+from settings.run import Run
 
 RATES = {"torchvision": 100.0, "dali-cpu": 90.0, "dali-gpu": 200.0, "dali-fed": 150.0}
 RECIPE = parse(["--data", "photos"])

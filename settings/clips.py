@@ -1,0 +1,29 @@
+"""Which clips of a video."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, FiniteFloat
+
+from cli import Settings
+from settings.types import Side
+
+
+class Clips(Settings):
+    """Clips that are taken from videos (--task video)."""
+
+    clip_frames: Annotated[int, Field(gt=0, le=1_000_000)] = 16
+    """Frames of a clip."""
+    clip_stride: Annotated[int, Field(gt=0, le=1_000_000)] = 2
+    """Distance from one frame of a clip to the next, in frames of the video, or of --clip-fps where that is
+    given."""
+    clip_fps: Annotated[FiniteFloat, Field(gt=0, le=1000)] | None = None
+    """Take the frames nearest in time at this rate. Default: each video at its own."""
+    short_side: tuple[Side, Side] | None = None
+    """Training: the shorter side is scaled to a random length between these two before the crop, pixels.
+    Default: image size * 256 / 224 and * 320 / 224."""
+    val_clips: Annotated[int, Field(gt=0, le=1_000_000)] = 5
+    """Validation: clips of a video, evenly spaced; their logits are averaged."""
+    val_crops: Literal[1, 3] = 1
+    """Validation: crops of a clip, the middle or three along the longer side."""

@@ -1,0 +1,45 @@
+"""Which data, and how they are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from cli import Settings
+from contracts import MAX_PIXELS
+
+
+class Data(Settings):
+    """The data to train on."""
+
+    data: Path | None = None
+    """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
+    val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
+    layout: train2017/, val2017/, annotations/, or that of another tool's export. Not needed with --loader
+    synthetic."""
+    source: str = "auto"
+    """What the images of --data lie in: {sources}; auto = what is found there."""
+    exif: Literal["stored", "shown"] = "stored"
+    """Images whose EXIF asks viewers to turn them: stored = as their pixels are stored, as torchvision takes
+    them; shown = turned, with the boxes, masks and keypoints of annotations that are of what is shown."""
+    trust_list: bool = False
+    """Begin to train without having opened the files of a list: of each, size and format are read in worker
+    processes a few thousand samples ahead. What cannot be read is masked and named."""
+    order: Literal["shuffled", "sequential"] = "shuffled"
+    """Order of the training samples: another one each epoch, or that of the list, or of the sorted paths."""
+    lmdb_label: str | None = None
+    """Labels of the images in an LMDB: prefix = what comes before the first / of a key; else the path of a
+    list with lines 'key label'. Default: prefix."""
+    label_key: str | None = None
+    """Labels of the images in tar shards that have no .cls: the value of this key in the .json of a
+    sample."""
+    manifest_dir: Path | None = None
+    """Folder that keeps the scanned columns. It may not lie inside --data. Default:
+    $XDG_CACHE_HOME/saturate."""
+    rescan: bool = False
+    """Scan --data again although folders look unchanged (files were rewritten in place)."""
+    max_pixels: PositiveInt = MAX_PIXELS
+    """Leave out, by name, images and videos whose header claims more pixels (width x height) than this, since
+    decoding one of them may take all memory. Default: the number beyond which Pillow refuses an image."""

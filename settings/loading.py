@@ -1,0 +1,36 @@
+"""The loader, its workers and its batches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveInt
+
+from cli import Settings
+from settings.types import NotNegative
+
+
+class Loading(Settings):
+    """The loader, its workers and its batches."""
+
+    loader: str = "auto"
+    """Images: {image loaders}; auto = dali-gpu with a GPU (dali-fed, where samples are no files of their
+    own), else torchvision. Videos: {video loaders}; auto = nvdec+pyav where the GPU's engines can be used,
+    else pyav."""
+    reader: Literal["auto", "nvimgcodec", "torchvision", "pil", "opencv", "imageio"] = "auto"
+    """Decoder of the torchvision loader; auto = the fastest whose pixels are PIL's, bit for bit."""
+    batch_size: PositiveInt = 64
+    """Samples in a micro-batch of one rank."""
+    val_batch_size: PositiveInt | None = None
+    """Samples in a validation batch of one rank; never more than there are. Default: --batch-size."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Worker processes (torchvision, dali-fed, all loaders of videos) or threads (dali-cpu, dali-gpu) of each
+    rank. nvdec and dali-video start more, which only read, and nvdec+pyav fewer that decode. Default: CPU
+    cores / local ranks, less one."""
+    decode_threads: PositiveInt | None = None
+    """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
+    pin_memory: bool = True
+    """Copy to the GPU from page-locked memory; false shows what that is worth."""
+    read_delay_ms: NotNegative = 0.0
+    """Make each read of a file take this much longer, in milliseconds: a run that slows down is bound by its
+    storage."""

@@ -1,0 +1,29 @@
+"""The network, its task and its precision."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from cli import Settings
+
+
+class Model(Settings):
+    """The model and its task."""
+
+    task: str = "classification"
+    """Meaning of a batch: {tasks}."""
+    arch: str | None = None
+    """Architecture of torchvision.models, torchvision.models.detection or torchvision.models.video, by its
+    name there. Default: resnet50, for detectors fasterrcnn_resnet50_fpn_v2, for videos r3d_18."""
+    weights: str | None = None
+    """Start from a file of weights (a checkpoint, a state dict, timm's, Lightning's, safetensors, ...), or
+    from torchvision's weights of that name (DEFAULT, IMAGENET1K_V1, ...). Resampling is bilinear, also for
+    those that were trained with bicubic."""
+    precision: Literal["auto", "fp16", "fp16-pure", "bf16", "fp32"] = "auto"
+    """Precision of the step. auto = fp16 on CUDA; on a CPU bf16 where it is native, else fp32. fp16 computes
+    by autocast from fp32 weights; fp16-pure has fp16 weights and gradients, and fp32 masters of them."""
+    compile: bool = False
+    """Compile the model with torch.compile."""
+    graphs: Literal["auto"] | bool = "auto"
+    """Replay the whole optimiser step as a CUDA graph, with one launch instead of hundreds. auto = on a GPU,
+    where every batch has the same shape (not for detectors) and nothing in the step makes the host wait."""

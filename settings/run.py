@@ -1,0 +1,47 @@
+"""What a run keeps, says and measures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, FiniteFloat, PositiveInt
+
+from cli import Settings
+from settings.types import NotNegative
+
+
+class Run(Settings):
+    """The files that a run keeps, what it says and what it measures."""
+
+    config: Path | None = None
+    """YAML preset; flags win over it."""
+    output: Path | None = None
+    """Folder of checkpoints, TensorBoard events, metrics.jsonl and summary.json. Default: a new one below
+    runs/."""
+    timeout_minutes: Annotated[FiniteFloat, Field(gt=0, le=100_000)] = 10.0
+    """Minutes that a rank waits for others, to begin with and in a step, before the run ends with a line that
+    names them."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed: the key of every random number of the run."""
+    resume: str | None = None
+    """Checkpoint file to continue from; auto = last.pt of --output when there is one."""
+    evaluate: bool = False
+    """Validate once (with --resume or --weights) and stop. A checkpoint brings its settings and the names of
+    its classes; flags win, and are named. The training data need not be there."""
+    ceilings: bool = True
+    """Measure the compute ceiling and the loader ceiling after the first epoch (a few seconds each, longer
+    with a slow loader)."""
+    profile: bool = False
+    """Write a torch.profiler trace of ten steps (after 8 others) below profile/, for ui.perfetto.dev, and a
+    table of operators."""
+    val_every: Annotated[int, Field(ge=0)] = 1
+    """Epochs between validations; the last epoch is always validated. 0 = never."""
+    log_every: PositiveInt = 20
+    """Steps between two points of the training curves."""
+    save_every_steps: Annotated[int, Field(ge=0)] = 0
+    """Write last.pt every N steps; 0 = only by --save-every-minutes and at the end of epochs."""
+    save_every_minutes: NotNegative = 15.0
+    """Write last.pt after this many minutes; 0 = never by time."""
+    min_window_s: Annotated[FiniteFloat, Field(gt=0)] = 2.0
+    """Shortest window of the rate, seconds."""
