@@ -20,9 +20,11 @@ from plan.images import ImagePlan, ImagePolicy
 from tasks.classification import Classification
 
 PYTORCH = "pytorch"
+OPENCV = "pytorch+opencv"
 DALI = "dali"
-BASELINES = (PYTORCH, DALI)
-"""benchmarks/baselines/pytorch.py with PIL; benchmarks/baselines/dali.py with DALI's own reader of files."""
+BASELINES = (PYTORCH, OPENCV, DALI)
+"""benchmarks/baselines/pytorch.py with PIL, and with OpenCV and pixels that stay uint8 (of stretched images);
+benchmarks/baselines/dali.py with DALI's own reader of files."""
 
 Epochs = Callable[[int], Iterator[int]]
 """epoch -> valid samples of this rank's batches, one after the other; each is awaited by who asks."""
@@ -52,10 +54,9 @@ def opened(
         data.columns, policy, seed=0, batch_size=settings.batch_size, world_size=world.size, rank=world.rank
     )
     require(data, (batches or 1) * plan.global_batch_size)
-    if name == PYTORCH:
-        yield _by_pytorch(
-            settings, data, world, read_delay_s, None if batches is None else batches * settings.batch_size
-        )
+    if name in (PYTORCH, OPENCV):
+        samples = None if batches is None else batches * settings.batch_size
+        yield _by_pytorch(settings, name, data, world, read_delay_s, samples)
         return
     if name == DALI:
         assert not read_delay_s and batches is None, (
@@ -100,10 +101,15 @@ def paths(data: Split) -> list[str]:
     return [os.fsdecode(files.path(sample)) for sample in range(len(files))]
 
 
-def _by_pytorch(settings: Any, data: Split, world: World, read_delay_s: float, samples: int | None) -> Epochs:
-    transform = pytorch.transform(settings.window, settings.image_size)
+def _by_pytorch(
+    settings: Any, name: str, data: Split, world: World, read_delay_s: float, samples: int | None
+) -> Epochs:
+    if name == OPENCV and settings.window != "stretch":
+        raise UserError(f"--loaders {OPENCV} stretches the whole image: --window stretch, or leave it out")
+    size = settings.image_size
+    load = pytorch.by_opencv(size) if name == OPENCV else pytorch.by_pil(settings.window, size)
     loader = pytorch.loader(
-        pytorch.Images(paths(data), data.columns.label.tolist(), transform, read_delay_s),
+        pytorch.Images(paths(data), data.columns.label.tolist(), load, read_delay_s),
         batch_size=settings.batch_size,
         workers=settings.workers,
         pinned=world.device.type == "cuda",

@@ -57,7 +57,13 @@ DEFAULTS = {
     "images": {"batch_size": 32, "image_size": 640},
     "videos": {"batch_size": 8, "image_size": 224},
 }
-NEEDS = {"dali": "nvidia.dali", "decord": "decord", "torchcodec": "torchcodec", "nvdec": "PyNvVideoCodec"}
+NEEDS = {
+    "opencv": "cv2",
+    "dali": "nvidia.dali",
+    "decord": "decord",
+    "torchcodec": "torchcodec",
+    "nvdec": "PyNvVideoCodec",
+}
 """The beginning or end of a loader's name -> the module that such a loader needs."""
 ON_GPU = ("dali-gpu", "dali-video", "nvdec")
 """The beginnings of the names of loaders that need a GPU; DALI's own readers of videos need one too."""
@@ -83,9 +89,10 @@ class Loader(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*; of videos also with a list, train.csv."""
     loaders: tuple[str, ...] = ("auto",)
-    """By hand, pytorch and dali (DALI's own reader; of clips pytorch with PyAV, pytorch+decord, on a GPU dali
-    and dali-experimental), or as in --loader of train.py; auto = all that run here but nvdec+ANOTHER. Of
-    clips also decord-alone, pyav-alone and nvdec-alone, which drop frames."""
+    """By hand, pytorch, pytorch+opencv (uint8, --window stretch) and dali (DALI's own reader; of clips
+    pytorch with PyAV, pytorch+decord, on a GPU dali and dali-experimental), or as in --loader of train.py;
+    auto = all that run here but nvdec+ANOTHER. Of clips also decord-alone, pyav-alone and nvdec-alone, which
+    drop frames."""
     gpus: tuple[PositiveInt, ...] = (1,)
     """Processes, one a GPU (on a CPU: gloo)."""
     batch_size: PositiveInt | None = None
@@ -119,6 +126,8 @@ def points(settings: Loader) -> list[Point]:
     require_gpus(settings.gpus, devices)
     same = settled(settings).model_dump(include=POINT[medium])
     names = expanded("--loaders", settings.loaders, devices, task=settings.task)
+    if settings.window != "stretch" and images.OPENCV not in settings.loaders:
+        names = [name for name in names if name != images.OPENCV]  # it stretches, and auto leaves it out
     return [{"loader": name, "gpus": gpus, **same} for gpus, name in itertools.product(settings.gpus, names)]
 
 

@@ -58,7 +58,7 @@ GRID = 8
 """Batches above it are multiples of it."""
 NAMED = ("arch", "loader", "precision")
 """The keys that name a search; the rest of a trial's point is its batch."""
-AGAINST = ("torchvision", "dali-gpu", BY_HAND + "dali")
+AGAINST = ("torchvision", "dali-gpu", BY_HAND + "dali", BY_HAND + "dali-cpu")
 """The loaders that the others are compared with: no memory of DALI on the GPU, ours with the most of it, and
 plain DALI."""
 
@@ -88,9 +88,9 @@ class MaxBatch(Common):
     apart."""
     steps: PositiveInt = 6
     """Training steps of each trial."""
-    by_hand: bool = False
+    by_hand: tuple[Literal["dali", "dali-cpu"], ...] = ()
     """Also search with the loop that one writes by hand with DALI (benchmarks/baselines/train.py), in fp16 on
-    a GPU."""
+    a GPU: dali decodes there, dali-cpu on the CPU."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Measure as if there were no more memory than this, in GiB: on a GPU the rest is held, on a CPU the data
     of a process is limited (RLIMIT_DATA)."""
@@ -155,7 +155,9 @@ def training_samples(data: Path | None) -> int:
 
 
 def points(settings: MaxBatch) -> list[Point]:
-    flags = check(settings.flags, by_hand=settings.by_hand, more=("--workers",), own=("--val-batch-size",))
+    flags = check(
+        settings.flags, by_hand=bool(settings.by_hand), more=("--workers",), own=("--val-batch-size",)
+    )
     require_data(settings.data, settings.loaders, flags, validates=True)
     if settings.by_hand and settings.data is None:
         raise UserError("--by-hand reads files: --data is missing")
@@ -174,8 +176,7 @@ def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
     )
     for arch in settings.archs:
         yield from itertools.product([arch], loaders, precisions)
-        if settings.by_hand:
-            yield arch, BY_HAND + "dali", "fp16"
+        yield from ((arch, BY_HAND + how, "fp16") for how in settings.by_hand)
 
 
 def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, Search]]:
@@ -261,6 +262,7 @@ def _by_hand(
 ) -> Measured:
     flags = {
         "data": settings.data,
+        "loader": point["loader"].removeprefix(BY_HAND),
         **{name: point[name] for name in ("arch", "batch_size")},
         "steps": settings.steps,
     }
@@ -421,6 +423,7 @@ COLUMNS = (
     Column(key="of_torchvision", title="to torchvision", form="{:.2f} x"),
     Column(key="of_dali-gpu", title="to dali-gpu", form="{:.2f} x"),
     Column(key=f"of_{BY_HAND}dali", title="to DALI by hand", form="{:.2f} x"),
+    Column(key=f"of_{BY_HAND}dali-cpu", title="to DALI by hand on the CPU", form="{:.2f} x"),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}"),
     Column(key="allocated_gib", title="PyTorch's GiB", form="{:.1f}", detail=True),
     Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),

@@ -57,8 +57,8 @@ class SlowStorage(Common):
     data: Path | None = None
     """Folder with <class>/* or train/<class>/*."""
     methods: tuple[str, ...] = ("auto",)
-    """pytorch and dali-by-hand (benchmarks/baselines/), or names as in --loader of train.py; auto = all that
-    run here."""
+    """pytorch, pytorch+opencv and dali-by-hand (benchmarks/baselines/), or names as in --loader of train.py;
+    auto = all that run here."""
     delays: tuple[NotNegative, ...] = (0.0, 1.0, 10.0, 50.0)
     """Each read takes this much longer, ms."""
     steps: Annotated[int, Field(ge=LEAST_STEPS)] = 100
@@ -91,7 +91,10 @@ def points(settings: SlowStorage) -> list[Point]:
         include={"step_ms", "steps", "batch_size", "image_size", "workers", "dali_threads"}
     )
     methods = expanded(
-        "--methods", settings.methods, torch.cuda.device_count(), more=(images.PYTORCH, BY_HAND)
+        "--methods",
+        settings.methods,
+        torch.cuda.device_count(),
+        more=(images.PYTORCH, images.OPENCV, BY_HAND),
     )
     return [
         {"read_delay_ms": delay, "method": name, **same}

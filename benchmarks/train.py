@@ -29,7 +29,11 @@ from report.tensorboard import SETTINGS, Board, metrics
 from tasks import TASKS, compared, kind_named, kind_of
 
 BY_HAND = "by hand: "
-BY_HAND_OF = {"classification": ("dali", "torchvision"), "detection": ("torchvision",), "video": ()}
+BY_HAND_OF = {
+    "classification": ("dali", "dali-cpu", "torchvision"),
+    "detection": ("torchvision",),
+    "video": (),
+}
 """--task -> the loops of benchmarks/baselines/train.py; another task has none."""
 OWN = {
     f"--{name}"
@@ -99,9 +103,9 @@ class Train(Common):
     """A rank, for our loaders and the loop by hand. Default: CPU cores / ranks, less one."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 10.0
     """Seconds of steady windows to measure at each point, after the warm-up."""
-    by_hand: tuple[Literal["dali", "torchvision"], ...] = ()
+    by_hand: tuple[Literal["dali", "dali-cpu", "torchvision"], ...] = ()
     """Also time the loop that one writes by hand with these libraries (benchmarks/baselines/train.py), on one
-    GPU; detectors: torchvision."""
+    GPU: dali decodes there, dali-cpu on the CPU; detectors: torchvision."""
     flags: str = ""
     """More flags of train.py, for every point; better written last, after a bare --."""
 

@@ -35,12 +35,13 @@ def images(
     device: torch.device,
     flip: bool = False,
     shuffle: bool = True,
+    decode_on_cpu: bool = False,
     world_size: int = 1,
     rank: int = 0,
     **files: Any,
 ) -> Any:
     """Return an iterator over epochs of [{"images": [B, 3, size, size], "labels": int32 [B, 1]}], fp16 on a
-    GPU and fp32 on a CPU.
+    GPU and fp32 on a CPU. With `decode_on_cpu` a GPU crops, flips and normalises alone.
 
     `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`); `files` are
     `fn.readers.file`'s: file_root, or files and labels. The last batch of a shard is filled up. Raises
@@ -56,7 +57,8 @@ def images(
         "random-resized": side,
         "center": {"resize_shorter": round(size * 256 / 224)},
     }[window]
-    how: dict[str, Any] = {"device": "mixed", **PADDING} if gpu else {"device": "cpu"}
+    mixed = gpu and not decode_on_cpu
+    how: dict[str, Any] = {"device": "mixed", **PADDING} if mixed else {"device": "cpu"}
 
     @pipeline_def(
         batch_size=batch_size, num_threads=max(threads, 1), device_id=device.index or 0 if gpu else None
@@ -79,6 +81,7 @@ def images(
         pixels = fn.resize(pixels, **resized)
         mirror = fn.random.coin_flip() if flip else 0
         dtype = types.FLOAT16 if gpu else types.FLOAT
+        pixels = pixels.gpu() if gpu else pixels
         pixels = fn.crop_mirror_normalize(pixels, dtype=dtype, crop=(size, size), mirror=mirror, **NORMAL)
         return pixels, labels.gpu() if gpu else labels
 

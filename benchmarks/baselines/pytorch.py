@@ -21,15 +21,19 @@ MEAN = [0.485, 0.456, 0.406]
 STD = [0.229, 0.224, 0.225]
 
 
+Load = Callable[[str], Any]
+"""file -> its pixels, as a DataLoader collates them."""
+
+
 class Images(Dataset[Any]):
-    """(normalised fp32 [3, H, W], label) of image files; each read begins `read_delay_s` late."""
+    """(what `load` makes of an image file, label); each read begins `read_delay_s` late."""
 
     def __init__(
-        self, files: Sequence[str], labels: Sequence[int], transform: Any, read_delay_s: float = 0.0
+        self, files: Sequence[str], labels: Sequence[int], load: Load, read_delay_s: float = 0.0
     ) -> None:
         self.files = files
         self.labels = labels
-        self.transform = transform
+        self.load = load
         self.read_delay_s = read_delay_s
 
     def __len__(self) -> int:
@@ -38,8 +42,7 @@ class Images(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         if self.read_delay_s:
             time.sleep(self.read_delay_s)
-        with Image.open(self.files[index]) as image:
-            return self.transform(image.convert("RGB")), self.labels[index]
+        return self.load(self.files[index]), self.labels[index]
 
 
 Decode = Callable[[str, int, int, float], "np.ndarray[Any, Any]"]
@@ -144,9 +147,11 @@ def shorter_side(size: int) -> int:
     return round(size * 256 / 224)
 
 
-def transform(window: str, size: int) -> Any:
-    """Return the transform of an image. `window` is stretch, random-resized or center (of a shorter side of
-    256 / 224 times `size`); `size` in pixels."""
+def by_pil(window: str, size: int) -> Load:
+    """Return what gives normalised fp32 [3, size, size], size in pixels.
+
+    `window` is stretch, random-resized or center (of a shorter side of 256 / 224 times `size`).
+    """
     from torchvision import transforms
 
     first = {
@@ -154,7 +159,24 @@ def transform(window: str, size: int) -> Any:
         "random-resized": [transforms.RandomResizedCrop(size)],
         "center": [transforms.Resize(shorter_side(size)), transforms.CenterCrop(size)],
     }
-    return transforms.Compose([*first[window], transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+    transform = transforms.Compose([*first[window], transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
+
+    def load(file: str) -> Any:
+        with Image.open(file) as image:
+            return transform(image.convert("RGB"))
+
+    return load
+
+
+def by_opencv(size: int) -> Load:
+    """Return what gives uint8 [size, size, 3], the whole image stretched, as two of the published reports
+    load: BGR, not normalised."""
+    import cv2
+
+    def load(file: str) -> Any:
+        return cv2.resize(cv2.imread(file), (size, size))
+
+    return load
 
 
 def loader(

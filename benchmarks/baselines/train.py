@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ NOT_HERE = 77
 
 
 def dali_batches(
-    root: Path, batch_size: int, threads: int, *, training: bool = True
+    root: Path, batch_size: int, threads: int, *, training: bool = True, decode_on_cpu: bool = False
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield normalised fp16 images and labels, for ever."""
     made = dali.images(
@@ -41,6 +42,7 @@ def dali_batches(
         device=torch.device("cuda", 0),
         flip=training,
         shuffle=training,
+        decode_on_cpu=decode_on_cpu,
         file_root=str(root),
     )
     while True:
@@ -81,9 +83,17 @@ def torchvision_batches(
             )
 
 
+LOADERS: dict[str, Callable[[Path, int, int], Iterator[tuple[torch.Tensor, torch.Tensor]]]] = {
+    "dali": dali_batches,
+    "dali-cpu": partial(dali_batches, decode_on_cpu=True),
+    "torchvision": torchvision_batches,
+}
+"""--loader -> what makes its batches; dali decodes on the GPU, dali-cpu on the CPU."""
+
+
 def of_images(arguments: argparse.Namespace) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
     """Return a classifier and a function that gives the loss of its next batch."""
-    make = dali_batches if arguments.loader == "dali" else torchvision_batches
+    make = LOADERS[arguments.loader]
     batches = make(arguments.data / "train", arguments.batch_size, arguments.workers)
     model: nn.Module = (
         torchvision.models.get_model(arguments.arch).cuda().to(memory_format=torch.channels_last)
@@ -115,7 +125,7 @@ def main() -> None:
         "--data", type=Path, required=True, help="folder with train/<class>/*; of detectors COCO's layout"
     )
     parser.add_argument("--arch", default="resnet18")
-    parser.add_argument("--loader", choices=("dali", "torchvision"), default="dali")
+    parser.add_argument("--loader", choices=tuple(LOADERS), default="dali")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--workers", type=int, default=max(len(os.sched_getaffinity(0)) - 1, 1))
     parser.add_argument("--output", type=Path, help="write the figures there, as JSON")
@@ -161,7 +171,11 @@ def main() -> None:
 
     if arguments.steps:
         validation = dali_batches(
-            arguments.data / "val", arguments.batch_size, arguments.workers, training=False
+            arguments.data / "val",
+            arguments.batch_size,
+            arguments.workers,
+            training=False,
+            decode_on_cpu=arguments.loader == "dali-cpu",
         )
         for _ in range(arguments.steps):
             step()

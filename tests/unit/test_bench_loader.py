@@ -47,6 +47,7 @@ def test_auto_is_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "find_spec", lambda name: True)
     assert expanded("--x", ["auto"], 2) == [
         "pytorch",
+        "pytorch+opencv",
         "dali",
         "torchvision",
         "dali-cpu",

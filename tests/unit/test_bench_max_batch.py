@@ -150,7 +150,7 @@ def test_one_search_follows_the_other_and_a_resumed_one_asks_for_the_same_trials
         archs=("resnet18",),
         precisions=("fp16",),
         start=64,
-        by_hand=True,
+        by_hand=("dali",),
     )
     rows: list[dict[str, Any]] = []
     for _ in range(20):
@@ -178,7 +178,7 @@ def test_a_precision_is_named_as_by_hand_has_it(
     monkeypatch.setattr(max_batch.torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr("engine.precision._cpu_has_bf16", lambda: False)
     settings = MaxBatch(
-        loaders=("synthetic",), archs=("resnet18",), precisions=("auto", "fp16"), by_hand=True
+        loaders=("synthetic",), archs=("resnet18",), precisions=("auto", "fp16"), by_hand=("dali",)
     )
     *ours, theirs = max_batch.searches(settings)
     assert ours == [("resnet18", "synthetic", one) for one in wanted]
@@ -190,7 +190,7 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(
 ) -> None:
     for split in ("train", "val"):
         (tmp_path / split).mkdir()
-    settings = MaxBatch(data=tmp_path, loaders=("synthetic",), by_hand=True, flags="--workers 3")
+    settings = MaxBatch(data=tmp_path, loaders=("synthetic",), by_hand=("dali-cpu",), flags="--workers 3")
     with pytest.raises(UserError, match="--image-size behind -- with --by-hand"):
         max_batch.points(settings.model_copy(update={"flags": "--workers 3 --image-size 96"}))
     monkeypatch.setattr(max_batch, "training_samples", lambda _: 100)
@@ -199,10 +199,10 @@ def test_by_hand_gets_the_workers_and_refuses_other_work(
     monkeypatch.setattr(max_batch.loop_by_hand, "main", lambda: said.append(sys.argv))
     monkeypatch.setattr(max_batch.torch.cuda, "max_memory_allocated", lambda _: 0)
     monkeypatch.setattr(sys, "argv", [])
-    max_batch._by_hand(
-        settings, {"arch": "resnet18", "batch_size": 8}, max_batch.torch.device("cpu"), [], 0.0, dict
-    )
+    point = {"arch": "resnet18", "loader": "by hand: dali-cpu", "batch_size": 8}
+    max_batch._by_hand(settings, point, max_batch.torch.device("cpu"), [], 0.0, dict)
     assert said[0][-2:] == ["--workers", "3"]
+    assert said[0][said[0].index("--loader") + 1] == "dali-cpu"
 
 
 def test_files_are_needed_but_for_the_synthetic_loader() -> None:
