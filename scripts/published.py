@@ -1,0 +1,359 @@
+"""`python -m scripts.published REPORT [--data D]`: a published report's table, by hand here, and ours.
+
+A report is a file of configs/published/: its figures, its hardware, and for each row the point of a suite of
+`python -m scripts.bench` that is the same by hand, and the one that is ours. Nothing is timed here. Machines
+differ, so rows are compared by their ratios: the report's to its own baseline, those of here to the same
+baseline by hand, in the same run.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
+
+import yaml
+from pydantic import Field, PositiveInt, ValidationError
+
+from benchmarks import _show
+from benchmarks._flags import asked
+from benchmarks._process import ending_on_signals
+from benchmarks._suite import Row, merged, run, said_of, value
+from cli import Settings, one_of
+from contracts import UserError
+from report import record
+from scripts.bench import suite_of
+
+REPORTS = Path(__file__).resolve().parents[1] / "configs" / "published"
+HERE = ("by hand here", "ours")
+"""Columns of what is measured."""
+Point = dict[str, Any]
+
+
+class Line(Settings):
+    """One row of a report: what was published, and the points of the suite that are the same here."""
+
+    name: str
+    published: dict[str, float] = Field(default_factory=dict)
+    """The report's figures, by the names that they have in the suite; none where it has no such row."""
+    by_hand: Point | None = None
+    """What the point of the loop by hand has; none where there is none to write."""
+    ours: Point | None = None
+    """What our point has."""
+    gpus: int = 0
+    """GPUs that the row needs to be of any meaning."""
+
+
+class Table(Settings):
+    """One table of a report, measured by one suite."""
+
+    name: str
+    """Names its folder of results."""
+    about: str
+    """What the figures are, for the title."""
+    suite: str
+    """Of `python -m scripts.bench`."""
+    set: Literal["images", "training", "videos", "patches", "none"]
+    """What --data of the suite is: <class>/*, train/ and val/ of these, videos, a folder of large images."""
+    count: PositiveInt
+    """Files that one pass of the report has."""
+    flags: dict[str, Any]
+    """Of the suite, as the report's setting has them."""
+    without_gpu: dict[str, Any] = Field(default_factory=dict)
+    """Flags that are others where there is no GPU: smaller sets, fewer steps; `count` may be here too."""
+    gpus: int = 0
+    """GPUs without which the table means nothing."""
+    figures: dict[str, str]
+    """Figure of the suite that is compared -> what it is, with its unit."""
+    baseline: str
+    """Name of the line that the ratios are to."""
+    lines: tuple[Line, ...]
+
+
+class Report(Settings):
+    """A published report: a file of configs/published/."""
+
+    title: str
+    source: str
+    """Where it was published."""
+    hardware: str
+    """What its figures were measured on."""
+    differs: tuple[str, ...] = ()
+    """Sentences on what is not as in the report, here or there."""
+    tables: tuple[Table, ...]
+
+
+class Published(Settings):
+    """The table of a published report: theirs, by hand here, ours."""
+
+    data: Path | None = None
+    """Folder of images, <class>/* or train/<class>/*, of which links make as many as the report had. Default:
+    a set is drawn."""
+    videos: Path | None = None
+    """Folder of videos, for `sharded`. Default: a set is coded."""
+    output: Path | None = None
+    """Folder of the results and of sets that are made; the same command with it goes on. Default:
+    runs/published-REPORT-<date>."""
+    tables: tuple[str, ...] = ()
+    """Tables of the report, by name. Default: all."""
+    limit_s: float = 900.0
+    """Longest that one point may take, seconds."""
+
+
+def read(name: str) -> Report:
+    """Return a report by its name. Raises UserError for one that is not there, or that lacks something."""
+    path = REPORTS / f"{one_of('REPORT', name, names())}.yaml"
+    try:
+        return Report.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{path}: {where}: {first['msg']}") from None
+
+
+def names() -> list[str]:
+    """Return the names of all reports."""
+    return sorted(path.stem for path in REPORTS.glob("*.yaml"))
+
+
+# --- data ---------------------------------------------------------------------------------------------------
+
+
+def data_for(table: Table, count: int, settings: Published, folder: Path) -> tuple[Path | None, str]:
+    """Return the --data of a table's suite, made below `folder` where it is not given, and what to say of it.
+
+    Raises UserError.
+    """
+    try:
+        return SETS[table.set](count, settings, folder)
+    except (ValueError, OSError) as error:
+        raise UserError(f"--data: {error}") from None
+
+
+def _images(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
+    root, said = _pictures(settings, folder)
+    return _linked(root, folder / f"images-{count}", count), f"{said}, linked to {count:,} names"
+
+
+def _training(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
+    root, said = _pictures(settings, folder)
+    target = folder / f"training-{count}"
+    target.mkdir(parents=True, exist_ok=True)
+    _linked(root, target / "train", count)
+    _linked(root, target / "val", count)
+    return target, f"{said}, linked to {count:,} names"
+
+
+def _linked(root: Path, target: Path, count: int) -> Path:
+    from scripts import link_set
+
+    if not target.exists():
+        link_set.link(root, target, max(count, len(link_set.sources(root))), symbolic=True)
+    return target
+
+
+def _pictures(settings: Published, folder: Path) -> tuple[Path, str]:
+    if settings.data:
+        return settings.data, f"the images of {settings.data}"
+    from scripts import demo_set
+
+    demo_set.write(folder / "drawn", 50, 5, progress=False)
+    return folder / "drawn", "--data is not given: drawn images, smaller than photographs"
+
+
+def _videos(count: int, settings: Published, folder: Path) -> tuple[Path, str]:
+    if settings.videos:
+        return settings.videos, f"the videos of {settings.videos}"
+    from scripts import video_set
+
+    target = folder / f"videos-{count}"
+    video_set.write(target, count, video_set.Kind(), progress=False)
+    return target, f"--videos is not given: {count} coded ones of {video_set.Kind().frames} frames"
+
+
+def _none(_count: int, _settings: Published, _folder: Path) -> tuple[None, str]:
+    return None, "the suite makes what it reads"
+
+
+SETS: dict[str, Callable[[int, Published, Path], tuple[Path | None, str]]] = {
+    "images": _images,
+    "training": _training,
+    "videos": _videos,
+    "none": _none,
+}
+"""What --data of a suite is -> what makes it."""
+
+# --- a table ------------------------------------------------------------------------------------------------
+
+
+def words(flags: Mapping[str, Any]) -> list[str]:
+    """Return flags of a suite as a command line has them; None leaves a flag out."""
+    found: list[str] = []
+    for name, its in flags.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(its, str):
+            found.append(f"{flag}={its}")  # --flags has words that begin like flags
+        elif its is not None:
+            several = its if isinstance(its, list) else [its]
+            found += [flag, *(str(each).lower() if isinstance(each, bool) else str(each) for each in several)]
+    return found
+
+
+def settled(table: Table, gpus: int) -> tuple[dict[str, Any], int]:
+    """Return the flags of a table's suite and the count of files, as this machine has GPUs."""
+    flags = dict(table.flags) if gpus else table.flags | table.without_gpu
+    count = int(flags.pop("count", table.count))
+    if gpus and "gpus" in flags:
+        flags["gpus"] = [number for number in flags["gpus"] if number <= gpus]
+    return flags, count
+
+
+def row_of(rows: Sequence[Row], point: Point) -> Row | None:
+    """Return the row whose point has these values."""
+    return next((row for row in rows if point.items() <= row["point"].items()), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A cell: a figure, or why there is none."""
+
+    figure: float | None
+    why: str = "-"
+
+
+def found_here(line: Line, point: Point | None, rows: Sequence[Row], figure: str, gpus: int) -> Found:
+    """Return the figure of a point, or why there is none here."""
+    if point is None:
+        return Found(None)
+    if line.gpus > gpus:
+        return Found(None, f"cannot run here: it needs {line.gpus} GPU{'s' * (line.gpus > 1)}")
+    row = row_of(rows, point)
+    if row is None:
+        return Found(None, "cannot run here: the suite has no such point on this machine")
+    if row["status"] != "ok":
+        return Found(None, f"cannot run here: {said_of(row)}")
+    return Found(value(row, figure))
+
+
+def cells(table: Table, figure: str, rows: Sequence[Row], gpus: int) -> list[list[str]]:
+    """Return a list a line: its name, theirs, by hand here, ours; each a figure with its ratio to the
+    baseline.
+
+    The baseline here is the one by hand, or ours where nothing by hand is measured.
+    """
+    found = {
+        line.name: [
+            Found(line.published.get(figure)),
+            *(found_here(line, point, rows, figure, gpus) for point in (line.by_hand, line.ours)),
+        ]
+        for line in table.lines
+    }
+    theirs, by_hand, ours = (each.figure for each in found[table.baseline])
+    here = by_hand if by_hand is not None else ours
+
+    def said(cell: Found, baseline: float | None) -> str:
+        if cell.figure is None:
+            return cell.why
+        return f"{cell.figure:,.4g}" + (f" ({cell.figure / baseline:.2f} x)" if baseline else "")
+
+    return [
+        [name, *(said(*pair) for pair in zip(its, (theirs, here, here), strict=True))]
+        for name, its in found.items()
+    ]
+
+
+def markdown(table: Table, told: Mapping[str, Sequence[Sequence[str]]], data: str, command: str) -> str:
+    """Return the tables of a suite, one a figure, with what was run for them."""
+    lines = [
+        f"## {table.about}",
+        "",
+        f"Ratios are to *{table.baseline}*: theirs to their own, those of here to that of here. Data: "
+        f"{data}.",
+        "",
+        f"```bash\n{command}\n```",
+        "",
+    ]
+    for title, rows in told.items():
+        whole = [[title, "theirs", *HERE], ["---"] * 4, *rows]
+        lines += [*(f"| {' | '.join(row)} |" for row in whole), ""]
+    return "\n".join(lines)
+
+
+def measured(table: Table, settings: Published, folder: Path, console: Any) -> str:
+    """Measure a table, print it, and return it as Markdown. Raises UserError."""
+    import torch
+    from rich.table import Table as Shown
+    from rich.text import Text
+
+    gpus = torch.cuda.device_count()
+    if table.gpus > gpus:
+        return f"## {table.about}\n\nCannot run here: it needs a GPU.\n"
+    suite = suite_of(table.suite)
+    flags, count = settled(table, gpus)
+    data, said = data_for(table, count, settings, folder)
+    own = {"data": str(data)} if data else {}
+    argv = words({**own, **flags, "limit_s": settings.limit_s})
+    results = folder / table.name
+    with _show.progress(console, f"{table.name} ({table.suite})") as progress:
+        rows = run(suite, asked(suite.settings, argv, prog=suite.name), results, progress)
+    told = {
+        title: cells(table, figure, suite.derive(merged(rows)), gpus)
+        for figure, title in table.figures.items()
+    }
+    for title, lines in told.items():
+        shown = Shown(title=f"{table.about}\n{said}", title_justify="left")
+        for head in (title, "theirs", *HERE):
+            shown.add_column(head, overflow="fold")
+        for line in lines:
+            shown.add_row(*map(Text, line))
+        console.print(shown)
+    place = ["--data", "DATA"] if data else []
+    command = shlex.join(["python", "-m", "scripts.bench", table.suite, *place, *words(flags)])
+    return markdown(table, told, said, command)
+
+
+def main(argv: list[str]) -> int:
+    """Return 0; 2 for a user's mistake, 130 on an interrupt."""
+    try:
+        from rich.console import Console
+
+        if not argv or argv[0] in ("-h", "--help"):
+            print(f"{__doc__}\n")
+            for name in names():
+                print(f"  {name:16}{read(name).title}")
+            return 0
+        report = read(argv[0])
+        settings = asked(Published, argv[1:], prog=f"published {argv[0]}")
+        folder = settings.output or Path("runs") / f"published-{argv[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
+        console = Console(width=None if sys.stdout.isatty() else 200)
+        console.print(
+            f"{report.title}\n{report.source}\ntheirs: {report.hardware}",
+            *report.differs,
+            sep="\n",
+            highlight=False,
+        )
+        known = {table.name: table for table in report.tables}
+        chosen = [one_of("--tables", name, known) for name in settings.tables or known]
+        with ending_on_signals():
+            made = [measured(known[name], settings, folder, console) for name in chosen]
+        head = [f"# {report.title}", "", f"{report.source} Theirs: {report.hardware}.", ""]
+        head += [*(f"- {line}" for line in report.differs), ""]
+        record.replace(folder / "published.md", "\n".join([*head, *made]).encode())
+        console.print(f"published: {folder / 'published.md'}", highlight=False)
+        return 0
+    except UserError as mistake:
+        print(f"published: {mistake}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("published: interrupted; the same command with --output goes on", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""`python -m scripts.published`: reports are read and checked, and figures compared by their ratios."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks._flags import asked
+from contracts import UserError
+from scripts import published
+from scripts.bench import suite_of
+
+TABLES = [(name, table) for name in published.names() for table in published.read(name).tables]
+INDEX = Path(__file__).resolve().parents[2] / "docs" / "benchmarks" / "README.md"
+
+
+def row(point: dict[str, Any], **figures: float) -> dict[str, Any]:
+    return {"point": point, "status": "ok", "error": None, "figures": figures, "spread": {}}
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+@pytest.mark.parametrize(("name", "table"), TABLES, ids=[f"{name}-{table.name}" for name, table in TABLES])
+def test_a_table_is_one_of_its_suite(name: str, table: published.Table, gpus: int) -> None:
+    suite = suite_of(table.suite)
+    flags, count = published.settled(table, gpus)
+    asked(suite.settings, published.words(flags), prog=suite.name)
+    assert count > 0 and table.baseline in [line.name for line in table.lines]
+    known = {column.key for column in suite.columns} | {"waited_s", "efficiency"}
+    assert set(table.figures) <= known
+    for line in table.lines:
+        assert set(line.published) <= set(table.figures)
+        for point in filter(None, (line.by_hand, line.ours)):
+            assert set(point) <= known
+
+
+def test_figures_are_compared_with_their_own_baselines() -> None:
+    table = next(table for name, table in TABLES if name == "slow-storage")
+    rows = [
+        row({"method": "pytorch+opencv"}, total_s=10.0),
+        row({"method": "dali-by-hand"}, total_s=14.0),
+        row({"method": "dali-fed"}, total_s=10.1),
+        row({"method": "torchvision"}, total_s=10.0) | {"status": "failed", "error": "why"},
+    ]
+    told = {line[0]: line[1:] for line in published.cells(table, "total_s", rows, 0)}
+    assert told["DataLoader"] == ["11.1 (1.00 x)", "10 (1.00 x)", "cannot run here: failed: why"]
+    assert told["DALI that reads by itself"][:2] == ["14.16 (1.28 x)", "14 (1.40 x)"]
+    assert told["DALI that reads by itself"][2].startswith("cannot run here: the suite has no such point")
+    assert told["DALI fed by a DataLoader"] == ["10.3 (0.93 x)", "-", "10.1 (1.01 x)"]
+    assert told["DALI that reads by itself, on a GPU"][2] == "cannot run here: it needs 1 GPU"
+
+
+def test_a_report_that_lacks_something_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "REPORTS", tmp_path)
+    (tmp_path / "one.yaml").write_text("title: a\nsource: b\ntables: []\n")
+    with pytest.raises(UserError, match=r"one\.yaml: hardware: Field required"):
+        published.read("one")
+    with pytest.raises(UserError, match="REPORT got 'two'"):
+        published.read("two")
+
+
+@pytest.mark.parametrize("line", re.findall(r"^\| (\[.*) \|$", INDEX.read_text(), re.MULTILINE))
+def test_the_index_quotes_what_its_page_has(line: str) -> None:
+    """Every figure of a line of docs/benchmarks/README.md stands on the page that it leads to."""
+    page = re.match(r"\[[^]]*\]\(([^)]*)\)", line)
+    assert page
+    text = (INDEX.parent / page[1]).read_text()
+    figures = re.findall(
+        r"(?<![\w.,-])(\d[\d,]*(?:\.\d+)?)(?: ?(%|times|img/s|clip/s|s|MiB|ms)(?!\w))",
+        line.split(" | ", 1)[1],
+    )
+    assert figures or re.search("max-batch|soak|image", page[1])  # these three quote no rate
+    for figure, unit in figures:
+        said = rf"(?<![\d.,]){re.escape(figure)} ?{re.escape(unit)}(?!\w)"  # in a sentence
+        cell = rf"\| {re.escape(figure)}[ %(|]"
+        assert re.search(f"{said}|{cell}", text), f"{page[1]} does not have {figure} {unit}"
