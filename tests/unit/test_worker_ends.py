@@ -102,7 +102,12 @@ def test_a_worker_that_does_not_come_to_the_next_epoch() -> None:
     slow = workers(HANGS)
     slow._sampler.start([rows_of([(1, 1)] * BATCH)])
     iter(slow._loader)
-    waits = threading.Thread(target=lambda: pytest.raises(RuntimeError, iter, slow._loader))
+
+    def next_epoch() -> None:
+        with pytest.raises(RuntimeError, match="told to end"):
+            iter(slow._loader)
+
+    waits = threading.Thread(target=next_epoch)
     waits.start()
     until = time.monotonic() + 10
     while not (said := slow.awaited()).startswith("workers (pid ") or "/data/" not in said:
