@@ -14,7 +14,7 @@ import numpy as np
 
 from contracts import MAX_PIXELS, Split, UserError
 from dataset import lists
-from dataset.coco import layouts
+from dataset.coco import doubts, layouts
 from dataset.coco.scan import open_coco
 from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.images.columns import as_shown, told_of_exif
@@ -208,6 +208,8 @@ def open_splits(
             )
             if split == "train" and settings.order == "sequential":
                 _warn_of_sorted(columns, console)
+        elif line := doubts.told_of_crowds(columns.crowd):
+            console.info(f"{split}: {line}")
         classes = columns.classes
     if model is not None:
         splits["val"] = _under(model, splits["val"], console)

@@ -18,6 +18,8 @@ from typing import Any
 
 # before libgomp is loaded: a thread that waits must not spin on the core a loader's worker needs
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# where the ranks' store has gone c10d warns with a page of its frames; the watch says it in a line
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import numpy as np
 import torch

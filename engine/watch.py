@@ -33,9 +33,8 @@ SAID_S = 30.0
 GIVES_UP_S = 1.0
 """Seconds that a run which was asked to stop waits for a batch."""
 LEAVES_S = 3.0
-"""Seconds, or two steps, after which a run that was asked to stop leaves without meeting the other ranks."""
-SLOW_S = 10.0
-"""Seconds that it has where it is not in a step or a batch of validation."""
+"""Seconds after which a run that was asked to stop leaves without meeting the other ranks: with what it then
+saves that is within 5. Where steps, or batches of validation, are slow it has the time of two of them."""
 WARM_UP = 3
 """Steps that may be slow: code is compiled in the first ones, on some ranks for longer than on others."""
 LOOK_S = 0.2
@@ -207,7 +206,7 @@ class Watch:
             # its handler raises Asked there; where the wait has just ended it is ignored, and SIGINT would be
             # taken for the second Ctrl-C
             signal.pthread_kill(main, signal.SIGTERM)
-        most_s = max(LEAVES_S, 2 * self._step_s) if self._in_steps else SLOW_S
+        most_s = max(LEAVES_S, 2 * self._step_s) if self._in_steps else LEAVES_S
         if quiet_s > most_s and (not alone or self._waits is not None):
             waits = f"waits for {self._awaited()}" if self._waits is not None else "cannot meet the others"
             self._leave(128 + number, f"{self.world.named} {waits}")

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from contracts import Array, Rows, UserError
-from loaders._reads import Marks
+from loaders._reads import NONE, Marks, mark
 from machine import memory_bytes
 from plan.geometry import upright
 from processes import Stop, begin, killed_if_late, starting
@@ -212,7 +212,9 @@ class Workers:
             worker = iterator._task_info[iterator._rcvd_idx][0]
             process = processes[worker]
         except (AttributeError, LookupError):  # all of them at the beginning of an epoch
-            return f"workers (pid {', '.join(str(each.pid) for each in processes)})" if processes else ""
+            pids = ", ".join(str(each.pid) for each in processes)
+            busy = ", ".join(self._marks.busy())
+            return f"workers (pid {pids}), busy with {busy or 'no file'}" if processes else ""
         files = self._marks.files(worker, self._sampler.oldest())
         return f"worker {worker} (pid {process.pid}), busy with {files}"
 
@@ -371,6 +373,8 @@ class _PartDataset(Dataset[Any]):
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
         except UserError as mistake:  # as a value: the DataLoader would wrap it in a traceback
             return "mistake", mistake
+        finally:
+            mark(NONE)
 
 
 def died(process: Any, files: str) -> str:

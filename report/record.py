@@ -116,6 +116,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 def _check(folder: Path, resuming: bool) -> None:
     held = sorted(path.name for pattern in LEFT_BY_A_RUN for path in folder.glob(pattern))
+    for name in held:
+        if not (folder / name).is_file():  # a run would wait for a pipe
+            raise UserError(
+                f"--output {folder}: {name} there is a folder, a pipe or a device, and no file of a run; "
+                "take it away, or name another folder"
+            )
     if held and not resuming:
         remedy = "continue it with --resume auto, or name another folder"
         raise UserError(f"--output {folder} holds a run ({held[0]}); {remedy}")

@@ -12,6 +12,17 @@ ROUNDED = 1.0  # pixels that a box may reach out of its image
 NEARLY_ALL = 0.9
 
 
+def told_of_crowds(crowd: Array) -> str:
+    """Return a sentence that counts a few crowds; "" where there are none, or so many that `doubts` has it.
+
+    `crowd` is bool, by annotation.
+    """
+    count = int(np.count_nonzero(crowd))
+    if not 0 < count <= FEW_CROWDS * len(crowd):
+        return ""
+    return f"{count:,} of {len(crowd):,} annotations are crowds (iscrowd 1), and not trained on"
+
+
 def doubts(rows: Array, sizes: Array) -> list[str]:
     """Return a sentence for each doubt. `sizes` int64 [m, 2] are height and width of each row's image."""
     count = len(rows)

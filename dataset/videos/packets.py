@@ -39,7 +39,7 @@ from dataset.videos.heads import (
     shows_nothing,
     sides,
 )
-from dataset.videos.sizes import Sizes, may_say
+from dataset.videos.sizes import HEADS, Sizes, may_say
 from dataset.videos.units import MAY, NO, ORDERED, display_places, is_turned, looker, piece
 from user_files import open_bytes
 
@@ -352,6 +352,7 @@ def _packets(
     damaged = 0
     look = looker(codec, extradata)
     sizes = Sizes(codec, extradata)
+    all_say = codec in HEADS
     length_bytes = length_size(extradata, codec)
     vp9 = codec == "vp9"
     mpeg4 = codec == "mpeg4"
@@ -368,7 +369,7 @@ def _packets(
             damaged += 1
             if container not in ("ts", "mpg"):
                 raise Rejected(f"cut short or damaged: packet {len(found)} is not whole")
-        if key or (vp9 and may_say(data)):
+        if key or all_say or (vp9 and may_say(data)):
             sizes.see(packet, data, len(found))
         hidden = vp8 and not data[0] >> 4 & 1  # RFC 6386, 9.1
         found.append(

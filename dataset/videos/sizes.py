@@ -16,6 +16,14 @@ _SETS = {  # the parameter sets that sizes are in, up to the next unit
 _MPEG4_HEAD = re.compile(rb"\x00\x00\x01[\x20-\x2f](.*?)(?=\x00\x00\x01|$)", re.DOTALL)  # ISO 14496-2, 6.2.3
 _MPEG2_HEAD = b"\0\0\1\xb3"  # ISO 13818-2, 6.2.2.1: two sides of 12 bits
 BEGINNING = 4096
+HEADS = {
+    "dnxhd": re.compile(rb".{24}(.{4})", re.DOTALL),  # SMPTE ST 2019-1, 5.3
+    "gif": re.compile(rb"GIF8[79]a(.{4})", re.DOTALL),
+    "jpeg2000": re.compile(rb".*?\xff\x4f\xff\x51.{4}(.{16})", re.DOTALL),  # ITU-T T.800, A.5.1; maybe boxed
+    "png": re.compile(rb"\x89PNG.{12}(.{8})", re.DOTALL),
+    "prores": re.compile(rb".{4}icpf.{8}(.{4})", re.DOTALL),  # SMPTE RDD 36, 5.1.1
+}
+"""Codecs whose every packet is a picture of its own -> what its head begins with, up to its sides."""
 
 
 class Sizes:
@@ -29,7 +37,7 @@ class Sizes:
         self._known = set[bytes]()
 
     def see(self, packet: Any, data: memoryview, place: int) -> None:
-        """Look at a packet: a key frame, or one of VP9 that may say a size."""
+        """Look at a packet: a key frame, one of VP9 that may say a size, or any of HEADS."""
         if self._codec in ORDERED:
             self._see_sets(packet, data, place)
         elif self._codec == "vp9":
@@ -91,6 +99,9 @@ def _told(codec: str, data: memoryview) -> bytes:
     if codec == "av1":
         return next((bytes(unit) for kind, unit in obus(data) if kind == 1), b"")
     head = bytes(data[:BEGINNING])
+    if codec in HEADS:
+        found = HEADS[codec].match(head)
+        return found[1] if found else b""
     if codec == "mpeg4":
         found = _MPEG4_HEAD.search(head)
         return found[1] if found else b""

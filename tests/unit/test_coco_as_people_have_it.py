@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataset.coco.doubts import told_of_crowds
 from tasks import _results
 from tasks._coco import Detections
 from tasks._results import Results
@@ -119,6 +120,15 @@ def half_of_them() -> Callable[[dict[str, Any]], None]:
 def test_boxes_that_may_be_meant_otherwise(change: Any, said: str, data: Path) -> None:
     warnings = changed(data, each("annotations", change)).warnings
     assert len(warnings) == bool(said) and all(said in line for line in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    ("crowds", "said"), [(0, ""), (1, "1 of 20 annotations are crowds"), (4, "4 of 20"), (5, "")]
+)
+def test_a_few_crowds_are_counted_and_no_warning(crowds: int, said: str) -> None:
+    """COCO has them too; where there are more, a doubt has the count."""
+    assert told_of_crowds(np.arange(20) < crowds).startswith(said)
+    assert bool(told_of_crowds(np.arange(20) < crowds)) == bool(said)
 
 
 # --- names of files -----------------------------------------------------------------------------------------

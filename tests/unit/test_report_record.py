@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,18 @@ def test_a_fresh_run_does_not_mix_with_another_or_touch_it(tmp_path: Path) -> No
         assert {path.name: path.read_text() for path in folder.iterdir()} == {name: "precious"}
         claim(folder, resuming=True)
         assert {path.name for path in folder.iterdir()} == {name, "left"}, "the probe is gone"
+
+
+@pytest.mark.parametrize("name", LEFT_BY_A_RUN[:-1])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_in_a_files_place_is_not_waited_for(
+    name: str, make: Callable[[Path], None], tmp_path: Path
+) -> None:
+    make(tmp_path / name)
+    for resuming in (True, False):
+        with pytest.raises(UserError, match=f"^--output .*: {name} there is .* take it away"):
+            with claimed(tmp_path, resuming=resuming):
+                raise AssertionError
 
 
 def test_a_folder_of_other_things_is_welcome(tmp_path: Path) -> None:

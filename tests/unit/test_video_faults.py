@@ -241,19 +241,22 @@ def joined(first: Path, second: Path, target: Path) -> Path:
     return target
 
 
+PIXELS = {"mjpeg": "yuvj420p", "prores_ks": "yuv422p10le", "png": "rgb24", "jpeg2000": "rgb24"}
+
+
 @pytest.mark.parametrize(
     ("codec", "ending"),
     [
         *(("h264", "ts"), ("hevc", "ts"), ("vp9", "mkv"), ("vp8", "mkv")),
         *(("av1", "mkv"), ("mpeg4", "avi"), ("mpeg2video", "ts"), ("mjpeg", "avi")),
+        *(("prores_ks", "mov"), ("png", "avi"), ("jpeg2000", "mkv")),
     ],
 )
 def test_pictures_that_change_their_size_are_left_out(
     codec: str, ending: str, coded: Coded, tmp_path: Path
 ) -> None:
     about: dict[str, Any] = {"codec": codec, "frames": 24, "ending": "avi" if ending == "avi" else "mkv"}
-    if codec == "mjpeg":
-        about["pixels"] = "yuvj420p"
+    about["pixels"] = PIXELS.get(codec, "yuv420p")
     first, smaller = coded(**about), coded(size=(64, 96), **about)
     said = rejected(joined(first, smaller, tmp_path / f"changes.{ending}"))
     assert said.startswith("its pictures change their size at packet 24: ")

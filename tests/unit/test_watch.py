@@ -44,8 +44,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, size: int = 1) -> tuple[Watch, list
     """A watch of a run of so many ranks that is quick, and the codes with which it left."""
     for name in ("SAID_S", "GIVES_UP_S"):
         monkeypatch.setattr(watch, name, 0.3)
-    for name in ("LEAVES_S", "SLOW_S"):
-        monkeypatch.setattr(watch, name, 0.6)
+    monkeypatch.setattr(watch, "LEAVES_S", 0.6)
     world = ProcessWorld(torch.device("cpu"))
     world.size = size
     codes: list[int] = []

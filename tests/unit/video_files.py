@@ -50,7 +50,7 @@ class Video:
     """What a test video is like. The container is that of the file's ending."""
 
     frames: int = 40
-    codec: str = "h264"  # of ENCODERS
+    codec: str = "h264"  # of ENCODERS, or an encoder's own name
     size: tuple[int, int] = (96, 128)  # height and width as displayed, pixels
     fps: Fraction = Fraction(25)
     ticks: Sequence[int] = ()  # for a variable rate: the time of each frame, in 1/90000 s; avi has none
@@ -176,7 +176,7 @@ def _show_parts(path: Path, video: Video) -> None:
 
 
 def _stream(file: Any, video: Video) -> Any:
-    encoder = ENCODERS[video.codec]
+    encoder = ENCODERS.get(video.codec, video.codec)
     stream = file.add_stream(encoder, rate=video.fps)
     height, width = video.size if video.rotation % 180 == 0 else video.size[::-1]
     stream.height, stream.width, stream.pix_fmt = height, width, video.pixels
