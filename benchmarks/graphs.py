@@ -38,7 +38,7 @@ class Graphs(Common):
     batch_sizes: tuple[PositiveInt, ...] = (8, 64, 512)
     """Samples a step."""
     steps: tuple[Literal["eager", "graphs", "compile", "compile+graphs"], ...] = (
-        EAGER,
+        "eager",
         "graphs",
         "compile+graphs",
     )

@@ -78,10 +78,10 @@ def images(
             )
         else:
             pixels = fn.decoders.image(jpegs, output_type=types.RGB, **how)
-        pixels = fn.resize(pixels, **resized)
+        resize: Any = fn.resize(pixels, **resized)
+        pixels = resize.gpu() if gpu else resize
         mirror = fn.random.coin_flip() if flip else 0
         dtype = types.FLOAT16 if gpu else types.FLOAT
-        pixels = pixels.gpu() if gpu else pixels
         pixels = fn.crop_mirror_normalize(pixels, dtype=dtype, crop=(size, size), mirror=mirror, **NORMAL)
         return pixels, labels.gpu() if gpu else labels
 

@@ -142,8 +142,6 @@ def test_lent_memory_comes_back(net: str, world: ProcessWorld) -> None:  # noqa:
             told.append(outcomes_of(step, "fp16", steps=4, first=4 * at).tolist())
             told.append(validated(step, (batch_of(50 + k, "fp16", world.device) for k in range(3))))
             assert step.memory_is_back() is (net == "resnet18" or at > 0 or step is eager)
-    assert np.array_equal(
-        *(np.concatenate([np.ravel(one) for one in told]) for told in figures), equal_nan=True
-    )
+    assert str(figures[0]) == str(figures[1])  # to the last bit, and NaN is NaN
     assert (graph.graphs is None) is (net == "keeps")
     graph.forget()

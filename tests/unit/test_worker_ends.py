@@ -101,11 +101,12 @@ def test_a_worker_that_does_not_come_to_the_next_epoch() -> None:
     """PyTorch waits for all of them there, and not for a batch: it is said what they are busy with."""
     slow = workers(HANGS)
     slow._sampler.start([rows_of([(1, 1)] * BATCH)])
-    iter(slow._loader)
+    loader: Any = slow._loader
+    iter(loader)
 
     def next_epoch() -> None:
         with pytest.raises(RuntimeError, match="told to end"):
-            iter(slow._loader)
+            iter(loader)
 
     waits = threading.Thread(target=next_epoch)
     waits.start()
