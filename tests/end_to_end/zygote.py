@@ -62,6 +62,7 @@ def become(order: dict[str, Any]) -> None:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
+    sys.path[1:1] = order["env"].get("PYTHONPATH", "").split(os.pathsep)
     for name, value in order["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     signal.signal(signal.SIGINT, signal.default_int_handler)

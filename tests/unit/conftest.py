@@ -21,10 +21,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def prompt_ran(runner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that suites and the tuner start have imported PyTorch already."""
     from benchmarks import _suite
+    from benchmarks._process import ROOT
     from scripts import tune
 
     def ran(command: list[str], log: Any, limit_s: float) -> int:
-        process = runner.python(*command[1:], env=dict(os.environ))
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        process = runner.python(*command[1:], env={**os.environ, "PYTHONPATH": paths})
         try:
             code: int = process.wait(limit_s)
         finally:
