@@ -7,6 +7,11 @@ instead of 47).
 
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +34,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
+KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH", "TMPDIR", "VIRTUAL_ENV")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="also run the sweeps of tests/sweeps.py")
@@ -46,3 +53,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not asked_for:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("sweep")])
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+
+
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a run sees of ours: a manifest cache of the session, and no CUDA device, whatever this machine
+    has.
+    """
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    return {
+        **kept,
+        "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")),
+        "CUDA_VISIBLE_DEVICES": "",
+        "COLUMNS": "80",
+    }
+
+
+@pytest.fixture(scope="session")
+def zygote(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.end_to_end.zygote"],
+        cwd=Path(__file__).parents[1],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()  # a process that a test has forked may hold stdin open: its end never comes
+
+
+@pytest.fixture
+def runner(
+    tmp_path_factory: pytest.TempPathFactory, zygote: subprocess.Popen[str], environment: dict[str, str]
+) -> Iterator[Any]:
+    """tests.end_to_end.runs.Runner, for `runner.python(...)`, with this process's variables."""
+    from tests.end_to_end.runs import ROOT, Runner  # with numpy, which few of the tests need
+
+    found = Runner(tmp_path_factory.mktemp("programs"), environment | {"PYTHONPATH": str(ROOT)}, zygote)
+    yield found
+    found.end()

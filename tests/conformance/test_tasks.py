@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from tasks.kind import TaskKind
 from tests.conformance import tasks, toy_task
 from tests.conformance.checks import raises
 from tests.conformance.tasks import CASES, Case, planted
-from tests.end_to_end.runs import ROOT, draw
+from tests.end_to_end.runs import ROOT, Runner, draw
 from tests.unit.test_meter import alone
 
 CHECKS: dict[str, Callable[[Case], object]] = {
@@ -121,14 +119,12 @@ if __name__ == "__main__":
 """
 
 
-def test_a_task_is_one_file_and_one_line(tmp_path: Path) -> None:
+def test_a_task_is_one_file_and_one_line(tmp_path: Path, runner: Runner) -> None:
     data = draw(tmp_path / "data", classes=("a", "b"), train=4, val=3)
     flags = f"--task toy --data {data} --manifest-dir {tmp_path / 'cache'} --output {tmp_path / 'run'}"
     small = "--loader torchvision --batch-size 4 --epochs 1 --image-size 16 --workers 1 --ceilings false"
     exact = "--precision fp32 --warmup-epochs 0"
-    program = [sys.executable, "-c", PROGRAM, *f"{flags} {small} {exact}".split()]
-    said = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert (said.returncode, said.stderr) == (0, ""), said.stdout
+    said = runner.python("-c", PROGRAM, *f"{flags} {small} {exact}".split()).done().out
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["task"], summary["arch"], summary["steps"], summary["rate"]["unit"]) == (
         "toy",
@@ -137,7 +133,7 @@ def test_a_task_is_one_file_and_one_line(tmp_path: Path) -> None:
         "img/s",
     )
     assert summary["validation"].keys() == {"rmse", "samples"} and summary["validation"]["samples"] == 6
-    assert f"RMSE              {summary['validation']['rmse']:.2f} classes" in said.stdout
+    assert f"RMSE              {summary['validation']['rmse']:.2f} classes" in said
     assert (tmp_path / "run/best.pt").exists()
     board = EventAccumulator(str(tmp_path / "run"))
     board.Reload()

@@ -93,9 +93,7 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> None:
 
 @dataclass
 class Runner:
-    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with the manifest cache of the
-    session.
-    """
+    """`run = Runner(...); run("--arch", "resnet18")` starts train.py in `cwd` with this environment."""
 
     cwd: Path
     env: dict[str, str]
@@ -105,6 +103,12 @@ class Runner:
     def __call__(
         self, *argv: object, limits: dict[str, int] | None = None, env: dict[str, str] | None = None
     ) -> Process:
+        return self.python(ROOT / "train.py", *argv, limits=limits, env=env)
+
+    def python(
+        self, *argv: object, limits: dict[str, int] | None = None, env: dict[str, str] | None = None
+    ) -> Process:
+        """Start what `python ARGV` starts, by a process that has imported PyTorch already."""
         folder = self.cwd / f"process-{len(self.started)}"
         folder.mkdir()
         for name in ("stdout", "stderr"):

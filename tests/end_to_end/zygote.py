@@ -1,7 +1,8 @@
-"""Starts runs of train.py quickly: imports once what it imports, then forks a process for each run.
+"""Starts programs quickly: imports once what train.py imports, then forks a process for each.
 
-The child runs train.py as `__main__`, in a session of its own. One JSON object a line on stdin (see
-runs.Runner), the child's process id as the answer; its exit status goes to a file.
+The child runs a command line of Python's (FILE, -m MODULE or -c CODE, and arguments) in a session of its own.
+One JSON object a line on stdin (see runs.Runner), the child's process id as the answer; its exit status goes
+to a file.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import resource
 import runpy
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -51,34 +53,49 @@ def become(order: dict[str, Any]) -> None:
     """In the child: everything that a fresh process would have been given."""
     os.setsid()
     for number, (file, how) in enumerate(
-        ((os.devnull, os.O_RDONLY), *((order[name], os.O_WRONLY) for name in ("stdout", "stderr")))
+        (
+            (os.devnull, os.O_RDONLY),
+            *((order[name], os.O_WRONLY | os.O_APPEND) for name in ("stdout", "stderr")),
+        )
     ):
         os.dup2(os.open(file, how), number)
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])
+    sys.path[1:1] = order["env"].get("PYTHONPATH", "").split(os.pathsep)
     for name, value in order["limits"].items():
         resource.setrlimit(getattr(resource, name), (value, value))
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = [str(TRAIN), *order["argv"]]
+    tempfile.tempdir = None  # of the zygote's environment
 
 
-def run() -> NoReturn:
-    """train.py as `__main__`, and what it leaves to the interpreter's own end."""
+def run(words: list[str]) -> NoReturn:
+    """The program as `__main__`, and what it leaves to the interpreter's own end."""
     code: Any = None
+    interrupted = False
     try:
-        runpy.run_path(str(TRAIN), run_name="__main__")
+        if words[0] == "-c":
+            sys.argv = ["-c", *words[2:]]
+            exec(compile(words[1], "<string>", "exec"), {"__name__": "__main__"})
+        elif words[0] == "-m":
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            runpy.run_path(words[0], run_name="__main__")
     except SystemExit as stop:
         code = stop.code
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
         code = 1
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+        interrupted = isinstance(error, KeyboardInterrupt)
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     os._exit(code or 0)  # giving back every object one by one takes a second
 
 
@@ -96,7 +113,7 @@ def main() -> None:
             child = os.fork()
             if child == 0:
                 become(order)
-                run()
+                run(order["argv"])
             os.write(tell, b"%d\n" % child)
             _, status = os.waitpid(child, 0)
             new = Path(order["status"] + ".new")

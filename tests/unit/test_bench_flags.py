@@ -69,6 +69,7 @@ def test_more_ranks_than_gpus(count: int, tmp_path: Path, monkeypatch: pytest.Mo
     require_gpus((), 2)  # a flag without a value is another mistake
 
 
+@pytest.mark.usefixtures("prompt_ran")
 def test_a_data_folder_whose_name_is_no_utf_8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

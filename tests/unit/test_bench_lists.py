@@ -20,6 +20,13 @@ LINES = 5_000
 EPOCH = {"batch_size": 50, "workers": 2}
 
 
+@pytest.fixture(autouse=True)
+def few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at processes forked from one that has imported all of this takes a tenth of a second each."""
+    monkeypatch.setattr(lists, "WINDOWS", 4)
+    monkeypatch.setattr(lists, "EVERY_S", 5.0)
+
+
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("list") / "data" / "train.csv"

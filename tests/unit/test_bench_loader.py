@@ -191,7 +191,7 @@ def test_a_pass_over_images_has_as_many_for_ours_and_for_others(
         assert [list(run(epoch)) for epoch in range(2)] == [[8] * 4] * 2
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("prompt_ran")
 def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,6 +228,7 @@ def test_two_ranks_pass_over_the_files_and_a_loader_that_cannot_is_a_row(
     assert (tmp_path / "out" / "plots" / "pass.png").is_file()
 
 
+@pytest.mark.usefixtures("prompt_ran")
 def test_small_sets_are_passed_over_until_there_are_enough_batches(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,7 +228,7 @@ def test_files_are_needed_but_for_the_synthetic_loader() -> None:
         max_batch.points(MaxBatch())
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("prompt_ran")
 def test_a_search_on_the_cpu_ends_at_the_last_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

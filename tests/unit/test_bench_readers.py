@@ -160,7 +160,7 @@ def test_against_pil_and_the_conclusions() -> None:
     assert conclude(lost) == remarks(lost) == []
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("prompt_ran")
 def test_a_small_run_in_which_one_reader_is_absent(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def test_the_conclusion_comes_from_the_rows() -> None:
     assert conclude([]) == conclude(rows[3:]) == []
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("prompt_ran")
 def test_reads_in_the_consumers_thread_are_waited_for(
     pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

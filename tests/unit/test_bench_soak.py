@@ -280,7 +280,7 @@ def test_too_few_epochs_are_refused(tmp_path: Path) -> None:
         soak.points(Soak())
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("prompt_ran")
 def test_a_short_soak_ends_as_a_table_curves_and_hparams(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def test_by_hand_and_flags_it_does_not_take(flags: str, refused: str | None, dat
         points(settings)
 
 
+@pytest.mark.usefixtures("prompt_ran")
 def test_a_run(data: Path, tmp_path: Path) -> None:
     """A machine too slow for 20 steps in the time is given more of it."""
     flags = (

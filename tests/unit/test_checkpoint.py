@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from pathlib import Path
@@ -20,6 +18,7 @@ from contracts import UserError
 from engine import checkpoint, contents
 from engine.checkpoint import Resume
 from settings.run import Run
+from tests.end_to_end.runs import Runner, until
 
 ROOT = Path(__file__).resolve().parents[2]
 FITS: dict[str, Any] = {"arch": "resnet18", "classes": ["ant", "bee", "cow"], "manifest": "a1b2c3"}
@@ -77,18 +76,16 @@ WRITER = """
 """
 
 
-def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path, runner: Runner) -> None:
     path, moments = tmp_path / "last.pt", random.Random(0)
     for _ in range(3):
-        program = [sys.executable, "-c", textwrap.dedent(WRITER), str(path)]
-        process = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert process.stdout
-        said = process.stdout.readline()
+        process = runner.python("-c", textwrap.dedent(WRITER), path)
+        until(lambda said=process: "\n" in said.out, 60, "a checkpoint")
         time.sleep(moments.uniform(0, 0.1))
-        process.send_signal(signal.SIGKILL)
-        said += process.communicate()[0]
+        process.send(signal.SIGKILL)
+        process.wait()
         content = torch.load(path, weights_only=True)
-        assert content["i"] >= int(said.split()[-1]), "what was said to be written is"
+        assert content["i"] >= int(process.out.split("\n")[-2]), "what was said to be written is"
         assert (
             {float(content["i"])}
             == set(content["model"]["a"].tolist())
@@ -114,13 +111,9 @@ FULL = """
 """
 
 
-def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_leaves_the_old_file_and_nothing_else(tmp_path: Path, runner: Runner) -> None:
     path = tmp_path / "last.pt"
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(FULL), str(path)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()
+    said = runner.python("-c", textwrap.dedent(FULL), path).done().out.splitlines()
     assert len(said) == 2
     for line in said:
         assert line.startswith(f"--output {tmp_path}: cannot write last.pt: ")

@@ -14,7 +14,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from filelock import FileLock
 from torch import nn
 
 import machine
@@ -23,6 +22,7 @@ from engine import distributed
 from engine.distributed import ProcessWorld, Vote, cores, leave, prepare_process
 from engine.step import Step
 from machine import memory_bytes
+from tests.end_to_end.runs import Runner
 from tests.unit.test_step import Net, assert_alike, batch_of, step_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def main(size: int, results: Path) -> None:
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * size
 
 
-def run(size: int, folder: Path) -> list[dict[str, Any]]:
+def run(size: int, folder: Path, runner: Runner) -> list[dict[str, Any]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -110,35 +110,25 @@ def run(size: int, folder: Path) -> list[dict[str, Any]]:
         "LOCAL_WORLD_SIZE": str(size),
     }
     code = (
-        "import pathlib; from tests.unit.test_distributed import main; "
+        "import pathlib, warnings; warnings.simplefilter('error'); "
+        "warnings.filterwarnings('ignore', 'This process', DeprecationWarning); "
+        "from tests.unit.test_distributed import main; "
         f"main({size}, pathlib.Path({str(folder)!r}))"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", code],
-        cwd=ROOT,
-        env=os.environ | common | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    runner.python("-c", code, env=common).done()
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(size)]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two and of three processes found; they are started once, also when pytest itself is
-    several processes.
-    """
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return run(request.param, tmp_path_factory.mktemp("ranks"))
-    folder = tmp_path_factory.getbasetemp().parent / f"{request.param} ranks"
-    with FileLock(f"{folder}.lock"):
-        if not folder.exists():
-            folder.mkdir()
-            run(request.param, folder)
-    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(request.param)]
+def ranks(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    environment: dict[str, str],
+    zygote: subprocess.Popen[str],
+) -> list[dict[str, Any]]:
+    """What each of two and of three processes found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return run(request.param, folder, Runner(folder, environment, zygote))
 
 
 def test_a_flag_of_any_rank_is_seen_by_all_one_step_later(ranks: list[dict[str, Any]]) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.end_to_end.runs import Runner
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -50,12 +52,12 @@ def test_one_that_does_not_hear_ctrl_c_stays_so() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "on\n", "")
 
 
-def test_who_imports_a_program_keeps_its_signals() -> None:
+def test_who_imports_a_program_keeps_its_signals(runner: Runner) -> None:
     code = (
         "import signal as s; kept = s.getsignal(s.SIGINT); import scripts.report; "
         "assert s.getsignal(s.SIGINT) is kept"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    runner.python("-c", code).done()
 
 
 def test_doctor_ends_with_its_children() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.end_to_end.runs import Runner
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 BLOCKS = re.findall(
@@ -22,8 +24,8 @@ SAMPLES = 140
 """In the folder that the examples read: two batches of 64 and 12 samples more."""
 
 
-def said_by(code: str, folder: Path) -> list[str]:
-    """Run an example in a process of its own and return its lines.
+def said_by(code: str, folder: Path, runner: Runner | None = None) -> list[str]:
+    """Run an example in a process of its own, a fresh one but with a runner, and return its lines.
 
     The example lies in `folder`, beside a config.py that is not ours and 140 images in two class folders,
     IMAGENET/train and IMAGENET/val; FLAT is one of these class folders.
@@ -40,10 +42,13 @@ def said_by(code: str, folder: Path) -> list[str]:
     script.write_text(
         code.replace("IMAGENET", str(folder)).replace('"FLAT"', f'"{folder}/train/n01"'), encoding="utf-8"
     )
+    here = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(folder / "cache")}
+    if runner is not None:
+        return runner.python(script, env=here).done().out.splitlines()
     done = subprocess.run(
         [sys.executable, str(script)],
         cwd=folder,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "XDG_CACHE_HOME": str(folder / "cache")},
+        env=here,
         capture_output=True,
         text=True,
         timeout=120,
@@ -79,14 +84,14 @@ def test_a_loader_in_ones_own_loop(tmp_path: Path) -> None:
     assert lines[0] != lines[2], "another epoch, another order"
 
 
-def test_a_validation_of_ones_own_counts_each_sample_once(tmp_path: Path) -> None:
-    (line,) = said_by(example("Validation"), tmp_path)
+def test_a_validation_of_ones_own_counts_each_sample_once(tmp_path: Path, runner: Runner) -> None:
+    (line,) = said_by(example("Validation"), tmp_path, runner)
     right, seen, there = (int(number) for number in re.findall(r"\d+", line))
     assert right <= seen == there == SAMPLES
 
 
-def test_a_flat_folder(tmp_path: Path) -> None:
-    lines = said_by(example("A flat folder without labels"), tmp_path)
+def test_a_flat_folder(tmp_path: Path, runner: Runner) -> None:
+    lines = said_by(example("A flat folder without labels"), tmp_path, runner)
     assert {line.rpartition("/")[2] for line in lines} == {f"{i}.JPEG" for i in range(SAMPLES // 2)}
     assert [int(line.split()[0]) for line in lines] == list(range(SAMPLES // 2))
 

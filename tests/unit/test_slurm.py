@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from contracts import UserError
 from engine import slurm
 from engine.slurm import first_host, gpus_on_node, has_own_cores, torchrun_variables
+from tests.end_to_end.runs import Runner
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK = {
@@ -118,21 +117,12 @@ with world.joined():
 """
 
 
-def test_two_tasks_meet() -> None:
+def test_two_tasks_meet(runner: Runner) -> None:
     """`srun -n 2` starts them so."""
     task = {"SLURM_NTASKS": "2", "SLURM_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
     places = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
-    command = [sys.executable, "-c", JOINS]
-    started = [
-        subprocess.Popen(
-            command, cwd=ROOT, env={**os.environ, **task, **place}, stdout=subprocess.PIPE, text=True
-        )
-        for place in places
-    ]
-    assert [one.communicate(timeout=100)[0].strip() for one in started] == ["2 [0, 1]"] * 2
-    alone = {**os.environ, "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}
-    refused = subprocess.run(
-        [sys.executable, "train.py"], env=alone, cwd=ROOT, capture_output=True, text=True
-    )
-    assert refused.returncode == 2 and len(refused.stderr.splitlines()) == 1
-    assert refused.stderr.startswith("one of 2 tasks of Slurm, of unknown place")
+    started = [runner.python("-c", JOINS, env=task | place) for place in places]
+    assert [one.done().out.strip() for one in started] == ["2 [0, 1]"] * 2
+    refused = runner(env={"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
+    assert refused.wait() == 2 and len(refused.err.splitlines()) == 1
+    assert refused.err.startswith("one of 2 tasks of Slurm, of unknown place")

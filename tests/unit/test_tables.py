@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from loaders import IMAGE_LOADERS, VIDEO_LOADERS
 from scripts.probes import storage
 from tasks import TASKS, tables
 from tests.conformance import toy
-from tests.end_to_end.runs import ROOT, draw
+from tests.end_to_end.runs import Runner, draw
 from tests.unit.folders import JPEG, fill
 
 PROGRAM = """
@@ -41,16 +39,14 @@ if __name__ == "__main__":
 """
 
 
-def test_a_loader_that_opens_files_asks_validation_too(tmp_path: Path) -> None:
+def test_a_loader_that_opens_files_asks_validation_too(tmp_path: Path, runner: Runner) -> None:
     data = draw(tmp_path / "data", classes=("a", "b"), train=2, val=1)
     (data / "val").rename(data / "unpacked")
     (data / "val.toy").touch()
     flags = f"--data {data} --manifest-dir {tmp_path / 'cache'} --output {tmp_path / 'run'} --workers 1"
     small = "--arch resnet18 --image-size 32 --batch-size 2 --epochs 1 --ceilings false"
-    program = [sys.executable, "-c", PROGRAM, *f"{flags} {small} --loader dali-cpu".split()]
-    run = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert run.returncode == 2, run.stderr[-2000:] or run.stdout
-    assert "--loader dali-cpu opens each sample's own file, and toy:a/000.jpg is none; choose" in run.stderr
+    said = runner.python("-c", PROGRAM, *f"{flags} {small} --loader dali-cpu".split()).mistake()
+    assert "--loader dali-cpu opens each sample's own file, and toy:a/000.jpg is none; choose" in said
     assert not (tmp_path / "run/metrics.jsonl").exists(), "nothing was trained before"
 
 

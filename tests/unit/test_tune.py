@@ -156,6 +156,7 @@ def test_the_preset_is_the_recipe_and_what_was_kept(tmp_path: Path) -> None:
     assert tune.trial_of(parse(["--task", "detection"]), {}, 3.0).optimisation.lr == 1e-5
 
 
+@pytest.mark.usefixtures("prompt_ran")
 def test_a_real_trial_and_one_without_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = parse(["--arch", "squeezenet1_1", "--batch-size", "2", "--image-size", "32"])
     trial = tune.measured(recipe, 0.2, "as it is", {"loader": "synthetic", "workers": 1, "pin_memory": False})
