@@ -19,6 +19,7 @@ SOURCES = {
     "list": "dataset.sources.list",
     "lmdb": "dataset.sources.lmdb",
     "tar": "dataset.sources.tar",
+    "arrow": "dataset.sources.arrow",
 }
 """--source -> module, a SourceModule.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import pickle
 import subprocess
@@ -27,14 +28,14 @@ import pytest
 from PIL import Image
 
 from contracts import FileSource, Source, Split, UserError
-from dataset.sources import SourceModule, folder, lmdb, tar
+from dataset.sources import SourceModule, arrow, folder, lmdb, tar
 from dataset.sources import list as image_list
 from dataset.sources.folder import Folder
 from tests.conformance import toy
 from tests.unit.folders import fill
 
 DELAY_S = 0.05
-TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb, tar, toy)
+TYPED: tuple[SourceModule, ...] = (folder, image_list, lmdb, tar, arrow, toy)
 """What mypy holds against the protocol."""
 Files = Mapping[str, bytes]
 """class/name -> bytes."""
@@ -99,12 +100,44 @@ def write_shards(data: Path, split: str, files: Files) -> None:
         write_tar(data / split / f"{shard}.tar", {**{name: files[name] for name in own}, **labels})
 
 
+Row = tuple[bytes | None, str | None, int | None]
+"""Bytes, path, label."""
+
+
+def write_arrow(path: Path, rows: list[Row], classes: tuple[str, ...] = (), *, stream: bool = True) -> Path:
+    """Write what datasets writes: an image column of structs, a ClassLabel, its names in the metadata."""
+    arrow = import_module("pyarrow")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    struct = arrow.struct([("bytes", arrow.binary()), ("path", arrow.string())])
+    features = {"image": {"_type": "Image"}, "label": {"names": [*classes], "_type": "ClassLabel"}}
+    about = {"huggingface": json.dumps({"info": {"features": features if classes else {}}})}
+    schema = arrow.schema([("image", struct), ("label", arrow.int64())], metadata=about)
+    with (arrow.ipc.new_stream if stream else arrow.ipc.new_file)(str(path), schema) as file:
+        for first in range(0, len(rows), 2):
+            images = [{"bytes": content, "path": name} for content, name, _ in rows[first : first + 2]]
+            labels = [label for *_, label in rows[first : first + 2]]
+            file.write_batch(arrow.record_batch([arrow.array(images, struct), labels], schema=schema))
+    return path
+
+
+def write_arrows(data: Path, split: str, files: Files) -> None:
+    """Write two shards, one of either format, in no order: the third sample has one of its own."""
+    names = sorted(files)
+    classes = tuple(sorted({name.partition("/")[0] for name in names}))
+    folder = data / {"val": "validation"}.get(split, split)
+    for shard, own in enumerate((names[3:] + names[:2], names[2:3])):
+        rows: list[Row] = [(files[name], name, classes.index(name.partition("/")[0])) for name in own]
+        write_arrow(folder / f"data-0000{shard}-of-00002.arrow", rows, classes, stream=not shard)
+
+
 def shard_of(source: Any, sample: int) -> Path:
     """Return the shard that a sample is in."""
-    return Path(source.name(sample).partition(".tar:")[0] + ".tar")
+    index = source.container.index
+    place = index.find(source.columns.entry(sample))
+    return Path(os.fsdecode(index.shard_path(int(index.shard[place]))))
 
 
-MAY_LACK = {"lmdb": "lmdb"}
+MAY_LACK = {"lmdb": "lmdb", "arrow": "pyarrow"}
 """--source -> the package that it needs, which a machine may do without."""
 
 
@@ -125,6 +158,10 @@ LAYOUTS = {
     "lmdb": Layout(write=write_lmdb, lose=lose_value),
     "tar": Layout(
         write=write_shards,
+        lose=lambda source, sample: os.unlink(shard_of(source, sample)),
+    ),
+    "arrow": Layout(
+        write=write_arrows,
         lose=lambda source, sample: os.unlink(shard_of(source, sample)),
     ),
     "toy": Layout(

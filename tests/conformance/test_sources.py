@@ -228,8 +228,9 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     assert f"has no train/ folder; it must be {what_holds('auto')}" in mistake(lambda: opened(data, "auto"))
     assert f"{source_named('folder').HOLDS}; or " in what_holds("auto") and toy.HOLDS in what_holds("auto")
     assert f"has no train.toy; it must be {toy.HOLDS}" in mistake(lambda: opened(data, "toy"))
-    assert "--source got 'lmbd', which is unknown; known: auto, folder, list, lmdb, tar, toy" in mistake(
-        lambda: opened(data, "lmbd")
+    assert (
+        "--source got 'lmbd', which is unknown; known: auto, folder, list, lmdb, tar, arrow, toy"
+        in mistake(lambda: opened(data, "lmbd"))
     )
     config = build({"data": data, "source": "toy"})
     said = mistake(lambda: open_splits(config.data, content="videos", loader="pyav", console=Console()))

@@ -1,0 +1,195 @@
+"""Where the images of shards lie, files of many samples: an index, written once, found again while none has
+changed.
+
+Must not know how a kind of shard is walked: a `Walk` finds the entries of one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+import processes
+from contracts import Array
+from dataset import walk
+from dataset.beside import Beside
+from dataset.manifest import Manifest, Rejects
+from dataset.scan import Progress, reading, remembered
+from machine import cores
+
+FEW = 64 << 20
+"""Bytes of shards that threads have walked before processes have started."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Index(Manifest):
+    """n entries of the shards of one split, in the order of their names' bytes. `classes` are the labels."""
+
+    VERSION: ClassVar[str] = "shards 1"
+    COLUMNS: ClassVar[dict[str, np.dtype[Any]]] = {
+        "path_bytes": np.dtype("u1"),
+        "path_offsets": np.dtype("i8"),
+        "size": np.dtype("i8"),
+        "offset": np.dtype("i8"),
+        "shard": np.dtype("i4"),
+        "label": np.dtype("i4"),
+        "row": np.dtype("i8"),
+        "shard_bytes": np.dtype("u1"),
+        "shard_offsets": np.dtype("i8"),
+        "shard_size": np.dtype("i8"),
+        "shard_mtime": np.dtype("i8"),
+    }
+    FINGERPRINT: ClassVar[tuple[str, ...]] = ("path_bytes", "path_offsets", "size", "label")
+    RAGGED: ClassVar[dict[str, tuple[str, ...]]] = {
+        "path_offsets": ("path_bytes",),
+        "shard_offsets": ("shard_bytes",),
+    }
+
+    offset: Array  # int64 [n], of the entry's first byte in its shard
+    shard: Array  # int32 [n]
+    label: Array  # int32 [n], index into classes; -1 = none
+    row: Array  # int64 [n], number in its shard; -1 = an entry is called by its name
+    shard_bytes: Array  # uint8 [bytes of all shards' names]
+    shard_offsets: Array  # int64 [shards + 1]
+    shard_size: Array  # int64 [shards], bytes
+    shard_mtime: Array  # int64 [shards], ns since 1970
+
+    def find(self, name: bytes) -> int:
+        """Return the place of the entry of that name; -1 where there is none."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle) < name:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low < len(self) and self.entry(low) == name else -1
+
+    def shard_path(self, shard: int) -> bytes:
+        """Return the absolute path of a shard."""
+        begin, end = self.shard_offsets[shard : shard + 2].tolist()
+        return os.fsencode(self.root) + b"/" + self.shard_bytes[begin:end].tobytes()
+
+
+class Entry(NamedTuple):
+    """An image of a shard."""
+
+    name: bytes  # b"" where it has none
+    offset: int  # of its first byte
+    size: int  # bytes
+    label: str | None
+    row: int = -1  # its number in the shard, where that is what messages call it
+
+
+class Shard(NamedTuple):
+    """What the walk over one shard has found."""
+
+    size: int  # bytes
+    mtime: int  # ns since 1970
+    entries: list[Entry]
+    rejects: list[tuple[bytes, str]]  # (name of a member, why)
+
+
+Walk = Callable[[Path], Shard]
+"""Path of a shard -> what it holds. Raises UserError and OSError."""
+
+
+def open_index(
+    root: Path,
+    names: Callable[[list[walk.Visit]], list[str]],
+    walked: Walk,
+    *,
+    key: list[Any],
+    samples: bool,
+    packed: Callable[[Sequence[Path]], Beside] | None = None,
+    cache: Path,
+    rescan: bool = False,
+    progress: Progress | None = None,
+) -> Index:
+    """Return the index of shards below `root`, from `cache` when none has changed since.
+
+    `names(visits)` lists them, and adds what shows a change; `key` (JSON values) is what the walk depends on
+    beside them. Entries are the images of `samples`, with their labels, or all images by their names. Where
+    one has no name, or two samples have the same, each is named by its shard and its own name, or its row.
+    The columns `packed` beside these shards are taken in place of a walk. Raises UserError.
+    """
+
+    def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
+        shards = names(visits)
+        paths = [root / name for name in shards]
+        if packed is not None and not rescan:
+            taken = packed(paths).taken(Index, made, lambda _: True)
+            if taken is not None:
+                dates = np.array([path.stat().st_mtime_ns for path in paths], np.int64)
+                np.save(made / "shard_mtime.npy", dates)  # a copy's are others
+                return taken
+        found = []
+        threads = sum(path.stat().st_size for path in paths) <= FEW
+        workers = min(len(paths), 8 if threads else min(32, max(4 * int(cores()), 1)))
+        with reading(root):
+            for shard in processes.results(walked, paths, workers, threads=threads):
+                found.append(shard)
+                say(len(found), len(paths), "reading shards")
+        for name, shard in zip(shards, found, strict=True):
+            for member, why in shard.rejects:
+                rejects(os.fsencode(root / name) + b":" + member, why)
+        return _write(root, shards, found, made, rejects, samples=samples)
+
+    return remembered(
+        Index, root, [str(root), *key], fill, root=root, cache=cache, rescan=rescan, progress=progress
+    )
+
+
+def _write(
+    real: Path,
+    shards: list[str],
+    walked: list[Shard],
+    made: Path,
+    rejects: Rejects,
+    *,
+    samples: bool,
+) -> list[str]:
+    """Write the columns of all shards, and return the labels."""
+    rows = [(entry.name, place, entry) for place, shard in enumerate(walked) for entry in shard.entries]
+    rows.sort(key=lambda row: row[:2])
+    twice = [later for earlier, later in pairwise(rows) if earlier[0] == later[0]]
+    if samples and (twice or not all(name for name, _, _ in rows)):
+        rows = [(_apart(shards[place], entry), place, entry) for _, place, entry in rows]
+        rows.sort(key=lambda row: row[0])
+    elif twice:
+        for name, place, _ in twice:
+            rejects(os.fsencode(real / shards[place]) + b":" + name, "another shard has this name already")
+        again = {(name, place) for name, place, _ in twice}
+        rows = [row for row in rows if row[:2] not in again]
+    number_of: dict[str, int] = {}
+    labels = [
+        -1 if row[2].label is None else number_of.setdefault(row[2].label, len(number_of)) for row in rows
+    ]
+    values: dict[str, Any] = {
+        "path_offsets": np.cumsum([0, *(len(row[0]) for row in rows)]),
+        "path_bytes": np.frombuffer(b"".join(row[0] for row in rows), np.uint8),
+        "size": [row[2].size for row in rows],
+        "offset": [row[2].offset for row in rows],
+        "shard": [row[1] for row in rows],
+        "label": labels,
+        "row": [row[2].row for row in rows],
+        "shard_bytes": np.frombuffer(b"".join(map(os.fsencode, shards)), np.uint8),
+        "shard_offsets": np.cumsum([0, *(len(os.fsencode(name)) for name in shards)]),
+        "shard_size": [shard.size for shard in walked],
+        "shard_mtime": [shard.mtime for shard in walked],
+    }
+    for column, dtype in Index.COLUMNS.items():
+        np.save(made / f"{column}.npy", np.asarray(values[column], dtype))
+    return list(number_of)
+
+
+def _apart(shard: str, entry: Entry) -> bytes:
+    """Return a name that no entry of another shard has."""
+    own = entry.name if entry.row < 0 else b"%09d" % entry.row
+    return os.fsencode(shard) + b"/" + own

@@ -1,0 +1,194 @@
+"""Arrow files as a source: which are taken, what is left out by name, and what is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import build
+from contracts import Split, UserError
+from dataset.splits import open_split, open_splits
+from tests.conformance import scenes
+from tests.conformance.sources import Row, write_arrow
+from tests.unit.test_splits import Console
+
+arrow = pytest.importorskip("pyarrow")
+ONE, TWO, THREE, FOUR = scenes.small(4).values()
+ROWS: list[Row] = [(ONE, "b.jpg", 1), (TWO, "a.jpg", 0), (THREE, "c.jpg", 1)]
+CLASSES = ("cat", "ant")
+
+
+def opened(data: Path, **how: Any) -> Split:
+    return open_split(data / "train", source="arrow", cache=data.parent / "cache", **how)
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def samples(split: Split) -> dict[str, tuple[str, bytes]]:
+    """Name -> class and bytes."""
+    columns = split.columns
+    return {
+        os.fsdecode(columns.entry(place)): (columns.classes[columns.label[place]], split.source.read(place))
+        for place in range(len(columns))
+    }
+
+
+def left_out(split: Split) -> list[str]:
+    lines = (split.columns.folder / "rejected.txt").read_text(encoding="utf-8").splitlines()
+    return [line.rpartition("/train/")[2] for line in lines]
+
+
+def test_what_save_to_disk_leaves(tmp_path: Path) -> None:
+    """state.json names the shards, what .map() has cached beside them is none; classes keep their order."""
+    folder = tmp_path / "data" / "train"
+    write_arrow(folder / "data-00000-of-00002.arrow", ROWS[:2], CLASSES)
+    write_arrow(folder / "data-00001-of-00002.arrow", ROWS[2:], CLASSES)
+    write_arrow(folder / "cache-0123.arrow", [(FOUR, "d.jpg", 0)], CLASSES)
+    shards = [{"filename": f"data-0000{shard}-of-00002.arrow"} for shard in (0, 1)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": shards}))
+    split = opened(tmp_path / "data")
+    assert samples(split) == {"a.jpg": ("cat", TWO), "b.jpg": ("ant", ONE), "c.jpg": ("ant", THREE)}
+    assert split.columns.classes == CLASSES
+    assert split.source.name(1).endswith("/train/data-00000-of-00002.arrow:row 0 b.jpg")
+    (folder / "state.json").write_text(json.dumps({"_data_files": shards, "_indices_files": [{}]}))
+    assert "save it again after Dataset.flatten_indices()" in refused(lambda: opened(tmp_path / "data"))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [*shards, {"filename": "x.arrow"}]}))
+    assert "has no x.arrow, which the others count (1 such)" in refused(lambda: opened(tmp_path / "data"))
+
+
+def test_what_the_cache_leaves(tmp_path: Path) -> None:
+    """Both splits in one folder, features beside them; test is val where there is no validation."""
+    data = tmp_path / "data"
+    for shard in (0, 1):
+        write_arrow(data / f"pets-train-0000{shard}-of-00002.arrow", ROWS[shard::2])
+    write_arrow(data / "pets-test.arrow", [(FOUR, "d.jpg", 1)])
+    features = {"image": {"_type": "Image"}, "label": {"_type": "ClassLabel", "names": CLASSES}}
+    (data / "dataset_info.json").write_text(json.dumps({"features": features}))
+    settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
+    splits = open_splits(settings, loader="torchvision", console=Console())
+    assert len(splits["train"].columns) == 3 and samples(splits["val"]) == {"d.jpg": ("ant", FOUR)}
+    write_arrow(data / "pets-validation.arrow", [(ONE, "v.jpg", 0)])
+    assert samples(open_split(data / "val", cache=tmp_path / "cache")) == {"v.jpg": ("cat", ONE)}
+    (data / "pets-train-00001-of-00002.arrow").unlink()
+    assert "has no pets-train-00001-of-00002.arrow" in refused(lambda: opened(data))
+    write_arrow(data / "dogs-train.arrow", ROWS)
+    assert "are of two data sets" in refused(lambda: opened(data))
+
+
+def test_rows_are_named_where_paths_do_not_tell_them_apart(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    rows: list[Row] = [
+        (ONE, "a.jpg", 1),
+        (None, None, 0),
+        (TWO, "a.jpg", 0),
+        (THREE, None, 0),
+        (FOUR, "x", None),
+    ]
+    write_arrow(data / "train" / "0.arrow", rows, CLASSES)
+    split = opened(data)
+    assert samples(split) == {
+        "0.arrow/000000000": ("ant", ONE),
+        "0.arrow/000000002": ("cat", TWO),
+        "0.arrow/000000003": ("cat", THREE),
+    }
+    assert left_out(split) == ["0.arrow:row 1\tno image", "0.arrow:row 4\tno label in the column label"]
+    assert split.source.name(2).endswith("/train/0.arrow:row 3")
+
+
+def test_rows_with_a_path_and_no_bytes_are_refused(tmp_path: Path) -> None:
+    write_arrow(tmp_path / "data" / "train" / "0.arrow", [*ROWS, (None, "/d/x.jpg", 0)])
+    said = refused(lambda: opened(tmp_path / "data"))
+    assert "0.arrow:row 3 has a path, /d/x.jpg, and no bytes: python -m scripts.pack TO" in said
+
+
+def table(path: Path, compression: str | None = None, **columns: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = arrow.table(columns)
+    options = arrow.ipc.IpcWriteOptions(compression=compression)
+    with arrow.ipc.new_stream(str(path), made.schema, options=options) as file:
+        file.write_table(made)
+
+
+def test_columns_are_told_apart(tmp_path: Path) -> None:
+    """Binaries without a struct, labels that are strings, behind a dictionary or named by --label-key."""
+    path = tmp_path / "data" / "train" / "0.arrow"
+    words = arrow.array(["b", "a", "b"]).dictionary_encode()
+    images = arrow.array([ONE, TWO, THREE], arrow.large_binary())
+    table(path, image=images, thumbnail=images, kind=words, score=[0.5, 1.5, 2.5])
+    found = samples(opened(tmp_path / "data", labels="kind"))
+    assert [*found.values()] == [("b", ONE), ("a", TWO), ("b", THREE)]
+    assert "--label-key names one" in refused(lambda: opened(tmp_path / "data"))
+    assert "no such column; it has image (" in refused(lambda: opened(tmp_path / "data", labels="x"))
+    assert "score are of type double" in refused(lambda: opened(tmp_path / "data", labels="score"))
+    table(path, one=images, other=images, label=words)
+    assert "has no column of images, binary or" in refused(lambda: opened(tmp_path / "data"))
+    table(path, "lz4", image=arrow.array([ONE * 9] * 9), label=[1] * 9)
+    assert "is compressed, so that nothing of it" in refused(lambda: opened(tmp_path / "data"))
+
+
+def test_shards_of_other_classes_are_refused(tmp_path: Path) -> None:
+    write_arrow(tmp_path / "data" / "train" / "0.arrow", ROWS, CLASSES)
+    write_arrow(tmp_path / "data" / "train" / "1.arrow", [(FOUR, "d.jpg", 1)], CLASSES[::-1])
+    said = refused(lambda: opened(tmp_path / "data"))
+    assert "1.arrow has other columns or classes than the first shard" in said
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "file"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda content: content[: len(content) // 2], "is cut short, or still being written"),
+        (lambda content: content[:-8], "is cut short, or still being written"),
+        (lambda content: b"", "is cut short, or still being written"),
+        (lambda content: b"FEA1" + content, "is of Feather's first version, or of Arrow before 0.15"),
+        (lambda content: b"PAR1" + content, "is no Arrow file, or of Arrow before 0.15"),
+        (
+            lambda content: content[:40] + b"\xff" * 200 + content[240:-300] + bytes(280) + content[-20:],
+            "is damaged: ",
+        ),
+    ],
+    ids=["half", "no-end", "empty", "feather", "parquet", "damaged"],
+)
+def test_what_is_not_whole_is_refused_at_the_start(
+    change: Callable[[bytes], bytes], said: str, stream: bool, tmp_path: Path
+) -> None:
+    path = write_arrow(tmp_path / "data" / "train" / "0.arrow", ROWS, stream=stream)
+    path.write_bytes(change(path.read_bytes()))
+    found = refused(lambda: opened(tmp_path / "data"))
+    assert said in found and str(path) in found
+
+
+def test_a_stream_behind_a_stream_is_refused(tmp_path: Path) -> None:
+    path = write_arrow(tmp_path / "data" / "train" / "0.arrow", ROWS)
+    path.write_bytes(path.read_bytes() * 2)
+    assert "behind its end mark" in refused(lambda: opened(tmp_path / "data"))
+
+
+def test_a_shard_that_changes_is_refused_by_name_and_read_anew(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    path = write_arrow(data / "train" / "0.arrow", ROWS, CLASSES)
+    before = opened(data)
+    write_arrow(path, [(FOUR, "d.jpg", 0)], CLASSES)
+    assert "0.arrow:row 0 b.jpg: its shard has changed" in refused(lambda: before.source.read(1))
+    assert samples(opened(data)) == {"d.jpg": ("cat", FOUR)}
+
+
+def test_readers_need_no_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that there is nothing of it to open behind a fork; the start names the package."""
+    data = tmp_path / "data"
+    write_arrow(data / "train" / "0.arrow", ROWS, CLASSES)
+    split = opened(data)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert split.source.read(0) == TWO
+    assert "needs the package pyarrow: pip install pyarrow" in refused(lambda: opened(data))
