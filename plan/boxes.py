@@ -133,7 +133,7 @@ class DetectionPolicy:
             crops = crops_by_overlap(seed, epoch, ids, extents, boxes + np.tile(images[which, :2], 2), which)
             regions, inner, places = windows.placed(images, crops, self.size)
             if self.augment == "ssd":
-                distortions = ops.alone(ops.DISTORT, ops.distortions(seed, epoch, ids))
+                distortions = ops.alone(ops.Op.DISTORT, ops.distortions(seed, epoch, ids))
             else:
                 places = None  # a crop of the image itself fills the output
         else:
