@@ -31,27 +31,25 @@ def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Ten
     operation keep their levels bit for bit: which rows meet which operation is known on the host, and only
     those are touched.
     """
-    busy = np.flatnonzero((ops[:, :, 0] != 0).any(axis=1))
     out = levels.to(torch.float32, copy=True)
     members = {
-        (slot, operation): np.flatnonzero(ops[busy, slot, 0] == operation)
+        (slot, operation): np.flatnonzero(ops[:, slot, 0] == operation)
         for slot in range(ops.shape[1])
         for operation in OPERATIONS
     }
     members = {key: its for key, its in members.items() if len(its)}
     if not members:
         return out
-    index, numbers, *places = to_device([busy, ops[busy, :, 1:], *members.values()])
-    pixels = out.index_select(0, index)
+    numbers, *places = to_device([ops[:, :, 1:], *members.values()])
     frames = levels.shape[1:-3].numel()
     for (slot, operation), its in zip(members, places, strict=True):
         given = numbers[:, slot, : NUMBERS[operation]].index_select(0, its)
-        part = pixels.index_select(0, its)
+        part = out.index_select(0, its)
         # axes: [rows x frames, H, W, 3]
         images = part.view(-1, *levels.shape[-3:])
         done = OPERATIONS[operation](images, given.repeat_interleave(frames, dim=0) if frames > 1 else given)
-        pixels.index_copy_(0, its, done.view(part.shape))
-    return out.index_copy_(0, index, pixels)
+        out.index_copy_(0, its, done.reshape(part.shape))
+    return out
 
 
 def _each(numbers: torch.Tensor, place: int) -> torch.Tensor:

@@ -122,6 +122,16 @@ def slot(operation: int, chosen: Array, *numbers: Array | float) -> Array:
     return out
 
 
+def joined(*parts: Array | None) -> Array | None:
+    """Return `Rows.ops` with the slots of all parts, one behind the other; None where there are none."""
+    there = [part for part in parts if part is not None]
+    if not there:
+        return None
+    widest = max(part.shape[2] for part in there)
+    room = (np.pad(part, ((0, 0), (0, 0), (0, widest - part.shape[2]))) for part in there)
+    return np.concatenate(list(room), axis=1)
+
+
 def distortions(seed: int, epoch: int, ids: Array) -> Array:
     """Return float32 [B, 6], the numbers of Op.DISTORT for samples `ids`."""
     count = NUMBERS[Op.DISTORT]

@@ -164,7 +164,10 @@ class DetectionKind(TaskKind):
     cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
     groups = ("detection",)
-    unread = ("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing")
+    unread = (
+        *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
+        *("auto_augment", "blur"),  # they look beyond a pixel, or move it away from its box
+    )
     loss_parts = True
     pure = False  # its losses are made for autocast
     graphs = False  # as many shapes as canvases
