@@ -9,6 +9,8 @@ from pydantic import Field, FiniteFloat
 from cli import Settings
 from settings.types import NotNegative, Share, Side
 
+Alpha = Annotated[FiniteFloat, Field(ge=0, le=4)]
+
 
 class Augmentation(Settings):
     """Augmentations that the plan draws for each sample, with the same numbers for every loader."""
@@ -44,6 +46,16 @@ class Augmentation(Settings):
     """Probability that a rectangle of 2 to 33 % of a training image is erased."""
     erase_mode: Literal["const", "rand", "pixel"] = "const"
     """What an erased rectangle becomes: --mean, one colour, or normal noise around --mean pixel by pixel."""
+    mixup: Alpha = 0.0
+    """Mixup: alpha of Beta(alpha, alpha), which the share of the own image and label is drawn from, once a
+    micro-batch. 0: none. Published: 0.1 to 0.8."""
+    cutmix: Alpha = 0.0
+    """CutMix: the same for a rectangle of another image. 0: none. Published: 1. With both on,
+    --mix-switch-prob says which."""
+    mix_prob: Share = 1.0
+    """Probability that a micro-batch is mixed, where --mixup or --cutmix is on."""
+    mix_switch_prob: Share = 0.5
+    """Probability of cutmix where both are on."""
     val_window: Literal["center", "stretch"] = "center"
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
     val_resize: Side | None = None

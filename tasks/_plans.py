@@ -17,6 +17,7 @@ from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
 from plan.images import ImagePolicy
+from plan.mixing import Mixing
 from settings.augmentation import Augmentation
 from settings.clips import Clips
 from settings.detection import Detection
@@ -92,6 +93,16 @@ def augment(settings: Augmentation, native: Native, *, pixelwise: bool = False) 
         std=std,
     )
     return made if made.operates else UNTOUCHED
+
+
+def mixing(settings: Augmentation) -> Mixing:
+    """Return how micro-batches of training are mixed."""
+    return Mixing(
+        mixup=settings.mixup,
+        cutmix=settings.cutmix,
+        probability=settings.mix_prob,
+        switch=settings.mix_switch_prob,
+    )
 
 
 def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy, ImagePolicy]:

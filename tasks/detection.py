@@ -118,6 +118,9 @@ class Detection:
         names = [name for name in ("boxes", "labels", "masks", "keypoints") if name in batch.targets]
         return images, sizes, [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
 
+    def shown(self, batch: Batch) -> torch.Tensor:
+        return batch.images
+
     def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
         """Return the arguments with one box an image, a quarter of its size."""
         count, _, height, width = images.shape
@@ -167,6 +170,7 @@ class DetectionKind(TaskKind):
     unread = (
         *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
         *("auto_augment", "blur"),  # they look beyond a pixel, or move it away from its box
+        *("mixup", "cutmix", "mix_prob", "mix_switch_prob"),
     )
     loss_parts = True
     pure = False  # its losses are made for autocast
