@@ -32,10 +32,7 @@ class UserError(Exception):
 
 
 class FaultyPlan(ValueError):
-    """A plan has drawn rows that no loader can follow: an error of the plan's code, and of no file.
-
-    Says plan, field and row.
-    """
+    """A plan has drawn rows that no loader can follow, an error of its code; says plan, field and row."""
 
 
 class NotFinite(Exception):
@@ -85,6 +82,7 @@ class Rows:
     sizes: Array  # int64 [B, 2], height and width of the output in pixels
     turns: Array  # uint8 [B], 0 to 7: mirror 1 + flip 2 + transpose 4
     valid: Array  # bool [B]
+    keys: Array | None = None  # uint64 [B], of training: the micro-batch's key, the same in all of its rows
     frames: Array | None = None  # int64 [B, T], display-order indices into the pts column
     ops: Array | None = None  # float32 [B, N, 1 + P], in order: which operation (plan/ops.py), its numbers
     places: Array | None = None  # int64 [B, 4], x0 y0 x1 y1 in the output; None = all of it
@@ -200,10 +198,7 @@ class Phases(Protocol):
 
 
 class Source(Protocol):
-    """Row -> bytes, wherever they lie.
-
-    Picklable, cheap to copy into worker processes, opens nothing before it reads.
-    """
+    """Row -> bytes, wherever they lie: picklable, cheap to copy, opens nothing before it reads."""
 
     files: bool  # each sample is a file of its own: this is a FileSource
     read_delay_s: float
@@ -439,6 +434,9 @@ class Task(Protocol):
 
     def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
         """Return the arguments for images without a batch, to try whether they fit into memory."""
+
+    def shown(self, batch: Batch) -> torch.Tensor:
+        """Return the batch's images as a person may see what the network is given."""
 
     def losses(self, outputs: Any, batch: Batch) -> torch.Tensor:
         """Return fp32 [B]: a loss a sample (a detector's one loss for each), 0 where it is not valid."""

@@ -275,7 +275,8 @@ class Training:
         self.profile.step()
         self._epochs_last_batch = self._seen[-1]
         if self.progress.step == 1:
-            self.report.images(self._epochs_last_batch)
+            seen = self._epochs_last_batch
+            self.report.images(replace(seen, images=self.step.task.shown(seen)))
 
     def _vote(self) -> dict[str, bool]:
         """Raise this rank's flags; return what the ranks have decided with those of the step before."""

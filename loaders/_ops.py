@@ -1,120 +1,228 @@
 """The operations of plan/ops.py on tensors, many rows at once.
 
-Must not know who decoded them, nor draw a number.
+None has a branch of the host on a number of the device, or waits for one. Must not know who decoded the
+pixels, nor draw a number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 import torch
+import torch.nn.functional as functional
 
-from contracts import Array, Rows
-from plan.geometry import FLIP, MIRROR, TRANSPOSE, upright, whole_turns
-from plan.ops import DISTORT, NUMBERS, PERMUTATIONS
+from contracts import Array
+from loaders._turns import ToDevice
+from plan.ops import BLUR_SIDE, NUMBERS, PERMUTATIONS, Op
 
-ToDevice = Callable[[list[Array]], list[torch.Tensor]]
-"""Copies host arrays to the device, which waits for them and lets the host go on."""
 Operation = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""(pixels float32 [B, ..., 3] RGB in 0..1, numbers float32 [B, P]) -> pixels of the same shape."""
+"""(levels float32 [B, H, W, 3], numbers float32 [B, P]) -> levels of the same shape."""
+GREY = (0.2989, 0.587, 0.114)
+"""Weights of R, G and B in grey."""
+WORD = 0xFFFFFFFF
 
 
 def operated(levels: torch.Tensor, ops: Array, to_device: ToDevice) -> torch.Tensor:
     """Return float32 levels [B, ..., 3], grey levels in 0..255, after the operations of each row, `Rows.ops`.
 
-    `levels`: uint8 or float32, which stays as it is. Rows without an operation keep their levels bit for bit:
-    which rows meet which operation is known on the host, and only those are touched.
+    `levels`: uint8 or float32 [B, H, W, 3], of clips [B, T, H, W, 3]; it stays as it is. Rows without an
+    operation keep their levels bit for bit: which rows meet which operation is known on the host, and only
+    those are touched.
     """
-    busy = np.flatnonzero((ops[:, :, 0] != 0).any(axis=1))
     out = levels.to(torch.float32, copy=True)
     members = {
-        (slot, operation): np.flatnonzero(ops[busy, slot, 0] == operation)
+        (slot, operation): np.flatnonzero(ops[:, slot, 0] == operation)
         for slot in range(ops.shape[1])
         for operation in OPERATIONS
     }
     members = {key: its for key, its in members.items() if len(its)}
     if not members:
         return out
-    index, numbers, *places = to_device([busy, ops[busy, :, 1:], *members.values()])
-    pixels = out.index_select(0, index) / 255
+    numbers, *places = to_device([ops[:, :, 1:], *members.values()])
+    frames = levels.shape[1:-3].numel()
     for (slot, operation), its in zip(members, places, strict=True):
         given = numbers[:, slot, : NUMBERS[operation]].index_select(0, its)
-        pixels.index_copy_(0, its, OPERATIONS[operation](pixels.index_select(0, its), given))
-    return out.index_copy_(0, index, 255 * pixels)
+        part = out.index_select(0, its)
+        # axes: [rows x frames, H, W, 3]
+        images = part.view(-1, *levels.shape[-3:])
+        done = OPERATIONS[operation](images, given.repeat_interleave(frames, dim=0) if frames > 1 else given)
+        out.index_copy_(0, its, done.reshape(part.shape))
+    return out
 
 
-def images_shape(shape: Sequence[int], rows: Rows) -> tuple[int, ...]:
-    """Return the shape of a batch's images, [B, ..., H, W, 3], of that of its upright pixels."""
-    return (*shape[:-3], *rows.padded, shape[-1])
+def _each(numbers: torch.Tensor, place: int) -> torch.Tensor:
+    """Return [B, 1, 1, 1], one of the numbers of each image."""
+    return numbers[:, place].view(-1, 1, 1, 1)
 
 
-def turned(
-    pixels: torch.Tensor, rows: Rows, to_device: ToDevice, into: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the upright pixels [B, ..., H, W, 3], each row turned within its own size.
+def _whole(levels: torch.Tensor) -> torch.Tensor:
+    """Cut levels, in place, to whole ones in 0..255."""
+    return levels.clamp_(0, 255).floor_()
 
-    Where no row is turned they are returned as they are. `into`: memory of images_shape(...), of the pixels'
-    dtype, that a GPU may write the result to. What lies beside an image that is smaller than the canvas means
-    nothing.
+
+def _blended(levels: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    """Return other + factor x (level - other), in whole levels."""
+    return _whole(levels * factor + other * (1 - factor))
+
+
+def _grey(levels: torch.Tensor) -> torch.Tensor:
+    """Return whole levels [B, H, W, 1]."""
+    red, green, blue = levels.split(1, -1)
+    return (red * GREY[0]).add_(green, alpha=GREY[1]).add_(blue, alpha=GREY[2]).floor_()
+
+
+def _distorted(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return 255 * distort(levels / 255, numbers)
+
+
+def _brightness(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return _whole(levels * _each(numbers, 0))
+
+
+def _saturation(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return _blended(levels, _grey(levels), _each(numbers, 0))
+
+
+def _contrast(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return _blended(levels, _grey(levels).mean((1, 2, 3), keepdim=True), _each(numbers, 0))
+
+
+def _sharpness(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Leave the outermost pixels alone, as Pillow does."""
+    height, width = levels.shape[1:3]
+    if min(height, width) <= 2:
+        return levels
+    inner = levels[:, 1:-1, 1:-1]
+    around = functional.avg_pool2d(levels.movedim(-1, 1), 3, stride=1, divisor_override=1).movedim(1, -1)
+    soft = ((around + 4 * inner) / 13).round_()
+    out = levels.clone()
+    out[:, 1:-1, 1:-1] = _blended(inner, soft, _each(numbers, 0))
+    return out
+
+
+def _hue(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    turned = _saturated_and_turned(levels / 255, torch.ones_like(_each(numbers, 0)), _each(numbers, 0))
+    return _whole(turned * 255.999)  # as torchvision makes levels of shares
+
+
+def _greyscale(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return _grey(levels).expand_as(levels)
+
+
+def _posterize(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    step = torch.exp2(8 - _each(numbers, 0))
+    return (levels / step).floor_() * step
+
+
+def _solarize(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return torch.where(levels >= _each(numbers, 0), 255 - levels, levels)
+
+
+def _solarize_add(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return torch.where(levels < 128, _whole(levels + _each(numbers, 0)), levels)
+
+
+def _autocontrast(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    low = levels.amin((1, 2), keepdim=True)
+    span = levels.amax((1, 2), keepdim=True) - low
+    # a channel of one level stays as it is
+    some = span > 0
+    return _whole((levels - torch.where(some, low, 0.0)) / torch.where(some, span / 255, 1.0))
+
+
+def _equalize(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    # axes: [B, 3, pixels]
+    places = levels.round().long().movedim(-1, 1).flatten(2)
+    counts = places.new_zeros(*places.shape[:2], 256).scatter_add_(2, places, torch.ones_like(places))
+    # Pillow leaves the highest level out of the step
+    of_highest = counts.gather(2, places.amax(2, keepdim=True))
+    step = (places.shape[2] - of_highest) // 255
+    below = counts.cumsum(2) - counts
+    table = ((below + step // 2) // step.clamp(min=1)).clamp_(0, 255)
+    looked_up = torch.where(step > 0, table.gather(2, places), places)
+    return looked_up.view(len(levels), 3, *levels.shape[1:3]).movedim(1, -1).to(levels.dtype)
+
+
+def _invert(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return 255 - levels
+
+
+def _affine(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    height, width = levels.shape[1:3]
+    x = (torch.arange(width, device=levels.device) - (width - 1) / 2).view(1, 1, -1)
+    y = (torch.arange(height, device=levels.device) - (height - 1) / 2).view(1, -1, 1)
+    a, b, c, d, e, f = (_each(numbers, place)[..., 0] for place in range(6))
+    # axes: [B, H, W, x and y], places of pixels
+    places = torch.stack([a * x + b * y + c + (width - 1) / 2, d * x + e * y + f + (height - 1) / 2], dim=-1)
+    # the nearest pixel is what is between four at its very place
+    places = torch.where(_each(numbers, 6) > 0, places, places.round())
+    # grid_sample counts from -1 to 1, at the outer edges
+    grid = torch.stack([(places[..., 0] * 2 + 1) / width, (places[..., 1] * 2 + 1) / height], dim=-1) - 1
+    fill = numbers[:, 7:10].view(-1, 1, 1, 3)
+    taken = functional.grid_sample((levels - fill).movedim(-1, 1), grid, mode="bilinear", align_corners=False)
+    return (taken.movedim(1, -1) + fill).round_()
+
+
+def _blur(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Multiply by a band matrix from the left and from the right: kernels differ from image to image."""
+    down, across = (_smoothing(numbers[:, 0], side) for side in levels.shape[1:3])
+    # axes: [B, 3, H, W]
+    planes = levels.movedim(-1, 1)
+    return (down[:, None] @ planes @ across[:, None].mT).movedim(1, -1).round_()
+
+
+def _smoothing(sigma: torch.Tensor, side: int) -> torch.Tensor:
+    """Return float32 [B, side, side]: the weight of each pixel (last) in each smoothed one; edges reflect."""
+    reach = BLUR_SIDE // 2
+    taps = torch.arange(-reach, reach + 1, device=sigma.device)
+    weights = torch.softmax(-0.5 * (taps / sigma[:, None]).square(), dim=1)
+    at = (torch.arange(side, device=sigma.device)[:, None] + taps).abs()
+    reflected = (side - 1 - (side - 1 - at).abs()).abs().clamp_(0, side - 1)
+    # axes: [B, side, taps]
+    index = reflected.expand(len(sigma), -1, -1)
+    zeros = weights.new_zeros(len(sigma), side, side)
+    return zeros.scatter_add_(2, index, weights[:, None].expand_as(index))
+
+
+def _noise(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    return levels + _each(numbers, 0) * _normal(numbers[:, 1:3], levels)
+
+
+def _erase(levels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    x, y = (torch.arange(side, device=levels.device) for side in (levels.shape[2], levels.shape[1]))
+    x0, y0, x1, y1 = (_each(numbers, place) for place in range(4))
+    x, y = x.view(1, 1, -1, 1), y.view(1, -1, 1, 1)
+    inside = (x >= x0) & (x < x1) & (y >= y0) & (y < y1)
+    colour, deviation = (numbers[:, begin : begin + 3].view(-1, 1, 1, 3) for begin in (4, 7))
+    return torch.where(inside, colour + deviation * _normal(numbers[:, 10:12], levels), levels)
+
+
+def _normal(keys: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return float32 [B, H, W, 3] as `like`, standard normal numbers by Box and Muller.
+
+    They are a hash of two `keys`, float32 [B, 2], and of a pixel's place.
     """
-    rows = replace(rows, turns=whole_turns(rows), exif=None)
-    before = upright(rows).padded
-    if pixels.shape[-3:-1] != before:
-        raise ValueError(f"pixels of {tuple(pixels.shape[-3:-1])}, where the upright canvas is {before}")
-    if not rows.turns.any():
-        return pixels
-    if pixels.device.type == "cpu":
-        return _turned_by_row(pixels, rows)
-    if (rows.turns & TRANSPOSE).any():
-        pixels = _transposed(pixels, rows, to_device)
-    backwards = [which for which in ((-3, FLIP, 0), (-2, MIRROR, 1)) if (rows.turns & which[1]).any()]
-    for axis, bit, side in backwards:
-        met, lengths = to_device([(rows.turns & bit) != 0, rows.sizes[:, side]])
-        place = torch.arange(pixels.shape[axis], device=pixels.device)
-        # axes: [B, places along the axis]
-        inside = met[:, None] & (place < lengths[:, None])
-        source = torch.where(inside, lengths[:, None] - 1 - place, place)
-        shape = [len(rows), *[1] * (pixels.ndim - 1)]
-        shape[axis] = len(place)
-        is_last = axis == backwards[-1][0]
-        index = source.view(shape).expand(pixels.shape)
-        pixels = torch.gather(pixels, axis, index, out=into if is_last else None)
-    return pixels
+    place = torch.arange(like[0].numel(), device=like.device).view(1, *like.shape[1:])
+    first, second = (keys[:, at].long().view(-1, 1, 1, 1) for at in range(2))
+    word = _hash(_hash(place + first) ^ second)
+    radius = ((word >> 8) + 1) * 2.0**-24  # in (0, 1]: its logarithm is finite
+    turn = (_hash(word ^ 0x5BD1E995) >> 8) * 2.0**-24
+    return (radius.log() * -2).sqrt_() * (turn * (2 * torch.pi)).cos_()
 
 
-def _turned_by_row(pixels: torch.Tensor, rows: Rows) -> torch.Tensor:
-    """Turn one row after the other: on a CPU that takes a tenth of the time of indexing a whole batch."""
-    out = torch.empty(images_shape(pixels.shape, rows), dtype=pixels.dtype)
-    for row, (turn, (height, width)) in enumerate(zip(rows.turns.tolist(), rows.sizes.tolist(), strict=True)):
-        tall, wide = (width, height) if turn & TRANSPOSE else (height, width)
-        image = pixels[row, ..., :tall, :wide, :]
-        if turn & TRANSPOSE:
-            image = image.transpose(-3, -2)
-        backwards = [axis for axis, bit in ((-3, FLIP), (-2, MIRROR)) if turn & bit]
-        out[row, ..., :height, :width, :] = image.flip(backwards) if backwards else image
-    return out
-
-
-def _transposed(pixels: torch.Tensor, rows: Rows, to_device: ToDevice) -> torch.Tensor:
-    """Transpose those rows that are to be, rows of one size together; the others stay as they are."""
-    out = torch.empty(images_shape(pixels.shape, rows), dtype=pixels.dtype, device=pixels.device)
-    kinds = np.column_stack([(rows.turns & TRANSPOSE) != 0, rows.sizes])
-    alike, which = np.unique(kinds, axis=0, return_inverse=True)
-    members = [np.flatnonzero(which.reshape(-1) == group) for group in range(len(alike))]
-    for (transposes, height, width), its in zip(alike.tolist(), to_device(members), strict=True):
-        tall, wide = (width, height) if transposes else (height, width)
-        part = pixels[..., :tall, :wide, :].index_select(0, its)
-        out[..., :height, :width, :].index_copy_(0, its, part.transpose(-3, -2) if transposes else part)
-    return out
+def _hash(words: torch.Tensor) -> torch.Tensor:
+    """Mix words of 32 bits in int64, by Wellons' "lowbias32". Products may overflow: their low bits count."""
+    words = ((words ^ (words >> 16)) * 0x7FEB352D) & WORD
+    words = ((words ^ (words >> 15)) * 0x846CA68B) & WORD
+    return words ^ (words >> 16)
 
 
 def distort(pixels: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
     """Return float32 [B, ..., 3], RGB in 0..1, distorted by the numbers, float32 [B, 6], of each image.
 
-    It does what plan.ops.distort says, in the same order; without a branch or a wait for the device.
+    It does what plan.ops.distort says, in the same order.
     """
     # axes: [6, B, ..., 1]
     of_image = numbers.T.reshape(numbers.shape[1], len(pixels), *[1] * (pixels.ndim - 1))
@@ -151,5 +259,23 @@ def _constants(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.tensor(PERMUTATIONS, device=device), torch.tensor([5.0, 3.0, 1.0], device=device)
 
 
-OPERATIONS: dict[int, Operation] = {DISTORT: distort}
+OPERATIONS: dict[int, Operation] = {
+    Op.DISTORT: _distorted,
+    Op.BRIGHTNESS: _brightness,
+    Op.SATURATION: _saturation,
+    Op.CONTRAST: _contrast,
+    Op.SHARPNESS: _sharpness,
+    Op.HUE: _hue,
+    Op.GREYSCALE: _greyscale,
+    Op.POSTERIZE: _posterize,
+    Op.SOLARIZE: _solarize,
+    Op.SOLARIZE_ADD: _solarize_add,
+    Op.AUTOCONTRAST: _autocontrast,
+    Op.EQUALIZE: _equalize,
+    Op.INVERT: _invert,
+    Op.AFFINE: _affine,
+    Op.BLUR: _blur,
+    Op.NOISE: _noise,
+    Op.ERASE: _erase,
+}
 """Operation -> what it does: a row for each of plan.ops.NUMBERS."""

@@ -2,7 +2,7 @@
 
     levels         grey levels of the whole batch, decoded, resized and upright, on the host or the device
       | operate    colours and the like, `Rows.ops`, row by row, in fp32 (loaders/_ops.py)
-      | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row, within its own size
+      | turn       mirror, flip, transpose, `Rows.turns`: a permutation of each row (loaders/_turns.py)
       | normalise  (level / 255 - mean) / std, in the step's dtype
       | blacken    0 outside of the places, and in rows that are padding or could not be decoded
     Batch          with the targets, sizes and ids of its rows
@@ -33,7 +33,8 @@ import numpy as np
 import torch
 
 from contracts import Array, Batch, Counts, Feed, Rows, do_nothing
-from loaders._ops import images_shape, operated, turned
+from loaders._ops import operated
+from loaders._turns import images_shape, turned
 
 Item = TypeVar("Item")
 # copies to the device under way at most: page-locked memory staged three batches ago is free again

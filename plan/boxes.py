@@ -13,6 +13,8 @@ import numpy as np
 
 from contracts import Array, Rows, UserError
 from plan import geometry, ops, order, windows
+from plan.augment import UNTOUCHED, Augment
+from plan.augment import turns as turns_of
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan, exif_of
 from plan.targets import usable_boxes
@@ -42,6 +44,8 @@ class DetectionPolicy:
     longer: int | None = None
     short_sides: tuple[int, ...] = ()
     flip: float = 0.0
+    vflip: float = 0.0
+    colours: Augment = UNTOUCHED  # after SSD's own; none that moves pixels, since boxes stay
 
     def __post_init__(self) -> None:
         if not self._shorter:
@@ -85,7 +89,7 @@ class DetectionPolicy:
     @property
     def operates(self) -> bool:
         """Whether colours are distorted."""
-        return self.augment == "ssd"
+        return self.augment == "ssd" or self.colours.operates
 
     @property
     def centred(self) -> bool:
@@ -118,7 +122,7 @@ class DetectionPolicy:
         Crops by overlap read `boxes`, float64 [M, 4], x0 y0 x1 y1 in stored pixels, of samples ids[which];
         `which` ascends.
         """
-        turns = geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip)
+        turns = turns_of(seed, epoch, ids, flip=self.flip, upside_down=self.vflip)
         sizes = self.outputs(seed, epoch, ids, heights, widths)
         places = None
         distortions = None
@@ -133,7 +137,7 @@ class DetectionPolicy:
             crops = crops_by_overlap(seed, epoch, ids, extents, boxes + np.tile(images[which, :2], 2), which)
             regions, inner, places = windows.placed(images, crops, self.size)
             if self.augment == "ssd":
-                distortions = ops.alone(ops.DISTORT, ops.distortions(seed, epoch, ids))
+                distortions = ops.alone(ops.Op.DISTORT, ops.distortions(seed, epoch, ids))
             else:
                 places = None  # a crop of the image itself fills the output
         else:
@@ -147,7 +151,7 @@ class DetectionPolicy:
             "sizes": sizes,
             "turns": turns,
             "places": places,
-            "ops": distortions,
+            "ops": ops.joined(distortions, self.colours.draw(seed, epoch, ids, sizes)),
             "canvas": canvas(sizes) if self.longer and len(ids) else None,
         }
 

@@ -224,7 +224,7 @@ def _require_operations(plan: Plan, ops: Array, ids: Array) -> None:
     """Check that every slot has an operation that there is, with all of its numbers."""
     require = partial(_require, plan, ids)
     which = ops[:, :, 0]
-    there = f"there are {', '.join(map(str, NUMBERS))}, and 0 for none"
+    there = f"there are 1 to {len(NUMBERS)}, and 0 for none"
     require("ops", np.isin(which, [0, *NUMBERS]), lambda i: f"operations {_of(which[i])}; {there}")
     require("ops", np.isfinite(ops), lambda i: f"{_of(ops[i].ravel())} are not all finite")
     for operation, count in NUMBERS.items():

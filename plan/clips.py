@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, UserError
-from plan import geometry, windows
+from plan import windows
+from plan.augment import UNTOUCHED, Augment, turns
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan
 
@@ -119,6 +120,8 @@ class ClipPolicy:
     # training: the side to which a video is scaled before the random crop, pixels
     shorter: tuple[int, int] = (256, 320)
     flip: float = 0.0  # training: probability, one draw a clip
+    vflip: float = 0.0
+    augment: Augment = UNTOUCHED  # training: one draw a clip
     clips: int = 1  # validation: of a video
     crops: int = 1  # validation: of a clip, 1 in the middle or 3 along the longer side
     resize: int = (
@@ -145,7 +148,7 @@ class ClipPolicy:
         """Return (regions, windows, turns) of samples `ids`, displayed at `heights` x `widths`."""
         draws = uniforms(seed, epoch, Purpose.WINDOW, ids, UNIFORMS)
         regions, inner = random_window(heights, widths, draws, shorter=self.shorter, crop=self.image_size)
-        return regions, inner, geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip)
+        return regions, inner, turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip)
 
     def validation(self, crop: Array, heights: Array, widths: Array) -> tuple[Array, Array, Array]:
         """Return (regions, windows, turns) of crops number `crop`, none of which is turned."""
@@ -187,6 +190,10 @@ class ClipPlan(EpochPlan):
         return 1 if self.training else self.policy.clips * self.policy.crops
 
     @property
+    def operates(self) -> bool:
+        return self.training and self.policy.augment.operates
+
+    @property
     def same_frames(self) -> int:
         return 1 if self.training else self.policy.crops
 
@@ -202,14 +209,18 @@ class ClipPlan(EpochPlan):
         heights, widths = (np.asarray(column[ids]) for column in self.stored)
         clip, crop = np.divmod(views, self.policy.crops)
         if self.training:
-            regions, inner, turns = self.policy.training(self.seed, epoch, ids, heights, widths)
+            regions, inner, turned = self.policy.training(self.seed, epoch, ids, heights, widths)
         else:
-            regions, inner, turns = self.policy.validation(crop, heights, widths)
+            regions, inner, turned = self.policy.validation(crop, heights, widths)
+        sizes = np.full((len(ids), 2), self.image_size, np.int64)
+        drawn = self.policy.augment.draw(self.seed, epoch, ids, sizes) if self.training else None
         return {
             "regions": regions,
             "windows": inner,
-            "turns": turns,
+            "sizes": sizes,
+            "turns": turned,
             "frames": self._frames(epoch, ids, clip),
+            "ops": drawn,
         }
 
     def _frames(self, epoch: int, ids: Array, clip: Array) -> Array:

@@ -32,6 +32,13 @@ class Purpose(IntEnum):
     OVERLAP = 9  # how much of a box a crop has to have
     CROP = 10
     BLOCKS = 11  # the order of groups of samples of like sizes
+    AUTO = 12  # the policy of --auto-augment
+    JITTER = 13
+    GREY = 14
+    BLUR = 15
+    ERASE = 16
+    UPSIDE_DOWN = 17  # vertical flips
+    MIX = 18  # mixup and cutmix
 
 
 def _mix(words: Array) -> Array:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, overload
 
 import numpy as np
 
 from contracts import Array, Fetch, Rows, UserError
 from plan import checks, order
+from plan.draws import Purpose, key
 
 TOGETHER = 64
 """Rows that are drawn at once, where a micro-batch has fewer: NumPy's calls take nearly as long for 8, and
@@ -236,6 +237,12 @@ class _EpochRows(Sequence[Rows]):
         }
         return np.concatenate([NONE, *(order.share(self._ordered, i, **numbers) for i in which)])
 
+    def _key(self, index: int) -> np.uint64:
+        """Return the key of a micro-batch: of the seed, of its place in training, and of the rank."""
+        plan = self._plan
+        position = self._first + index * plan.world_size * plan.batch_size
+        return np.uint64(key(plan.seed, self._epoch, Purpose.MIX, position, plan.rank))
+
     def _next(self, begin: int) -> range:
         """Return the micro-batches from `begin` on that are AHEAD at most, and were not named before."""
         end = min(begin + -(-AHEAD // self._plan.batch_size), self._count)
@@ -249,6 +256,8 @@ class _EpochRows(Sequence[Rows]):
         size = self._plan.batch_size
         coming = NONE if plan.fetch is None else self._items(self._next(which.stop))
         rows = plan.draw(self._epoch, self._items(which), size * len(which), coming)
+        if plan.training:
+            rows = replace(rows, keys=np.repeat([self._key(index) for index in which], size))
         if len(which) == 1:
             return [rows]
         assert rows.canvas is None, "a canvas is a batch's: such a plan draws them one by one"

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from contracts import Array, UserError
-from plan import geometry, windows
+from plan import windows
+from plan.augment import UNTOUCHED, Augment, turns
 from plan.draws import Purpose, uniforms
 from plan.epoch import EpochPlan, exif_of
 
@@ -23,6 +24,8 @@ class ImagePolicy:
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.0
+    vflip: float = 0.0
+    augment: Augment = UNTOUCHED
 
     def __post_init__(self) -> None:
         if self.window == "center" and self.resize < self.image_size:
@@ -46,7 +49,7 @@ class ImagePolicy:
             )
         if self.window != "center":
             inner = windows.filling(regions)
-        return regions, inner, geometry.mirror(uniforms(seed, epoch, Purpose.FLIP, ids, 1)[:, 0] < self.flip)
+        return regions, inner, turns(seed, epoch, ids, flip=self.flip, upside_down=self.vflip)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +80,10 @@ class ImagePlan(EpochPlan):
         return self.policy.image_size
 
     @property
+    def operates(self) -> bool:
+        return self.policy.augment.operates
+
+    @property
     def exif(self) -> Array | None:
         return self.shown_by
 
@@ -87,5 +94,7 @@ class ImagePlan(EpochPlan):
     def frame(self, epoch: int, ids: Array, views: Array) -> dict[str, Any]:
         heights = np.asarray(self.heights[ids])
         widths = np.asarray(self.widths[ids])
-        regions, inner, turns = self.policy.frame(self.seed, epoch, ids, heights, widths)
-        return {"regions": regions, "windows": inner, "turns": turns}
+        regions, inner, turned = self.policy.frame(self.seed, epoch, ids, heights, widths)
+        sizes = np.full((len(ids), 2), self.image_size, np.int64)
+        ops = self.policy.augment.draw(self.seed, epoch, ids, sizes)
+        return {"regions": regions, "windows": inner, "sizes": sizes, "turns": turned, "ops": ops}

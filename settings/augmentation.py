@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from cli import Settings
-from settings.types import Share, Side
+from settings.types import NotNegative, Share, Side
+
+Alpha = Annotated[FiniteFloat, Field(ge=0, le=4)]
 
 
 class Augmentation(Settings):
@@ -26,6 +28,34 @@ class Augmentation(Settings):
     """RandomResizedCrop: smallest and largest width / height."""
     flip: Share = 0.5
     """Probability of a left-right flip in training."""
+    vflip: Share = 0.0
+    """Probability of a top-bottom flip in training."""
+    auto_augment: str = "none"
+    """Policy that chooses operations: randaugment (2 of 14, magnitude 9 of 30), trivialaugment, autoaugment
+    (ImageNet's), 3augment (greyscale, solarize or blur), none, or timm's string, such as
+    rand-m9-mstd0.5-inc1. Pixels are moved bilinearly."""
+    color_jitter: NotNegative = 0.0
+    """Brightness, contrast and saturation are scaled by up to 1 +- this, in an order that is drawn."""
+    hue_jitter: Annotated[FiniteFloat, Field(ge=0, le=0.5)] = 0.0
+    """The hue is turned by up to this share of a circle, to either side."""
+    grayscale: Share = 0.0
+    """Probability that a training image becomes grey."""
+    blur: Share = 0.0
+    """Probability of a Gaussian blur of 0.1 to 2 pixels."""
+    erase: Share = 0.0
+    """Probability that a rectangle of 2 to 33 % of a training image is erased."""
+    erase_mode: Literal["const", "rand", "pixel"] = "const"
+    """What an erased rectangle becomes: --mean, one colour, or normal noise around --mean pixel by pixel."""
+    mixup: Alpha = 0.0
+    """Mixup: alpha of Beta(alpha, alpha), which the share of the own image and label is drawn from, once a
+    micro-batch. 0: none. Published: 0.1 to 0.8."""
+    cutmix: Alpha = 0.0
+    """CutMix: the same for a rectangle of another image. 0: none. Published: 1. With both on,
+    --mix-switch-prob says which."""
+    mix_prob: Share = 1.0
+    """Probability that a micro-batch is mixed, where --mixup or --cutmix is on."""
+    mix_switch_prob: Share = 0.5
+    """Probability of cutmix where both are on."""
     val_window: Literal["center", "stretch"] = "center"
     """Validation window: Resize(shorter side) + CenterCrop, or the whole image stretched."""
     val_resize: Side | None = None

@@ -11,10 +11,13 @@ from contracts import Split, UserError
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, open_splits
 from models import Native
+from plan.augment import UNTOUCHED, Augment
+from plan.autoaugment import policy_of
 from plan.boxes import DetectionPolicy
 from plan.clips import ClipPolicy
 from plan.epoch import EpochPlan
 from plan.images import ImagePolicy
+from plan.mixing import Mixing
 from settings.augmentation import Augmentation
 from settings.clips import Clips
 from settings.detection import Detection
@@ -69,6 +72,39 @@ def pair(
     return train, of_val(batch_size=most) if val.batch_size > most else val
 
 
+def augment(settings: Augmentation, native: Native, *, pixelwise: bool = False) -> Augment:
+    """Return what is done to the pixels of training images. Raises UserError.
+
+    `pixelwise`: a pixel's new colour depends on that pixel alone.
+    """
+    mean, std = ((255 * of[0], 255 * of[1], 255 * of[2]) for of in (native.mean, native.std))
+    of_timm = settings.auto_augment.startswith("rand-")
+    made = Augment(
+        auto=policy_of(settings.auto_augment),
+        fill=mean if of_timm else (0.0, 0.0, 0.0),  # as each of the two libraries has it
+        jitter=settings.color_jitter,
+        hue=settings.hue_jitter,
+        pixelwise=pixelwise,
+        greyscale=settings.grayscale,
+        blur=settings.blur,
+        erase=settings.erase,
+        erase_mode=settings.erase_mode,
+        mean=mean,
+        std=std,
+    )
+    return made if made.operates else UNTOUCHED
+
+
+def mixing(settings: Augmentation) -> Mixing:
+    """Return how micro-batches of training are mixed."""
+    return Mixing(
+        mixup=settings.mixup,
+        cutmix=settings.cutmix,
+        probability=settings.mix_prob,
+        switch=settings.mix_switch_prob,
+    )
+
+
 def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy, ImagePolicy]:
     """Return how images are framed in training, and in validation, where nothing is random."""
     resize = settings.val_resize or round(native.size * native.zoom)
@@ -79,6 +115,8 @@ def image_policies(settings: Augmentation, native: Native) -> tuple[ImagePolicy,
         scale=settings.crop_scale,
         ratio=settings.crop_ratio,
         flip=settings.flip,
+        vflip=settings.vflip,
+        augment=augment(settings, native),
     )
     return training, ImagePolicy(window=settings.val_window, image_size=native.size, resize=resize)
 
@@ -93,6 +131,8 @@ def clip_policy(settings: Augmentation, clips: Clips, native: Native) -> ClipPol
         image_size=size,
         shorter=clips.short_side or (round(size * 256 / 224), round(size * 320 / 224)),
         flip=settings.flip,
+        vflip=settings.vflip,
+        augment=augment(settings, native),
         clips=clips.val_clips,
         crops=clips.val_crops,
         resize=settings.val_resize or (size if clips.val_crops == 3 else round(size * 256 / 224)),
@@ -118,5 +158,7 @@ def detection_policies(
         longer=longer,
         short_sides=detection.short_sides if detection.augment == "multiscale" else (),
         flip=settings.flip,
+        vflip=settings.vflip,
+        colours=augment(settings, native, pixelwise=True),
     )
     return training, DetectionPolicy(augment="flip", size=native.size, longer=longer)

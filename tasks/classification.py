@@ -16,8 +16,10 @@ from dataset.splits import Console
 from models import Native, Registry
 from models import classification as architectures
 from plan.images import ImagePlan
+from plan.mixing import SEPARATE, Mixing
 from plan.targets import IGNORE, label_targets
-from tasks._plans import image_policies, opened, pair
+from tasks._mixing import mixed, shared
+from tasks._plans import image_policies, mixing, opened, pair
 from tasks.kind import Splits, TaskKind
 
 FIGURES = (
@@ -41,18 +43,28 @@ class Classification:
     """
 
     def __init__(
-        self, labels: np.ndarray, *, label_smoothing: float = 0.0, auxiliary_weight: float = 0.0
+        self,
+        labels: np.ndarray,
+        *,
+        label_smoothing: float = 0.0,
+        auxiliary_weight: float = 0.0,
+        mixing: Mixing = SEPARATE,
     ) -> None:
         self._labels = labels
         self._smoothing = label_smoothing
         self._auxiliary_weight = auxiliary_weight
+        self._mixing = mixing
 
     def targets(self, rows: Rows) -> dict[str, np.ndarray]:
-        """Return {"labels": int64 [B]}, IGNORE where the row is padding."""
-        return label_targets(self._labels, rows)
+        """Return {"labels": int64 [B]}, IGNORE where the row is padding, and plan.mixing's where it mixes."""
+        labels = label_targets(self._labels, rows)
+        return labels | self._mixing.targets(rows) if self._mixing.mixes else labels
 
     def inputs(self, batch: Batch) -> tuple[torch.Tensor]:
-        return (batch.images,)
+        return (self.shown(batch),)
+
+    def shown(self, batch: Batch) -> torch.Tensor:
+        return mixed(batch.images, batch.targets)
 
     def probe(self, images: torch.Tensor) -> tuple[torch.Tensor]:
         return (images,)
@@ -73,13 +85,15 @@ class Classification:
 
     @staticmethod
     def _cross_entropy(logits: torch.Tensor, batch: Batch, smoothing: float) -> torch.Tensor:
-        losses = functional.cross_entropy(
-            logits.float(),
-            batch.targets["labels"],
-            reduction="none",
-            ignore_index=IGNORE,
-            label_smoothing=smoothing,
-        )
+        def of(labels: torch.Tensor) -> torch.Tensor:
+            return functional.cross_entropy(
+                logits.float(), labels, reduction="none", ignore_index=IGNORE, label_smoothing=smoothing
+            )
+
+        labels = batch.targets["labels"]
+        losses = of(labels)
+        if "partners" in batch.targets:
+            losses = shared(losses, of(labels[batch.targets["partners"]]), batch.targets)
         return torch.where(batch.valid, losses, 0.0)
 
 
@@ -156,6 +170,7 @@ class ClassificationKind(TaskKind):
             splits["train"].columns.label,
             label_smoothing=config.optimisation.label_smoothing,
             auxiliary_weight=auxiliary_weight,
+            mixing=mixing(config.augmentation),
         )
         return train, Classification(splits["val"].columns.label)
 

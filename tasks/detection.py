@@ -118,6 +118,9 @@ class Detection:
         names = [name for name in ("boxes", "labels", "masks", "keypoints") if name in batch.targets]
         return images, sizes, [{name: batch.targets[name][a:b] for name in names} for a, b in cuts]
 
+    def shown(self, batch: Batch) -> torch.Tensor:
+        return batch.images
+
     def probe(self, images: torch.Tensor) -> tuple[Any, ...]:
         """Return the arguments with one box an image, a quarter of its size."""
         count, _, height, width = images.shape
@@ -164,7 +167,11 @@ class DetectionKind(TaskKind):
     cpu_precision = "fp32"
     figures: tuple[Figure, ...] = FIGURES
     groups = ("detection",)
-    unread = ("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing")
+    unread = (
+        *("train_window", "val_window", "crop_scale", "crop_ratio", "val_resize", "label_smoothing"),
+        *("auto_augment", "blur"),  # they look beyond a pixel, or move it away from its box
+        *("mixup", "cutmix", "mix_prob", "mix_switch_prob"),
+    )
     loss_parts = True
     pure = False  # its losses are made for autocast
     graphs = False  # as many shapes as canvases

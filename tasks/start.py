@@ -29,9 +29,11 @@ OF_A_MACHINE = (
 """Settings that a machine may have otherwise, without another figure."""
 NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, "optimizer"}
 """Settings that an evaluation does not take from a checkpoint."""
+OF_VALIDATION = {"image_size", "val_window", "val_resize", "mean", "std"}
+"""What the validation reads of --help's augmentation group."""
 OF_TRAINING = (
     *schema.Optimisation.model_fields,
-    *("train_window", "crop_scale", "crop_ratio", "flip"),
+    *(schema.Augmentation.model_fields.keys() - OF_VALIDATION),
     *("short_side", "augment", "short_sides", "keep_empty"),
     *("batch_size", "val_batch_size", "data", "source", "order"),
 )

@@ -16,7 +16,7 @@ from models import Native, Registry
 from models import video as architectures
 from plan.clips import ClipPlan
 from tasks import classification
-from tasks._plans import clip_policy, opened, pair
+from tasks._plans import clip_policy, mixing, opened, pair
 from tasks.classification import LARGEST_LOSS, LOSS_UNIT, Classification
 from tasks.kind import Splits, TaskKind
 
@@ -153,6 +153,7 @@ class VideoKind(TaskKind):
             splits["train"].columns.label,
             label_smoothing=config.optimisation.label_smoothing,
             auxiliary_weight=auxiliary_weight,
+            mixing=mixing(config.augmentation),
         )
         return train, Video(splits["val"].columns.label)
 

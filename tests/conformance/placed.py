@@ -104,7 +104,7 @@ class PlacedPlan:
 
     def _ops(self, epoch: int, ids: Array) -> Array:
         """One in three rows has none; of kind `all` the others have one in either of two slots."""
-        drawn = ops.alone(ops.DISTORT, ops.distortions(5, epoch, ids))
+        drawn = ops.alone(ops.Op.DISTORT, ops.distortions(5, epoch, ids))
         slots = [(ids + epoch) % 3 == slot for slot in range(2)] if self.kind == "all" else [ids % 3 > 0]
         return np.concatenate([np.where(has[:, None, None], drawn, 0) for has in slots], axis=1)
 

@@ -132,7 +132,8 @@ def by_id(rows: Rows) -> dict[int, tuple[str, ...]]:
 
 
 def _numbers(rows: Rows, i: int) -> tuple[str, ...]:
-    columns = [getattr(rows, field.name) for field in fields(Rows) if field.name != "canvas"]
+    # a key is the micro-batch's, and no sample's
+    columns = [getattr(rows, field.name) for field in fields(Rows) if field.name not in ("canvas", "keys")]
     return tuple(repr(column[i].tolist()) for column in columns if column is not None)
 
 

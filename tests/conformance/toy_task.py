@@ -70,7 +70,7 @@ class GuessKind(ClassificationKind):
     arch = "mean"
     registry = Registry()
     figures = (RMSE, Figure(name="samples"))
-    unread = ("label_smoothing",)
+    unread = ("label_smoothing", "mixup", "cutmix", "mix_prob", "mix_switch_prob")
 
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         return Guess(splits["train"].columns.label), Guess(splits["val"].columns.label)

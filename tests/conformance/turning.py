@@ -51,7 +51,7 @@ class Turning:
         turns = (numbers % geometry.TURNS * self.turns).astype(np.uint8)
         sizes = np.where(geometry.transposed(turns)[:, None], (WIDTH, HEIGHT), (HEIGHT, WIDTH))
         distorted = (
-            ops.alone(ops.DISTORT, ops.distortions(1, epoch, rows.ids)) * (numbers % 2 == 1)[:, None, None]
+            ops.alone(ops.Op.DISTORT, ops.distortions(1, epoch, rows.ids)) * (numbers % 2 == 1)[:, None, None]
         )
         return replace(
             rows, turns=turns, sizes=sizes, ops=distorted.astype(np.float32) if self.operates else None

@@ -63,7 +63,7 @@ def at(name: str, where: Any, value: Any) -> Change:
 
 WHOLE = np.tile([0, 0, 16, 16], (BATCH, 1))
 SIZES = np.full((BATCH, 2), 16)
-DRAWN = ops.alone(ops.DISTORT, ops.distortions(0, 0, np.arange(BATCH)))
+DRAWN = ops.alone(ops.Op.DISTORT, ops.distortions(0, 0, np.arange(BATCH)))
 
 
 def with_ops(where: Any, value: float) -> Change:
@@ -169,8 +169,8 @@ FAULTS: dict[str, tuple[Any, ...]] = {
         "operates",
     ),
     "an operation that there is not": (
-        with_ops((4, 0, 0), 9),
-        r"ops .*: row 4 .*operations \[9\]; there are 1",
+        with_ops((4, 0, 0), 99),
+        r"ops .*: row 4 .*operations \[99\]; there are 1",
         "operates",
     ),
     "half of an operation": (with_ops((4, 0, 0), 0.5), "ops .*: row 4", "operates"),

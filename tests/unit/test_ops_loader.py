@@ -43,7 +43,8 @@ def test_clips_of_frames_too() -> None:
 def slots(*numbers: np.ndarray) -> np.ndarray:
     """`Rows.ops`, with a slot for each float32 [B, 6]; a row of zeros has no operation there."""
     each = [
-        np.where((its != 0).any(axis=1).reshape(-1, 1, 1), ops.alone(ops.DISTORT, its), 0) for its in numbers
+        np.where((its != 0).any(axis=1).reshape(-1, 1, 1), ops.alone(ops.Op.DISTORT, its), 0)
+        for its in numbers
     ]
     return np.concatenate(each, axis=1).astype(np.float32)
 

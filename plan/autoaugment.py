@@ -1,0 +1,331 @@
+"""Policies that choose operations at random: RandAugment, TrivialAugment, AutoAugment, 3-Augment.
+
+    policy.draw(uniforms) -> which of TRANSFORMS, and how strong, a slot each -> `transformed`: Rows.ops
+
+Strengths are torchvision's (torchvision/transforms/v2/_auto_augment.py), and of names that begin with "rand-"
+timm's (timm/data/auto_augment.py). Knows no sample, no device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from contracts import Array, UserError
+from plan import affine
+from plan.ops import WIDTH, Op
+
+BLUR_SIGMA = (0.1, 2.0)
+"""Smallest and largest deviation of a blur, pixels: of 3-Augment and of SimCLR."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How images are moved by AFFINE: to which side, between which pixels, and what is outside."""
+
+    side: int  # of the images, pixels
+    smooth: bool = True
+    fill: tuple[float, float, float] = (0.0, 0.0, 0.0)  # levels
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What a transform is given at a strength of 0 (`low`) to 1 (`high`)."""
+
+    low: float
+    high: float
+    signed: bool = False  # the half of them is negative
+    whole: Callable[[Array], Array] | None = None  # rounds them
+    of_side: bool = False  # in sides of the image; else in what the transform takes
+
+    def __call__(self, strength: Array, negative: Array, side: int) -> Array:
+        """Return float64 [n] of strengths [n]; `negative`: bool [n]."""
+        values = (self.low + (self.high - self.low) * strength) * (side if self.of_side else 1)
+        values = np.where(negative & self.signed, -values, values)
+        return self.whole(values) if self.whole else values
+
+
+Space = Mapping[str, Scale | None]
+"""Name of a transform -> its strengths; None where it has no number."""
+Take = Callable[[Array, Look], tuple[Array, ...]]
+
+
+def _map(of: Callable[[Array, int], Array]) -> Take:
+    """Return what makes the numbers of AFFINE."""
+    return lambda values, look: (
+        *of(values, look.side).T,
+        *(np.float64(n) for n in (look.smooth, *look.fill)),
+    )
+
+
+def _factor(values: Array, look: Look) -> tuple[Array, ...]:
+    return (np.maximum(1 + values, 0),)
+
+
+def _same(values: Array, look: Look) -> tuple[Array, ...]:
+    return (values,)
+
+
+def _nothing(values: Array, look: Look) -> tuple[Array, ...]:
+    return ()
+
+
+TRANSFORMS: dict[str, tuple[Op | None, Take]] = {
+    "identity": (None, _nothing),
+    "shear_x": (Op.AFFINE, _map(affine.shear_x)),
+    "shear_y": (Op.AFFINE, _map(affine.shear_y)),
+    "translate_x": (Op.AFFINE, _map(lambda values, side: affine.translation(values, 0 * values))),
+    "translate_y": (Op.AFFINE, _map(lambda values, side: affine.translation(0 * values, values))),
+    "rotate": (Op.AFFINE, _map(lambda values, side: affine.rotation(values))),
+    "brightness": (Op.BRIGHTNESS, _factor),
+    "color": (Op.SATURATION, _factor),
+    "contrast": (Op.CONTRAST, _factor),
+    "sharpness": (Op.SHARPNESS, _factor),
+    "posterize": (Op.POSTERIZE, _same),
+    "solarize": (Op.SOLARIZE, _same),
+    "solarize_add": (Op.SOLARIZE_ADD, _same),
+    "autocontrast": (Op.AUTOCONTRAST, _nothing),
+    "equalize": (Op.EQUALIZE, _nothing),
+    "invert": (Op.INVERT, _nothing),
+    "greyscale": (Op.GREYSCALE, _nothing),
+    "blur": (Op.BLUR, _same),
+}
+"""Name -> its operation, and the numbers that it takes of float64 [n], how strong it is."""
+NAMES = tuple(TRANSFORMS)
+
+
+def _space(*, shear: float, shift: Scale, turn: float, colour: float, bits: int) -> Space:
+    return {
+        "identity": None,
+        "shear_x": Scale(0, shear, signed=True),
+        "shear_y": Scale(0, shear, signed=True),
+        "translate_x": shift,
+        "translate_y": shift,
+        "rotate": Scale(0, turn, signed=True),
+        "brightness": Scale(0, colour, signed=True),
+        "color": Scale(0, colour, signed=True),
+        "contrast": Scale(0, colour, signed=True),
+        "sharpness": Scale(0, colour, signed=True),
+        "posterize": Scale(8, 8 - bits, whole=np.rint),
+        "solarize": Scale(255, 0),
+        "autocontrast": None,
+        "equalize": None,
+    }
+
+
+RANDAUGMENT = _space(
+    shear=0.3,
+    shift=Scale(0, 150 / 331, signed=True, of_side=True, whole=np.trunc),
+    turn=30,
+    colour=0.9,
+    bits=4,
+)
+"""Of RandAugment (Cubuk et al. 2019) as torchvision has it; AutoAugment's is the same, with invert."""
+TRIVIALAUGMENT = _space(
+    shear=0.99, shift=Scale(0, 32, signed=True, whole=np.trunc), turn=135, colour=0.99, bits=6
+)
+"""Of TrivialAugment Wide (Mueller and Hutter 2021)."""
+AUTOAUGMENT: Space = {**RANDAUGMENT, "invert": None}
+_TIMM_MOVES: Space = {
+    "autocontrast": None,
+    "equalize": None,
+    "invert": None,
+    "solarize_add": Scale(0, 110, whole=np.floor),
+    "rotate": Scale(0, 30, signed=True),
+    "shear_x": Scale(0, 0.3, signed=True),
+    "shear_y": Scale(0, 0.3, signed=True),
+    "translate_x": Scale(0, 0.45, signed=True, of_side=True),
+    "translate_y": Scale(0, 0.45, signed=True, of_side=True),
+}
+_COLOURS = ("color", "contrast", "brightness", "sharpness")
+TIMM: Space = {
+    **_TIMM_MOVES,
+    "posterize": Scale(0, 4, whole=np.floor),
+    "solarize": Scale(0, 256, whole=np.floor),
+    **dict.fromkeys(_COLOURS, Scale(-0.9, 0.9)),
+}
+"""Of timm's strings without inc1: colours, posterize and solarize are strong where the magnitude is low."""
+TIMM_INCREASING: Space = {
+    **_TIMM_MOVES,
+    "posterize": Scale(4, 0, whole=np.ceil),
+    "solarize": Scale(256, 0, whole=np.ceil),
+    **dict.fromkeys(_COLOURS, Scale(0, 0.9, signed=True)),
+}
+"""Of timm's strings with inc1: all grow with the magnitude."""
+
+
+class Policy(Protocol):
+    """What --auto-augment names."""
+
+    @property
+    def slots(self) -> int:
+        """Return how many operations it draws for an image."""
+
+    @property
+    def uniforms(self) -> int:
+        """Return how many uniforms it draws them from."""
+
+    def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
+        """Return (which, values), int64 and float64 [B, slots]: places in NAMES, -1 for none, and strengths.
+
+        `draws`: float64 [B, uniforms] in [0, 1).
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandAugment:
+    """Any `slots` transforms of a space, each with its own strength; also TrivialAugment."""
+
+    space: Space
+    slots: int = 2
+    strength: float | None = 9 / 30  # None: any of `bins`, evenly
+    bins: int = 31
+    deviation: float = 0.0  # of the strength, which is normal and cut to [0, 1]
+    probability: float = 1.0
+
+    @property
+    def uniforms(self) -> int:
+        return 5 * self.slots
+
+    def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
+        # axes: [5, B, slots]
+        name, sign, applied, first, second = np.moveaxis(draws.reshape(len(draws), self.slots, 5), 2, 0)
+        if self.strength is None:
+            strengths = np.floor(first * self.bins) / (self.bins - 1)
+        else:
+            normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+            strengths = np.clip(self.strength + self.deviation * normal, 0, 1)
+        names = np.array([NAMES.index(one) for one in self.space])
+        which = names[(name * len(names)).astype(np.int64)]
+        which = np.where(applied < self.probability, which, -1)
+        return which, _values(self.space, which, strengths, sign < 0.5, side)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AutoAugment:
+    """One of IMAGENET's pairs, each part with its probability and strength (Cubuk et al. 2018)."""
+
+    slots: int = 2
+    uniforms: int = 5  # the pair; of its parts whether they are applied, and their signs
+
+    def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
+        pair = (draws[:, 0] * len(IMAGENET)).astype(np.int64)
+        # axes: [pairs, 2]
+        names = np.array([[NAMES.index(name) for name, _, _ in parts] for parts in IMAGENET])
+        chances, strengths = (
+            np.array([[float(part[place]) for part in parts] for parts in IMAGENET]) for place in (1, 2)
+        )
+        which = np.where(draws[:, 1:3] < chances[pair], names[pair], -1)
+        return which, _values(AUTOAUGMENT, which, strengths[pair] / 9, draws[:, 3:5] < 0.5, side)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThreeAugment:
+    """Greyscale, solarize or blur, one of the three (Touvron et al., DeiT III, 2022)."""
+
+    slots: int = 1
+    uniforms: int = 2
+
+    def draw(self, draws: Array, side: int) -> tuple[Array, Array]:
+        kind = (draws[:, :1] * 3).astype(np.int64)
+        low, high = BLUR_SIGMA
+        values = np.select([kind == 1, kind == 2], [128.0, low + draws[:, 1:2] * (high - low)], 0.0)
+        return np.array([NAMES.index(name) for name in ("greyscale", "solarize", "blur")])[kind], values
+
+
+IMAGENET = (
+    (("posterize", 0.4, 8), ("rotate", 0.6, 9)),
+    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
+    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
+    (("posterize", 0.6, 7), ("posterize", 0.6, 6)),
+    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
+    (("equalize", 0.4, 0), ("rotate", 0.8, 8)),
+    (("solarize", 0.6, 3), ("equalize", 0.6, 0)),
+    (("posterize", 0.8, 5), ("equalize", 1.0, 0)),
+    (("rotate", 0.2, 3), ("solarize", 0.6, 8)),
+    (("equalize", 0.6, 0), ("posterize", 0.4, 6)),
+    (("rotate", 0.8, 8), ("color", 0.4, 0)),
+    (("rotate", 0.4, 9), ("equalize", 0.6, 0)),
+    (("equalize", 0.0, 0), ("equalize", 0.8, 0)),
+    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
+    (("color", 0.6, 4), ("contrast", 1.0, 8)),
+    (("rotate", 0.8, 8), ("color", 1.0, 2)),
+    (("color", 0.8, 8), ("solarize", 0.8, 7)),
+    (("sharpness", 0.4, 7), ("invert", 0.6, 0)),
+    (("shear_x", 0.6, 5), ("equalize", 1.0, 0)),
+    (("color", 0.4, 0), ("equalize", 0.6, 0)),
+    (("equalize", 0.4, 0), ("solarize", 0.2, 4)),
+    (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
+    (("invert", 0.6, 0), ("equalize", 1.0, 0)),
+    (("color", 0.6, 4), ("contrast", 1.0, 8)),
+    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
+)
+"""AutoAugment's pairs for ImageNet: (name, probability, strength out of 9) twice."""
+POLICIES: dict[str, Policy | None] = {
+    "none": None,
+    "randaugment": RandAugment(space=RANDAUGMENT),
+    "trivialaugment": RandAugment(space=TRIVIALAUGMENT, slots=1, strength=None),
+    "autoaugment": AutoAugment(),
+    "3augment": ThreeAugment(),
+}
+"""Name -> policy, of those that have one. A name that begins with "rand-" is timm's."""
+
+
+def policy_of(name: str) -> Policy | None:
+    """Return the policy that --auto-augment names. Raises UserError."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if name.startswith("rand-"):
+        return _of_timm(name)
+    raise UserError(f"--auto-augment {name}: choose {', '.join(POLICIES)}, or timm's rand-m9-mstd0.5-inc1")
+
+
+def _of_timm(name: str) -> RandAugment:
+    """Return the policy of timm's string. Raises UserError.
+
+    m is the magnitude of 10, n how many operations, mstd the magnitude's deviation, p their probability, inc
+    that all grow with it.
+    """
+    found = {"m": 10.0, "n": 2.0, "mstd": 0.0, "p": 0.5, "inc": 0.0}
+    for word in name.split("-")[1:]:
+        parts = re.fullmatch(r"([a-z]+)(\d+\.?\d*)", word)
+        if parts is None or parts[1] not in found:
+            raise UserError(
+                f"--auto-augment {name}: {word} is not known; m9 is the magnitude, n2 how many operations, "
+                "mstd0.5 the magnitude's deviation, inc1 that all grow with it, p0.5 their probability"
+            )
+        found[parts[1]] = float(parts[2])
+    if not (0 <= found["m"] <= 10 and found["n"] >= 1 and found["n"] % 1 == 0 and found["p"] <= 1):
+        raise UserError(f"--auto-augment {name}: m is 0 to 10, n a whole number from 1 on, p at most 1")
+    return RandAugment(
+        space=TIMM_INCREASING if found["inc"] else TIMM,
+        slots=int(found["n"]),
+        strength=found["m"] / 10,
+        deviation=found["mstd"] / 10,
+        probability=found["p"],
+    )
+
+
+def _values(space: Space, which: Array, strengths: Array, negative: Array, side: int) -> Array:
+    """Return float64 [B, slots], what each transform is given; 0 where it takes nothing."""
+    values = np.zeros(which.shape)
+    for name, scale in space.items():
+        its = which == NAMES.index(name)
+        if scale is not None:
+            values[its] = scale(strengths[its], negative[its], side)
+    return values
+
+
+def transformed(which: Array, values: Array, look: Look) -> Array:
+    """Return float32 [B, slots, WIDTH], `Rows.ops` of what a policy has drawn; nothing is composed yet."""
+    out = np.zeros((*which.shape, WIDTH), np.float32)
+    for place, (operation, take) in enumerate(TRANSFORMS.values()):
+        its = which == place
+        if operation is not None and its.any():
+            for column, numbers in enumerate((np.float64(operation), *take(values[its], look))):
+                out[its, column] = numbers
+    return out

@@ -1,0 +1,241 @@
+"""Operations are drawn as published: names, strengths and chances of torchvision and timm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torchvision.transforms import v2
+from torchvision.transforms.autoaugment import AutoAugmentPolicy
+
+from config import build
+from contracts import UserError
+from models import Native
+from plan import affine
+from plan.augment import TRIES, UNTOUCHED, Augment
+from plan.autoaugment import (
+    AUTOAUGMENT,
+    IMAGENET,
+    NAMES,
+    POLICIES,
+    RANDAUGMENT,
+    TIMM,
+    TIMM_INCREASING,
+    TRIVIALAUGMENT,
+    Scale,
+    Space,
+    policy_of,
+)
+from plan.geometry import FLIP
+from plan.images import ImagePlan
+from plan.ops import KEY_BITS, WIDTH, Op
+from tasks._plans import image_policies
+from tasks.detection import KIND
+
+SIDE = 224
+COUNT = 40_000
+IDS = np.arange(COUNT)
+SIZES = np.full((COUNT, 2), SIDE)
+
+
+def ours(name: str) -> str:
+    """The name of a transform of torchvision's or timm's, as NAMES has it."""
+    name = name.replace("Increasing", "").removesuffix("Rel")
+    snake = "".join("_" + letter.lower() if letter.isupper() else letter for letter in name)[1:]
+    return {"auto_contrast": "autocontrast"}.get(snake, snake)
+
+
+def given(scale: Scale | None, strength: float, *, negative: bool = False) -> float:
+    assert scale is not None
+    return float(scale(np.array([strength]), np.array([negative]), SIDE)[0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "space", "bins"),
+    [
+        (v2.RandAugment(), RANDAUGMENT, 31),
+        (v2.TrivialAugmentWide(), TRIVIALAUGMENT, 31),
+        (v2.AutoAugment(), AUTOAUGMENT, 10),
+    ],
+    ids=["randaugment", "trivialaugment", "autoaugment"],
+)
+def test_strengths_are_torchvisions(policy: Any, space: Space, bins: int) -> None:
+    theirs = {ours(name): entry for name, entry in policy._AUGMENTATION_SPACE.items()}
+    assert theirs.keys() - {"identity"} == space.keys() - {"identity"}
+    for name, (magnitudes, signed) in theirs.items():
+        scale = space[name]
+        values = magnitudes(bins, SIDE, SIDE)
+        assert (values is None) == (scale is None)
+        for place in range(bins if scale else 0):
+            found = given(scale, place / (bins - 1))
+            wanted = float(values[place]) * (255 if name == "solarize" else 1)
+            if name.startswith("translate"):
+                wanted = int(wanted + 1e-4)  # torch's linspace gives 15.999998 for 16
+            assert found == pytest.approx(wanted, abs=1e-4), (name, place)
+            if scale and found:
+                assert (given(scale, place / (bins - 1), negative=True) == -found) == signed, name
+
+
+def test_pairs_are_torchvisions() -> None:
+    theirs = v2.AutoAugment(AutoAugmentPolicy.IMAGENET)._policies
+    assert [[(ours(name), chance, level or 0) for name, chance, level in pair] for pair in theirs] == [
+        list(pair) for pair in IMAGENET
+    ]
+
+
+@pytest.mark.parametrize("increasing", [True, False])
+def test_strengths_are_timms(increasing: bool) -> None:
+    timm = pytest.importorskip("timm.data.auto_augment")
+    space = TIMM_INCREASING if increasing else TIMM
+    names = timm._RAND_INCREASING_TRANSFORMS if increasing else timm._RAND_TRANSFORMS
+    assert {ours(name) for name in names} == space.keys()
+    hints = {"translate_const": 100}
+    for name in names:
+        scale = space[ours(name)]
+        if scale is None:
+            continue
+        for level in (0, 1, 3.3, 7, 10):
+            argument, *_ = timm.LEVEL_TO_ARG[name](level, hints)
+            if ours(name).startswith("translate"):
+                argument *= SIDE
+            found = {given(scale, level / 10, negative=negative) for negative in (False, True)}
+            if NAMES.index(ours(name)) in map(NAMES.index, ("color", "contrast", "brightness", "sharpness")):
+                found = {1 + value for value in found}
+            assert any(value == pytest.approx(argument, abs=1e-6) for value in found), (name, level)
+
+
+def test_names_and_signs_come_evenly() -> None:
+    policy = policy_of("randaugment")
+    assert policy is not None
+    draws = np.random.default_rng(1).random((COUNT, policy.uniforms))
+    which, values = policy.draw(draws, SIDE)
+    shares = np.bincount(which.ravel(), minlength=len(NAMES)) / which.size
+    wanted = [1 / len(RANDAUGMENT) if name in RANDAUGMENT else 0 for name in NAMES]
+    np.testing.assert_allclose(shares, wanted, atol=0.005)
+    turned = values[which == NAMES.index("rotate")]
+    assert set(np.abs(turned).round(6)) == {9.0} and (turned < 0).mean() == pytest.approx(0.5, abs=0.03)
+    assert np.abs(np.corrcoef(which, rowvar=False)[0, 1]) < 0.02
+
+
+def test_timms_strings_say_how_strong_how_many_and_how_often() -> None:
+    policy = policy_of("rand-m7-n3-mstd0.5-inc1")
+    assert policy is not None and policy.slots == 3
+    which, values = policy.draw(np.random.default_rng(2).random((COUNT, policy.uniforms)), SIDE)
+    assert (which >= 0).mean() == pytest.approx(0.5, abs=0.01)
+    degrees = np.abs(values[which == NAMES.index("rotate")]) / 3
+    assert degrees.mean() == pytest.approx(7, abs=0.05) and degrees.std() == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "name", ["rand", "rand-m11", "rand-x3", "randaug", "rand-m", "rand-n0", "rand-m9-n1.5", ""]
+)
+def test_a_name_that_is_none_is_a_mistake(name: str) -> None:
+    with pytest.raises(UserError, match="--auto-augment"):
+        policy_of(name)
+
+
+def test_trivialaugment_and_autoaugment_and_three_augment() -> None:
+    draws = np.random.default_rng(3).random((COUNT, 5))
+    which, values = POLICIES["trivialaugment"].draw(draws, SIDE)  # type: ignore[union-attr]
+    turned = np.abs(values[which == NAMES.index("rotate")])
+    assert which.shape == (COUNT, 1) and len(np.unique(turned.round(5))) == 31 and turned.max() == 135
+    which, _ = POLICIES["autoaugment"].draw(draws, SIDE)  # type: ignore[union-attr]
+    chance = np.mean([[part[1] for part in pair] for pair in IMAGENET])
+    assert (which >= 0).mean() == pytest.approx(chance, abs=0.01)
+    which, values = POLICIES["3augment"].draw(draws, SIDE)  # type: ignore[union-attr]
+    blurred = values[which == NAMES.index("blur")]
+    assert len(blurred) / COUNT == pytest.approx(1 / 3, abs=0.01)
+    assert blurred.min() >= 0.1 and blurred.max() <= 2 and blurred.mean() == pytest.approx(1.05, abs=0.02)
+
+
+def test_nothing_is_drawn_where_all_is_off() -> None:
+    assert Augment().draw(0, 0, IDS, SIZES) is None
+
+
+def test_jitter_is_colorjitters() -> None:
+    drawn = Augment(jitter=0.4, hue=0.1).draw(1, 0, IDS, SIZES)
+    assert drawn is not None and drawn.shape[1] == 4
+    assert (
+        np.sort(drawn[:, :, 0], axis=1) == sorted((Op.BRIGHTNESS, Op.CONTRAST, Op.SATURATION, Op.HUE))
+    ).all()
+    for op in (Op.BRIGHTNESS, Op.CONTRAST, Op.SATURATION):
+        its = drawn[drawn[:, :, 0] == op]
+        assert np.bincount(np.argmax(drawn[:, :, 0] == op, axis=1)) / COUNT == pytest.approx(0.25, abs=0.01)
+        assert (
+            its[:, 1].min() >= 0.6
+            and its[:, 1].max() <= 1.4
+            and its[:, 1].std() == pytest.approx(0.231, abs=0.005)
+        )
+    boxes = Augment(jitter=0.4, pixelwise=True).draw(1, 0, IDS, SIZES)
+    assert boxes is not None and Op.CONTRAST not in boxes[:, :, 0]
+
+
+def test_rectangles_are_random_erasings() -> None:
+    drawn = Augment(erase=0.25, erase_mode="pixel", mean=(1, 2, 3), std=(4, 5, 6)).draw(1, 0, IDS, SIZES)
+    assert drawn is not None
+    chosen = drawn[:, 0, 0] == Op.ERASE
+    assert chosen.mean() == pytest.approx(0.25, abs=0.01) and TRIES == 10
+    x0, y0, x1, y1, *rest = drawn[chosen, 0, 1:].T
+    assert min(x0.min(), y0.min()) == 0 and max(x1.max(), y1.max()) == SIDE
+    area, ratio = (x1 - x0) * (y1 - y0) / SIDE**2, (y1 - y0) / (x1 - x0)
+    assert area.min() > 0.019 and area.max() < 0.34 and area.mean() == pytest.approx(0.175, abs=0.004)
+    assert np.log(ratio).mean() == pytest.approx(0, abs=0.03) and np.log(ratio).max() < np.log(3.5)
+    assert np.transpose(rest[:6])[0].tolist() == [1, 2, 3, 4, 5, 6]
+    keys = np.stack(rest[6:])
+    assert (keys == np.floor(keys)).all() and 0.99 * 2**KEY_BITS < keys.max() < 2**KEY_BITS
+    assert len(np.unique(keys[0])) > 0.99 * chosen.sum()
+
+
+def test_of_the_policys_maps_those_that_follow_are_one() -> None:
+    auto = policy_of("rand-m9-n4-p1-inc1")
+    drawn = Augment(auto=auto, greyscale=1.0).draw(3, 1, IDS[:2000], SIZES[:2000])
+    assert drawn is not None and drawn.shape[1] == 5
+    for names in drawn[:, :4, 0]:
+        some = names[names > 0]
+        assert not ((some[1:] == Op.AFFINE) & (some[:-1] == Op.AFFINE)).any()
+    np.testing.assert_array_equal(affine.composed(drawn), drawn)
+
+
+def test_a_row_depends_on_its_sample_alone() -> None:
+    augment = Augment(auto=policy_of("randaugment"), jitter=0.3, greyscale=0.2, blur=0.2, erase=0.3)
+    all_, some = augment.draw(7, 3, IDS[:50], SIZES[:50]), augment.draw(7, 3, IDS[[31, 4]], SIZES[:2])
+    assert all_ is not None and some is not None
+    np.testing.assert_array_equal(all_[[31, 4]], some)
+    other = augment.draw(7, 4, IDS[:50], SIZES[:50])
+    assert other is not None and (other != all_).any(axis=(1, 2)).all()
+
+
+def test_settings_are_read() -> None:
+    given: dict[str, Any] = {
+        "auto_augment": "rand-m9-inc1",
+        "color_jitter": 0.3,
+        "hue_jitter": 0.1,
+        "vflip": 0.2,
+    }
+    given |= {"grayscale": 0.4, "blur": 0.5, "erase": 0.6, "erase_mode": "rand"}
+    native = Native(size=SIDE, mean=(0.4, 0.6, 0.8), std=(0.2, 0.2, 0.2))
+    policy, validation = image_policies(build(given).augmentation, native)
+    assert policy.vflip == 0.2 and validation.augment == UNTOUCHED and validation.vflip == 0
+    wanted = Augment(
+        auto=policy_of("rand-m9-inc1"),
+        fill=(102, 153, 204),
+        jitter=0.3,
+        hue=0.1,
+        greyscale=0.4,
+        blur=0.5,
+        erase=0.6,
+        erase_mode="rand",
+        mean=(102, 153, 204),
+        std=(51, 51, 51),
+    )
+    assert policy.augment == wanted
+    plan = ImagePlan(seed=1, batch_size=64, heights=SIZES[:64, 0], widths=SIZES[:64, 0], policy=policy)
+    rows = plan.rows(0, 0)[0]
+    assert rows.ops is not None and rows.ops.shape == (64, 2 + 4 + 3, WIDTH)
+    assert 0 < (rows.turns & FLIP > 0).sum() < 32
+
+
+@pytest.mark.parametrize("flag", ["auto_augment", "blur"])
+def test_boxes_refuse_what_is_not_of_a_pixel(flag: str) -> None:
+    assert not KIND.reads(flag) and KIND.reads("color_jitter")

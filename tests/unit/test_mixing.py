@@ -1,0 +1,156 @@
+"""mixup and cutmix: numbers of a micro-batch's key, soft targets, and images as the network is given them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from contracts import Batch, Rows
+from plan.augment import Augment
+from plan.draws import bits
+from plan.images import ImagePlan, ImagePolicy
+from plan.mixing import MOST_ALPHA, Mixing, beta
+from tasks.classification import Classification
+from tests.unit.test_classification import rows
+
+SIDE = 16
+KEYS = bits(3, np.arange(20_000))
+LABELS = np.arange(10) % 5
+EITHER = Mixing(mixup=0.8, cutmix=1.0)
+
+
+def drawn(key: int, ids: Any = range(6), mixing: Mixing = EITHER) -> tuple[Rows, dict[str, Any]]:
+    made = rows(list(ids))
+    size = np.full((len(made), 2), SIDE)
+    made = replace(made, sizes=size, keys=np.full(len(made), key, np.uint64))
+    return made, mixing.targets(made)
+
+
+def batch_of(made: Rows, task: Classification, seed: int = 0) -> Batch:
+    noise = torch.randn(len(made), SIDE, SIDE, 3, generator=torch.Generator().manual_seed(seed))
+    targets = {name: torch.from_numpy(value) for name, value in task.targets(made).items()}
+    valid = torch.from_numpy(made.valid)
+    images = noise.movedim(-1, 1)
+    return Batch(
+        images=images, sizes=torch.from_numpy(made.sizes), targets=targets, valid=valid, ids=made.ids
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.8, 1.0, MOST_ALPHA])
+def test_shares_are_beta(alpha: float) -> None:
+    shares = np.array([beta(int(key), alpha) for key in KEYS[:2000]])
+    theirs = np.sort(np.random.default_rng(0).beta(alpha, alpha, 200_000))
+    ranks = np.searchsorted(theirs, np.sort(shares)) / len(theirs)
+    # KS beyond 1.95 / sqrt(2,000) has 0.1 %
+    assert np.abs(ranks - np.linspace(0, 1, len(shares))).max() < 0.044
+
+
+def test_switch_and_probability_are_of_micro_batches() -> None:
+    mixing = Mixing(mixup=0.8, cutmix=1.0, probability=0.6, switch=0.3)
+    kinds = []
+    for key in KEYS[:2000]:
+        _, targets = drawn(int(key), mixing=mixing)
+        mixed, cut = bool((targets["blends"] < 1).any()), bool(targets["cuts"].any())
+        assert not (mixed and cut)
+        kinds.append((mixed, cut))
+    # a box that is empty, or a share that rounds to 1, looks as if nothing was mixed
+    assert np.mean(kinds, axis=0) == pytest.approx([0.6 * 0.7, 0.6 * 0.3], abs=0.03)
+
+
+def test_cutmix_takes_the_share_that_is_shown() -> None:
+    areas, corners = [], []
+    for key in KEYS[:2000]:
+        _, targets = drawn(int(key), mixing=Mixing(cutmix=1.0))
+        x0, y0, x1, y1 = targets["cuts"][0].tolist()
+        assert 0 <= x0 <= x1 <= SIDE and 0 <= y0 <= y1 <= SIDE
+        areas.append((x1 - x0) * (y1 - y0) / SIDE**2)
+        assert targets["shares"][0] == pytest.approx(1 - areas[-1])
+        corners.append((x0, y0))
+    assert len(set(corners)) > 50 and 0.2 < np.mean(areas) < 0.5
+
+
+def test_partners_are_cyclic_and_what_is_not_valid_mixes_with_nobody() -> None:
+    shifts = set()
+    for key in KEYS[:200]:
+        _, targets = drawn(int(key))
+        shift = {(partner - i) % 6 for i, partner in enumerate(targets["partners"].tolist())}
+        assert len(shift) == 1
+        shifts |= shift
+    assert shifts == {1, 2, 3, 4, 5}
+    for key in KEYS[:200]:
+        _, targets = drawn(int(key), ids=[0, 1, -1, 3, -1, 5], mixing=Mixing(mixup=1.0))
+        for i, partner in enumerate(targets["partners"].tolist()):
+            alone = partner == i
+            assert partner not in (2, 4) or alone
+            assert alone == (targets["shares"][i] == 1) == (targets["blends"][i] == 1)
+    _, one = drawn(5, ids=[3])
+    assert one["partners"].tolist() == [0]
+
+
+@pytest.mark.parametrize("mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0)], ids=["mixup", "cutmix"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_images_and_targets_are_mixed_alike(mixing: Mixing, smoothing: float) -> None:
+    task = Classification(LABELS, label_smoothing=smoothing, mixing=mixing)
+    for key in (7, 8, 9):
+        made, numbers = drawn(key, ids=[0, 1, -1, 3, 4, 5], mixing=mixing)
+        batch = batch_of(made, task)
+        (images,) = task.inputs(batch)
+        assert images.is_contiguous(memory_format=torch.channels_last)
+        assert torch.equal(images, task.shown(batch))
+        logits = torch.randn(6, 5, generator=torch.Generator().manual_seed(key))
+        losses = task.losses(logits, batch)
+        for i, partner in enumerate(numbers["partners"].tolist()):
+            x0, y0, x1, y1 = numbers["cuts"][i].tolist()
+            own = torch.full((SIDE, SIDE), float(numbers["blends"][i]))
+            own[y0:y1, x0:x1] = 0
+            expected = own * batch.images[i] + (1 - own) * batch.images[partner]
+            torch.testing.assert_close(images[i], expected)
+            if not made.valid[i]:
+                assert losses[i] == 0 and torch.equal(images[i], batch.images[i])
+                continue
+            share = own.mean()
+            soft = sum(
+                weight * functional.one_hot(torch.tensor(LABELS[place]), 5)
+                for weight, place in ((share, i), (1 - share, partner))
+            )
+            wanted = functional.cross_entropy(logits[i], soft, label_smoothing=smoothing)
+            torch.testing.assert_close(losses[i], wanted)
+
+
+def test_without_mixing_nothing_travels() -> None:
+    task = Classification(LABELS)
+    made, _ = drawn(1)
+    batch = batch_of(made, task)
+    assert set(batch.targets) == {"labels"} and task.inputs(batch)[0] is batch.images
+
+
+def test_clips_are_cut_in_all_frames() -> None:
+    task = Classification(LABELS, mixing=Mixing(cutmix=1.0))
+    made, numbers = drawn(8, mixing=Mixing(cutmix=1.0))
+    batch = batch_of(made, task)
+    clips = torch.stack([batch.images, batch.images + 1], dim=2)
+    shown = task.shown(replace(batch, images=clips))
+    assert numbers["cuts"].any()
+    torch.testing.assert_close(shown[:, :, 0], task.shown(batch))
+    torch.testing.assert_close(shown[:, :, 1], task.shown(batch) + 1)
+
+
+def plan(**numbers: int) -> ImagePlan:
+    sizes = np.full(64, 20)
+    policy = ImagePolicy(window="random-resized", image_size=SIDE, augment=Augment())
+    return ImagePlan(**{"seed": 2, "batch_size": 4, **numbers}, heights=sizes, widths=sizes, policy=policy)
+
+
+def test_a_key_is_of_seed_epoch_place_and_rank() -> None:
+    keys = [plan().rows(epoch, 0)[i].keys for epoch in (0, 1) for i in range(16)]
+    keys += [plan(seed=3).rows(0, 0)[0].keys, plan(world_size=2, rank=1).rows(0, 0)[0].keys]
+    assert all(key is not None and key.dtype == np.uint64 and len(set(key.tolist())) == 1 for key in keys)
+    assert len({int(key[0]) for key in keys if key is not None}) == len(keys)
+    resumed, whole = plan().rows(0, 12), plan().rows(0, 0)
+    np.testing.assert_array_equal(resumed[2].keys, whole[5].keys)
+    assert plan(training=False).rows(0, 0)[0].keys is None
