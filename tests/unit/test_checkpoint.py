@@ -7,6 +7,7 @@ import random
 import signal
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,15 @@ WRITER = """
 """
 
 
+def _has_written(process: Any) -> bool:
+    return "\n" in process.out
+
+
 def test_a_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path, runner: Runner) -> None:
     path, moments = tmp_path / "last.pt", random.Random(0)
     for _ in range(3):
         process = runner.python("-c", textwrap.dedent(WRITER), path)
-        until(lambda said=process: "\n" in said.out, 60, "a checkpoint")
+        until(partial(_has_written, process), 60, "a checkpoint")
         time.sleep(moments.uniform(0, 0.1))
         process.send(signal.SIGKILL)
         process.wait()

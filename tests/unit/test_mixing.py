@@ -114,10 +114,8 @@ def test_images_and_targets_are_mixed_alike(mixing: Mixing, smoothing: float) ->
                 assert losses[i] == 0 and torch.equal(images[i], batch.images[i])
                 continue
             share = own.mean()
-            soft = sum(
-                weight * functional.one_hot(torch.tensor(LABELS[place]), 5)
-                for weight, place in ((share, i), (1 - share, partner))
-            )
+            own_label, other_label = functional.one_hot(torch.tensor(LABELS), 5)[[i, partner]]
+            soft = share * own_label + (1 - share) * other_label
             wanted = functional.cross_entropy(logits[i], soft, label_smoothing=smoothing)
             torch.testing.assert_close(losses[i], wanted)
 
@@ -140,7 +138,7 @@ def test_clips_are_cut_in_all_frames() -> None:
     torch.testing.assert_close(shown[:, :, 1], task.shown(batch) + 1)
 
 
-def plan(**numbers: int) -> ImagePlan:
+def plan(**numbers: Any) -> ImagePlan:
     sizes = np.full(64, 20)
     policy = ImagePolicy(window="random-resized", image_size=SIDE, augment=Augment())
     return ImagePlan(**{"seed": 2, "batch_size": 4, **numbers}, heights=sizes, widths=sizes, policy=policy)
