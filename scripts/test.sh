@@ -24,7 +24,8 @@ if [ "$workers" -gt 8 ]; then workers=8; fi
 check 'ruff check' "$python" -m ruff check .
 check 'ruff format' "$python" -m ruff format --check .
 check mypy "$python" -m mypy
-check pytest "$python" -m pytest -n "$workers" "$@"
+# each worker has a block of the tests, which share fixtures, and takes of another's when it is through
+check pytest "$python" -m pytest -n "$workers" --dist worksteal "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
   printf '\nfailed:'

@@ -5,10 +5,14 @@ no core, by their stacks in oneDNN's convolutions backwards (two processes on tw
 instead of 47).
 """
 
+import gc
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +57,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not asked_for:
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("sweep")])
         items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+
+
+LEFT_S = 20.0
+"""In which what a test has started must have ended, on a machine that does other things too."""
+
+
+def started() -> set[Any]:
+    """The processes that were forked here, and the threads that the end of this process would wait for."""
+    threads = {thread for thread in threading.enumerate() if not thread.daemon}
+    return {*multiprocessing.active_children(), *threads}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """What a test leaves running holds the files of this process open, and takes the cores of later tests."""
+    before = started()
+    yield
+    until = time.monotonic() + LEFT_S
+    while (left := started() - before) and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.02)
+    for process in left & {*multiprocessing.active_children()}:
+        process.kill()
+    assert not left, f"the test has left {left}"
 
 
 @pytest.fixture(scope="session")

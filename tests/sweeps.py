@@ -30,6 +30,7 @@ SWEEPS: dict[str, str] = {
         "test_ctrl_c: it reads in threads"
     ),
     f"{CONFORMANCE}signals.py::test_an_end*[dali-cpu-*]": "test_ctrl_c: it reads in threads",
+    f"{CONFORMANCE}signals.py::test_a_program*[dali-cpu]": "dali-fed, by the same pipeline",
     f"{CONFORMANCE}signals.py::test_ctrl_c_to_the_program_alone[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_a_program*[[!d]*]": "dali-fed, with the same workers",
     f"{CONFORMANCE}signals.py::test_an_end*[[!d]*]": "dali-fed, with the same workers",
@@ -62,6 +63,7 @@ SWEEPS: dict[str, str] = {
     f"{RUNS}demo_video.py::*": "whole runs of test_video.py",
     f"{RUNS}resume.py::test_killed_at_random_steps[1]": "two ranks",
     f"{RUNS}settings.py::test_compile": "what is handed to torch.compile",
+    f"{UNIT}bench_loader.py::test_two_ranks*[dali-gpu]": "two ranks whose loader can, the tests of reasons",
     f"{UNIT}bench_slow_storage.py::test_reads_in_the_consumers_thread*": "the tests of its figures",
 }
 """Ids of tests, in the patterns of a shell -> what the default run has of it. `[` stands for itself, but for

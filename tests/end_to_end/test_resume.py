@@ -76,7 +76,7 @@ def test_killed_at_random_steps(train: Runner, pictures: Path, ranks: int) -> No
     assert len(losses(whole)) == STEPS
 
     draws, interrupted = random.Random(ranks), 0
-    for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 4))):
+    for number, at in enumerate(sorted(draws.sample(range(1, STEPS), 3))):
         processes = start(
             train, pictures, "killed", ranks=ranks, flags=("--save-every-steps", draws.randint(1, 3))
         )

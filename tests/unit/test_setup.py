@@ -294,7 +294,7 @@ def test_checks_all_run_and_the_failed_are_named(
     assert (done, out.splitlines()[-1]) == (code, last)
     calls = [call for call in machine.calls() if call.startswith("-m ")]
     assert calls[:3] == ["-m ruff check .", "-m ruff format --check .", "-m mypy"]
-    assert re.fullmatch(r"-m pytest -n [1-8]", calls[3])
+    assert re.fullmatch(r"-m pytest -n [1-8] --dist worksteal", calls[3])
 
 
 def test_arguments_of_the_checks_go_to_pytest(machine: Machine):

@@ -180,6 +180,8 @@ def test_the_last_whole_step_is_saved(tmp_path: Path) -> None:
     later.start()
     later.join(0.3)
     assert later.is_alive() and same(found["model"], whole), "the optimiser waits from then on"
+    run.rescue._moving.release()
+    later.join()
 
 
 def test_a_step_that_cannot_be_finished_is_undone(tmp_path: Path) -> None:
