@@ -16,7 +16,7 @@ import pytest
 from tests.conformance.scenes import Backend, Scene
 from tests.end_to_end.runs import ROOT, Process, Runner, until
 
-GONE_S = 60.0
+GONE_S = 120.0
 
 
 def consumer(backend: Backend, scene: Scene, cache: Path, *more: str) -> list[str]:
