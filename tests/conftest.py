@@ -81,6 +81,7 @@ def nothing_is_left_running() -> Iterator[None]:
     for process in left & {*multiprocessing.active_children()}:
         process.kill()
     assert not left, f"the test has left {left}"
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER, "the test has left a real-time process"
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from dataset.videos.packets import Times, read
 from dataset.videos.scan import open_videos
 from tests.unit.clip_kinds import FRAMES, KINDS, STEPS, Made
 from tests.unit.test_headers import SAMPLES
-from tests.unit.video_files import ENCODERS, Video, make, number
+from tests.unit.video_files import ENCODERS, Video, make, number, own_schedule
 
 FLAGS_PLACE = (RECORD.names or ()).index("flags")
 MORE: dict[str, dict[str, Any]] = {
@@ -193,7 +193,7 @@ def remuxed(
     source: Path, target: Path, change: Callable[[int, Any], Any], muxer: dict[str, str] | None = None
 ) -> Path:
     """The packets of a file in a new one: those that `change(place, packet)` gives back."""
-    with av.open(str(source)) as old, av.open(str(target), "w", options=muxer) as new:
+    with own_schedule(), av.open(str(source)) as old, av.open(str(target), "w", options=muxer) as new:
         stream = old.streams.video[0]
         copy = copied(new, stream)
         for place, packet in enumerate(packet for packet in old.demux(stream) if packet.size):

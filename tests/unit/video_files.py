@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
@@ -124,13 +125,23 @@ def _check(digits: tuple[int, int, int]) -> int:
     return (digits[0] * 7 + digits[1] * 5 + digits[2] * 3 + 9) % 16
 
 
+@contextmanager
+def own_schedule() -> Iterator[None]:
+    """Give this thread its scheduling back: for root the AV1 encoder makes it a real-time one, which takes a
+    core from everybody else for as long as the process lives."""
+    before = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, *before)
+
+
 def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
     """Write the file and its folders. `changes` are fields of Video."""
     video = video or Video(**changes)
     path.parent.mkdir(parents=True, exist_ok=True)
     format_name = {".m2ts": "mpegts", ".mpg": "mpeg", ".m4v": "mp4"}.get(path.suffix)
-    scheduled = os.sched_getscheduler(0), os.sched_getparam(0)
-    with av.open(str(path), "w", format=format_name, options=video.muxer) as file:
+    with own_schedule(), av.open(str(path), "w", format=format_name, options=video.muxer) as file:
         wanted = [each for each in (video.other, video) if each is not None]
         streams = [_stream(file, each) for each in wanted]
         packets = []
@@ -143,8 +154,6 @@ def make(path: Path, video: Video | None = None, **changes: Any) -> Path:
             packets += _packed(coded) if each.packed else _again(coded, each)
         for packet in sorted(packets, key=lambda packet: packet.dts * packet.time_base):
             file.mux(packet)
-    # for root the AV1 encoder makes this thread a real-time one, and all that it starts
-    os.sched_setscheduler(0, *scheduled)
     if video.parts:
         _show_parts(path, video)
     return path
