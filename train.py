@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 import startup
@@ -19,8 +19,9 @@ import torch  # noqa: E402
 
 from cli import one_of  # noqa: E402
 from config import Config, given, parse, recipe  # noqa: E402
-from contracts import Feed, Pixels  # noqa: E402
-from engine import ends, graphed, memory, precision  # noqa: E402
+from contracts import Pixels  # noqa: E402
+from dataset.splits import cache_folder  # noqa: E402
+from engine import ends, fastest, graphed, memory, precision  # noqa: E402
 from engine.checkpoint import Checkpoints, Resume  # noqa: E402
 from engine.failures import Failures  # noqa: E402
 from engine.loop import Training  # noqa: E402
@@ -50,19 +51,17 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
     registry = kind.registry
     if (scored := kind.score(config, console)) is not None:
         return scored
-    auto = kind.default_loader(gpu=DEVICE.type == "cuda", files=kind.are_files(config))
-    loader_name = one_of("--loader", load.loader, kind.loaders, auto=auto, elsewhere=task_with_loader)
+    names = kind.may_open(config, gpu=DEVICE.type == "cuda", elsewhere=task_with_loader)
     arch = one_of("--arch", model.arch or kind.arch, registry.names(), elsewhere=task_with_arch)
     precise = precision.choose(model.precision, DEVICE, on_cpu=kind.cpu_precision)
     native = start.native(registry, arch)
     workers = world.workers(load.workers)
-    output = record.folder(run, resume.path, name=f"{arch}-{loader_name}-b{load.batch_size}")
+    output = record.folder(run, resume.path, name=f"{arch}-{load.loader}-b{load.batch_size}")
     with ExitStack() as stack:
         stack.enter_context(record.claimed(output, resuming=resume.within(output), enabled=world.rank == 0))
-        splits = kind.splits(config, loader_name, console, start.classes(registry, arch))
-        require_files(loader_name, [split.source for split in splits.values()])  # not first in validation
+        splits = kind.splits(config, names[0], console, start.classes(registry, arch))
+        require_files(names[0], [split.source for split in splits.values()])  # not first in validation
         train_set = splits["train"].columns
-        val = splits["val"]
         ranks = {"world_size": world.size, "rank": world.rank}
         plan, val_plan = kind.plans(config, splits, native, seed=run.seed, **ranks)
         task, val_task = kind.tasks(config, splits, registry.auxiliary_weight(arch))
@@ -87,29 +86,28 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             compiled=model.compile,
         )
         pixels = Pixels(mean=native.mean, std=native.std, dtype=step.dtype)
-        feed = Feed(
-            plan=plan,
-            source=splits["train"].source,
-            columns=train_set,
-            targets=task.targets,
-            pixels=pixels,
-            device=DEVICE,
-            workers=workers,
-            threads=load.decode_threads or workers,
-            reader=load.reader,
-            pinned=load.pin_memory,
+        feed, val_feed = kind.feeds(
+            config, splits, (plan, val_plan), (task, val_task), pixels=pixels, device=DEVICE, workers=workers
         )
-        of_val = {"plan": val_plan, "source": val.source, "columns": val.columns}
-        val_feed = replace(feed, targets=val_task.targets, **of_val)
         resume.into(module, step, optimizer=opt.optimizer)  # before Reporter cuts the run's files
         stack.callback(step.forget)  # graphs hold NCCL, and a group with graphs does not end
+        about = {"arch": arch, "precision": precise, "image_size": native.size, "workers": workers}
+        alike = {**about, **load.model_dump(), "manifest": train_set.fingerprint, "compile": model.compile}
         asked = model.graphs if not run.evaluate else False
         with memory.explained(step, load.batch_size, shape, world):  # a loader's threads break a capture
             graphs = graphed.prepare(step, partial(first_batch, feed), world, asked, one_shape=kind.graphs)
-            loader = None if run.evaluate else stack.enter_context(open_loader(loader_name, feed))
+            choice = fastest.choose(
+                names,
+                partial(open_loader, feed=feed),
+                step=step,
+                samples=plan.global_batch_size,
+                answers=fastest.Answers(cache_folder(config.data.manifest_dir), alike, world),
+                before=resume.content.get("loader"),
+                say=console.info,
+            )
+            loader = None if run.evaluate else stack.enter_context(open_loader(choice.loader, feed))
         meter = Meter(world, min_window_s=run.min_window_s, synchronise=world.synchronise)
-        about = {"arch": arch, "loader": loader_name, "precision": precise, "image_size": native.size}
-        about |= {"workers": workers, "unit": kind.unit, **graphs.facts(), **kind.facts(plan)}
+        about |= {"unit": kind.unit, **choice.facts(), **graphs.facts(), **kind.facts(plan)}
         reporter = Reporter.opened(
             output,
             world=world,
@@ -122,12 +120,13 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
             resumed_at=resume.resumed_at,
         )
         stack.callback(reporter.close)  # also after an error: what was told is kept
-        console.info(*(loader.notes if loader else ()), *start.told, *graphs.told, *recipe(config, arch))
+        console.info(*choice.told(kind.unit), *(loader.notes if loader else ()), *start.told, *graphs.told)
+        console.info(*recipe(config, arch))
         resume.tell(reporter, config=config.flat(), ordering=plan.ordering)
         profile = profiler(output, enabled=run.profile, rank=world.rank, warn=reporter.warn)
-        val_failed = Failures(split="val", samples=val_plan.samples, name_of=val.source.name, report=reporter)
+        lost = Failures(split="val", samples=val_plan.samples, name_of=val_feed.source.name, report=reporter)
         kept = start.kept(kind, val_plan, pixels, size=native.size, precision=precise)
-        saved = {"ordering": plan.ordering, **identity, **kept}
+        saved = {"ordering": plan.ordering, "loader": choice.loader, **identity, **kept}
         checkpoints = Checkpoints(folder=output, world=world, module=module, step=step, about=saved)
         training = Training(
             world=world,
@@ -140,9 +139,9 @@ def train(config: Config, start: Start, resume: Resume, world: ProcessWorld, con
                 best=kind.figures[0],
                 precision=precise,
                 plan=val_plan,
-                open_loader=partial(open_loader, loader_name, val_feed) if config.data.data else None,
+                open_loader=partial(open_loader, choice.loader, val_feed) if config.data.data else None,
                 checkpoints=checkpoints,
-                failures=val_failed,
+                failures=lost,
                 report=reporter,
             ),
             checkpoints=checkpoints,

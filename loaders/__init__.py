@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Literal
 
 from contracts import Batch, Feed, Loader, Source, UserError
@@ -44,6 +45,14 @@ OF_MEDIUM: dict[Medium, dict[str, str]] = {
     "videos": {**VIDEO_LOADERS, "synthetic": IMAGE_LOADERS["synthetic"]},
 }
 """What the files hold -> the loaders of them, as a task names its table."""
+NEED_GPU = ("dali-gpu", "dali-video", "nvdec", "nvdec+pyav", "nvdec+decord")
+"""Loaders that open on a GPU alone."""
+PACKAGES = {
+    **dict.fromkeys(("dali-cpu", "dali-gpu", "dali-fed", "dali-video"), "nvidia.dali"),
+    **dict.fromkeys(("decord", "nvdec+decord"), "decord"),
+    "torchcodec": "torchcodec",
+}
+"""Loader -> the optional package that it cannot do without."""
 _MODULES = {**IMAGE_LOADERS, **VIDEO_LOADERS}
 """Name -> module, of all loaders."""
 
@@ -55,6 +64,27 @@ def default_loader(medium: Medium, *, gpu: bool, files: bool = True) -> str:
     if not gpu:
         return "torchvision"
     return "dali-gpu" if files else "dali-fed"
+
+
+def usable(name: str, *, gpu: bool, files: bool = True) -> bool:
+    """Whether a loader of files can be expected to open here, without opening it.
+
+    `files`: each sample is a file of its own.
+    """
+    if name == "synthetic" or (name in NEED_GPU and not gpu):
+        return False
+    if name in PACKAGES and not _installed(PACKAGES[name]):
+        return False
+    if name.startswith("nvdec") and not import_module(_MODULES[name]).usable():
+        return False
+    return files or not opens_files(name)
+
+
+def _installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # the package that it is a part of
+        return False
 
 
 def first_batch(feed: Feed) -> Batch:

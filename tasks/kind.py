@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
+from cli import one_of
 from config import COMMON, GROUP_OF, Config
-from contracts import Array, Figure, Plan, Split, Task
+from contracts import Array, Feed, Figure, Pixels, Plan, Split, Task
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, are_files
-from loaders import OF_MEDIUM, Medium, default_loader
+from loaders import OF_MEDIUM, Medium, default_loader, usable
 from models import Native, Registry
+
+if TYPE_CHECKING:
+    import torch
 
 Splits = Mapping[str, Split]
 """{"train": ..., "val": ...}."""
@@ -49,6 +53,36 @@ class TaskKind(ABC):
     @abstractmethod
     def tasks(self, config: Config, splits: Splits, auxiliary_weight: float) -> tuple[Task, Task]:
         """Return what a batch of training means, and one of validation."""
+
+    def feeds(
+        self,
+        config: Config,
+        splits: Splits,
+        plans: tuple[Plan, Plan],
+        tasks: tuple[Task, Task],
+        *,
+        pixels: Pixels,
+        device: torch.device,
+        workers: int,
+    ) -> tuple[Feed, Feed]:
+        """Return what a loader is opened with, to train and to validate: `plans` and `tasks` are of both."""
+        load = config.loading
+        train, val = (
+            Feed(
+                plan=plan,
+                source=splits[name].source,
+                columns=splits[name].columns,
+                targets=task.targets,
+                pixels=pixels,
+                device=device,
+                workers=workers,
+                threads=load.decode_threads or workers,
+                reader=load.reader,
+                pinned=load.pin_memory,
+            )
+            for name, plan, task in zip(("train", "val"), plans, tasks, strict=True)
+        )
+        return train, val
 
     def building(self, config: Config, columns: Any) -> dict[str, Any]:
         """Return what Registry.build takes beside shape and weights. `columns` are those of training."""
@@ -88,6 +122,24 @@ class TaskKind(ABC):
     def default_loader(self, *, gpu: bool, files: bool = True) -> str:
         """Return the loader that --loader auto is; `files`: each sample is a file of its own."""
         return default_loader(self.medium, gpu=gpu, files=files)
+
+    def may_open(
+        self, config: Config, *, gpu: bool, elsewhere: Callable[[str], str | None] | None = None
+    ) -> tuple[str, ...]:
+        """Return the loaders of which a run opens one: what --loader names; of auto, all that can run here.
+
+        The first is the likeliest to be the fastest, and what an evaluation takes. Raises UserError for an
+        unknown name, as cli.one_of does with `elsewhere`.
+        """
+        files = self.are_files(config)
+        likeliest = self.default_loader(gpu=gpu, files=files)
+        asked = config.loading.loader
+        name = one_of("--loader", asked, self.loaders, auto=likeliest, elsewhere=elsewhere)
+        if asked != "auto" or config.data.data is None:
+            return (name,)
+        names = [name, *(other for other in self.loaders if other != name)]
+        found = tuple(other for other in names if usable(other, gpu=gpu, files=files)) or (name,)
+        return found[:1] if config.run.evaluate else found
 
     def reads(self, setting: str) -> bool:
         """Return whether a setting means anything to this task."""

@@ -19,6 +19,7 @@ STEPS = 2 * 12 // 3
 BOXES = (
     "--task",
     "detection",
+    *("--loader", "torchvision"),
     "--image-size",
     64,
     "--longer-side",
@@ -34,8 +35,6 @@ SMALL = (
     *BOXES,
     "--arch",
     "fcos_tiny",
-    "--loader",
-    "torchvision",
     "--ceilings",
     "false",
     "--log-every",
@@ -48,6 +47,7 @@ SMALL = (
 LITE = (
     "--task",
     "detection",
+    *("--loader", "torchvision"),
     "--arch",
     "ssdlite320_mobilenet_v3_large",
     "--image-size",

@@ -24,7 +24,10 @@ from tests.unit.video_files import make
 VAL = 5  # images of a class
 HERE = ("--workers", 0, "--ceilings", "false")
 """What every run says; nothing of it changes a figure."""
-TRAINED = ("--arch", "resnet18", "--image-size", 32, "--batch-size", 12, "--precision", "fp32", "--lr", 0.01)
+TRAINED = (
+    *("--loader", "torchvision"),
+    *("--arch", "resnet18", "--image-size", 32, "--batch-size", 12, "--precision", "fp32", "--lr", 0.01),
+)
 
 
 @pytest.fixture(scope="module")

@@ -90,7 +90,7 @@ def test_a_rank_that_stops_is_named(train: Runner, pictures: Path) -> None:
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_a_rank_that_never_comes_is_named(train: Runner, missing: int) -> None:
-    flags = ("--loader", "synthetic", *SMALL, "--timeout-minutes", 0.05)
+    flags = (*SMALL, "--loader", "synthetic", "--timeout-minutes", 0.05)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

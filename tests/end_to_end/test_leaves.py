@@ -21,6 +21,7 @@ from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, losses, points, summa
 from tests.end_to_end.test_rates import Told, check_rates
 
 FLAGS = (
+    *("--loader", "torchvision"),
     "--arch",
     "squeezenet1_1",
     "--image-size",

@@ -12,6 +12,7 @@ import startup
 from tests.end_to_end.runs import Runner, draw, losses, until
 
 SMALL = (
+    *("--loader", "torchvision"),
     "--arch",
     "squeezenet1_1",
     "--image-size",
@@ -135,7 +136,7 @@ def test_a_batch_that_does_not_fit_into_memory(train: Runner, pictures: Path) ->
     status = Path(f"/proc/{train.zygote.pid}/status").read_text()
     mapped = int(status.split("VmSize:")[1].split()[0]) << 10
     limit = {"RLIMIT_AS": max(mapped + (1 << 29), startup.LEAST_ADDRESSES)}
-    flags = ("--loader", "synthetic", *SMALL, "--steps", 1, "--val-every", 0, "--precision", "fp32")
+    flags = (*SMALL, "--loader", "synthetic", "--steps", 1, "--val-every", 0, "--precision", "fp32")
 
     line = train(*flags, "--batch-size", 9000, limits=limit).mistake()
     assert "--batch-size 9000 does not fit" in line and "--accumulate" in line

@@ -16,6 +16,7 @@ import pytest
 from tests.end_to_end.runs import TIMEOUT_S, Runner, points, summary, until
 
 SMALL = (
+    *("--loader", "torchvision"),
     "--arch",
     "squeezenet1_1",
     "--precision",

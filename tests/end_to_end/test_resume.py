@@ -26,6 +26,7 @@ from tests.end_to_end.runs import (
 N, EPOCHS, STEP = 96, 2, 8  # samples of an epoch, epochs, samples of a step
 STEPS = EPOCHS * N // STEP
 SMALL = (
+    *("--loader", "torchvision"),
     "--arch",
     "squeezenet1_1",
     "--image-size",

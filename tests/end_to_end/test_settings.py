@@ -16,6 +16,7 @@ from settings.optimisation import Optimisation
 from tests.end_to_end.runs import ROOT, TIMEOUT_S, Runner, draw, losses, points, summary
 
 SMALL = (
+    *("--loader", "torchvision"),
     "--arch",
     "squeezenet1_1",
     "--image-size",

@@ -13,6 +13,7 @@ from tests.end_to_end.runs import ROOT, STOPPING, TIMEOUT_S, Runner, losses, poi
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, ROOT / "train.py")
 SMALL = (
+    *("--loader", "torchvision"),
     "--arch",
     "squeezenet1_1",
     "--image-size",
@@ -120,7 +121,7 @@ def test_ctrl_c(train: Runner, pictures: Path) -> None:
 
 
 def test_ctrl_c_while_it_imports(train: Runner) -> None:
-    with train.command(ROOT / "train.py", "--loader", "synthetic", *SMALL) as process:
+    with train.command(ROOT / "train.py", *SMALL, "--loader", "synthetic") as process:
         maps = Path(f"/proc/{process.pid}/maps")
         until(lambda: "numpy" in maps.read_text(), TIMEOUT_S, "the first imports")
         process.send_signal(signal.SIGINT)

@@ -27,7 +27,21 @@ CLIPS = (
     "--precision",
     "fp32",
 )
-SMALL = (*CLIPS, "--arch", "r3d_tiny", "--ceilings", "false", "--log-every", 1, "--epochs", 2, "--lr", 0.01)
+SMALL = (
+    *CLIPS,
+    "--loader",
+    "pyav",
+    "--arch",
+    "r3d_tiny",
+    "--ceilings",
+    "false",
+    "--log-every",
+    1,
+    "--epochs",
+    2,
+    "--lr",
+    0.01,
+)
 
 
 @pytest.fixture(scope="session")
