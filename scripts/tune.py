@@ -1,10 +1,12 @@
 """`python -m scripts.tune --data DATA --arch ARCH`: find the fastest settings that keep the recipe.
 
-Each trial is a run of train.py of a few seconds. One lever after the other (loader, workers, torch.compile,
-CUDA graphs, pinned memory) is tried on top of the best so far; a change is kept where it gains more than the
-noise, also over a second run of what was best before. The answer is a table of what each gave, and a preset
-that `--config` reads. What follows a bare `--` are flags of train.py, for every trial and for the preset: a
-lever that they set is not tried, and what their `--config` sets is where the search begins.
+Each trial is a run of train.py of a few seconds. One lever after the other (loader, with `--batch-size auto`
+the batch, torch.compile, workers, threads that decode, CUDA graphs, pinned memory) is tried on top of the
+best so far; a change is kept where it gains more than the noise, also over a second run of what was best
+before. The answer is a table of what each gave, and a preset that `--config` reads. What follows a bare `--`
+are flags of train.py, for every trial and for the preset: a lever that they set is not tried, and what their
+`--config` sets is where the search begins. Cores are those that this process may use: `taskset -c 0,1` tunes
+for two.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is started as a file
 
@@ -34,6 +37,7 @@ from cli import Settings, flags
 from config import Config, as_yaml, build, parse
 from contracts import UserError
 from engine.distributed import default_workers
+from loaders import usable
 from machine import cores
 from settings.run import Run
 from tasks import kind_of
@@ -41,13 +45,15 @@ from tasks import kind_of
 GAIN = 0.03
 """A change that gains less is noise."""
 TRIAL_LIMIT_S = 120.0
+FIRST_LIMIT_S = 3600.0
+"""Of the run that is not counted, which may have to scan a large data set."""
+LARGER = (2, 4, 8, 16)
+"""Times the batch that is begun with, which --batch-size auto tries until one gains nothing."""
+AUTO: Final = "auto"
 TAKEN = ("task", "data", "arch", "batch_size", "output", "seconds", "steps", "resume", "evaluate", "score")
 """Settings of train.py that are this program's own flags, or would end a trial early."""
 LEFT_OUT = (*Run.model_fields, "data", "rescan", "steps", "seconds", "score")
 """Settings that say what one run reads, writes or measures: they are no part of a recipe."""
-NEED_GPU = ("dali-gpu", "dali-video", "nvdec", "nvdec+pyav", "nvdec+decord")
-"""Loaders that open on a GPU alone. Their modules refuse a CPU only once they are opened, so that each would
-cost a trial."""
 AGAIN = "again"
 Choice = dict[str, Any]
 
@@ -61,10 +67,12 @@ class Tune(Settings):
     """Task of the run, as --task of train.py. Default: that of --config behind --, else classification."""
     arch: str | None = None
     """Architecture, as --arch of train.py. Default: that of --config behind --, else the task's."""
-    batch_size: PositiveInt | None = None
-    """Samples a step; it is a part of the recipe, and stays. Default: that of --config behind --, else 64."""
-    minutes: Annotated[FiniteFloat, Field(gt=0)] = 5.0
-    """No change is tried later than that; one that has won by then is still compared again."""
+    batch_size: PositiveInt | Literal["auto"] | None = None
+    """Samples a step; it is a part of the recipe, and stays. auto = larger ones than the default are tried
+    too; the learning rate is yours to scale. Default: that of --config behind --, else 64."""
+    minutes: Annotated[FiniteFloat, Field(gt=0)] = 4.5
+    """Minutes of trials: none begins that would not end by then. The first run, which scans the data, comes
+    before them."""
     seconds: Annotated[FiniteFloat, Field(gt=0)] = 3.0
     """Seconds of steady windows that a trial measures."""
     output: Path = Path("tuned.yaml")
@@ -85,6 +93,7 @@ class Trial:
     most: float | None = None
     used: Choice = field(default_factory=dict)  # what train.py chose where nothing was asked
     why: str = ""  # it failed
+    over: float | None = None  # the best rate when it was tried, which it is compared with
 
 
 def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
@@ -100,26 +109,35 @@ def recipe_of(settings: Tune) -> tuple[Config, frozenset[str]]:
         if name in fixed:
             raise UserError(f"--{name.replace('_', '-')} behind -- is what this program sets itself")
     own = settings.model_dump(include={"data", "task", "arch", "batch_size"}, exclude_none=True)
+    if own.get("batch_size") == AUTO:
+        del own["batch_size"]
     return parse([*given, *words(own)]), fixed
 
 
-def levers(config: Config, used: Choice, *, gpu: bool) -> Iterator[tuple[str, list[Choice]]]:
+def levers(
+    config: Config, used: Choice, *, gpu: bool, any_batch: bool = False
+) -> Iterator[tuple[str, list[Choice]]]:
     """Yield each lever, which is a setting of train.py, with the choices that differ from what is `used`.
 
-    `used` is filled by the caller with what the fastest trial so far ran with.
+    `used` is filled by the caller with what the fastest trial so far ran with. `any_batch`: the batch is a
+    lever too.
     """
     kind = kind_of(config)
-    others = [name for name in kind.loaders if name not in ("synthetic", used.get("loader"))]
+    files = kind.are_files(config)
+    others = [name for name in kind.loaders if name != used.get("loader")]
     if config.data.data is None:  # nothing that another one could read
         others = []
-    yield "loader", [{"loader": name} for name in others if gpu or name not in NEED_GPU]
+    yield "loader", [{"loader": name} for name in others if usable(name, gpu=gpu, files=files)]
+    if any_batch:
+        yield "batch_size", [{"batch_size": times * config.loading.batch_size} for times in LARGER]
+    if gpu:
+        yield "compile", [{"compile": not used.get("compile", False)}]
     counts = {max(int(cores()), 1), default_workers(), max(int(cores()) // 2, 1)}
     yield "workers", [{"workers": count} for count in sorted(counts - {used.get("workers")})]
     if used.get("loader") == "dali-fed":
         threads = config.loading.decode_threads or used.get("workers")
         yield "decode_threads", [{"decode_threads": count} for count in sorted(counts - {threads})]
     if gpu:
-        yield "compile", [{"compile": not used.get("compile", False)}]
         if kind.graphs:
             yield "graphs", [{"graphs": not used.get("graphs", True)}]
         yield "pin_memory", [{"pin_memory": not config.loading.pin_memory}]
@@ -131,6 +149,7 @@ def search(
     trials: list[Trial],
     *,
     gpu: bool,
+    any_batch: bool = False,
     fixed: Collection[str] = (),
     may_begin: Callable[[], bool] = lambda: True,
 ) -> Trial:
@@ -145,13 +164,17 @@ def search(
         raise UserError(f"the first trial failed: {best.why}")
     trials.append(best)
     used = dict(best.used)
-    for lever, choices in levers(config, used, gpu=gpu):
-        winners = []
+    for lever, choices in levers(config, used, gpu=gpu, any_batch=any_batch):
+        winners: list[Trial] = []
         for choice in choices:
-            if lever not in fixed and may_begin():
-                trial = measure(lever, best.choice | choice)
-                trials.append(trial)
-                winners += [trial] if _beats(trial, best) else []
+            if lever in fixed or not may_begin():
+                break
+            trial = replace(measure(lever, best.choice | choice), over=best.rate)
+            trials.append(trial)
+            if _beats(trial, max([best, *winners], key=_rate)):
+                winners.append(trial)
+            elif lever == "batch_size":
+                break  # a larger one fills the device no more
         if not winners:
             continue
         won = max(winners, key=_rate)
@@ -185,6 +208,7 @@ def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
         "ceilings": False,
         "profile": False,
         "steps": None,
+        "loader": _loader_of(recipe, choice),
         "resume": None,
         "evaluate": False,
         "score": None,
@@ -192,8 +216,16 @@ def trial_of(recipe: Config, choice: Choice, seconds: float) -> Config:
     return build({**recipe.flat(), **choice, **measuring})
 
 
-def measured(recipe: Config, seconds: float, lever: str, choice: Choice) -> Trial:
-    """Run one trial, whose steady windows last `seconds`."""
+def _loader_of(recipe: Config, choice: Choice) -> str:
+    """Return the loader of a trial: where neither names one, what auto tries first, and not a measurement."""
+    asked = str(choice.get("loader", recipe.loading.loader))
+    return kind_of(recipe).may_open(recipe, gpu=torch.cuda.is_available())[0] if asked == AUTO else asked
+
+
+def measured(
+    recipe: Config, seconds: float, lever: str, choice: Choice, limit_s: float = TRIAL_LIMIT_S
+) -> Trial:
+    """Run one trial, whose steady windows last `seconds`. It fails once it has taken `limit_s`."""
     trial = trial_of(recipe, choice, seconds)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
@@ -202,10 +234,10 @@ def measured(recipe: Config, seconds: float, lever: str, choice: Choice) -> Tria
         asked.write_text(as_yaml(trial), encoding="utf-8")
         command = [sys.executable, str(ROOT / "train.py"), *words({"config": asked, "output": folder})]
         with log.open("w") as file:
-            code = ran(command, file, TRIAL_LIMIT_S)
+            code = ran(command, file, limit_s)
         if code != 0:
             lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            why = f"it took longer than {TRIAL_LIMIT_S:.0f} s" if code is None else (lines or [""])[-1]
+            why = f"it took longer than {limit_s:.0f} s" if code is None else (lines or [""])[-1]
             return Trial(lever=lever, choice=choice, why=why.removeprefix("train.py: "))
         told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     rate = told["rate"]
@@ -223,6 +255,35 @@ def measured(recipe: Config, seconds: float, lever: str, choice: Choice) -> Tria
     )
 
 
+class Clock:
+    """The time of a search, which begins when its first run, which scans the data, is over."""
+
+    def __init__(self, total_s: float) -> None:
+        self.total_s = total_s
+        self._began: float | None = None
+        self._longest_s = 0.0  # of a trial
+
+    @property
+    def passed_s(self) -> float:
+        """Return the seconds since the first run was over."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    @contextmanager
+    def trial(self) -> Iterator[float]:
+        """Time a trial; yields the seconds after which it is to be ended."""
+        began = time.monotonic()
+        first = self._began is None
+        yield FIRST_LIMIT_S if first else TRIAL_LIMIT_S
+        if first:
+            self._began = time.monotonic()
+        else:
+            self._longest_s = max(self._longest_s, time.monotonic() - began)
+
+    def has_time(self) -> bool:
+        """Whether a trial as long as the longest, and what it is compared with again, would end in time."""
+        return self.passed_s + 2 * self._longest_s <= self.total_s
+
+
 def _as_given(trials: Sequence[Trial]) -> float:
     """Return the better rate of the settings as they were given."""
     return max(_rate(trial) for trial in trials if not trial.choice)
@@ -230,17 +291,18 @@ def _as_given(trials: Sequence[Trial]) -> float:
 
 def table(trials: Sequence[Trial], best: Trial | None = None) -> Table:
     """Draw what was tried, and what each gave over the settings as they were given."""
-    drawn = Table("tried", "rate", "windows", "times as given", "")
+    drawn = Table("tried", "rate", "windows", "lever gave", "times as given", "")
     for trial in trials:
         what = ", ".join(f"{name} {value}".lower() for name, value in trial.choice.items()) or "as it is"
         what += ", again" if trial.lever == AGAIN else ""
         if trial.rate is None:
-            drawn.add_row(what, "-", "", "", trial.why[:80])
+            drawn.add_row(what, "-", "", "", "", trial.why[:80])
             continue
         windows = f"{trial.least:,.0f} to {trial.most:,.0f}" if trial.least and trial.most else ""
+        gave = f"{trial.rate / trial.over - 1:+.1%}" if trial.over else ""
         ratio = trial.rate / _as_given(trials)
         mark = "kept" if trial is best else ""
-        drawn.add_row(what, f"{trial.rate:,.0f} {trial.unit}", windows, f"{ratio:.2f}", mark)
+        drawn.add_row(what, f"{trial.rate:,.0f} {trial.unit}", windows, gave, f"{ratio:.2f}", mark)
     return drawn
 
 
@@ -248,7 +310,8 @@ def preset(recipe: Config, best: Trial, trials: Sequence[Trial]) -> str:
     """Return the YAML of the whole recipe, with the settings that were kept."""
     gained = _rate(best) / _as_given(trials)
     head = f"# {best.rate:,.0f} {best.unit} here, {gained:.2f} times the settings given (scripts.tune).\n"
-    return head + as_yaml(build(recipe.flat() | best.choice), without=LEFT_OUT)
+    loader = {"loader": best.used["loader"]} if "loader" in best.used else {}  # auto would measure again
+    return head + as_yaml(build(recipe.flat() | loader | best.choice), without=LEFT_OUT)
 
 
 def require_writable(path: Path) -> None:
@@ -280,22 +343,24 @@ def main(argv: list[str]) -> int:
         require_data(data, [recipe.loading.loader], recipe)
         require_writable(settings.output)
         gpu = torch.cuda.is_available()
-        until = time.monotonic() + 60 * settings.minutes
+        any_batch = settings.batch_size == AUTO
         with ending_on_signals(), Progress(console=console, transient=True) as bar:
-            task = bar.add_task("", total=60 * settings.minutes)
+            clock = Clock(60 * settings.minutes)
+            task = bar.add_task("", total=clock.total_s)
 
             def measure(lever: str, choice: Choice) -> Trial:
-                passed = 60 * settings.minutes - (until - time.monotonic())
-                bar.update(task, completed=passed, description=f"{lever} {choice or ''}")
-                return measured(recipe, settings.seconds, lever, choice)
+                bar.update(task, completed=clock.passed_s, description=f"{lever} {choice or ''}")
+                with clock.trial() as limit_s:
+                    return measured(recipe, settings.seconds, lever, choice, limit_s)
 
             best = search(
                 recipe,
                 measure,
                 trials,
                 gpu=gpu,
+                any_batch=any_batch,
                 fixed=fixed,
-                may_begin=lambda: time.monotonic() < until,
+                may_begin=clock.has_time,
             )
         console.print(table(trials, best))
         if untried := [lever for lever, _ in levers(recipe, best.used, gpu=gpu) if lever in fixed]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,54 @@ def test_without_a_gpu_and_without_time() -> None:
     assert (len(trials), best.choice) == (1, {})
 
 
+def test_a_batch_grows_until_it_gains_nothing() -> None:
+    gains = {"batch_size=128": 1.5, "batch_size=256": 1.7, "batch_size=512": 1.71, "batch_size=1024": 9.0}
+    trials, best = searched(machine(gains), any_batch=True, fixed=("loader",))
+    assert best.choice == {"batch_size": 256}
+    tried = [trial.choice["batch_size"] for trial in trials if trial.lever == "batch_size"]
+    assert tried == [128, 256, 512]
+    assert trials[1].over == 100.0 and "+50.0%" in list(tune.table(trials, best).columns[3].cells)
+    assert not any(trial.lever == "batch_size" for trial in searched(machine(gains))[0]), "it stays"
+    recipe, _ = tune.recipe_of(tune.Tune(batch_size="auto"))
+    assert recipe.loading.batch_size == 64
+
+
+def test_two_cores_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `taskset -c 0,1`: as many workers as cores, and one less."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr("machine.CGROUP", Path("nowhere"))
+    found = dict(tune.levers(RECIPE, {"loader": "dali-fed", "workers": 1}, gpu=True))
+    assert found["workers"] == [{"workers": 2}]
+    assert found["decode_threads"] == [{"decode_threads": 2}]
+    assert {"loader", "compile", "graphs"} <= found.keys()
+
+
+def test_a_search_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial begins only if it and its comparison would be over by then; a scan before does not count."""
+    now = [0.0]
+    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = tune.Clock(100.0)
+    measure = machine({"compile=True": 1.2})
+    limits = []
+
+    def timed(lever: str, choice: Choice) -> Trial:
+        with clock.trial() as limit_s:
+            limits.append(limit_s)
+            now[0] += 900.0 if lever == "warm-up" else 18.0
+            return measure(lever, choice)
+
+    searched(timed, may_begin=clock.has_time)
+    assert limits[0] == tune.FIRST_LIMIT_S > limits[1] and len(limits) >= 5
+    assert clock.passed_s <= 100.0 < clock.passed_s + 36
+
+
+def test_trials_do_not_measure_loaders() -> None:
+    assert tune.trial_of(RECIPE, {}, 3.0).loading.loader in ("torchvision", "dali-gpu")
+    assert tune.trial_of(RECIPE, {"loader": "dali-cpu"}, 3.0).loading.loader == "dali-cpu"
+    best = Trial(lever="as it is", choice={}, rate=1.0, used={"loader": "dali-fed"})
+    assert "loader: dali-fed" in tune.preset(RECIPE, best, [best])
+
+
 def test_the_first_trial_has_to_run() -> None:
     with pytest.raises(UserError, match="the first trial failed: not here"):
         searched(machine({}, fails="torchvision"))
@@ -150,7 +199,7 @@ def test_an_end_in_the_middle(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def measured(recipe: Any, seconds: float, lever: str, choice: Choice) -> Trial:
+    def measured(recipe: Any, seconds: float, lever: str, choice: Choice, limit_s: float) -> Trial:
         if choice:
             raise error
         return Trial(lever=lever, choice=choice, rate=123.0, used={"workers": -1})
