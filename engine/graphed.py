@@ -13,9 +13,9 @@ import gc
 import itertools
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,6 +40,12 @@ class NoPhases:
         """Do nothing."""
 
 
+class Pool(NamedTuple):
+    """The memory of graphs, as torch.cuda.use_mem_pool takes it: a MemPool must not go before its graphs."""
+
+    id: Any
+
+
 class Graphs:
     """The micro-batches of a step, captured: the last of a step with and without the gradient norm, and the
     ones before.
@@ -51,7 +57,7 @@ class Graphs:
         self._graphs: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = {}
         self._outcomes: dict[tuple[bool, bool], torch.Tensor] = {}
         self._always_norm = step.clips
-        pool = torch.cuda.graph_pool_handle()  # one for all: no two of them run at the same time
+        self._pool = Pool(torch.cuda.graph_pool_handle())  # one for all: no two run at the same time
         variants = [(True, False)] if step.clips else [(True, False), (True, True)]
         if step.accumulate > 1:
             variants.append((False, False))
@@ -59,7 +65,7 @@ class Graphs:
             graph = torch.cuda.CUDAGraph()
             stream = torch.cuda.current_stream()
             # another thread's calls, such as those of NCCL's watchdog, are none of the graph's business
-            with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, self._pool.id, stream, capture_error_mode="thread_local"):
                 outcome = step.micro_batch(static, last=last, want_norm=want_norm)
             self._graphs[last, want_norm] = graph
             self._outcomes[last, want_norm] = outcome
@@ -76,6 +82,19 @@ class Graphs:
         variant = last, want_norm and last and not self._always_norm
         self._graphs[variant].replay()
         return self._outcomes[variant]
+
+    def lent(self) -> AbstractContextManager[None]:
+        """Return a context whose tensors lie where a replay has its own in between.
+
+        A replay writes over those that outlive it: `lent_bytes` says whether any do.
+        """
+        lent: AbstractContextManager[None] = torch.cuda.use_mem_pool(self._pool)  # type: ignore[arg-type]
+        return lent
+
+    def lent_bytes(self) -> int:
+        """Return the bytes that are in use in the graphs' memory between two replays, by graphs or others."""
+        segments = torch.cuda.memory_snapshot(self._pool.id)
+        return sum(int(segment["allocated_size"]) for segment in segments)
 
 
 @dataclass(frozen=True, kw_only=True)

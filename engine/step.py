@@ -28,6 +28,12 @@ class Replayed(Protocol):
     def replay(self, batch: Batch, *, last: bool, want_norm: bool) -> torch.Tensor:
         """Do what `Step.micro_batch` does, with the numbers of this batch."""
 
+    def lent(self) -> AbstractContextManager[None]:
+        """Return a context whose tensors lie where a replay has its own in between."""
+
+    def lent_bytes(self) -> int:
+        """Return the bytes that are in use there between two replays."""
+
 
 class Step:
     """Calling it takes --accumulate batches and moves the weights once. Precision, DDP and compile wrap it,
@@ -75,6 +81,7 @@ class Step:
         self.world = world
         self.loss_terms: tuple[str, ...] = ()
         self.graphs: Replayed | None = None  # None: every kernel is launched by the host, one by one
+        self._held_by_graphs = 0  # bytes, when their memory was lent
         self._clip = optimisation.clip_grad_norm
         self._draw_key = draw_key
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -231,6 +238,29 @@ class Step:
                 tensor.detach().copy_(before)
             for group, value in zip(self.optimizer.param_groups, lr, strict=True):
                 optimizers.set_group_lr(group, value)
+
+    @contextmanager
+    def memory_lent(self) -> Iterator[None]:
+        """Let what runs inside, between two steps, have the memory that graphs need in a replay alone."""
+        if self.graphs is None:
+            yield
+            return
+        self._held_by_graphs = self.graphs.lent_bytes()
+        with self.graphs.lent():
+            yield
+
+    def memory_is_back(self) -> bool:
+        """Return whether nothing of what was lent is still in use. All ranks call it together.
+
+        Where something is, a replay would write over it: steps are launched kernel by kernel from then on.
+        """
+        if self.graphs is None:
+            return True
+        gc.collect()
+        kept = self.graphs.lent_bytes() > self._held_by_graphs
+        if any(self.world.gather(kept)):
+            self.graphs = None
+        return self.graphs is not None
 
     def wrap_again(self) -> None:
         """Wrap the network anew, after an error in a backward pass. All ranks call it together."""

@@ -20,6 +20,11 @@ from engine.instruments import Report
 from engine.stop import Asked
 from engine.watch import Watch
 
+KEPT = (
+    "val: the network keeps a tensor that it made in a validation, over which a graph would write: steps are "
+    "launched kernel by kernel from now on; --graphs false"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Unsettled:
@@ -99,7 +104,8 @@ class Validation:
                 advance(samples)
 
             outcome = None
-            with watch.steps(), suppress(Asked):
+            # its tensors are those of a forward pass, and would otherwise lie beside a graph's
+            with watch.steps(), suppress(Asked), self.checkpoints.step.memory_lent():
                 outcome = evaluate(
                     self.checkpoints.module,
                     watch.batches(loader, 0, 0),
@@ -114,6 +120,8 @@ class Validation:
                 self._unsettled = self._remembered(outcome, loader, progress, best_resumes_at)
             notes = loader.notes
         del loader  # and with it all that it still holds
+        if not self.checkpoints.step.memory_is_back():
+            self.report.warn(KEPT)
         if not self._notes_are_said:
             for line in notes:
                 self.report.info(f"val: {line}")

@@ -1,0 +1,90 @@
+"""What ranks decide about a step's graph: all of them capture it or none, and it is as it was."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from engine import graphed
+from engine.step import Step
+from settings.optimisation import Optimisation
+from tasks.classification import Classification
+from tests.unit.steps import composed
+from tests.unit.test_ceilings import SIZE, batch_of, net
+from tests.unit.test_meter import Threads, on_ranks
+
+WHY = "CUDA cannot capture it (rank 1's driver)"
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphed, "_refuse_waits", lambda on: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+
+def made() -> Step:
+    torch.manual_seed(0)
+    return composed(net(), Classification(np.zeros(SIZE, np.int64)), Optimisation(lr=0.1))
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"), [("", ""), ("capture", WHY), ("warm-up", WHY)], ids=["none", "capture", "warm-up"]
+)
+def test_one_rank_that_cannot_capture_keeps_all_eager(
+    fails: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [made(), made()]
+    before = [tensor.detach().clone() for tensor in steps[0].state_tensors()]
+    ranks = {id(step): rank for rank, step in enumerate(steps)}
+    captures = []
+    warm_up = graphed._warm_up
+
+    def warmed(step: Step, static: Any, count: int) -> str:
+        assert count == graphed.WARM_UP_OF_RANKS
+        why = warm_up(step, static, 1)
+        return WHY if fails == "warm-up" and ranks[id(step)] == 1 else why
+
+    def captured(step: Step, static: Any) -> str:
+        captures.append(ranks[id(step)])
+        if fails == "capture" and ranks[id(step)] == 1:
+            return WHY
+        step.graphs = SimpleNamespace()  # type: ignore[assignment]
+        return ""
+
+    monkeypatch.setattr(graphed, "_warm_up", warmed)
+    monkeypatch.setattr(graphed, "_captured", captured)
+
+    def work(world: Threads) -> str:
+        return graphed.capture(steps[world.rank], batch_of(), world)[0]  # type: ignore[arg-type]
+
+    assert on_ranks(2, work) == [said, said]
+    assert [step.graphs is None for step in steps] == [bool(fails)] * 2
+    assert sorted(captures) == ([] if fails == "warm-up" else [0, 1])
+    for step in steps:
+        assert all(torch.equal(a, b) for a, b in zip(step.state_tensors(), before, strict=True))
+
+
+@pytest.mark.parametrize("kept", [0, 512])
+def test_what_outlives_lent_memory_ends_graphs(kept: int) -> None:
+    """On rank 1 alone: then rank 0 does not replay either."""
+    steps = [made(), made()]
+
+    def work(world: Threads) -> bool:
+        step = steps[world.rank]
+        in_use = [1024]
+        step.world = world  # type: ignore[assignment]
+        step.graphs = SimpleNamespace(lent=nullcontext, lent_bytes=lambda: in_use[0])  # type: ignore[assignment]
+        with step.memory_lent():
+            in_use[0] += kept * world.rank
+        return step.memory_is_back()
+
+    assert on_ranks(2, work) == [not kept] * 2
+    assert [step.graphs is None for step in steps] == [bool(kept)] * 2
+    with steps[0].memory_lent():
+        steps[0].graphs = None
+    assert steps[0].memory_is_back(), "without a graph nothing is lent"
