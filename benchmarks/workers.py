@@ -361,6 +361,7 @@ COLUMNS = (
     ),
     Column(key="step_p50_ms", title="step p50, ms", form="{:.1f}", detail=True),
     Column(key="step_p99_ms", title="p99", form="{:.1f}", detail=True),
+    Column(key="step_growth", title="steps 10-29 / 1000-1099", form="{:.3f}", detail=True),
     Column(key="gpu_utilisation", title="GPU busy", form="{:.0%}"),
     Column(key="power_w", title="W", form="{:.0f}"),
     Column(key="cpu_utilisation", title="CPU busy", form="{:.0%}"),

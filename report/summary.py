@@ -23,6 +23,9 @@ PHASES = ("data_wait", "transfer", "forward", "backward", "update", "graph")
 """Phases of a step, in their order; see report/phases.py. A step that is a CUDA graph has `graph` in place of
 the three before it.
 """
+EARLY = slice(10, 30)
+LATE = slice(1000, 1100)
+"""Steps whose medians are compared: a loader that takes memory for long is slow in the first of them."""
 NO_LOSS = {"step", "lr", "grad_norm", "loss_scale"}
 """Entries of a point of training beside the loss and its terms."""
 DETECTION = ("instances_per_image", "padding")
@@ -167,11 +170,18 @@ def durations(steps: Mapping[str, Array]) -> Array:
 
 
 def step_times(steps: Mapping[str, Array]) -> dict[str, float] | None:
-    """Return number, median and 99th percentile of the durations, milliseconds; None without a step."""
+    """Return number, median and 99th percentile of the durations, milliseconds; None without a step.
+
+    Of a run that is long enough, `early` and `late` are medians of steps that tell whether it was steady at
+    once.
+    """
     found = durations(steps)
     if not len(found):
         return None
-    return {"n": len(found), **{f"p{p}": float(np.percentile(found, p)) for p in (50, 99)}}
+    whole = {"n": len(found), **{f"p{p}": float(np.percentile(found, p)) for p in (50, 99)}}
+    if len(found) < LATE.stop:
+        return whole
+    return whole | {"early": float(np.median(found[EARLY])), "late": float(np.median(found[LATE]))}
 
 
 def data_wait(steps: Mapping[str, Array]) -> dict[str, float] | None:

@@ -132,6 +132,36 @@ def blank_rows(batch_size: int, size: tuple[int, int]) -> Rows:
     )
 
 
+def largest_rows(feed: Feed, threads: int) -> Rows | None:
+    """Return a batch that takes as much memory as any is likely to: the largest images that DALI decodes, one
+    for each of its `threads`, which keep buffers of that size, beside others of all sizes. All are whole.
+
+    None where no size is known yet. A whole batch of the largest never comes in an epoch, and would take
+    gigabytes that no other needs.
+    """
+    columns = feed.columns
+    pixels = np.asarray(columns.height).astype(np.int64) * np.asarray(columns.width)
+    size = feed.plan.batch_size
+    first = np.argsort(pixels, kind="stable")[: -4 * max(threads, 1) - 1 : -1]  # PIL decodes some of them
+    first = first[pixels[first] > 0]
+    first = first[plain(columns, first)][: min(max(threads, 1), size)]
+    if not len(first):
+        return None
+    others = np.linspace(0, len(pixels) - 1, size - len(first)).astype(np.int64)
+    others = others[(pixels[others] > 0) & plain(columns, others)]
+    ids = np.resize(np.concatenate([first, others]), size)
+    whole = np.zeros((size, 4), np.int64)
+    whole[:, [3, 2]] = [stored_size(columns, sample) for sample in ids.tolist()]
+    return Rows(
+        ids=ids,
+        regions=whole,
+        windows=whole.astype(np.float64),
+        sizes=np.tile(np.array(feed.plan.sample_shape[-2:], np.int64), (size, 1)),
+        turns=np.zeros(size, np.uint8),
+        valid=np.ones(size, bool),
+    )
+
+
 def numbers(rows: Rows, absent: Array, *, placed: bool) -> dict[str, Any]:
     """Return the arrays of a Prepared; an absent row takes the placeholder whole.
 

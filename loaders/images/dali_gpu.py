@@ -10,7 +10,7 @@ import numpy as np
 from contracts import Feed, Rows, UserError
 from loaders._dali import import_dali, release_memory
 from loaders._staging import Staged, Staging
-from loaders.images._dali_rows import PathPreparer, Prepared
+from loaders.images._dali_rows import PathPreparer, Prepared, largest_rows
 from loaders.images._pipeline import DEPTH, GpuOutputs, Runner, build, dali_normalises
 
 OPENS_FILES = True
@@ -47,6 +47,21 @@ class DaliGpu(Staging):
             output_stream=self._gpu.raw_stream,
         )
         self.in_flight = DEPTH + 1
+        try:
+            self._grow()
+        except BaseException:
+            self.close()
+            raise
+
+    def _grow(self) -> None:
+        """Have DALI take the memory that large images need: it runs out now or never, and no step is slow
+        for it later.
+        """
+        rows = largest_rows(self._feed, max(self._feed.workers, 1))
+        if rows is None:
+            return
+        for _ in self._runner.run(self._prepared([rows] * DEPTH)):
+            pass
 
     def close(self) -> None:
         super().close()

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from benchmarks._suite import LEAST_STEPS, merged, run
 from benchmarks.train import BY_HAND, Train, command, derive, measured, plots, points, read
 from config import parse
 from contracts import UserError
+from report.summary import step_times
 from report.tensorboard import SETTINGS, Board, metrics
 from tasks import compared
 from tests.end_to_end.runs import draw
@@ -278,6 +280,18 @@ def test_a_run(data: Path, tmp_path: Path) -> None:
         "heat-torchvision-fp32-1.png",
         "bars-4-fp32-1.png",
     }
+    grown = {"n": 1100, "p50": 1.0, "p99": 9.0, "early": 1.5, "late": 1.0}
+    assert measured(told | {"step_ms": grown}).figures["step_growth"] == 1.5
     assert measured(told | {"step_ms": {"n": 10, "p50": 1.0, "p99": 9.0}}).figures["step_p99_ms"] is None, (
         "of ten steps"
     )
+
+
+def test_a_run_of_eleven_hundred_steps_says_whether_it_was_steady() -> None:
+    ms = np.full(1100, 2.0)
+    ms[10:30] = 3.0
+    timed = {"data_wait": np.zeros(1100), "graph": ms}
+    found = step_times(timed)
+    assert found is not None and (found["early"], found["late"]) == (3.0, 2.0)
+    shorter = step_times({name: values[:-1] for name, values in timed.items()})
+    assert shorter is not None and "late" not in shorter

@@ -19,9 +19,10 @@ from contracts import UserError
 from dataset.images.columns import CHROMA, FORMATS
 from loaders import open_loader
 from loaders.images import _pipeline
-from loaders.images._dali_rows import Known, PathPreparer, plain
+from loaders.images._dali_rows import Known, PathPreparer, largest_rows, plain
 from loaders.images._pipeline import Runner
 from loaders.images.dali_fed import intact
+from tests.conformance import pictures
 from tests.conformance.scenes import Scene, scene
 
 
@@ -45,6 +46,29 @@ def test_many_files_that_pil_decodes_are_said(webp: int, said: bool, tmp_path: P
         assert prepare.notes[0].startswith("2 of 100 images are no plain JPEG or 8-bit PNG")
         assert "--loader dali-fed" in prepare.notes[0]
     prepare.close()
+
+
+def test_the_largest_images_come_first_and_whole(tmp_path: Path) -> None:
+    """As many as DALI has threads, and others of all sizes; none that PIL would decode."""
+    files = {f"small-{i}": pictures.jpeg(pictures.photograph(i, 30 + i, 40), quality=80) for i in range(20)}
+    files |= {f"large-{i}": pictures.jpeg(pictures.photograph(i, 300, 200 + i), quality=80) for i in range(3)}
+    shown = scene(tmp_path, files | {"odd": encoded("WEBP")})
+    feed = shown.feed(batch_size=8, image_size=24)
+    rows = largest_rows(feed, 2)
+    assert rows is not None and [shown.names[i] for i in rows.ids[:2]] == ["large-2", "large-1"]
+    assert rows.regions[0].tolist() == rows.windows[0].tolist() == [0, 0, 202, 300]
+    assert len(rows) == 8 and rows.sizes.tolist() == [[24, 24]] * 8
+    assert len(set(rows.ids[2:].tolist())) >= 5 and "odd" not in {shown.names[i] for i in rows.ids}
+    prepare = PathPreparer(feed)
+    prepared = prepare(rows, Known())
+    assert not prepared.files and prepared.own_bytes is not None and prepared.own_bytes.all()
+    assert prepared.shapes[0].tolist() == [300, 202]
+    prepare.close()
+    few = largest_rows(shown.feed(batch_size=2), 9)
+    assert few is not None and len(few) == 2
+    assert largest_rows(made(tmp_path / "odd", 3, 0).feed(batch_size=2), 2) is None, (
+        "DALI decodes none of them"
+    )
 
 
 def test_a_full_temporary_folder_is_no_damage_of_the_image(
