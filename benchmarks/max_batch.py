@@ -10,16 +10,12 @@ the training loader is open.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import math
-import resource
 import shlex
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,7 +27,7 @@ from engine.distributed import cores, default_workers  # before torch: see there
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _plots, _show
+from benchmarks import _memory, _plots, _show
 from benchmarks._suite import (
     Column,
     Common,
@@ -56,15 +52,11 @@ from tasks.classification import KIND
 
 GRID = 8
 """Batches above it are multiples of it."""
-NAMED = ("arch", "loader", "precision")
-"""The keys that name a search; the rest of a trial's point is its batch."""
+NAMED = ("arch", "loader", "precision", "graphs")
+"""The keys that name a search; the rest of a trial's point is its batch. `graphs` is there in eager ones."""
 AGAINST = ("torchvision", "dali-gpu", BY_HAND + "dali", BY_HAND + "dali-cpu")
 """The loaders that the others are compared with: no memory of DALI on the GPU, ours with the most of it, and
 plain DALI."""
-
-
-Loads = dict[str, float | None]
-"""hardware.LOADS, read."""
 
 
 class MaxBatch(Common):
@@ -91,6 +83,8 @@ class MaxBatch(Common):
     by_hand: tuple[Literal["dali", "dali-cpu"], ...] = ()
     """Also search with the loop that one writes by hand with DALI (benchmarks/baselines/train.py), in fp16 on
     a GPU: dali decodes there, dali-cpu on the CPU."""
+    eager: bool = False
+    """Also search with eager steps (--graphs false), to say what a graph costs."""
     memory_limit_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
     """Measure as if there were no more memory than this, in GiB: on a GPU the rest is held, on a CPU the data
     of a process is limited (RLIMIT_DATA)."""
@@ -166,17 +160,22 @@ def points(settings: MaxBatch) -> list[Point]:
     return follow(settings, [])
 
 
-def searches(settings: MaxBatch) -> Iterator[tuple[str, str, str]]:
-    """Yield (arch, loader, precision), in the order of the table; no precision is `auto`, or nothing by hand
-    would have the same."""
+def searches(settings: MaxBatch) -> Iterator[Point]:
+    """Yield what NAMED has of each search, in the order of the table; no precision is `auto`, or nothing by
+    hand would have the same."""
     loaders = expanded("--loaders", settings.loaders, torch.cuda.device_count(), more=())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     precisions = dict.fromkeys(
         choose(name, device, on_cpu=KIND.cpu_precision) for name in settings.precisions
     )
     for arch in settings.archs:
-        yield from itertools.product([arch], loaders, precisions)
-        yield from ((arch, BY_HAND + how, "fp16") for how in settings.by_hand)
+        for loader, precision in itertools.product(loaders, precisions):
+            named = {"arch": arch, "loader": loader, "precision": precision}
+            yield named
+            if settings.eager:
+                yield named | {"graphs": "false"}
+        for how in settings.by_hand:
+            yield {"arch": arch, "loader": BY_HAND + how, "precision": "fp16"}
 
 
 def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, Search]]:
@@ -186,10 +185,11 @@ def _searched(settings: MaxBatch, rows: Sequence[Row]) -> Iterator[tuple[Point, 
         "largest": min(settings.largest, training_samples(settings.data)),
         "tolerance": settings.tolerance,
     }
-    for values in searches(settings):
-        named = dict(zip(NAMED, values, strict=True))
+    for named in searches(settings):
         outcomes = {
-            row["point"]["batch_size"]: row["status"] for row in rows if named.items() <= row["point"].items()
+            row["point"]["batch_size"]: row["status"]
+            for row in rows
+            if row["point"] == named | {"batch_size": row["point"]["batch_size"]}
         }
         yield named, search(outcomes, **limits)
 
@@ -217,8 +217,10 @@ def measure(settings: MaxBatch, point: Point, folder: Path) -> Measured:
     """Run train.py in this process with the device's memory watched. Exits as it does if it ends badly."""
     import train
 
-    held_gib = 0.0 if settings.memory_limit_gib is None else _limit(train.DEVICE, settings.memory_limit_gib)
-    with _peak(train.DEVICE) as peak_gib, _loads(train.DEVICE) as loads:
+    held_gib = (
+        0.0 if settings.memory_limit_gib is None else _memory.limit(train.DEVICE, settings.memory_limit_gib)
+    )
+    with _memory.peak(train.DEVICE) as peak_gib, _memory.loads(train.DEVICE) as loads:
         if point["loader"].startswith(BY_HAND):
             return _by_hand(settings, point, train.DEVICE, peak_gib, held_gib, loads)
         sys.argv = ["train.py", *_flags(settings, point, folder)]
@@ -258,7 +260,7 @@ def _by_hand(
     device: torch.device,
     peak_gib: list[float],
     held_gib: float,
-    loads: Callable[[], Loads],
+    loads: Callable[[], _memory.Loads],
 ) -> Measured:
     flags = {
         "data": settings.data,
@@ -281,63 +283,6 @@ def _by_hand(
     )
 
 
-def _limit(device: torch.device, gib: float) -> float:
-    """Leave so much memory free; return the GiB of the device that are held for it, which no figure counts.
-    Raises UserError when there is less."""
-    if device.type == "cpu":  # not the address space: libraries map far more of it than they use
-        resource.setrlimit(
-            resource.RLIMIT_DATA, (int(gib * 2**30), resource.getrlimit(resource.RLIMIT_DATA)[1])
-        )
-        return 0.0
-    torch.zeros(1, device=device)  # starts CUDA
-    held = torch.cuda.get_device_properties(device).total_memory - int(gib * 2**30)
-    # by the driver: neither PyTorch's figures nor its cache see it
-    code = (
-        ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(held))
-        if held > 0
-        else 1
-    )
-    if code:
-        free = torch.cuda.mem_get_info(device)[0] / 2**30
-        raise UserError(
-            f"--memory-limit-gib {gib:g}: {held / 2**30:.1f} GiB cannot be held, {free:.1f} GiB are free"
-        )
-    return held / 2**30
-
-
-@contextmanager
-def _loads(device: torch.device) -> Iterator[Callable[[], Loads]]:
-    """Yield a function that returns the machine's loads since the start, which counts too, for a trial is
-    short."""
-    sampler = hardware.Sampler(device, cores=cores(), host=False).start()
-    try:
-        yield lambda: {name: read for name, read in sampler.read().items() if name in hardware.LOADS}
-    finally:
-        sampler.stop()
-
-
-@contextmanager
-def _peak(device: Any, every_s: float = 0.05) -> Iterator[list[float]]:
-    """Note GiB in use on the device whenever that was more than before, whoever uses it; nothing on a CPU.
-    The validation is in it."""
-    found: list[float] = []
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(every_s):
-            now = hardware.device_gib(device)
-            if now is not None and now > max(found, default=0.0):
-                found.append(now)
-
-    thread = threading.Thread(target=watch, name="memory-peak", daemon=True)
-    thread.start()
-    try:
-        yield found
-    finally:
-        over.set()
-        thread.join()
-
-
 # --- what is told -------------------------------------------------------------------------------------------
 
 
@@ -347,20 +292,26 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 
     There is a ratio only between two batches that memory has limited.
     """
-    groups: dict[tuple[str, ...], list[Row]] = {}
+    groups: dict[tuple[str | None, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault(tuple(row["point"][name] for name in NAMED), []).append(row)
-    found = [_summary(dict(zip(NAMED, values, strict=True)), its) for values, its in groups.items()]
+        groups.setdefault(tuple(row["point"].get(name) for name in NAMED), []).append(row)
+    found = [
+        _summary({name: value for name, value in zip(NAMED, values, strict=True) if value}, its)
+        for values, its in groups.items()
+    ]
     limited = {
-        tuple(row["point"].values()): row["figures"]["largest"]
-        for row in found
+        values: row["figures"]["largest"]
+        for values, row in zip(groups, found, strict=True)
         if row["status"] == "ok" and row["figures"]["limited"]
     }
-    for (arch, _, precision), row in zip(groups, found, strict=True):
-        own = limited.get(tuple(row["point"].values()))
-        for loader in AGAINST if own else ():
-            other = limited.get((arch, loader, precision))
-            row["figures"][f"of_{loader}"] = own / other if other else None
+    for values, row in zip(groups, found, strict=True):
+        arch, own_loader, precision, graphs = values
+        against = {loader: (arch, loader, precision, graphs) for loader in AGAINST}
+        if graphs is None:
+            against["eager"] = (arch, own_loader, precision, "false")
+        for name, others in against.items() if values in limited else ():
+            other = limited.get(others)
+            row["figures"][f"of_{name}"] = limited[values] / other if other else None
     return found
 
 
@@ -424,6 +375,7 @@ COLUMNS = (
     Column(key="of_dali-gpu", title="to dali-gpu", form="{:.2f} x"),
     Column(key=f"of_{BY_HAND}dali", title="to DALI by hand", form="{:.2f} x"),
     Column(key=f"of_{BY_HAND}dali-cpu", title="to DALI by hand on the CPU", form="{:.2f} x"),
+    Column(key="of_eager", title="to eager", form="{:.2f} x"),
     Column(key="device_gib", title="GPU GiB", form="{:.1f}"),
     Column(key="allocated_gib", title="PyTorch's GiB", form="{:.1f}", detail=True),
     Column(key="host_gib", title="host GiB", form="{:.1f}", detail=True),

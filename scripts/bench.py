@@ -24,6 +24,7 @@ SUITES = {
     "train": "benchmarks.train",
     "readers": "benchmarks.readers",
     "workers": "benchmarks.workers",
+    "graphs": "benchmarks.graphs",
     "max-batch": "benchmarks.max_batch",
     "soak": "benchmarks.soak",
     "loader": "benchmarks.loader",

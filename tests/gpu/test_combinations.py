@@ -71,8 +71,10 @@ def trained(data: Path, output: Path, *flags: str) -> dict[str, object]:
 def test_images(name: str, images: Path, tmp_path: Path) -> None:
     flags = ("--arch", "resnet18", "--image-size", "64", "--batch-size", "8")
     quiet = () if name == "ceilings" else ("--ceilings", "false")
-    told = trained(images, tmp_path / "run", *flags, *quiet, *COMBINATIONS[name])
+    named = () if name == "auto" else ("--loader", "dali-gpu")
+    told = trained(images, tmp_path / "run", *flags, *quiet, *named, *COMBINATIONS[name])
     assert told["graphs"] is (name != "eager compiled")
+    assert (told["loader_auto"] is None) is (name != "auto")
 
 
 @pytest.mark.parametrize("name", CLIPS)

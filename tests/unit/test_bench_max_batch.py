@@ -181,8 +181,26 @@ def test_a_precision_is_named_as_by_hand_has_it(
         loaders=("synthetic",), archs=("resnet18",), precisions=("auto", "fp16"), by_hand=("dali",)
     )
     *ours, theirs = max_batch.searches(settings)
-    assert ours == [("resnet18", "synthetic", one) for one in wanted]
-    assert theirs == ("resnet18", "by hand: dali", "fp16")
+    named = {"arch": "resnet18", "loader": "synthetic"}
+    assert ours == [named | {"precision": one} for one in wanted]
+    assert theirs == {"arch": "resnet18", "loader": "by hand: dali", "precision": "fp16"}
+    eager = max_batch.searches(settings.model_copy(update={"eager": True, "by_hand": ()}))
+    assert [one.get("graphs") for one in eager] == [None, "false"] * len(wanted)
+
+
+def test_what_a_graph_costs() -> None:
+    """The ratio is to eager steps with the same loader; trials of the two are not taken for each other's."""
+    settings = MaxBatch(loaders=("synthetic",), archs=("resnet18",), precisions=("fp16",), eager=True)
+    graphs = [row("synthetic", 64, "ok"), row("synthetic", 72, "oom")]
+    eager = [row("synthetic", 64, "ok"), row("synthetic", 128, "ok"), row("synthetic", 136, "oom")]
+    for trial in eager:
+        trial["point"]["graphs"] = "false"
+    one, other = summarise([*graphs, *eager])
+    assert one["figures"]["of_eager"] == 0.5 and "of_eager" not in other["figures"]
+    assert "graphs" not in one["point"] and other["point"]["graphs"] == "false"
+    following = follow(settings, graphs[:1])
+    assert following[-1] == graphs[0]["point"] | {"batch_size": 128}
+    assert follow(settings, eager[:2])[0] == graphs[0]["point"], "the eager search is another one"
 
 
 def test_by_hand_gets_the_workers_and_refuses_other_work(
