@@ -14,12 +14,11 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field, FiniteFloat, PositiveInt
 
-from benchmarks import _show, train, workers
+from benchmarks import _show, train
 from benchmarks._suite import LEAST, Column, Common, Point, Row, Suite
+from benchmarks.workers import EAGER
 from cli import one_of
 from tasks.classification import KIND
-
-EAGER = workers.EAGER
 
 
 class Graphs(Common):

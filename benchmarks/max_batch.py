@@ -306,7 +306,8 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     }
     for values, row in zip(groups, found, strict=True):
         arch, own_loader, precision, graphs = values
-        against = {loader: (arch, loader, precision, graphs) for loader in AGAINST}
+        against: dict[str, tuple[str | None, ...]] = {}
+        against |= {loader: (arch, loader, precision, graphs) for loader in AGAINST}
         if graphs is None:
             against["eager"] = (arch, own_loader, precision, "false")
         for name, others in against.items() if values in limited else ():

@@ -289,6 +289,8 @@ class Resume:
     def changed(self, config: Mapping[str, Any]) -> list[str]:
         """List the settings that are not as in the checkpoint, such as 'lr 0.1 -> 1.0'."""
         compared = {name: value for name, value in config.items() if name not in TAKEN_UP_FREELY}
+        if compared.get("loader") == "auto":  # keeps the checkpoint's
+            del compared["loader"]
         return _differ(self.content.get("config", {}), compared)
 
 

@@ -136,14 +136,13 @@ def test_lent_memory_comes_back(net: str, world: ProcessWorld) -> None:  # noqa:
         steps[1].module.load_state_dict(steps[0].module.state_dict())
     eager, graph = steps
     assert not graphed.capture(graph, batch_of(99, "fp16", world.device), world)[0]
-    figures: list[list[object]] = [[], []]
+    figures: list[list[np.ndarray]] = [[], []]
     for at in range(3):
         for step, told in zip(steps, figures, strict=True):
-            told.append(outcomes_of(step, "fp16", steps=4, first=4 * at).tolist())
-            told.append(validated(step, (batch_of(50 + k, "fp16", world.device) for k in range(3))))
+            told.append(outcomes_of(step, "fp16", steps=4, first=4 * at).ravel())
+            told.append(np.array(validated(step, (batch_of(50 + k, "fp16", world.device) for k in range(3)))))
             assert step.memory_is_back() is (net == "resnet18" or at > 0 or step is eager)
-    assert np.array_equal(
-        *(np.concatenate([np.ravel(one) for one in told]) for told in figures), equal_nan=True
-    )
+    expected, found = (np.concatenate(told) for told in figures)
+    np.testing.assert_array_equal(found, expected)
     assert (graph.graphs is None) is (net == "keeps")
     graph.forget()

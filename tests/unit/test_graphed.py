@@ -53,7 +53,7 @@ def test_one_rank_that_cannot_capture_keeps_all_eager(
         captures.append(ranks[id(step)])
         if fails == "capture" and ranks[id(step)] == 1:
             return WHY
-        step.graphs = SimpleNamespace()  # type: ignore[assignment]
+        step.graphs = SimpleNamespace()
         return ""
 
     monkeypatch.setattr(graphed, "_warm_up", warmed)
@@ -78,7 +78,7 @@ def test_what_outlives_lent_memory_ends_graphs(kept: int) -> None:
         step = steps[world.rank]
         in_use = [1024]
         step.world = world  # type: ignore[assignment]
-        step.graphs = SimpleNamespace(lent=nullcontext, lent_bytes=lambda: in_use[0])  # type: ignore[assignment]
+        step.graphs = SimpleNamespace(lent=nullcontext, lent_bytes=lambda: in_use[0])
         with step.memory_lent():
             in_use[0] += kept * world.rank
         return step.memory_is_back()
