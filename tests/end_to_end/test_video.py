@@ -16,6 +16,8 @@ STEPS = 2 * len(CLASSES) * TRAIN // 3
 CLIPS = (
     "--task",
     "video",
+    "--loader",
+    "pyav",
     "--image-size",
     32,
     "--clip-frames",
@@ -29,8 +31,6 @@ CLIPS = (
 )
 SMALL = (
     *CLIPS,
-    "--loader",
-    "pyav",
     "--arch",
     "r3d_tiny",
     "--ceilings",
