@@ -16,6 +16,8 @@ STEPS = 2 * len(CLASSES) * TRAIN // 3
 CLIPS = (
     "--task",
     "video",
+    "--loader",
+    "pyav",
     "--image-size",
     32,
     "--clip-frames",

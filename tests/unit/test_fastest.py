@@ -203,12 +203,14 @@ def test_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             clock.sleep(0.05 * world.rank)
 
         step = CountedStep(world, counted)
-        return chosen(Opener(clock, refuses="b" if world.rank else ""), tmp_path / str(world.rank), step)
+        opener = Opener(clock, refuses="b" if world.rank else "")
+        names = ["a", "b"] if world.rank else ["a", "b", "c"]
+        return chosen(opener, tmp_path / str(world.rank), step, names=names)
 
     one, other = on_ranks(2, work)
     assert one.loader == other.loader == "a" and one.measured == other.measured
     assert steps[0] == steps[1] > 10
-    assert "not on this machine" in one.measured["b"]["why"]
+    assert "not on this machine" in one.measured["b"]["why"] and "c" not in one.measured
 
 
 def test_candidates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
