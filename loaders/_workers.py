@@ -56,10 +56,7 @@ QUEUES_BYTES = 16 << 20
 
 
 class Work(Protocol):
-    """What a worker does with upright rows: fill `slot` (uint8, 1-D), return what else there is to say.
-
-    One with a method `ask` is told before which samples these rows, and the next ones that it gets, have.
-    """
+    """What a worker does with upright rows: fill `slot` (uint8, 1-D), return what else there is to say."""
 
     def __call__(self, rows: Rows, slot: Array) -> Any: ...
 
@@ -385,8 +382,7 @@ class _PartDataset(Dataset[Any]):
         slot, begin, end, rows, coming = task
         if self._work is None:
             self._work = self._make_work()
-        ask: Callable[[Array], None] | None = getattr(self._work, "ask", None)
-        if ask is not None:
+        if ask := getattr(self._work, "ask", None):  # of work that reads ahead
             ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
