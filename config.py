@@ -95,7 +95,7 @@ def _check_ranges(config: Config, origin: str) -> None:
         )
     if config.augmentation.std and min(config.augmentation.std) <= 0:
         raise UserError(f"{origin}: --std got {config.augmentation.std}; each must be above 0")
-    data = config.data.data
+    data = Path(config.data.data) if config.data.data and "://" not in config.data.data else None
     for flag, folder in (("--manifest-dir", config.data.manifest_dir), ("--output", config.run.output)):
         if data and folder and folder.resolve().is_relative_to(data.resolve()):
             raise UserError(

@@ -143,7 +143,8 @@ def _following(fits: int, fails: int | None, largest: int, tolerance: float) -> 
 def training_samples(data: Path | None) -> int:
     """Return how many training samples the folder has, scanned once; without a folder, those of the synthetic
     set. Raises UserError."""
-    from dataset.splits import open_split, synthetic
+    from dataset.no_bytes import synthetic
+    from dataset.splits import open_split
 
     return len((open_split(data / "train") if data else synthetic()["train"]).columns)
 

@@ -145,7 +145,7 @@ def check(
 
 
 def require_data(
-    data: Path | None, loaders: Collection[str], config: Config, *, validates: bool = False
+    data: str | Path | None, loaders: Collection[str], config: Config, *, validates: bool = False
 ) -> None:
     """Raise UserError when there is nothing for them to train on, as far as names of files tell.
 

@@ -141,7 +141,7 @@ def open_index(
     return shard_index.open_index(
         folder,
         names,
-        lambda path: _walk(path, expected, label_key, samples=samples),
+        lambda name: _walk(folder / name, expected, label_key, samples=samples),
         key=["arrow", *place.names[:1], samples, label_key],
         samples=samples,
         cache=cache,

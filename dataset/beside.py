@@ -17,21 +17,26 @@ from dataset.manifest import NoManifest, S
 STORE = "store.json"
 """What the files of the store looked like when its columns were written."""
 
+Look = tuple[str, int, int]
+"""Name, size and checksum of the beginning of a file, see dataset.walk.visit."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """The sealed columns in `folder`, of a store that is these files."""
+    """The sealed columns in `folder`, of a store that is these files, or those that look so behind URLs."""
 
     folder: Path
     files: Sequence[Path]
+    remote: Sequence[Look] = ()
 
     def looks(self) -> list[Any]:
         """Return name, size and beginning of each file, as JSON has them; a copy's are the same."""
-        return [
-            [path.name, path.stat().st_size, walk.visit(os.fsencode(path))[0][-1]]
+        here: list[Look] = [
+            (path.name, path.stat().st_size, walk.visit(os.fsencode(path))[0][-1])
             for path in self.files
             if path.is_file()
         ]
+        return [list(look) for look in (*here, *self.remote)]
 
     def keep(self, columns: S) -> None:
         """Copy columns into the folder. Raises OSError."""
@@ -55,6 +60,6 @@ class Beside:
         return None
 
 
-def beside(store: Path, split: str, what: str, files: Sequence[Path]) -> Beside:
+def beside(store: Path, split: str, what: str, files: Sequence[Path], remote: Sequence[Look] = ()) -> Beside:
     """Return the place of a split's columns, a table called `what`, in the folder of its store."""
-    return Beside(folder=store / f"{split}.columns" / what, files=files)
+    return Beside(folder=store / f"{split}.columns" / what, files=files, remote=remote)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import storage
-from dataset import walk
-from dataset.manifest import Rejected, printable
+from dataset import remote, walk
+from dataset.manifest import Rejected, is_url, printable
 
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> that many bytes of an entry, or fewer where it ends before."""
@@ -24,7 +24,8 @@ ReadAt = Callable[[int, int], bytes]
 class Entries(Protocol):
     """The entries of one data set by name.
 
-    Copied into worker processes, so nothing is opened before it is read.
+    Copied into worker processes, so nothing is opened before it is read. Where entries lie behind URLs an
+    attribute `remote` is true: the scan then reads them in processes alone, for this one will fork.
     """
 
     def opened(self, name: bytes) -> AbstractContextManager[tuple[int, ReadAt]]:
@@ -60,14 +61,15 @@ def _shut_in(path: bytes) -> bool:
 
 
 class Files:
-    """Entries that are files: a name is a path below `root`, or an absolute one."""
+    """Entries that are files: a name is a path below `root`, an absolute one, or with `remote` a URL."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, remote: bool = False) -> None:
         self.root = root
+        self.remote = remote
 
     def shown(self, name: bytes) -> bytes:
-        """Return the absolute path of an entry."""
-        return os.path.join(os.fsencode(self.root), name)
+        """Return the absolute path of an entry, or its URL."""
+        return name if is_url(name) else os.path.join(os.fsencode(self.root), name)
 
     @contextmanager
     def opened(self, name: bytes) -> Iterator[tuple[int, ReadAt]]:
@@ -77,6 +79,10 @@ class Files:
         is not this file's fault.
         """
         path = self.shown(name)
+        if is_url(path):
+            with remote.opened(os.fsdecode(path)) as found:
+                yield found
+            return
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not stop the scan
         except OSError as error:

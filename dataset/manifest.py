@@ -17,6 +17,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import weakref
 from collections.abc import Iterator, Sequence
@@ -27,6 +28,8 @@ from typing import Any, ClassVar, TextIO, TypeVar
 import numpy as np
 
 from contracts import Array
+
+_URL = re.compile(rb"[a-z][a-z0-9+.-]+://")
 
 
 class Rejected(Exception):
@@ -268,9 +271,22 @@ def sweep(home: Path, keep: Path | None) -> None:
                     os.close(descriptor)
 
 
+def is_url(name: str | bytes) -> bool:
+    """Whether a name is a URL, and no path."""
+    return bool(_URL.match(name if isinstance(name, bytes) else os.fsencode(name)))
+
+
+def masked(text: str) -> str:
+    """Return a text in which no URL has a password or a query, which may be a signature."""
+    if "://" not in text:
+        return text
+    text = re.sub(r"://[^/\s@]*@", "://", text)
+    return re.sub(r"(://[^\s?]*)\?[^\s,;'\"]*", r"\1?...", text)
+
+
 def printable(path: bytes) -> str:
-    """Return a path on one line: what is no printable UTF-8 is escaped."""
-    text = path.decode("utf-8", "backslashreplace")
+    """Return a path, or a masked URL, on one line: what is no printable UTF-8 is escaped."""
+    text = masked(path.decode("utf-8", "backslashreplace"))
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text
     )

@@ -19,7 +19,7 @@ import processes
 from contracts import Array
 from dataset import walk
 from dataset.beside import Beside
-from dataset.manifest import Manifest, Rejects
+from dataset.manifest import Manifest, Rejects, is_url
 from dataset.scan import Progress, reading, remembered
 from machine import cores
 
@@ -58,7 +58,7 @@ class Index(Manifest):
     shard_bytes: Array  # uint8 [bytes of all shards' names]
     shard_offsets: Array  # int64 [shards + 1]
     shard_size: Array  # int64 [shards], bytes
-    shard_mtime: Array  # int64 [shards], ns since 1970
+    shard_mtime: Array  # int64 [shards], ns since 1970; of URLs dataset.remote.Head.number
 
     def find(self, name: bytes) -> int:
         """Return the place of the entry of that name; -1 where there is none."""
@@ -72,9 +72,9 @@ class Index(Manifest):
         return low if low < len(self) and self.entry(low) == name else -1
 
     def shard_path(self, shard: int) -> bytes:
-        """Return the absolute path of a shard."""
+        """Return the absolute path of a shard, or its URL."""
         begin, end = self.shard_offsets[shard : shard + 2].tolist()
-        return os.fsencode(self.root) + b"/" + self.shard_bytes[begin:end].tobytes()
+        return place_of(self.root, self.shard_bytes[begin:end].tobytes())
 
 
 class Entry(NamedTuple):
@@ -91,13 +91,18 @@ class Shard(NamedTuple):
     """What the walk over one shard has found."""
 
     size: int  # bytes
-    mtime: int  # ns since 1970
+    mtime: int  # ns since 1970; of a URL dataset.remote.Head.number
     entries: list[Entry]
     rejects: list[tuple[bytes, str]]  # (name of a member, why)
 
 
-Walk = Callable[[Path], Shard]
-"""Path of a shard -> what it holds. Raises UserError and OSError."""
+Walk = Callable[[str], Shard]
+"""Name of a shard -> what it holds. Raises UserError and OSError."""
+
+
+def place_of(root: Path, shard: bytes) -> bytes:
+    """Return the path of a shard below `root`, or its URL."""
+    return shard if is_url(shard) else os.fsencode(root) + b"/" + shard
 
 
 def open_index(
@@ -107,7 +112,8 @@ def open_index(
     *,
     key: list[Any],
     samples: bool,
-    packed: Callable[[Sequence[Path]], Beside] | None = None,
+    packed: Beside | None = None,
+    mtime_of: Callable[[str], int] | None = None,
     cache: Path,
     rescan: bool = False,
     progress: Progress | None = None,
@@ -117,28 +123,28 @@ def open_index(
     `names(visits)` lists them, and adds what shows a change; `key` (JSON values) is what the walk depends on
     beside them. Entries are the images of `samples`, with their labels, or all images by their names. Where
     one has no name, or two samples have the same, each is named by its shard and its own name, or its row.
-    The columns `packed` beside these shards are taken in place of a walk. Raises UserError.
+    The columns `packed` beside these shards are taken in place of a walk; `mtime_of` a shard's name is
+    then what the index keeps of it. Raises UserError.
     """
 
     def fill(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> Sequence[str]:
         shards = names(visits)
-        paths = [root / name for name in shards]
-        if packed is not None and not rescan:
-            taken = packed(paths).taken(Index, made, lambda _: True)
-            if taken is not None:
-                dates = np.array([path.stat().st_mtime_ns for path in paths], np.int64)
-                np.save(made / "shard_mtime.npy", dates)  # a copy's are others
+        if packed is not None and mtime_of is not None and not rescan:
+            taken = packed.taken(Index, made, lambda _: True)
+            if taken is not None:  # a copy has other dates, and other names behind URLs
+                _save(made, {"shard_mtime": list(map(mtime_of, shards)), **_names(shards)})
                 return taken
         found = []
-        threads = sum(path.stat().st_size for path in paths) <= FEW
-        workers = min(len(paths), 8 if threads else min(32, max(4 * int(cores()), 1)))
+        # this process will fork again: what reads URLs is not to be started in it
+        threads = not any(map(is_url, shards)) and _bytes(root, shards) <= FEW
+        workers = min(len(shards), 8 if threads else min(32, max(4 * int(cores()), 1)))
         with reading(root):
-            for shard in processes.results(walked, paths, workers, threads=threads):
+            for shard in processes.results(walked, shards, workers, threads=threads):
                 found.append(shard)
-                say(len(found), len(paths), "reading shards")
+                say(len(found), len(shards), "reading shards")
         for name, shard in zip(shards, found, strict=True):
             for member, why in shard.rejects:
-                rejects(os.fsencode(root / name) + b":" + member, why)
+                rejects(place_of(root, os.fsencode(name)) + b":" + member, why)
         return _write(root, shards, found, made, rejects, samples=samples)
 
     return remembered(
@@ -160,11 +166,14 @@ def _write(
     rows.sort(key=lambda row: row[:2])
     twice = [later for earlier, later in pairwise(rows) if earlier[0] == later[0]]
     if samples and (twice or not all(name for name, _, _ in rows)):
-        rows = [(_apart(shards[place], entry), place, entry) for _, place, entry in rows]
+        bases = [name.rpartition("/")[2] for name in shards]  # of URLs too, unless two have the same
+        own = bases if len({*bases}) == len(bases) else shards
+        rows = [(_apart(own[place], entry), place, entry) for _, place, entry in rows]
         rows.sort(key=lambda row: row[0])
     elif twice:
         for name, place, _ in twice:
-            rejects(os.fsencode(real / shards[place]) + b":" + name, "another shard has this name already")
+            shard = place_of(real, os.fsencode(shards[place]))
+            rejects(shard + b":" + name, "another shard has this name already")
         again = {(name, place) for name, place, _ in twice}
         rows = [row for row in rows if row[:2] not in again]
     number_of: dict[str, int] = {}
@@ -179,14 +188,30 @@ def _write(
         "shard": [row[1] for row in rows],
         "label": labels,
         "row": [row[2].row for row in rows],
-        "shard_bytes": np.frombuffer(b"".join(map(os.fsencode, shards)), np.uint8),
-        "shard_offsets": np.cumsum([0, *(len(os.fsencode(name)) for name in shards)]),
+        **_names(shards),
         "shard_size": [shard.size for shard in walked],
         "shard_mtime": [shard.mtime for shard in walked],
     }
-    for column, dtype in Index.COLUMNS.items():
-        np.save(made / f"{column}.npy", np.asarray(values[column], dtype))
+    _save(made, values)
     return list(number_of)
+
+
+def _bytes(root: Path, shards: Sequence[str]) -> int:
+    return sum(os.path.getsize(root / name) for name in shards)
+
+
+def _names(shards: Sequence[str]) -> dict[str, Any]:
+    """Return the columns of the shards' names."""
+    names = list(map(os.fsencode, shards))
+    return {
+        "shard_bytes": np.frombuffer(b"".join(names), np.uint8),
+        "shard_offsets": np.cumsum([0, *map(len, names)]),
+    }
+
+
+def _save(made: Path, values: dict[str, Any]) -> None:
+    for column, value in values.items():
+        np.save(made / f"{column}.npy", np.asarray(value, Index.COLUMNS[column]))
 
 
 def _apart(shard: str, entry: Entry) -> bytes:

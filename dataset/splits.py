@@ -14,19 +14,19 @@ import numpy as np
 
 from contracts import MAX_PIXELS, Split, UserError
 from dataset import lists
+from dataset.bucket import local
 from dataset.coco import doubts, layouts
 from dataset.coco.scan import open_coco
-from dataset.coco.synthetic import COCO_TRAIN, COCO_VAL, SyntheticInstances
 from dataset.images.columns import as_shown, told_of_exif
-from dataset.images.synthetic import TRAIN_SAMPLES, VAL_SAMPLES, SyntheticImages
 from dataset.manifest import printable
 from dataset.model_classes import ModelClasses
+from dataset.no_bytes import synthetic
+from dataset.reading import read_ahead, told_of_latency
 from dataset.scan import Progress
 from dataset.sources import choose_source, source_named, what_holds
 from dataset.sources.folder import Folder
-from dataset.sources.list import Listed
+from dataset.sources.list import Listed, ListedUrls
 from dataset.videos.published import UCF_LISTS
-from dataset.videos.synthetic import SyntheticVideos
 
 Content = Literal["images", "videos", "instances", "keypoints"]
 """Images with a label, videos with a label, images with boxes and masks, images with boxes and keypoints."""
@@ -45,31 +45,6 @@ def holds(content: Content, source: str) -> str:
     return _HOLDS[content] if content in _HOLDS else what_holds(source)
 
 
-class NoBytes:
-    """A contracts.Source of samples that are not stored anywhere, for loaders that read nothing."""
-
-    files = False
-    read_delay_s = 0.0
-
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
-
-    def __len__(self) -> int:
-        return self._samples
-
-    def name(self, sample: int) -> str:
-        """Return its number."""
-        return f"synthetic-{sample}"
-
-    def read(self, sample: int) -> bytes:
-        """Raise UserError."""
-        raise UserError(f"{self.name(sample)} has no bytes: only --loader synthetic does without --data")
-
-    def check(self, sample: int, size: int) -> None:
-        """Raise UserError."""
-        self.read(sample)
-
-
 def cache_folder(chosen: Path | None) -> Path:
     """Return the folder in which manifests are kept."""
     return chosen or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "saturate"
@@ -85,7 +60,10 @@ def are_files(settings: DataSettings, content: Content) -> bool:
         return True
     for split in SPLITS:
         with suppress(UserError):
-            if not source_named(_source_of(settings, settings.data, split, content)).FILES:
+            root = _root(settings)
+            module = source_named(_source_of(settings, root, split, content))
+            ask: Callable[[Path, str], bool] | None = getattr(module, "are_files", None)
+            if not module.FILES or (content == "images" and ask is not None and not ask(root, split)):
                 return False
     return True
 
@@ -114,7 +92,11 @@ class DataSettings(Protocol):
     """What to open: config.Data, or anything with these fields."""
 
     @property
-    def data(self) -> Path | None: ...
+    def data(self) -> str | Path | None: ...
+    @property
+    def cache_dir(self) -> Path | None: ...
+    @property
+    def cache_gib(self) -> float: ...
     @property
     def source(self) -> str: ...
     @property
@@ -154,6 +136,7 @@ def open_splits(
     content: Content = "images",
     loader: str,
     read_delay_s: float = 0.0,
+    read_threads: int | None = None,
     evaluate: bool = False,
     validates: bool = True,
     model: ModelClasses | None = None,
@@ -175,7 +158,8 @@ def open_splits(
     splits: dict[str, Split] = {}
     classes: tuple[str, ...] | None = None
     needed = ("val",) if evaluate else SPLITS if validates else ("train",)
-    openers, without = _openers(settings, settings.data, content, needed)
+    root = _root(settings)
+    openers, without = _openers(settings, root, content, needed)
     if model is not None:
         openers = {"val": openers["val"]}
         without = ""
@@ -192,6 +176,10 @@ def open_splits(
     for split, open_it in openers.items():
         with console.counting(split) as progress:
             splits[split] = open_it(classes=classes, progress=progress, **how)
+        source = splits[split].source
+        far = read_ahead(source, read_threads, settings.cache_dir, settings.cache_gib)
+        if far and split == "train":
+            console.info(told_of_latency(source))
         columns = splits[split].columns
         if columns.rejected:
             console.warn(f"{split}: {columns.rejected} left out, named in {columns.folder / 'rejected.txt'}")
@@ -200,8 +188,8 @@ def open_splits(
         if settings.exif == "shown":
             splits[split] = replace(splits[split], columns=as_shown(columns))
         if content in ("images", "videos"):
-            listed = isinstance(splits[split].source, Listed) or (
-                content == "videos" and list_of(settings.data, split) is not None
+            listed = isinstance(splits[split].source, Listed | ListedUrls) or (
+                content == "videos" and list_of(root, split) is not None
             )
             _tell_of_classes(
                 split, splits[split], console, expected=classes, listed=listed, noun=content.removesuffix("s")
@@ -215,6 +203,11 @@ def open_splits(
         splits["val"] = _under(model, splits["val"], console)
     (there, *_) = splits.values()
     return {split: splits.get(split, there) for split in SPLITS}
+
+
+def _root(settings: DataSettings) -> Path:
+    """Return the folder of the data, or the one that stands for its URL. Raises UserError."""
+    return local(settings.data or "", cache_folder(settings.manifest_dir))
 
 
 def _under(model: ModelClasses, split: Split, console: Console) -> Split:
@@ -288,7 +281,7 @@ def require_splits(settings: DataSettings, content: Content, *, validates: bool 
     Nothing is scanned.
     """
     if settings.data is not None:
-        _openers(settings, settings.data, content, SPLITS if validates else ("train",))
+        _openers(settings, _root(settings), content, SPLITS if validates else ("train",))
 
 
 def _openers(
@@ -430,21 +423,3 @@ def _list_or_folder(root: Path, split: str, must_be: str) -> Path:
         f"--data {root}: has no {split}/ folder; it must be {must_be}; docs/video.md says how the "
         "lists of UCF101, HMDB51 and Something-Something become such"
     )
-
-
-def synthetic(content: Content = "images") -> dict[str, Split]:
-    """Return two splits of ImageNet's or COCO's size without a file, for the synthetic loader."""
-    if content == "instances" or content == "keypoints":
-        columns: list[Any] = [
-            SyntheticInstances.of(samples, keypoints=content == "keypoints")
-            for samples in (COCO_TRAIN, COCO_VAL)
-        ]
-    else:
-        columns = [
-            (SyntheticVideos if content == "videos" else SyntheticImages)(samples)
-            for samples in (TRAIN_SAMPLES, VAL_SAMPLES)
-        ]
-    return {
-        split: Split(columns=each, source=NoBytes(len(each)))
-        for split, each in zip(SPLITS, columns, strict=True)
-    }

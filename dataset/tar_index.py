@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 import storage
-from dataset import shard_index, walk
-from dataset.beside import beside
+from contracts import UserError
+from dataset import bucket, remote, shard_index, walk
+from dataset.beside import Beside, Look, beside
+from dataset.manifest import is_url, masked
 from dataset.scan import Progress, reading
 from dataset.shard_index import Entry, Index, Shard
 from dataset.tar_members import Member, Ranges, members, require_unpacked
-from user_files import open_bytes
+from user_files import open_bytes, read_text
 
 IMAGES = frozenset(
     b"jpg jpeg jpe jfif png gif bmp webp tif tiff ppm pgm pbm pnm img image".split()  # as WebDataset and we
@@ -27,6 +30,8 @@ IMAGES = frozenset(
 LONGEST_LABEL = 4096
 LONGEST_JSON = 16 << 20
 """Bytes of a label's member, at most."""
+REMOTE_WINDOW = 1 << 20
+"""Bytes that a walk asks of a server at once: an answer takes as long as some hundred KiB."""
 PACKED = (".gz", ".tgz", ".bz2", ".xz", ".zst")
 
 
@@ -40,15 +45,75 @@ def shards_of(folder: Path) -> list[str]:
     return [name for name in names if name.endswith(".tar") and not name.startswith(".")]
 
 
-def remember_shards(visits: list[walk.Visit], root: Path, folder: Path) -> list[str]:
-    """Add what shows a change of a folder's shards, and return their names. Raises UserError."""
-    below = os.fsencode(os.path.relpath(folder, root))
-    walk.remember(visits, os.fsencode(root), below)
-    with reading(folder):
-        names = shards_of(folder)
-    for name in names:
-        walk.remember(visits, os.fsencode(root), os.path.join(below, os.fsencode(name)))
-    return names
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """The shards of a split: files in its folder, or those that its shards.txt names by their URLs."""
+
+    folder: Path
+    names: Sequence[str]  # below the folder, or URLs without a query
+    urls: Mapping[str, str]  # name -> the whole URL; none of files
+    heads: Mapping[str, remote.Head]  # of URLs
+    looks: Sequence[Look]  # of URLs where columns lie beside them
+    paths: Sequence[Path]  # of all that shows a change
+
+    def remember(self, visits: list[walk.Visit], root: Path) -> list[str]:
+        """Add what shows a change, and return the names. Raises UserError."""
+        for path in self.paths:
+            walk.remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
+        return [*self.names]
+
+    def beside(self, what: str) -> Beside:
+        """Return the place of the columns beside these shards."""
+        files = [self.folder / name for name in self.names if not is_url(name)]
+        return beside(self.folder.parent, self.folder.name, what, files, self.looks)
+
+    def mtime_of(self, name: str) -> int:
+        """Return what an index keeps of a shard, to see a change."""
+        return self.heads[name].number if is_url(name) else os.stat(self.folder / name).st_mtime_ns
+
+
+def shelf(folder: Path, cache: Path) -> Shelf:
+    """Return the shards of a folder; heads of those behind URLs are asked for once. Raises UserError."""
+    urls = urls_of(folder)
+    if not urls:
+        with reading(folder):
+            names = shards_of(folder)
+        paths = [folder, *(folder / name for name in names)]
+        return Shelf(folder=folder, names=names, urls={}, heads={}, looks=(), paths=paths)
+    columns = (folder.parent / f"{folder.name}.columns").exists()
+    told, found = bucket.described([*urls.values()], cache, looks=columns)
+    heads = {name: head for name, (head, _) in zip(urls, found, strict=True)}
+    looks = [
+        (name.rpartition("/")[2], head.size, look) for name, (head, look) in zip(urls, found, strict=True)
+    ]
+    return Shelf(
+        folder=folder,
+        names=[*urls],
+        urls=urls,
+        heads=heads,
+        looks=looks if columns else (),
+        paths=[folder, folder / bucket.SHARDS, told],
+    )
+
+
+def urls_of(folder: Path) -> dict[str, str]:
+    """Return name -> URL of the shards in a folder's shards.txt; none without it. Raises UserError."""
+    path = folder / bucket.SHARDS
+    found: dict[str, str] = {}
+    if not os.path.lexists(path):
+        return found
+    with reading(path):
+        lines = read_text(path, "utf-8-sig").splitlines()
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        if not is_url(line):
+            raise UserError(
+                f"--data: {path} line {number} is '{line[:100]}'; each line is the URL of a shard"
+            )
+        if found.setdefault(remote.plain(line), line) != line:
+            raise UserError(f"--data: {path} line {number} names {masked(line)} again")
+    return found
 
 
 def open_index(
@@ -67,45 +132,57 @@ def open_index(
     member's. Raises UserError.
     """
     real = Path(os.path.realpath(folder))
+    own = shelf(real, cache)
     return shard_index.open_index(
         real,
-        lambda visits: remember_shards(visits, real, real),
-        lambda path: _walk(path, samples=samples, label_key=label_key),
+        lambda visits: own.remember(visits, real),
+        lambda name: _walk(own, name, samples=samples, label_key=label_key),
         key=["tar", samples, label_key],
         samples=samples,
-        packed=(lambda paths: beside(real.parent, real.name, "index", paths)) if samples else None,
+        packed=own.beside("index") if samples else None,
+        mtime_of=own.mtime_of,
         cache=cache,
         rescan=rescan,
         progress=progress,
     )
 
 
-def _walk(path: Path, *, samples: bool, label_key: str | None) -> Shard:
+def _walk(own: Shelf, name: str, *, samples: bool, label_key: str | None) -> Shard:
     """Return what a shard holds. Raises UserError and OSError."""
+    path = own.folder / name
+    if is_url(name):
+        head = own.heads[name]
+        with remote.opened(own.urls[name], (head.size, head.number)) as (size, read_at):
+            ranges = Ranges(read_at, size, REMOTE_WINDOW)
+            return Shard(size, head.number, *_entries(ranges, name, own.folder.name, label_key, samples))
     try:
         opened = open_bytes(path)
     except OSError as error:
         raise storage.end_scan(error, str(path)) from None
     with opened:
         status = os.fstat(opened.fileno())
-        ranges = Ranges(opened.fileno())
-        rejects: list[tuple[bytes, str]] = []
-        found: dict[bytes, Member] = {}
-        labels: dict[bytes, str] = {}  # name of a member -> the label that it holds
-        for member in members(ranges, path):
-            if member.name.startswith(b".") or b"/." in member.name:
-                continue
-            if member.name in found:
-                rejects.append((member.name, "comes again in this shard; the last one is taken"))
-            found[member.name] = member
-            if samples and (told := _label(ranges, member, label_key)) is not None:
-                labels[member.name] = told
-        entries = list(
-            _samples(found, labels, label_key, rejects)
-            if samples
-            else _images(found, path.parent.name, rejects)
-        )
-        return Shard(status.st_size, status.st_mtime_ns, entries, rejects)
+        ranges = Ranges(lambda offset, length: os.pread(opened.fileno(), length, offset), status.st_size)
+        entries = _entries(ranges, path, own.folder.name, label_key, samples)
+        return Shard(status.st_size, status.st_mtime_ns, *entries)
+
+
+def _entries(
+    ranges: Ranges, path: object, folder: str, label_key: str | None, samples: bool
+) -> tuple[list[Entry], list[tuple[bytes, str]]]:
+    """Return the images of a shard, and what is left out of it. Raises UserError and OSError."""
+    rejects: list[tuple[bytes, str]] = []
+    found: dict[bytes, Member] = {}
+    labels: dict[bytes, str] = {}  # name of a member -> the label that it holds
+    for member in members(ranges, path):
+        if member.name.startswith(b".") or b"/." in member.name:
+            continue
+        if member.name in found:
+            rejects.append((member.name, "comes again in this shard; the last one is taken"))
+        found[member.name] = member
+        if samples and (told := _label(ranges, member, label_key)) is not None:
+            labels[member.name] = told
+    images = _samples(found, labels, label_key, rejects) if samples else _images(found, folder, rejects)
+    return list(images), rejects
 
 
 def _ending(name: bytes) -> bytes:

@@ -6,12 +6,11 @@ from in one range, such as a sparse file, has a word that says so.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from contracts import UserError
+from dataset.entries import ReadAt
 
 BLOCK = 512
 WINDOW = 16 << 10
@@ -41,11 +40,12 @@ class Member:
 
 
 class Ranges:
-    """Reads ranges of an open file by its descriptor, a window at a time."""
+    """Reads ranges of an open shard of `end` bytes, at least a window at a time."""
 
-    def __init__(self, file: int) -> None:
-        self.file = file
-        self.end = os.fstat(file).st_size
+    def __init__(self, read_at: ReadAt, end: int, window: int = WINDOW) -> None:
+        self.end = end
+        self._read_at = read_at
+        self._least = window
         self._begin = 0
         self._window = b""
 
@@ -53,13 +53,13 @@ class Ranges:
         """Return the bytes of a range, fewer where the file ends before. Raises OSError."""
         at = offset - self._begin
         if at < 0 or at + length > len(self._window):
-            self._window = os.pread(self.file, max(length, WINDOW), offset)
+            self._window = self._read_at(offset, max(length, self._least))
             self._begin = offset
             at = 0
         return self._window[at : at + length]
 
 
-def members(ranges: Ranges, path: Path) -> Iterator[Member]:
+def members(ranges: Ranges, path: object) -> Iterator[Member]:
     """Yield the members that are files or links, in their order.
 
     Raises UserError, in one line, for what is no tar, is compressed, cut short or still being written, and
@@ -106,7 +106,7 @@ def members(ranges: Ranges, path: Path) -> Iterator[Member]:
             raise _cut(path, ranges, f"a member ends at byte {offset:,}")
 
 
-def require_unpacked(path: Path, head: bytes) -> None:
+def require_unpacked(path: object, head: bytes) -> None:
     """Raise UserError, with the command that unpacks it, for a compressed file that begins with `head`."""
     for magic, command in PACKED.items():
         if head.startswith(magic):
@@ -116,14 +116,14 @@ def require_unpacked(path: Path, head: bytes) -> None:
             )
 
 
-def _cut(path: Path, ranges: Ranges, why: str) -> UserError:
+def _cut(path: object, ranges: Ranges, why: str) -> UserError:
     return UserError(
         f"--data: {path} is cut short, or still being written: {why}, and the file has {ranges.end:,} bytes; "
         "start when it is complete, or copy it again"
     )
 
 
-def _require_header(block: bytes, path: Path, offset: int) -> None:
+def _require_header(block: bytes, path: object, offset: int) -> None:
     """Raise UserError unless a block has the checksum of a header; some tars sum signed bytes."""
     if offset == 0:
         require_unpacked(path, block)
@@ -134,7 +134,7 @@ def _require_header(block: bytes, path: Path, offset: int) -> None:
         raise UserError(f"--data: {path} {what}; write or copy it again")
 
 
-def _require_end(ranges: Ranges, path: Path, offset: int) -> None:
+def _require_end(ranges: Ranges, path: object, offset: int) -> None:
     """Raise UserError for a second tar behind the end mark at `offset`: no tar would read it."""
     while block := ranges.read(offset, WINDOW):
         if rest := block.lstrip(b"\0"):

@@ -16,7 +16,7 @@ import numpy as np
 
 import storage
 from contracts import Array, UserError
-from dataset.manifest import FILE_LIST, printable, writing
+from dataset.manifest import FILE_LIST, is_url, printable, writing
 from user_files import open_bytes
 
 OF_THE_STORAGE = frozenset(
@@ -198,8 +198,8 @@ def remember(visits: list[Visit], root: bytes, name: bytes = b"") -> None:
 
 
 def folders_of(files: Sequence[bytes]) -> set[bytes]:
-    """Return the folders of listed files."""
-    return {os.path.dirname(file) for file in files}
+    """Return the folders of listed files; what a URL names is in none."""
+    return {os.path.dirname(file) for file in files if not is_url(file)}
 
 
 def remember_folders(visits: list[Visit], root: Path, folders: Collection[bytes]) -> None:

@@ -24,8 +24,8 @@ from settings.run import Run
 FULL_BYTES = 1 << 20
 """A disk that a checkpoint has filled has less than this left."""
 HOW_LONG = {"steps", "seconds"}
-BY_HOW_MANY = {"workers", "decode_threads", "pin_memory", "read_delay_ms"}
-WHERE_DATA_LIES = {"data", "source", "manifest_dir", "rescan"}
+BY_HOW_MANY = {"workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"}
+WHERE_DATA_LIES = {"data", "source", "manifest_dir", "rescan", "cache_dir", "cache_gib"}
 TAKEN_UP_FREELY = HOW_LONG | BY_HOW_MANY | WHERE_DATA_LIES | {*Run.model_fields} - {"seed"}
 """Settings that a resumed run may change without a word."""
 SCANNED_BY = ("max_pixels", "exif", "trust_list")

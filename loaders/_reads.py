@@ -8,6 +8,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -21,9 +22,48 @@ NONE = -1
 """The mark of a worker that is busy with no single sample."""
 
 
+class Reads:
+    """The reads of a worker process, several under way at once where the source has `reads_at_once`.
+
+    They wait for the storage together, and while samples are decoded that were asked for before:
+
+        read    [0 1 2 3 ][4 5 6 7 ]...       of the part that is decoded, and of the one that comes next
+        decode            [0 1 2 3 ][4 5 6 7 ]
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._at_once: int = getattr(source, "reads_at_once", 1)
+        self._threads: ThreadPoolExecutor | None = None
+        self._asked: dict[int, Future[bytes]] = {}
+
+    def ask(self, samples: Array) -> None:
+        """Begin to read samples, int64 ids in the order in which they are wanted; forget all others."""
+        if self._at_once < 2:
+            return
+        if self._threads is None:  # here, and not before the fork
+            self._threads = ThreadPoolExecutor(self._at_once)
+        wanted = dict.fromkeys(samples.tolist())
+        for sample in self._asked.keys() - wanted.keys():
+            self._asked.pop(sample).cancel()
+        for sample in wanted:
+            if sample not in self._asked:
+                self._asked[sample] = self._threads.submit(_read, self._source, sample)
+
+    def read(self, sample: int) -> bytes:
+        """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
+        mark(sample)
+        asked = self._asked.pop(sample, None)
+        return _read(self._source, sample) if asked is None else asked.result()
+
+
 def read(source: Source, sample: int) -> bytes:
     """Return a sample's bytes. Raises UserError where they cannot be had, whoever is to blame."""
     mark(sample)
+    return _read(source, sample)
+
+
+def _read(source: Source, sample: int) -> bytes:
     try:
         return storage.patiently(partial(source.read, sample), partial(source.name, sample))
     except OSError as error:  # no storage's

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import numpy as np
@@ -138,7 +139,7 @@ class Workers:
         self._stop = Stop()
         self._marks = Marks(workers, name_of)
         self._row_bytes = row_bytes
-        self._sampler = _PartSampler(self._count, self.part_rows, self._room)
+        self._sampler = _PartSampler(self._count, self.part_rows, self._room, ahead=max(workers, 1))
         self._loader: _Loader | None = _Loader(
             _PartDataset(make_work, self._memory),
             sampler=self._sampler,
@@ -153,9 +154,8 @@ class Workers:
         self._loader.stop = self._stop
         if workers:
             # By who opens the loader, and not by its thread: a child takes apart what the other threads have
-            # as thread-local variables, and
-            # PyAV's converter of pictures, which from 19 on has threads of its own, would wait for them there
-            # for ever.
+            # as thread-local variables, and PyAV's converter of pictures, which from 19 on has threads of its
+            # own, would wait for them there for ever.
             with starting(self._stop, f"--workers {workers}"), _unheard(), _half_made():
                 iter(self._loader)
 
@@ -299,9 +299,13 @@ def _unchanged(result: Any) -> Any:
 
 
 class _PartSampler:
-    """Cuts the plan's rows, upright, into parts, each with the number of its slot and its bytes there."""
+    """Cuts the plan's rows, upright, into parts, each with the number of its slot and its bytes there.
 
-    def __init__(self, slots: int, part_rows: int, room: Callable[[Rows], int]) -> None:
+    With it go the ids of the part `ahead` places later, which its worker has next: they take turns.
+    """
+
+    def __init__(self, slots: int, part_rows: int, room: Callable[[Rows], int], *, ahead: int) -> None:
+        self._ahead = ahead
         self._slots = slots
         self._part_rows = part_rows
         self._room = room
@@ -323,7 +327,16 @@ class _PartSampler:
         """Return the ids of the part that is waited for; None where nothing is under way."""
         return next(iter(list(self.asked.values())), None)
 
-    def __iter__(self) -> Iterator[tuple[int, int, int, Rows]]:
+    def __iter__(self) -> Iterator[tuple[int, int, int, Rows, Array]]:
+        cut = self._cut()
+        coming = deque(islice(cut, self._ahead))
+        while coming:
+            coming.extend(islice(cut, 1))
+            part = coming.popleft()
+            later = coming[-1][-1] if len(coming) == self._ahead else None
+            yield *part, np.zeros(0, np.int64) if later is None else later.ids[later.valid]
+
+    def _cut(self) -> Iterator[tuple[int, int, int, Rows]]:
         sent = self.sent
         asked = self.asked
         number = 0
@@ -365,10 +378,12 @@ class _PartDataset(Dataset[Any]):
         self._memory = memory
         self._work: Work | None = None
 
-    def __getitem__(self, task: tuple[int, int, int, Rows]) -> tuple[str, Any]:
-        slot, begin, end, rows = task
+    def __getitem__(self, task: tuple[int, int, int, Rows, Array]) -> tuple[str, Any]:
+        slot, begin, end, rows, coming = task
         if self._work is None:
             self._work = self._make_work()
+        if ask := getattr(self._work, "ask", None):  # of work that reads ahead
+            ask(np.concatenate([rows.ids[rows.valid], coming]))
         try:
             return "done", self._work(rows, self._memory.slots[slot, begin:end])
         except UserError as mistake:  # as a value: the DataLoader would wrap it in a traceback

@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="pack", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("target", metavar="TO", type=Path, help="folder of the stores, for --data")
-    parser.add_argument("--from", dest="data", metavar="DATA", type=Path, required=True, help="as --data")
+    parser.add_argument("--from", dest="data", metavar="DATA", required=True, help="as --data")
     parser.add_argument("--format", choices=sorted(FORMATS), default="lmdb", help="default: lmdb")
     parser.add_argument("--source", default="auto", help="as of training; so are the others")
     parser.add_argument("--manifest-dir", type=Path)

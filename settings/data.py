@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import BeforeValidator, PositiveFloat, PositiveInt
 
 from cli import Settings
 from contracts import MAX_PIXELS
 
 
+def _text(data: Any) -> Any:
+    """Return a path as its text: a Path of s3://bucket would be s3:/bucket."""
+    return str(data) if isinstance(data, Path) else data
+
+
 class Data(Settings):
     """The data to train on."""
 
-    data: Path | None = None
+    data: Annotated[str, BeforeValidator(_text)] | None = None
     """Folder with train/<class>/* and val/<class>/* (ImageNet's own layout), or with lists, train.csv and
     val.csv, with lines 'path label', of videos also 'path label start end'. For detectors it has COCO's
-    layout: train2017/, val2017/, annotations/, or that of another tool's export. Not needed with --loader
-    synthetic."""
+    layout: train2017/, val2017/, annotations/, or that of another tool's export. Of tar shards, and of lists
+    of URLs, it may be a URL: s3://, https://. Not needed with --loader synthetic."""
     source: str = "auto"
     """What the images of --data lie in: {sources}; auto = what is found there."""
     exif: Literal["stored", "shown"] = "stored"
@@ -38,6 +43,10 @@ class Data(Settings):
     manifest_dir: Path | None = None
     """Folder that keeps the scanned columns. It may not lie inside --data. Default:
     $XDG_CACHE_HOME/saturate."""
+    cache_dir: Path | None = None
+    """Folder on a disk of this machine that keeps samples read from URLs, for all ranks and later runs."""
+    cache_gib: PositiveFloat = 100.0
+    """Most GiB that --cache-dir holds; what is in it stays, and what comes later is not kept."""
     rescan: bool = False
     """Scan --data again although folders look unchanged (files were rewritten in place)."""
     max_pixels: PositiveInt = MAX_PIXELS

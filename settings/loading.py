@@ -33,6 +33,9 @@ class Loading(Settings):
     """dali-fed: threads of DALI that decode what the workers have read. Default: --workers."""
     pin_memory: bool = True
     """Copy to the GPU from page-locked memory; false shows what that is worth."""
+    read_threads: PositiveInt | None = None
+    """torchvision, dali-fed: reads that each worker has under way together, of samples that are no files of
+    their own or lie behind URLs. Default: 16 behind URLs, else 1."""
     read_delay_ms: NotNegative = 0.0
     """Make each read of a file take this much longer, in milliseconds: a run that slows down is bound by its
     storage."""

@@ -34,6 +34,7 @@ def opened(
         content=content,
         loader=loader,
         read_delay_s=config.loading.read_delay_ms / 1e3,
+        read_threads=config.loading.read_threads,
         evaluate=config.run.evaluate,
         validates=config.run.val_every > 0,
         model=model,

@@ -12,6 +12,7 @@ import torch
 
 from config import Config
 from contracts import Array, Batch, Figure, Metric, Rows, Source, Split, Task, UserError
+from dataset.bucket import local
 from dataset.coco.scan import open_coco
 from dataset.model_classes import ModelClasses
 from dataset.splits import Console, Content, cache_folder
@@ -256,7 +257,7 @@ class DetectionKind(TaskKind):
         cache = cache_folder(config.data.manifest_dir)
         with console.counting("val") as progress:
             columns = open_coco(
-                root,
+                local(root, cache),
                 "val",
                 keypoints="keypoints" in results.kinds,
                 images=False,

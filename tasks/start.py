@@ -23,8 +23,9 @@ from tasks.kind import TaskKind
 STARTED_WITH = ("weights", "weights_backbone", "trainable_layers")
 """Settings that say where a training began; an evaluation begins from its end."""
 OF_A_MACHINE = (
-    *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms"),
-    *("compile", "graphs", "evaluator", "score", "rescan", "trust_list", "manifest_dir"),
+    *("loader", "reader", "workers", "decode_threads", "pin_memory", "read_delay_ms", "read_threads"),
+    *("compile", "graphs", "evaluator", "score", "rescan", "trust_list", "manifest_dir", "cache_dir"),
+    "cache_gib",
 )
 """Settings that a machine may have otherwise, without another figure."""
 NOT_TAKEN = {*schema.Run.model_fields, *STARTED_WITH, *OF_A_MACHINE, "optimizer"}

@@ -23,6 +23,7 @@ from dataset.scan import Parser, Progress, each_file, nothing_found, reading, re
 from machine import cores
 
 CHUNK = 500  # images a task
+REMOTE_CHUNK = 16  # each of them waits for a server
 FEW = 2_000  # images that threads have read before processes have started
 PIECE = 1 << 20  # images by which a column is filled: bounds the memory
 LEFT_OUT = Header(-1, 0, 0, 0, 0, 0)
@@ -123,6 +124,8 @@ def read_headers(
         made / "file_list.records", mode="w+", dtype=HEADER, shape=(total,)
     )
     few = total <= FEW
+    remote = getattr(entries, "remote", False)
+    step = REMOTE_CHUNK if remote else CHUNK // 10 if few else CHUNK
     pack = partial(np.array, dtype=HEADER)
     parser = Parser(
         partial(_header, entries, max_pixels),
@@ -130,10 +133,11 @@ def read_headers(
         pack,
         entries.shown,
         made,
-        step=CHUNK // 10 if few else CHUNK,
+        step=step,
     )
-    count = 8 if few else workers or min(32, max(int(4 * cores()), 1))
-    for first, rows in each_file(parser, total, count, rejects, say, threads=few):
+    count = 8 if few and not remote else workers or min(32, max(int(4 * cores()), 1))
+    count = min(32, -(-total // step)) if remote else count
+    for first, rows in each_file(parser, total, count, rejects, say, threads=few and not remote):
         records[first : first + len(rows)] = rows
     return records
 

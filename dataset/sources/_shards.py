@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from contracts import Split, UserError
-from dataset import walk
+from dataset import remote, walk
 from dataset.beside import Beside
 from dataset.entries import ReadAt, unreadable
 from dataset.images.columns import Images
 from dataset.images.scan import open_images
 from dataset.lists import Grammar, Labels
-from dataset.manifest import Rejected, Rejects, printable
+from dataset.manifest import Rejected, Rejects, is_url, printable
 from dataset.scan import Progress
 from dataset.shard_index import Index
 from dataset.sources._stored import Stored, StoredEntries
@@ -35,8 +35,31 @@ class Shards:
     A shard is opened for each read: there may be more of them than a process may have open.
     """
 
-    def __init__(self, open_index: Callable[[], Index]) -> None:
+    def __init__(self, open_index: partial[Index]) -> None:
         self._open = open_index
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy finds the index that is there: it shows no progress, and does not scan anew
+        again = {**self._open.keywords, "progress": None, "rescan": False}
+        return {**self.__dict__, "_open": partial(self._open.func, *self._open.args, **again)}
+
+    @property
+    def urls(self) -> Mapping[str, str]:
+        """Return the whole URL of each shard that lies behind one, by its name."""
+        return {}
+
+    @property
+    def remote(self) -> bool:
+        """Whether shards lie behind URLs."""
+        return False
+
+    def version(self, key: bytes) -> bytes:
+        """Return what tells the bytes of an entry from others, for a cache."""
+        index = self.index
+        place = index.find(key)
+        shard = int(index.shard[place])
+        numbers = (index.shard_size[shard], index.shard_mtime[shard], index.offset[place], index.size[place])
+        return index.shard_path(shard) + b"?%d-%d-%d-%d" % tuple(map(int, numbers))
 
     @cached_property
     def index(self) -> Index:
@@ -52,6 +75,11 @@ class Shards:
             raise Rejected("no such entry of a shard")
         begin, size, shard = (int(column[place]) for column in (index.offset, index.size, index.shard))
         path = index.shard_path(shard)
+        if is_url(path):
+            expected = int(index.shard_size[shard]), int(index.shard_mtime[shard])
+            with remote.opened(self.urls[os.fsdecode(path)], expected) as (_, read_at):
+                yield size, lambda offset, length: read_at(begin + offset, min(length, size - offset))
+            return
         try:
             file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -148,7 +176,7 @@ class Labelled:
 
         columns: Images = open_images(
             data,
-            StoredEntries(data, lambda _: shards, split),
+            StoredEntries(data, lambda _: shards, split, remote=shards.remote),
             list_files,
             key=[*key, self.named],
             where=where,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from contracts import UserError
 from dataset import walk
 from dataset.entries import ReadAt
+from dataset.kept import Kept
 from dataset.manifest import Rejected, printable
 from dataset.sources.folder import MEND
 
@@ -35,11 +36,15 @@ class Container(Protocol):
 class StoredEntries:
     """The entries of a data set by name: dataset.entries.Entries of one `split`, or of all.
 
-    A name is a key of the split, or, of all, the split and the key: train2017/0.jpg.
+    A name is a key of the split, or, of all, the split and the key: train2017/0.jpg. With `remote` they lie
+    behind URLs.
     """
 
-    def __init__(self, data: Path, container_of: Callable[[str], Container], split: str = "") -> None:
+    def __init__(
+        self, data: Path, container_of: Callable[[str], Container], split: str = "", *, remote: bool = False
+    ) -> None:
         self.data = data
+        self.remote = remote
         self.split = split
         self._container_of = container_of
         self._containers: dict[str, Container] = {}
@@ -83,6 +88,10 @@ class Stored:
     """A contracts.Source of the entries that columns name, each behind the same `prefix`."""
 
     files = False
+    reads_at_once = 1
+    """Reads that a worker has under way together."""
+    kept: Kept | None = None
+    """Where bytes are kept on a disk, of a container with `version`."""
 
     def __init__(
         self, columns: Any, container: Container, *, prefix: bytes = b"", read_delay_s: float = 0.0
@@ -108,6 +117,12 @@ class Stored:
 
         Raises UserError when it is gone or its size is not the manifest's, OSError when the storage fails.
         """
+        if self.kept is not None:
+            version = self.container.version(self._key(sample))  # type: ignore[attr-defined]
+            return self.kept.get(version, lambda: self._read(sample))
+        return self._read(sample)
+
+    def _read(self, sample: int) -> bytes:
         try:
             with self.container.opened(self._key(sample)) as (size, read_at):
                 self.check(sample, size)

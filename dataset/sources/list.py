@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from contracts import Array, Split, UserError
-from dataset import lists, walk
+from dataset import lists, remote, walk
+from dataset.bucket import base_of
 from dataset.entries import Files
 from dataset.images.columns import Unread
 from dataset.images.scan import open_images
+from dataset.kept import Kept
 from dataset.lists import Grammar, Labels, List, class_names
-from dataset.manifest import FILE_LIST, Rejects
+from dataset.manifest import FILE_LIST, Rejects, is_url, printable
 from dataset.scan import Progress
-from dataset.sources.folder import Folder
+from dataset.sources.folder import MEND, Folder
 from user_files import open_bytes
 
 FILES = True
@@ -50,6 +54,71 @@ class Listed(Folder):
         if not columns.components[sample]:
             return b""
         return super().read(sample)
+
+
+class ListedUrls:
+    """A contracts.Source over a list in which some, or all, names are URLs."""
+
+    files = False
+    remote = True
+    reads_at_once = 1
+    """Reads that a worker has under way together."""
+    kept: Kept | None = None
+    """Where bytes are kept on a disk."""
+
+    def __init__(self, columns: Any, read_delay_s: float = 0.0) -> None:
+        self.columns = columns
+        self.read_delay_s = read_delay_s
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    def name(self, sample: int) -> str:
+        """Return the sample's URL, without what may be a signature, or the path of its file."""
+        return printable(Files(self.columns.root).shown(self.columns.entry(sample)))
+
+    def read(self, sample: int) -> bytes:
+        """Return what Listed.read does. Raises UserError where it is gone, OSError where the server fails."""
+        entry: bytes = self.columns.entry(sample)
+        if not is_url(entry):
+            return Listed(self.columns, self.read_delay_s).read(sample)
+        if self.kept is None:
+            data = self._fetch(sample, entry)
+        else:
+            version = b"%s?%d" % (entry, self.columns.size[sample])
+            data = self.kept.get(version, partial(self._fetch, sample, entry))
+        if self.read_delay_s:
+            time.sleep(self.read_delay_s)
+        return data
+
+    def _fetch(self, sample: int, entry: bytes) -> bytes:
+        columns = self.columns
+        url = os.fsdecode(entry)
+        try:
+            if isinstance(columns, Unread) and not columns.height[sample]:
+                return remote.content(url)
+            if isinstance(columns, Unread) and not columns.components[sample]:
+                return b""
+            return remote.whole(url, int(columns.size[sample]))
+        except FileNotFoundError:
+            raise UserError(f"a file of --data is gone: {self.name(sample)}; {MEND}") from None
+
+    def check(self, sample: int, size: int) -> None:
+        """Raise UserError when `size` bytes is not what the manifest recorded."""
+        expected = int(self.columns.size[sample])
+        if size != expected:
+            said = f"{self.name(sample)} has {size} bytes, the manifest says {expected}"
+            raise UserError(f"a file of --data changed size: {said}; {MEND}")
+
+
+def are_files(data: Path, split: str) -> bool:
+    """Whether no sample lies behind a URL, as far as the first lines of the list tell."""
+    return not any(map(_of_urls, [List(path, GRAMMAR) for path in _lists(data, split)]))
+
+
+def _of_urls(listed: List) -> bool:
+    """Whether a list has URLs among its first lines, or is a copy of one that lies behind a URL."""
+    return bool(base_of(listed.path.parent)) or any(is_url(fields[0]) for _, fields in listed.head)
 
 
 def missing(data: Path, split: str) -> str:
@@ -90,11 +159,15 @@ def open(
     folder = path.parent
     root = _root(listed, [folder, data, data / split])
     named = class_names(folder, data)
+    base = base_of(folder)
+    of_urls = _of_urls(listed)
+    for url in {name.partition("://")[0]: name for _, (name, *_) in listed.head if is_url(name)}.values():
+        remote.load(url)  # before processes are forked that read headers
 
     def list_files(made: Path, rejects: Rejects, visits: list[walk.Visit], say: Progress) -> dict[str, int]:
         walk.remember(visits, os.fsencode(root), os.fsencode(os.path.relpath(path, root)))
         labels = Labels(listed)
-        _write_file_list(listed, root, labels, made, rejects, say)
+        _write_file_list(listed, root, base, labels, made, rejects, say)
         used, class_of, _ = labels.classes(classes, named)
         _renumber(made, class_of)
         if not unread:
@@ -103,7 +176,7 @@ def open(
 
     columns = open_images(
         data,
-        Files(root),
+        Files(root, remote=of_urls),
         list_files,
         key=["list", str(path), str(root), named],
         where=str(path),
@@ -113,7 +186,8 @@ def open(
         unread=unread,
         **how,
     )
-    return Split(columns=columns, source=source(columns, read_delay_s))
+    own = ListedUrls(columns, read_delay_s) if of_urls else source(columns, read_delay_s)
+    return Split(columns=columns, source=own)
 
 
 def entries(data: Path, cache: Path) -> Files:
@@ -134,20 +208,29 @@ def _root(listed: List, folders: Sequence[Path]) -> Path:
 
 
 def _write_file_list(
-    listed: List, root: Path, labels: Labels, made: Path, rejects: Rejects, say: Progress
+    listed: List, root: Path, base: str, labels: Labels, made: Path, rejects: Rejects, say: Progress
 ) -> None:
-    """Write made/file_list.*, with labels as `labels` numbers them. Raises UserError."""
+    """Write made/file_list.*, with labels as `labels` numbers them. Raises UserError.
+
+    Names that are no URLs are paths, or begin at the URL `base` of the list's folder.
+    """
     heading = listed.heading(lambda name: os.path.exists(root / name))
     if heading:
         rejects(os.fsencode(listed.path), f"line 1 is a heading: {heading}")
     rows = listed.rows(skip=bool(heading))
     below = f"{root}/"
     known = labels.number_of
+    of_urls = _of_urls(listed)
     with walk.FileList(made) as files:
         while part := list(islice(rows, PIECE)):
             names = [fields[0] for _, fields in part]
             if any(name.startswith(("/", "./")) for name in names):
                 names = [name.removeprefix(below).removeprefix("./") for name in names]
+            if base:
+                names = [name if is_url(name) else f"{base}{name}" for name in names]
+            elif not of_urls and (late := [at for at, name in enumerate(names) if is_url(name)]):
+                what = "is the first with a URL; put one into the first 1,000 lines, which tell of them"
+                raise listed.wrong(part[late[0]][0], what)
             # asked of the dictionary itself: a call for each of millions of lines takes half as long again
             numbers = [known.get(fields[1]) for _, fields in part]
             if None in numbers:

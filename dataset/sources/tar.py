@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from contracts import Split
-from dataset.beside import beside
+from dataset.bucket import SHARDS
 from dataset.lists import class_names
 from dataset.sources._shards import Labelled, Shards
 from dataset.sources._stored import Stored, StoredEntries, split_of
-from dataset.tar_index import PACKED, open_index, remember_shards, shards_of
+from dataset.tar_index import PACKED, open_index, shelf, urls_of
 
 FILES = False
-HOLDS = "a folder with tar shards, train/*.tar and val/*.tar"
+HOLDS = "a folder with tar shards, train/*.tar and val/*.tar, or train/shards.txt with their URLs"
 LABELS = "label_key"
 
 
 class TarShards(Shards):
     """The images of folder/*.tar by name; `how` is that of dataset.tar_index.open_index."""
 
-    def __init__(self, folder: Path, **how: Any) -> None:
-        super().__init__(partial(open_index, folder, **how))
+    def __init__(self, folder: Path, *, cache: Path, **how: Any) -> None:
+        super().__init__(partial(open_index, folder, cache=cache, **how))
+        self._folder = folder
+        self._cache = cache
+
+    @cached_property
+    def urls(self) -> Mapping[str, str]:
+        """Return the whole URL of each shard that lies behind one, by its name."""
+        return urls_of(self._folder)
+
+    @property
+    def remote(self) -> bool:
+        """Whether shards lie behind URLs."""
+        return os.path.lexists(self._folder / SHARDS)
 
     def files(self) -> Sequence[Path]:
-        """Return the shards and their folder. Raises UserError."""
-        root = self.index.root
-        return [root, *(root / name for name in shards_of(root))]
+        """Return what shows a change of shards. Raises UserError."""
+        return shelf(self._folder, self._cache).paths
 
 
 def missing(data: Path, split: str) -> str:
@@ -38,8 +49,8 @@ def missing(data: Path, split: str) -> str:
         names = os.listdir(data / split)
     except OSError:
         names = []
-    found = any(name.endswith((".tar", *(f".tar{ending}" for ending in PACKED), ".tgz")) for name in names)
-    return "" if found else f"{split}/*.tar"
+    endings = (".tar", *(f".tar{ending}" for ending in PACKED), ".tgz")
+    return "" if SHARDS in names or any(name.endswith(endings) for name in names) else f"{split}/*.tar"
 
 
 def open(
@@ -59,6 +70,7 @@ def open(
     real = Path(os.path.realpath(data))
     folder = real / split
     again: dict[str, Any] = {"cache": cache, "rescan": rescan, "progress": progress}
+    own = shelf(folder, cache)
     shards = TarShards(folder, samples=True, label_key=labels, **again)
     labelled = Labelled(
         shards=shards,
@@ -69,10 +81,10 @@ def open(
     return labelled.open(
         real,
         split,
-        lambda visits: remember_shards(visits, real, folder),
+        lambda visits: own.remember(visits, real),
         key=["tar", split, labels],
         where=f"{folder}/*.tar",
-        beside=beside(real, split, "images", shards.files()),
+        beside=own.beside("images"),
         **again,
         **how,
     )
@@ -80,7 +92,11 @@ def open(
 
 def entries(data: Path, cache: Path) -> StoredEntries:
     """Return the images of COCO's annotations: train2017/<file_name> is a member of train2017/*.tar."""
-    return StoredEntries(data, lambda split: TarShards(data / split, samples=False, cache=cache))
+    return StoredEntries(
+        data,
+        lambda split: TarShards(data / split, samples=False, cache=cache),
+        remote=any((folder / SHARDS).exists() for folder in data.iterdir()),
+    )
 
 
 def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
@@ -88,4 +104,6 @@ def source(columns: Any, read_delay_s: float = 0.0) -> Stored:
     split = split_of(columns)
     # beside the columns: the scan has left the index there
     shards = TarShards(columns.root / split, samples=False, cache=columns.folder.parent.parent)
+    if shards.remote:
+        shards.index  # noqa: B018  # here, since heads are asked for in a process, which a worker may not start
     return Stored(columns, shards, prefix=os.fsencode(split) + b"/", read_delay_s=read_delay_s)

@@ -19,7 +19,7 @@ from dataset.images.headers import JPEG, parse
 from dataset.manifest import Rejected
 from loaders import Undecodable
 from loaders._dali import import_dali, release_memory
-from loaders._reads import read
+from loaders._reads import Reads
 from loaders._staging import Staged, Staging, without
 from loaders._workers import Workers
 from loaders.images._dali_rows import (
@@ -67,7 +67,8 @@ class Reading:
     """
 
     def __init__(self, feed: Feed) -> None:
-        self._source = feed.source
+        self._reads = Reads(feed.source)
+        self.ask = self._reads.ask
         self._columns = feed.columns
 
     def __call__(self, rows: Rows, slot: Array) -> tuple[Array, tuple[int, ...], dict[int, bytes]]:
@@ -80,7 +81,7 @@ class Reading:
             if rows.valid[i]:
                 sample = int(rows.ids[i])
                 try:
-                    data = read(self._source, sample)
+                    data = self._reads.read(sample)
                     if not plain(self._columns, rows.ids[i : i + 1])[0] or not intact(data):
                         data = encoded(whole_image(data, self._columns, sample))
                 except Undecodable:

@@ -11,7 +11,7 @@ import torch
 
 from contracts import Feed, Rows
 from loaders import Undecodable
-from loaders._reads import NONE, mark, read
+from loaders._reads import NONE, Reads, mark
 from loaders._staging import Staged, Staging, without
 from loaders._workers import PART, Workers
 from loaders.images.decoders import (
@@ -78,7 +78,8 @@ class Decoding:
     """
 
     def __init__(self, feed: Feed, reader: str) -> None:
-        self._source = feed.source
+        self._reads = Reads(feed.source)
+        self.ask = self._reads.ask
         self._columns = feed.columns
         self._decode: Decode = READERS[reader]()
         self._resize = resize_pil if reader == "pil" else resize_window
@@ -90,7 +91,7 @@ class Decoding:
         failed = []
         files: dict[int, bytes] = {}
         for i in np.flatnonzero(rows.valid).tolist():
-            files[i] = read(self._source, int(rows.ids[i]))
+            files[i] = self._reads.read(int(rows.ids[i]))
         regions = {
             i: (int(x0), int(y0), int(x1), int(y1))
             for i, (x0, y0, x1, y1) in zip(files, rows.regions[list(files)], strict=True)

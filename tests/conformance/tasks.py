@@ -17,7 +17,7 @@ from config import COMMON, GROUP_OF, GROUPS, Config, build
 from contracts import Batch, Feed, Plan, Rows, Split, Task, UserError
 from dataset.coco.synthetic import SyntheticInstances
 from dataset.images.synthetic import SyntheticImages
-from dataset.splits import NoBytes
+from dataset.no_bytes import NoBytes
 from dataset.videos.synthetic import SyntheticVideos
 from engine.evaluate import Outcome
 from loaders import open_loader

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from config import build
 from contracts import Feed, UserError
@@ -18,7 +20,7 @@ from dataset.sources.folder import Folder
 from dataset.splits import are_files, open_splits, require_splits
 from loaders import open_loader
 from plan.boxes import DetectionPlan, DetectionPolicy
-from tests.conformance import pictures, placed, scenes, sources
+from tests.conformance import leaving, pictures, placed, scenes, sources
 from tests.conformance.scenes import CPU, Scene
 from tests.conformance.test_sources import same_batches, stored
 from tests.unit.coco_files import write_coco
@@ -34,16 +36,51 @@ def kind(request: pytest.FixtureRequest) -> str:
     return found
 
 
+def files_of(scene: Scene) -> dict[str, bytes]:
+    """class/name -> bytes of the files of a scene."""
+    entries = map(scene.manifest.entry, range(scene.samples))
+    return dict(zip(map(os.fsdecode, entries), scene.bytes_of, strict=True))
+
+
 LOADERS = pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
 
 
 @LOADERS
 def test_batches_are_those_of_files(kind: str, name: str, small: Scene, tmp_path: Path) -> None:
     feed = small.feed(batch_size=5, training=False)
-    files = dict(zip(map(os.fsdecode, map(feed.columns.entry, range(42))), small.bytes_of, strict=True))
-    split = stored(kind, tmp_path / "data", files)()
+    split = stored(kind, tmp_path / "data", files_of(small))()
     assert split.columns.fingerprint == feed.columns.fingerprint, "a run goes on over it"
     same_batches(partial(open_loader, name), feed, replace(feed, source=split.source, columns=split.columns))
+
+
+@pytest.mark.parametrize("epochs", [5, 20])
+def test_epochs_are_flat(
+    kind: str, epochs: int, small: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "EPOCHS", epochs)
+    split = stored(kind, tmp_path / "data", files_of(small))()
+    feed = small.feed(batch_size=8, image_size=32, workers=1, source=split.source, columns=split.columns)
+    leaving.epochs_are_flat(partial(open_loader, "torchvision"), feed)
+
+
+def test_an_epoch_goes_on_at_another_world_size(kind: str, small: Scene, tmp_path: Path) -> None:
+    """Two ranks take two batches each, three go on: no sample twice, and each is the file of that name."""
+    split = stored(kind, tmp_path / "data", files_of(small))()
+    drawn: list[int] = []
+    for world_size, first, batches in ((2, 0, 2), (3, 16, None)):
+        for rank in range(world_size):
+            feed = small.feed(batch_size=4, image_size=32, workers=0)
+            plan = replace(feed.plan, world_size=world_size, rank=rank)  # type: ignore[type-var]
+            one, other = (
+                open_loader("torchvision", replace(feed, plan=plan, source=source, columns=columns))
+                for source, columns in ((feed.source, feed.columns), (split.source, split.columns))
+            )
+            with one, other:
+                pairs = zip(one.batches(0, first), other.batches(0, first), strict=True)
+                for expected, found in islice(pairs, batches):
+                    assert (expected.ids == found.ids).all() and torch.equal(expected.images, found.images)
+                    drawn += found.ids.tolist()
+    assert len(drawn) == len({*drawn}) == 16 + 24
 
 
 def put(kind: str, data: Path, split: str, files: dict[str, bytes]) -> None:

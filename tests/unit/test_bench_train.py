@@ -71,7 +71,7 @@ def test_points_are_those_of_the_task(task: Any, folder: str, loader: str, arch:
         command(Train(task=task, data=tmp_path, loaders=(loader,)), found[0], tmp_path.parent / "out")[2:]
     )
     assert asked.flat().items() >= {"task": task, "arch": arch, "loader": loader}.items()
-    assert asked.data.data == tmp_path
+    assert asked.data.data == str(tmp_path)
     if torch.cuda.device_count() == 0:
         assert found[0]["precision"] == "fp32", "what train.py picks for this task on a CPU"
     for wrong, said in (

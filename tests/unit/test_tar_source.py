@@ -8,7 +8,7 @@ import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -155,6 +155,12 @@ def test_shards_without_an_image_are_told(tmp_path: Path) -> None:
     assert "no image in " in (said := refused(lambda: opened(data))) and "0.tar:x: no image among" in said
 
 
+def ranges(file: BinaryIO) -> Ranges:
+    return Ranges(
+        lambda offset, length: os.pread(file.fileno(), length, offset), os.fstat(file.fileno()).st_size
+    )
+
+
 def damaged(offset: int) -> Callable[[bytes], bytes]:
     return lambda content: content[:offset] + b"?" + content[offset + 1 :]
 
@@ -196,7 +202,7 @@ def test_the_walk_finds_what_tarfile_finds(form: int, tmp_path: Path) -> None:
     path = write_tar(tmp_path / "x.tar", {name: name.encode() * 99 for name in names}, form=form)
     with tarfile.open(path) as file, open(path, "rb") as raw:
         expected = [(os.fsencode(member.name), member.offset_data, member.size) for member in file]
-        found = [(member.name, member.offset, member.size) for member in members(Ranges(raw.fileno()), path)]
+        found = [(member.name, member.offset, member.size) for member in members(ranges(raw), path)]
     assert found == expected and len(found) == len(names)
 
 
@@ -208,7 +214,7 @@ def test_sizes_in_base_256_and_of_extended_headers(tmp_path: Path) -> None:
         path = tmp_path / "x.tar"
         path.write_bytes(member.tobuf(form))
         with open(path, "rb") as file, pytest.raises(UserError, match=r"a member ends at byte 9,663,67\d,"):
-            list(members(Ranges(file.fileno()), path))
+            list(members(ranges(file), path))
 
 
 def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(tmp_path: Path) -> None:
@@ -218,5 +224,10 @@ def test_a_shard_that_changes_is_refused_by_name_and_a_new_one_is_seen(tmp_path:
     assert before.source.read(0) == ONE
     said = refused(lambda: before.source.read(1))
     assert "/train/1.tar:y.jpg: its shard has changed since it was scanned" in said
+    shard = data / "train" / "0.tar"
+    date = shard.stat().st_mtime_ns
+    shard.write_bytes(shard.read_bytes() + bytes(512))
+    os.utime(shard, ns=(date, date))
+    assert "its shard has changed" in refused(lambda: before.source.read(0)), "its size tells too"
     write_tar(data / "train" / "2.tar", {"z.jpg": THREE, "z.cls": b"a"})
     assert len(opened(data).columns) == 3

@@ -1,0 +1,95 @@
+"""Reads of a worker that are under way together, of its rows and of those that it gets next."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from contracts import UserError
+from loaders import open_loader
+from loaders._reads import Reads
+from tests.conformance.scenes import CPU, Scene
+
+
+class Slow:
+    """A source whose every read takes a while."""
+
+    files = False
+    read_delay_s = 0.0
+
+    def __init__(self, reads_at_once: int, origin: Any = None, takes_s: float = 0.05) -> None:
+        self.reads_at_once = reads_at_once
+        self.origin = origin
+        self.takes_s = takes_s
+        self.asked: Counter[int] = Counter()
+        self.most = self.under_way = 0
+        self.lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self.origin)
+
+    def check(self, sample: int, size: int) -> None:
+        """Take every size."""
+
+    def name(self, sample: int) -> str:
+        return f"sample {sample}"
+
+    def read(self, sample: int) -> bytes:
+        with self.lock:
+            self.asked[sample] += 1
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+        time.sleep(self.takes_s)
+        with self.lock:
+            self.under_way -= 1
+        if self.origin is not None:
+            content: bytes = self.origin.read(sample)
+            return content
+        if sample == 13:
+            raise UserError("sample 13 is gone")
+        return b"%d" % sample
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_reads_are_those_asked_for_once_each(at_once: int) -> None:
+    """Some are asked for and never wanted, some wanted and never asked for, one cannot be had."""
+    source = Slow(at_once, takes_s=0.01)
+    reads = Reads(source)
+    for first in range(0, 24, 4):
+        reads.ask(np.arange(first, first + 8))
+        for sample in range(first, first + 4):
+            if sample == 13:
+                with pytest.raises(UserError, match="sample 13 is gone"):
+                    reads.read(sample)
+            else:
+                assert reads.read(sample) == b"%d" % sample
+    reads.ask(np.array([1]))
+    assert reads.read(2) == b"2"
+    assert {source.asked[sample] for sample in range(24) if sample != 2} <= {1, 2}
+    assert all(source.asked[sample] == 1 for sample in range(3, 24))
+    assert source.most == 1 if at_once == 1 else 1 < source.most <= at_once + 1, "one more is read at once"
+
+
+@pytest.mark.parametrize("name", ["torchvision", "dali-fed"])
+def test_slow_reads_are_waited_for_together(name: str, small: Scene) -> None:
+    """42 reads of 50 ms: 2.1 s one after the other, three rounds of 16; and the batches are the same."""
+    feed = replace(small.feed(CPU, batch_size=6, image_size=32, training=False), workers=1)
+    took = {}
+    found = {}
+    for at_once in (1, 16):
+        its = replace(feed, source=Slow(at_once, feed.source))
+        with open_loader(name, its) as loader:
+            list(loader.batches(0, 36))  # until it is warm
+            began = time.perf_counter()
+            batches = [(batch.ids.copy(), batch.images.clone()) for batch in loader.batches(0, 0)]
+            took[at_once] = time.perf_counter() - began
+        found[at_once] = batches
+    assert took[16] < took[1] - 1.0, took
+    for (ids, images), (other, others) in zip(found[1], found[16], strict=True):
+        assert (ids == other).all() and images.equal(others)

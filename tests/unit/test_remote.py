@@ -1,0 +1,246 @@
+"""Data behind URLs: read by ranges, tried again, kept on a disk; and credentials that are in no message."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config import build
+from contracts import Split, UserError
+from dataset import bucket, remote
+from dataset.kept import USED, Kept
+from dataset.splits import are_files, open_splits
+from scripts import pack
+from tests.conformance import scenes
+from tests.conformance.sources import all_read, write_shards, write_tar
+from tests.unit.coco_files import write_coco
+from tests.unit.folders import fill
+from tests.unit.ranges import Server, serving
+from tests.unit.test_splits import Console
+
+pytest.importorskip("aiohttp")
+FILES = {
+    f"{'ab'[place % 2]}/{name}.jpg": content for place, (name, content) in enumerate(scenes.small(8).items())
+}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "PAUSES_S", (0.01, 0.02, 0.04))
+    bucket._stands_for.cache_clear()
+    bucket._described.cache_clear()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "served").mkdir()
+    with serving(tmp_path / "served") as found:
+        yield found
+
+
+def opened(data: object, tmp_path: Path, console: Any = None, **how: Any) -> dict[str, Split]:
+    bucket._stands_for.cache_clear()
+    bucket._described.cache_clear()
+    settings = build({"data": data, "manifest_dir": tmp_path / "cache", **how}).data
+    return open_splits(settings, loader="torchvision", console=console or Console())
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def shards(root: Path) -> None:
+    for split in ("train", "val"):
+        write_shards(root, split, FILES)
+
+
+def names(server: Server, folder: Path, query: str = "") -> Path:
+    """A local folder whose shards.txt name the shards of the server."""
+    for split in ("train", "val"):
+        lines = [f"{server.url}/{split}/{shard}.tar{query}\n" for shard in (0, 1)]
+        fill(folder, {f"{split}/shards.txt": "".join(lines).encode()})
+    return folder
+
+
+def listed(server: Server, folder: Path) -> Path:
+    """Local lists of images behind URLs."""
+    fill(server.root, {f"images/{name}": content for name, content in FILES.items()})
+    lines = "".join(f"{server.url}/images/{name},{name[0]}\n" for name in sorted(FILES))
+    fill(folder, {f"{split}.csv": lines.encode() for split in ("train", "val")})
+    return folder
+
+
+FAULTS = ("500", "503", "reset", "cut", "429")
+
+
+@pytest.mark.parametrize("form", ["shards", "list"])
+def test_no_sample_is_lost_doubled_or_changed(form: str, server: Server, tmp_path: Path) -> None:
+    """By a server that fails in every way, from the first head to the last sample; and the scan is kept."""
+    server.fails_each = 3
+    server.how = FAULTS
+    if form != "list":
+        shards(server.root)
+    data = listed(server, tmp_path / "own") if form == "list" else server.url
+    split = opened(data, tmp_path)["train"]
+    assert split.columns.rejected == 0 and not split.source.files
+    assert sorted(all_read(split.source)) == sorted(FILES.values())
+    server.fails_each = 0
+    before = server.asked.total()
+    console = Console()
+    assert opened(data, tmp_path, console)["train"].columns.folder == split.columns.folder
+    assert server.asked.total() - before == 3, "whose latency is told, and nothing else"
+    assert "so 16 at once give at most" in console.said[0]
+    settings = build({"data": data, "manifest_dir": tmp_path / "cache"}).data
+    assert not are_files(settings, "images")
+
+
+def test_a_list_behind_a_url_has_names_below_it(server: Server, tmp_path: Path) -> None:
+    fill(server.root, {f"images/{name}": content for name, content in FILES.items()})
+    lines = "".join(f"images/{name},{name[0]}\n" for name in sorted(FILES))
+    fill(server.root, {f"{split}.csv": lines.encode() for split in ("train", "val")})
+    split = opened(server.url, tmp_path, trust_list=True)["train"]
+    assert sorted(all_read(split.source)) == sorted(FILES.values())
+
+
+def test_a_server_that_lists_nothing_is_asked_by_name(server: Server, tmp_path: Path) -> None:
+    shards(server.root)
+    server.lists = False
+    assert "nothing is there that can be read" in refused(lambda: opened(server.url, tmp_path))
+    for split in ("train", "val"):
+        fill(server.root, {f"{split}/shards.txt": b"0.tar\n1.tar\n"})
+    assert len(opened(server.url, tmp_path)["val"].columns) == 8
+
+
+def test_images_of_detection(server: Server, tmp_path: Path) -> None:
+    """The annotations are copied, the images stay in shards."""
+    data = write_coco(server.root / "coco", splits={"train2017": 3, "val2017": 2}, size=(64, 80))
+    for place in ("train2017", "val2017"):
+        files = {file.name: file.read_bytes() for file in sorted((data / place).iterdir())}
+        (data / place).rename(tmp_path / place)
+        write_tar(data / place / "0.tar", files)
+    settings = build({"data": f"{server.url}/coco", "manifest_dir": tmp_path / "cache"}).data
+    split = open_splits(settings, content="instances", loader="torchvision", console=Console())["train"]
+    expected = [file.read_bytes() for file in sorted((tmp_path / "train2017").iterdir())]
+    assert sorted(all_read(split.source)) == sorted(expected)
+
+
+def test_a_shard_that_changes_is_walked_again(server: Server, tmp_path: Path) -> None:
+    """Its ETag is another one: the next start walks it; who reads under the old index is told."""
+    shards(server.root)
+    before = opened(server.url, tmp_path)["train"]
+    assert opened(server.url, tmp_path)["train"].columns.folder == before.columns.folder
+    server.etags["train/1.tar"] = '"another"'
+    said = refused(lambda: all_read(before.source))
+    assert "/train/1.tar:" in said and "it has changed since it was scanned" in said
+    assert opened(server.url, tmp_path)["train"].columns.folder != before.columns.folder
+
+
+def test_a_packed_set_opens_without_a_walk(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("train", "val"):
+        fill(tmp_path / "origin" / place, FILES)
+    assert pack.main([str(server.root / "set"), "--from", str(tmp_path / "origin"), "--format", "tar"]) == 0
+    monkeypatch.setattr("dataset.tar_index._walk", None)
+    monkeypatch.setattr("dataset.images.scan.read_headers", None)
+    split = opened(f"{server.url}/set", tmp_path)["train"]
+    assert sorted(all_read(split.source)) == sorted(FILES.values())
+
+
+def test_a_signature_is_in_no_message(
+    server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shards(server.root)
+    data = names(server, tmp_path / "own", "?X-Amz-Signature=secret")
+    console = Console()
+    split = opened(data, tmp_path, console)["train"]
+    assert any(path.endswith("secret") for path in server.paths)
+    server.forbids = True
+    remote._heads.clear()
+    with pytest.raises(OSError, match="access is denied") as caught:
+        split.source.read(0)
+    said = [str(caught.value), split.source.name(0), *console.said, *capfd.readouterr()]
+    said += [refused(lambda: opened(data, tmp_path, rescan=True))]
+    said += [path.read_text(errors="replace") for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert not any("secret" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("https://u:pw@h/x.tar?sig=a&b: HTTP 500", "https://h/x.tar?..."),
+        ("'s3://b/x?versionId=1', what", "'s3://b/x?...', what"),
+        ("is it a/b?c=d", "is it a/b?c=d"),
+    ],
+    ids=["https", "s3", "path"],
+)
+def test_urls_are_masked(text: str, shown: str) -> None:
+    assert remote.masked(text).startswith(shown) and "pw" not in remote.masked(text)
+
+
+def test_what_is_missing_or_cannot_be_read_ends_in_a_line(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards(server.root)
+    data = names(server, tmp_path / "own")
+    server.ranges = False
+    assert "samples are read by ranges" in refused(lambda: opened(data, tmp_path))
+    server.ranges = True
+    (server.root / "train" / "1.tar").unlink()
+    assert f"there is no {server.url}/train/1.tar" in refused(lambda: opened(data, tmp_path))
+    server.forbids = True
+    assert "access is denied (HTTP 403)" in refused(lambda: opened(data, tmp_path))
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    assert "pip install fsspec aiohttp" in refused(lambda: opened(data, tmp_path))
+
+
+def _read_of(source: Any) -> list[bytes]:
+    return all_read(source)
+
+
+def test_nothing_is_open_before_a_fork(server: Server, tmp_path: Path) -> None:
+    """The scan reads in processes of its own: this one has no file system, and its children read well."""
+    shards(server.root)
+    remote._systems.clear()
+    split = opened(server.url, tmp_path)["train"]
+    assert not remote._systems
+    with ProcessPoolExecutor(2, get_context("fork")) as forked:
+        for found in [forked.submit(_read_of, split.source) for _ in range(4)]:
+            assert sorted(found.result(60)) == sorted(FILES.values())
+    all_read(split.source)  # now it has: children begin anew all the same
+    with ProcessPoolExecutor(1, get_context("fork")) as forked:
+        assert sorted(forked.submit(_read_of, split.source).result(60)) == sorted(FILES.values())
+
+
+def test_what_is_kept_is_read_once(server: Server, tmp_path: Path) -> None:
+    shards(server.root)
+    how = {"cache_dir": tmp_path / "kept"}
+    first = opened(server.url, tmp_path, **how)["train"]
+    content = all_read(first.source)
+    before = server.asked.total()
+    remote._heads.clear()
+    assert all_read(first.source) == content and server.asked.total() == before
+    for path in (tmp_path / "kept").rglob("??/*"):
+        path.write_bytes(path.read_bytes()[:-9])  # a machine that went down
+    assert all_read(first.source) == content and server.asked.total() == before + 8
+
+
+def test_nothing_is_evicted_and_the_bound_holds(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept", 250)
+    for key in (b"a", b"b", b"c", b"a"):
+        assert kept.get(key, partial(bytes.__mul__, key, 100)) == key * 100
+    assert int((tmp_path / "kept" / USED).read_bytes()) == 208
+    other = Kept(tmp_path / "kept", 250)
+    assert [other.get(key, lambda: b"fetched")[:1] for key in (b"a", b"b", b"c")] == [b"a", b"b", b"f"]
+    (tmp_path / "file").write_bytes(b"")
+    assert "--cache-dir" in refused(lambda: Kept(tmp_path / "file" / "x", 9))
