@@ -53,6 +53,7 @@ _FORMATS = dict(
 """FFmpeg's name of a container -> index into CONTAINERS."""
 # of MPEG-4; the two highest bits of what follows are its kind
 _PICTURE = re.compile(rb"\x00\x00\x01\xb6(.)", re.DOTALL)
+_B_PICTURE = 2
 _PLACEHOLDER = 19  # bytes: a longer MPEG-4 packet is a frame, as FFmpeg's mpeg4_unpack_bframes decides it
 # in FFmpeg's description of a stream
 _TURNED = re.compile(r"display ?matrix: rotation of (-?[\d.]+|nan)", re.IGNORECASE)
@@ -396,6 +397,11 @@ def _packets(
         if mpeg4:
             kinds = [match[1][0] >> 6 for match in _PICTURE.finditer(packet)]
             if waiting and len(kinds) == 1 and packet.size <= _PLACEHOLDER:
+                if kinds[0] == _B_PICTURE:  # FFmpeg's decoder shows it, and its filter drops it
+                    raise Rejected(
+                        "packed B-frames as small as the placeholders between them: encode it again: "
+                        "`ffmpeg -i FILE NEW.mp4`"
+                    )
                 waiting = False
                 continue
             packed = packed or len(kinds) > 1

@@ -14,6 +14,7 @@ import av
 import numpy as np
 from av.bitstream import BitStreamFilterContext
 from av.error import FFmpegError
+from av.video.frame import PictureType
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from contracts import Feed
@@ -33,6 +34,8 @@ LENIENT = 4
 LENIENT is of H.264 that begins at a recovery point alone, as a recording that was cut does: its first
 pictures may name others that are not there, and need none of them.
 """
+PREDICTED = (PictureType.P, PictureType.B, PictureType.S)
+"""Kinds of pictures that are made from others."""
 FAR = 16
 """Frames between two wanted ones from which on a seek to a key frame is cheaper than decoding all."""
 WITHOUT_INDEX = [CONTAINERS.index(name) for name in ("ts", "mpg")]
@@ -112,6 +115,7 @@ class OpenFile:
         # be, and of AV1 frames that
         # are wanted get lost too
         self._skips = attempt == HASTY and CODECS[columns.codec[sample]] not in ("hevc", "av1")
+        self._believes = CODECS[columns.codec[sample]] == "other"  # the scan has the container's word alone
         self._packed = bool(int(columns.flags[sample]) & Flags.PACKED_B)
         # pictures behind a key frame are made from those before it
         self._refreshes = bool(int(columns.flags[sample]) & Flags.GRADUAL_REFRESH)
@@ -175,6 +179,8 @@ class OpenFile:
         for time, frame in shown:
             if time > end:
                 return
+            if time == sync and self._believes and frame.pict_type in PREDICTED:
+                raise Undecodable("its container marks a key frame that is none")
             if time < (begin if since is None else since):
                 continue
             if frame.is_corrupt:  # and so are those that are made from it

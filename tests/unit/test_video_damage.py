@@ -16,9 +16,12 @@ from dataset.manifest import Rejected
 from dataset.videos.columns import RECORD
 from dataset.videos.container import open_video
 from dataset.videos.packets import _first_frames, read
+from dataset.videos.scan import open_videos
+from loaders.videos.pyav import Pyav
 from tests.unit.clip_kinds import Made
+from tests.unit.test_clip_readers import upright
 from tests.unit.test_video_scan import remuxed
-from tests.unit.video_files import make
+from tests.unit.video_files import make, number
 
 
 def damaged(folder: Path) -> dict[str, tuple[bytes, str]]:
@@ -113,3 +116,21 @@ def test_damage_of_any_kind_is_rejected_or_read(data: Any, made: Made, tmp_path:
     assert len(times.pts) == len(times.keys) == times.record[-1] > 0
     assert (np.diff(times.pts) > 0).all()
     assert np.array([times.record], RECORD)["size"][0] == len(bad.read_bytes())
+
+
+@pytest.mark.parametrize("codec", ["flv", "h263p", "msmpeg4", "wmv2"])
+def test_key_frames_that_only_a_container_tells_of_are_looked_at(codec: str, tmp_path: Path) -> None:
+    """Of a codec that the scan does not know: a picture that is made from others is no beginning."""
+    whole = make(tmp_path / "whole.avi", codec=codec)
+    (tmp_path / "data/a").mkdir(parents=True)
+
+    def marked(place: int, packet: Any) -> Any:
+        packet.is_keyframe = True
+        return packet
+
+    path = remuxed(whole, tmp_path / "data/a/x.avi", marked)
+    columns = open_videos(tmp_path / "data", cache=tmp_path / "cache", workers=1)
+    read_frames = Pyav(columns)
+    for frames in ([20], [7, 30], [3, 4, 5]):
+        for frame, picture in read_frames(0, os.fsencode(path), frames):
+            assert number(upright(picture)) == frame

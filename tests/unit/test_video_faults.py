@@ -16,7 +16,7 @@ from av.bitstream import BitStreamFilterContext
 from contracts import Array
 from dataset.manifest import Rejected
 from dataset.videos.columns import Flags, Videos
-from dataset.videos.packets import Times, read
+from dataset.videos.packets import Times, _packets, read
 from dataset.videos.scan import open_videos
 from dataset.videos.units import is_turned
 from loaders import Undecodable
@@ -418,3 +418,23 @@ def test_pixels_that_are_not_square_are_told(tmp_path: Path) -> None:
     assert exact("decord", videos, np.arange(1)).all(), "all readers take pictures as they are stored"
     (said,) = notes("decord", videos, np.ones(1, bool))
     assert said.startswith("1 of 1 videos have pixels that are not square: trained on as stored")
+
+
+@pytest.mark.parametrize(("kind", "size", "frames"), [("P", 7, 3), ("B", 30, 4), ("B", 14, 0)])
+def test_a_placeholder_in_packed_mpeg4_is_no_b_frame(kind: str, size: int, frames: int) -> None:
+    """FFmpeg's filter drops B-frames of a few bytes, and the frames behind it would be those of others."""
+
+    def vop(kind: str, size: int = 40) -> bytes:
+        return b"\0\0\1\xb6" + bytes(["IPB".index(kind) << 6 | 1]) + b"\1" * (size - 5)
+
+    packets: list[Any] = [
+        av.Packet(each) for each in (vop("I"), vop("P") + vop("B"), vop(kind, size), vop("P", 7))
+    ]
+    for place, packet in enumerate(packets):
+        packet.pts = place
+    packets = packets[: 4 if kind == "B" else 3]
+    if not frames:
+        with pytest.raises(Rejected, match="as small as the placeholders"):
+            _packets(packets, "mpeg4", "avi", None)
+    else:
+        assert len(_packets(packets, "mpeg4", "avi", None)[1]) == frames
