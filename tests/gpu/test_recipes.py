@@ -31,7 +31,7 @@ from tests.conformance.pictures import photograph
 from tests.conformance.scenes import Scene
 
 ROWS = np.ones(4, bool)
-EACH: dict[str, list[tuple[float, ...]]] = {
+EACH: dict[str, list[tuple[Any, ...]]] = {
     "colours": [
         (Op.BRIGHTNESS, 1.3),
         (Op.SATURATION, 0.4),
